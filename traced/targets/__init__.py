@@ -1,0 +1,1 @@
+"""Target environments: where better behaviour is wanted."""

@@ -1,0 +1,154 @@
+"""The desk as an environment: policy prompt, tools and user around a scenario, judged by state and by what was told.
+
+Success needs both: the hash of the final database equals that of the ground truth (the expected writes applied to a
+fresh database), and every fact that the user has to hear is in the agent's texts. Reward is 1 for success, else 0, as
+in τ-bench; the parts say how much of either was there. Invalid agent messages are answered, never raised.
+"""
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sandbox.contract import Message, Score, Task
+from traced.targets.desk import tools
+from traced.targets.desk.scenario import Request, Scenario, pickup_date, scenario
+from traced.targets.desk.user import User
+
+SPLITS = {"train": range(0, 100_000), "gate": range(100_000, 150_000), "test": range(150_000, 200_000)}
+MAX_STEPS = 24
+
+
+def system_prompt(world: Scenario) -> str:
+    """The policy, with this seed's parameters and today's date."""
+    return (
+        "You are the agent of a shop's service desk.\n"
+        "Look an order up before you change it. Cancel an order only while it is "
+        f"{' or '.join(world.cancellable)}; otherwise refuse and say its status.\n"
+        f"A return needs the customer's reason. Say that the refund takes {world.refund_days} days.\n"
+        "Before an exchange name the new item and ask whether to go ahead.\n"
+        "Before a pickup check the calendar. When the day is closed, take the next open day.\n"
+        "When a payment fails, use another active payment of the customer.\n"
+        "Do everything that the customer asks for, then sum up.\n"
+        f"Today is {world.today.isoformat()}."
+    )
+
+
+class Desk:
+    """``sandbox.contract.Environment`` over one scenario at a time."""
+
+    def reset(self, seed: int) -> Task:
+        """Begin the scenario of ``seed``; any integer is a valid seed."""
+        self.world = scenario(seed)
+        self.database = copy.deepcopy(self.world.database)
+        self.user = User(self.world)
+        self.steps = 0
+        self.finished = False
+        opening: Message = {"role": "user", "content": self.user.opening()}
+        self.messages: list[Message] = [{"role": "system", "content": system_prompt(self.world)}, opening]
+        return Task(system=self.messages[0]["content"], messages=[opening], tools=tools.TOOLS)
+
+    def step(self, message: Message) -> list[Message]:
+        """Run the tool calls of ``message``, or let the user answer its text."""
+        self.messages.append(message)
+        self.steps += 1
+        calls = message.get("tool_calls") or []
+        if calls:
+            answers = [self._run(call) for call in calls]
+        else:
+            reply = self.user.reply(str(message.get("content") or ""))
+            answers = [] if reply is None else [{"role": "user", "content": reply}]
+            self.finished = reply is None
+        self.finished = self.finished or self.steps >= MAX_STEPS
+        self.messages += answers
+        return answers
+
+    @property
+    def done(self) -> bool:
+        """True once the user has nothing more to say or the step limit is reached."""
+        return self.finished
+
+    def score(self) -> Score:
+        """Success when the state is right and the user heard what they needed to."""
+        state = float(state_hash(self.database) == state_hash(expected_database(self.world)))
+        facts = expected_facts(self.world)
+        told = " ".join(str(m.get("content") or "") for m in self.messages if m["role"] == "assistant")
+        heard = sum(_mentions(told, fact) for fact in facts) / len(facts) if facts else 1.0
+        success = self.finished and state == 1.0 and heard == 1.0
+        return Score(reward=float(success), success=success, parts={"database": state, "told": heard})
+
+    def oracle(self) -> Iterator[Message]:
+        """The faultless demonstrator."""
+        from traced.targets.desk.demonstrator import demonstrator
+
+        return demonstrator(self, faults={}, rng_seed=0)
+
+    def _run(self, call: Message) -> Message:
+        function = call.get("function") or {}
+        result = tools.call(self.database, str(function.get("name")), function.get("arguments") or "{}")
+        return {"role": "tool", "tool_call_id": call.get("id", ""), "content": result}
+
+
+def state_hash(database: dict[str, Any]) -> str:
+    """SHA-256 of the database's canonical JSON."""
+    return hashlib.sha256(json.dumps(database, sort_keys=True).encode()).hexdigest()
+
+
+def expected_writes(world: Scenario, request: Request) -> list[tuple[str, dict[str, str]]]:
+    """The writes that serve a request under the policy: (tool, arguments)."""
+    order = request.order_id
+    match request.kind:
+        case "return":
+            return [("return_item", {"order_id": order, "item_id": request.item_id, "reason": request.reason})]
+        case "exchange":
+            arguments = {"order_id": order, "item_id": request.item_id, "new_item_id": wanted_variant(world, request)}
+            return [("exchange_item", arguments)]
+        case "cancel" if world.database["orders"][order]["status"] in world.cancellable:
+            return [("cancel_order", {"order_id": order})]
+        case "pickup":
+            return [("schedule_pickup", {"order_id": order, "date": pickup_date(world, request.days)[1]})]
+        case "payment":
+            payments = world.database["customers"][world.customer_id]["payments"]
+            active = next(p["payment_id"] for p in payments if p["active"])
+            return [("change_payment", {"order_id": order, "payment_id": active})]
+    return []
+
+
+def wanted_variant(world: Scenario, request: Request) -> str:
+    """Item number of the variant that matches the user's last word."""
+    wish = request.changed_wish or request.wish
+    variants = world.database["products"][request.product_id]["variants"]
+    return next(str(v["item_id"]) for v in variants if all(v[k] == value for k, value in wish.items()))
+
+
+def expected_database(world: Scenario) -> dict[str, Any]:
+    """The ground truth: the expected writes applied to a fresh database."""
+    database = copy.deepcopy(world.database)
+    for request in world.requests:
+        for name, arguments in expected_writes(world, request):
+            tools.call(database, name, json.dumps(arguments))
+    return database
+
+
+def expected_facts(world: Scenario) -> list[str]:
+    """What the user has to hear."""
+    facts = []
+    for request in world.requests:
+        order = world.database["orders"][request.order_id]
+        if request.kind == "return":
+            facts.append(f"{world.refund_days} days")
+        elif request.kind == "cancel" and order["status"] not in world.cancellable:
+            facts.append(order["status"])
+        elif request.kind == "pickup":
+            facts.append(pickup_date(world, request.days)[1])
+        elif request.kind == "lookup" and request.field_asked == "status":
+            facts.append(order["status"])
+        elif request.kind == "lookup":
+            facts.append(str(next(i["price"] for i in order["items"] if i["name"] == request.item)))
+    return facts
+
+
+def _mentions(text: str, fact: str) -> bool:
+    return re.search(rf"(?<![\w-]){re.escape(fact)}(?![\w-])", text) is not None

@@ -1,0 +1,198 @@
+"""What a seed means: the shop's records, the policy's parameters, and what the user wants.
+
+Everything is drawn from ``random.Random`` seeded with the task's seed, so a seed gives the same scenario in every
+process. A scenario has one request, or two (a compound task). Each kind of request leans on one capability:
+
+    return    tool-calling precision     the reason has to be the one that the user stated
+    exchange  structured data reasoning  one variant among siblings matches the user's words; the user may change them
+    cancel    precondition verification  allowed in some statuses only, and the cancel tool itself does not check
+    pickup    date reasoning             "in 3 days" from today's date; the calendar may be closed on that day
+    payment   error recovery             the named payment has usually expired
+    lookup    none
+
+Not covered: amounts of money that depend on several records, and more than one customer in a conversation.
+"""
+
+import random
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from typing import Any
+
+NAMES = ("Mia", "Noah", "Lena", "Omar", "Ines", "Paul", "Sara", "Theo", "Yuki", "Amir", "Rosa", "Finn", "Nora", "Ivan")
+PRODUCTS = ("lamp", "chair", "mug", "rug", "clock", "shelf", "mirror", "kettle", "blanket", "vase", "basket", "stool")
+COLORS = ("red", "blue", "green", "white", "black", "grey")
+SIZES = ("small", "medium", "large")
+STATUSES = ("pending", "packed", "shipped", "delivered")
+REASONS = {
+    "damaged": ("it arrived damaged", "it is damaged"),
+    "wrong_item": ("it is the wrong item", "they sent the wrong item"),
+    "late": ("it came too late", "it arrived late"),
+    "unwanted": ("I do not want it any more", "I no longer want it"),
+}
+CANCELLABLE = (("pending",), ("pending", "packed"))
+REFUND_DAYS = (3, 5, 7, 10)
+KIND_WEIGHTS = {"return": 15, "exchange": 14, "cancel": 19, "pickup": 14, "payment": 19, "lookup": 8}
+SECOND_WEIGHTS = {"return": 24, "exchange": 8, "cancel": 8, "pickup": 18, "payment": 6, "lookup": 22}
+COMPOUND_SHARE = 0.24
+WITHHOLD_SHARE = 0.25
+EXPIRED_SHARE = 0.8
+CLOSED_SHARE = 0.3
+CHANGE_OF_MIND_SHARE = 0.35
+
+
+@dataclass(frozen=True)
+class Request:
+    """One thing that the user wants. ``order_id`` is withheld from the opening when ``withheld``."""
+
+    kind: str
+    order_id: str
+    withheld: bool = False
+    item: str = ""  # product name
+    item_id: str = ""
+    product_id: str = ""
+    reason: str = ""
+    wish: dict[str, str] = field(default_factory=dict)  # attributes of the wanted variant
+    changed_wish: dict[str, str] | None = None  # what the user says instead when asked to confirm
+    days: int = 0  # pickup in so many days
+    payment_id: str = ""
+    field_asked: str = ""  # lookup: "status" or "price"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A task instance: the database as nested dicts (tables by id), the policy's parameters and the requests."""
+
+    seed: int
+    today: date
+    cancellable: tuple[str, ...]
+    refund_days: int
+    customer_id: str
+    database: dict[str, Any]
+    requests: list[Request]
+    phrasing: int
+
+
+class _Ids:
+    """Draws identifiers that are distinct within a scenario."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.used: set[str] = set()
+
+    def __call__(self, prefix: str, digits: int) -> str:
+        while True:
+            value = prefix + "".join(self.rng.choice("0123456789") for _ in range(digits))
+            if value not in self.used:
+                self.used.add(value)
+                return value
+
+
+def scenario(seed: int) -> Scenario:
+    """Draw the scenario of a seed."""
+    rng = random.Random(f"desk:{seed}")
+    ids = _Ids(rng)
+    customer_id = ids("C", 3)
+    payments = [{"payment_id": ids("P", 2), "active": False} for _ in range(rng.choice((1, 1, 2)))]
+    payments.insert(rng.randrange(len(payments) + 1), {"payment_id": ids("P", 2), "active": True})
+    today = date(2026, rng.randint(1, 12), rng.randint(1, 21))
+    database: dict[str, Any] = {
+        "customers": {customer_id: {"customer_id": customer_id, "name": rng.choice(NAMES), "payments": payments}},
+        "orders": {},
+        "products": {},
+        "calendar": {"closed": sorted(_day(today, k) for k in range(0, 9) if rng.random() < CLOSED_SHARE)},
+        "returns": {},
+        "exchanges": {},
+        "pickups": {},
+        "transfers": [],
+    }
+    kinds = [_weighted(rng, KIND_WEIGHTS)]
+    if rng.random() < COMPOUND_SHARE:
+        first = _weighted(rng, SECOND_WEIGHTS)
+        kinds = [first, _weighted(rng, {k: w for k, w in SECOND_WEIGHTS.items() if k != first})]
+    requests = [_request(kind, rng, ids, database, customer_id, withhold=len(kinds) == 1) for kind in kinds]
+    return Scenario(
+        seed=seed,
+        today=today,
+        cancellable=rng.choice(CANCELLABLE),
+        refund_days=rng.choice(REFUND_DAYS),
+        customer_id=customer_id,
+        database=database,
+        requests=requests,
+        phrasing=rng.randrange(1_000_000),
+    )
+
+
+def pickup_date(world: Scenario, days: int) -> tuple[str, str]:
+    """The day asked for and the day to book: the next open one when that is closed (ISO dates)."""
+    asked = _day(world.today, days)
+    return asked, next_open(world.database, asked)
+
+
+def next_open(database: dict[str, Any], day: str) -> str:
+    """The first open day on or after ``day``."""
+    current = date.fromisoformat(day)
+    while current.isoformat() in database["calendar"]["closed"]:
+        current += timedelta(days=1)
+    return current.isoformat()
+
+
+def _day(today: date, days: int) -> str:
+    return (today + timedelta(days=days)).isoformat()
+
+
+def _weighted(rng: random.Random, weights: dict[str, int]) -> str:
+    return rng.choices(list(weights), weights=list(weights.values()))[0]
+
+
+def _request(
+    kind: str, rng: random.Random, ids: _Ids, database: dict[str, Any], customer_id: str, *, withhold: bool
+) -> Request:
+    order_id = ids("W", 4)
+    items = [_item(rng, ids, name) for name in rng.sample(PRODUCTS, rng.choice((1, 2, 2)))]
+    wanted = rng.choice(items)
+    status = {"return": "delivered", "exchange": "delivered", "pickup": "delivered", "payment": "pending"}.get(kind)
+    database["orders"][order_id] = {
+        "order_id": order_id,
+        "customer_id": customer_id,
+        "status": status or rng.choices(STATUSES, weights=(30, 25, 25, 20))[0],
+        "payment_id": ids("P", 2),
+        "items": items,
+    }
+    withheld = withhold and rng.random() < WITHHOLD_SHARE
+    base = {"kind": kind, "order_id": order_id, "withheld": withheld, "item": wanted["name"]}
+    base |= {"item_id": wanted["item_id"], "product_id": wanted["product_id"]}
+    if kind == "return":
+        return Request(**base, reason=rng.choice(list(REASONS)))
+    if kind == "exchange":
+        return _exchange(base, rng, ids, database)
+    if kind == "pickup":
+        return Request(**base, days=rng.choice((1, 2, 3, 4, 5, 6, 7)))
+    if kind == "payment":
+        return Request(**base, payment_id=_named_payment(rng, database["customers"][customer_id]["payments"]))
+    if kind == "lookup":
+        return Request(**base, field_asked=rng.choice(("status", "price")))
+    return Request(**base)
+
+
+def _item(rng: random.Random, ids: _Ids, name: str) -> dict[str, Any]:
+    return {"item_id": ids("I", 3), "product_id": ids("T", 2), "name": name, "price": rng.randint(11, 98)}
+
+
+def _exchange(base: dict[str, Any], rng: random.Random, ids: _Ids, database: dict[str, Any]) -> Request:
+    variants = [
+        {"item_id": ids("I", 3), "color": color, "size": rng.choice(SIZES), "price": rng.randint(11, 98)}
+        for color in rng.sample(COLORS, 3)
+    ]
+    database["products"][base["product_id"]] = {
+        "product_id": base["product_id"],
+        "name": base["item"],
+        "variants": variants,
+    }
+    first, second = rng.sample(variants, 2)
+    changed = {"color": str(second["color"])} if rng.random() < CHANGE_OF_MIND_SHARE else None
+    return Request(**base, wish={"color": str(first["color"])}, changed_wish=changed)
+
+
+def _named_payment(rng: random.Random, payments: list[dict[str, Any]]) -> str:
+    expired = rng.random() < EXPIRED_SHARE
+    return str(rng.choice([p["payment_id"] for p in payments if p["active"] != expired]))

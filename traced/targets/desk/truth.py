@@ -1,0 +1,193 @@
+"""Ground truth on capabilities, for evaluating an analysis: never shown to an analyst, never used in training.
+
+``needed(seed)`` says which capabilities a seed's task cannot be solved without. ``truth(seed, messages)`` says for a
+finished conversation whether each was exercised: NA where the occasion did not arise (the task does not need it, or
+the conversation ended before it came to it), else PRESENT or LACKING.
+"""
+
+import json
+import re
+from typing import Any
+
+from sandbox.contract import Message
+from store.types import Verdict
+from traced.targets.desk.environment import expected_writes
+from traced.targets.desk.scenario import Request, Scenario, pickup_date, scenario
+from traced.targets.desk.tools import PARAMETERS, WRITES
+
+CAPABILITIES = (
+    "structured-data-reasoning",
+    "tool-calling-precision",
+    "multi-step-completion",
+    "precondition-verification",
+    "error-recovery",
+    "date-reasoning",
+)
+_WRITE_OF = {
+    "return": "return_item",
+    "exchange": "exchange_item",
+    "cancel": "cancel_order",
+    "pickup": "schedule_pickup",
+}
+_WRITE_OF |= {"payment": "change_payment"}
+_READ_BEFORE = {"return_item": "get_order", "exchange_item": "get_order", "cancel_order": "get_order"}
+
+
+class Call:
+    """A tool call of a conversation with its parsed arguments, its result and what was said before it."""
+
+    def __init__(self, index: int, name: str, arguments: dict[str, Any], result: str, before: str) -> None:
+        self.index, self.name, self.arguments, self.result, self.before = index, name, arguments, result, before
+
+    @property
+    def failed(self) -> bool:
+        """True when the tool answered with an error."""
+        return self.result.startswith('{"error"')
+
+
+def needed(seed: int) -> set[str]:
+    """The capabilities without which the task of ``seed`` cannot succeed (for an agent that guesses nothing)."""
+    world = scenario(seed)
+    names: set[str] = set()
+    if len(world.requests) > 1:
+        names.add("multi-step-completion")
+    for request in world.requests:
+        names |= _needed_by(world, request)
+    return names
+
+
+def _needed_by(world: Scenario, request: Request) -> set[str]:
+    order = world.database["orders"][request.order_id]
+    match request.kind:
+        case "return":
+            return {"tool-calling-precision"}
+        case "exchange":
+            return {"structured-data-reasoning"}
+        case "cancel" if order["status"] not in world.cancellable:
+            return {"precondition-verification"}
+        case "pickup":
+            asked, booked = pickup_date(world, request.days)
+            return {"date-reasoning"} | ({"precondition-verification"} if asked != booked else set())
+        case "payment" if expected_writes(world, request)[0][1]["payment_id"] != request.payment_id:
+            return {"error-recovery"}
+    return set()
+
+
+def truth(seed: int, messages: list[Message]) -> dict[str, Verdict]:
+    """Whether each capability was exercised in ``messages`` (system message first), by capability name."""
+    world = scenario(seed)
+    calls = calls_of(messages)
+    said = " ".join(str(m.get("content") or "") for m in messages if m["role"] == "assistant")
+    return {
+        "structured-data-reasoning": _all(_chose_right(world, calls)),
+        "tool-calling-precision": _all(_precise(world, call) for call in calls if call.arguments),
+        "multi-step-completion": _multi_step(world, calls, said),
+        "precondition-verification": _all(_verified(call, calls) for call in calls if _verifiable(call))
+        if any(_verifiable(call) for call in calls)
+        else _refused_after_reading(world, calls, said),
+        "error-recovery": _recovered(calls),
+        "date-reasoning": _all(_dates_right(world, calls)),
+    }
+
+
+def calls_of(messages: list[Message]) -> list[Call]:
+    """Every tool call with its result, in order; unparsable arguments become an empty dict."""
+    results = {m["tool_call_id"]: str(m["content"]) for m in messages if m["role"] == "tool"}
+    calls = []
+    before = ""
+    for index, message in enumerate(messages):
+        for call in message.get("tool_calls") or []:
+            function = call["function"]
+            try:
+                arguments = json.loads(function["arguments"])
+            except (json.JSONDecodeError, TypeError):
+                arguments = {}
+            given = arguments if isinstance(arguments, dict) else {}
+            calls.append(Call(index, function["name"], given, results.get(call["id"], ""), before))
+        before += " " + str(message.get("content") or "")
+    return calls
+
+
+def _all(occasions: Any) -> Verdict:
+    outcomes = list(occasions)
+    if not outcomes:
+        return Verdict.NA
+    return Verdict.PRESENT if all(outcomes) else Verdict.LACKING
+
+
+def _chose_right(world: Scenario, calls: list[Call]) -> list[bool]:
+    found = []
+    for request in world.requests:
+        chosen = [c for c in calls if c.name == "exchange_item" and c.arguments.get("order_id") == request.order_id]
+        if request.kind == "exchange" and chosen:
+            wanted = expected_writes(world, request)[0][1]["new_item_id"]
+            found.append(chosen[-1].arguments.get("new_item_id") == wanted)
+    return found
+
+
+def _precise(world: Scenario, call: Call) -> bool:
+    if call.name not in PARAMETERS or set(call.arguments) != set(PARAMETERS[call.name]):
+        return False
+    for name, value in call.arguments.items():
+        if name == "reason":
+            stated = {r.order_id: r.reason for r in world.requests if r.kind == "return"}
+            if stated.get(str(call.arguments["order_id"])) != value:
+                return False
+        elif name.endswith("_id") and re.search(rf"(?<!\w){re.escape(str(value))}(?!\w)", call.before) is None:
+            return False
+    return True
+
+
+def _multi_step(world: Scenario, calls: list[Call], said: str) -> Verdict:
+    if len(world.requests) < 2:
+        return Verdict.NA
+    return _all(_handled(world, request, calls, said) for request in world.requests)
+
+
+def _handled(world: Scenario, request: Request, calls: list[Call], said: str) -> bool:
+    tool = _WRITE_OF.get(request.kind)
+    if any(c.name == tool and c.arguments.get("order_id") == request.order_id for c in calls):
+        return True
+    if request.kind in ("lookup", "cancel"):
+        return any(c.name == "get_order" and c.arguments.get("order_id") == request.order_id for c in calls)
+    return False
+
+
+def _verifiable(call: Call) -> bool:
+    return call.name in _READ_BEFORE or call.name == "schedule_pickup"
+
+
+def _verified(write: Call, calls: list[Call]) -> bool:
+    earlier = [c for c in calls if c.index < write.index]
+    if write.name == "schedule_pickup":
+        return any(c.name == "get_calendar" for c in earlier)
+    order = write.arguments.get("order_id")
+    return any(c.name == _READ_BEFORE[write.name] and c.arguments.get("order_id") == order for c in earlier)
+
+
+def _refused_after_reading(world: Scenario, calls: list[Call], said: str) -> Verdict:
+    for request in world.requests:
+        read = any(c.name == "get_order" and c.arguments.get("order_id") == request.order_id for c in calls)
+        if request.kind == "cancel" and read and "cannot" in said:
+            return Verdict.PRESENT
+    return Verdict.NA
+
+
+def _recovered(calls: list[Call]) -> Verdict:
+    failures = [c for c in calls if c.failed]
+    if not failures:
+        return Verdict.NA
+    return _all(any(c.index > f.index and c.name == f.name and not c.failed for c in calls) for f in failures)
+
+
+def _dates_right(world: Scenario, calls: list[Call]) -> list[bool]:
+    found = []
+    for request in world.requests:
+        if request.kind != "pickup":
+            continue
+        booked = [c for c in calls if c.name == "schedule_pickup" and c.arguments.get("order_id") == request.order_id]
+        asked = [c for c in calls if c.name == "get_calendar"]
+        if booked:
+            first = (asked or booked)[0].arguments.get("date")
+            found.append(first in pickup_date(world, request.days))
+    return found
