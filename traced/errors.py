@@ -20,3 +20,9 @@ class TracedError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} (try: {self.hint})" if self.hint else self.message
+
+
+class ConfigError(TracedError):
+    """The configuration cannot be used as it stands: an unknown key, a bad value, an unreadable file."""
+
+    exit_code = 2

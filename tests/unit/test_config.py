@@ -1,0 +1,122 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traced.config import load_settings, template, valid_keys
+from traced.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRACED_DATA_DIR", raising=False)
+    return tmp_path
+
+
+def write(place: Path, text: str) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / "traced.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_the_papers(tmp_path: Path) -> None:
+    settings = load_settings()
+    assert (settings.analysis.delta, settings.analysis.rho, settings.analysis.consistency) == (0.20, 0.10, 0.8)
+    assert (settings.training.lora_r, settings.training.lora_alpha, settings.training.clip) == (16, 16, 0.28)
+    assert settings.data_dir == tmp_path / "traced-data"
+    assert settings.store_url == f"sqlite:///{tmp_path}/traced-data/traced.db"
+
+
+def test_command_line_beats_environment_beats_file_beats_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "[training]\nlr = 0.5\ngroups = 3\nrollouts = 5\n")
+    monkeypatch.setenv("TRACED_TRAINING__LR", "0.25")
+    monkeypatch.setenv("TRACED_TRAINING__GROUPS", "4")
+    training = load_settings(overrides={"training.lr": 0.125, "training.iterations": None}).training
+    assert (training.lr, training.groups, training.rollouts, training.iterations) == (0.125, 4, 5, 16)
+
+
+def test_data_directory_comes_from_option_then_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACED_DATA_DIR", str(tmp_path / "b"))
+    assert load_settings().data_dir == tmp_path / "b"
+    assert load_settings(tmp_path / "a").data_dir == tmp_path / "a"
+
+
+def test_file_in_the_data_directory_wins_over_the_working_directory(tmp_path: Path) -> None:
+    write(tmp_path, "seed = 1\n[gate]\nseeds = 7\n")
+    write(tmp_path / "traced-data", "seed = 2\n")
+    settings = load_settings()
+    assert (settings.seed, settings.gate.seeds) == (2, 200)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "near"),
+    [
+        ("[trainig]\nlr = 1\n", "trainig.lr", "training.lr"),
+        ("[training]\nlearning = 1\n", "training.learning", "training."),
+        ("lora_r = 8\n", "lora_r", "training.lora_r"),
+        ("data_dir = 'x'\n", "data_dir", ""),
+    ],
+)
+def test_unknown_key_is_refused_with_key_file_and_nearest(tmp_path: Path, text: str, key: str, near: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    assert f'"{key}"' in caught.value.message
+    assert str(path) in caught.value.message
+    assert f'nearest valid key: "{near}' in caught.value.message
+
+
+def test_unknown_variable_is_refused_with_the_nearest_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACED_ENGINE__THREDS", "1")
+    with pytest.raises(ConfigError, match=r"TRACED_ENGINE__THREDS.*TRACED_ENGINE__THREADS"):
+        load_settings()
+
+
+def test_a_value_where_a_table_belongs_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "training = 3\n")
+    with pytest.raises(ConfigError, match="training"):
+        load_settings()
+
+
+def test_bad_value_says_key_value_and_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, "[gate]\nseeds = -3\n")
+    with pytest.raises(ConfigError, match=rf"gate.seeds = -3 in {path}: .*greater than 0"):
+        load_settings()
+    with pytest.raises(ConfigError, match=r"gate.seeds = 0 on the command line"):
+        load_settings(overrides={"gate.seeds": 0})
+    monkeypatch.setenv("TRACED_GATE__SEEDS", "many")
+    with pytest.raises(ConfigError, match=r"gate.seeds = 'many' in the variable TRACED_GATE__SEEDS"):
+        load_settings()
+
+
+def test_broken_toml_names_the_file_and_line(tmp_path: Path) -> None:
+    path = write(tmp_path, "seed = 1\n[gate\n")
+    with pytest.raises(ConfigError, match=rf"{path} cannot be read: .*line 2"):
+        load_settings()
+
+
+def test_template_is_valid_complete_and_changes_nothing(tmp_path: Path) -> None:
+    before = load_settings()
+    text = template()
+    write(tmp_path, text)
+    assert load_settings() == before
+    active = "\n".join(line.removeprefix("# ") if " = " in line else line for line in text.splitlines())
+    write(tmp_path, active)
+    assert load_settings() == before
+    table = tomllib.loads(active)
+    named = {f"{key}.{k}" for key, v in table.items() if isinstance(v, dict) for k in v} | {"seed"}
+    assert named == set(valid_keys())
+
+
+@given(st.text(alphabet="abcdefghijklmnopqrstuvwxyz_.", min_size=1, max_size=30))
+def test_any_unknown_option_is_refused_and_any_known_one_is_not_unknown(key: str) -> None:
+    if key in valid_keys():
+        return
+    with pytest.raises(ConfigError, match="unknown key"):
+        load_settings(Path("nowhere"), overrides={key: 1})

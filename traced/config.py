@@ -1,0 +1,349 @@
+"""Settings of one data directory: defaults < ``traced.toml`` < environment (``TRACED_TRAINING__LR``) < command line.
+
+Invariants: every key has a default and a description, and ``template()`` is generated from them, so that the file
+``traced init`` writes cannot drift from the code. The data directory itself is not a key of the file, because the file
+is looked up in it: ``--data-dir``, then ``TRACED_DATA_DIR``, then ``./traced-data``. A ``traced.toml`` in the data
+directory wins over one in the working directory; the two are never merged.
+
+How it fails: ``ConfigError`` names the key, the value, the file (or variable, or option) it came from and, for an
+unknown key, the nearest valid one. Not covered: secrets, which no key of today holds.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from traced.errors import ConfigError
+
+FILE_NAME = "traced.toml"
+ENV_PREFIX = "TRACED_"
+NOT_IN_FILE = {"data_dir"}
+OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG"}
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0, le=5)]
+
+
+class Section(BaseModel):
+    """One table of the file; unknown keys are refused and values are not changed after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StoreSection(Section):
+    """Where everything that is known is kept."""
+
+    url: str = Field(default="", description='SQLAlchemy URL; "" is SQLite in the data directory')
+
+
+class TargetSection(Section):
+    """Where better behaviour is wanted."""
+
+    name: str = Field(default="desk", description="target environment")
+
+
+class ModelSection(Section):
+    """The frozen base model."""
+
+    spec: str = Field(
+        default="bundled", description='"bundled", "smollm2" (extra), or a Hugging Face causal LM directory'
+    )
+
+
+class EngineSection(Section):
+    """The inference server."""
+
+    threads: int = Field(default=0, ge=0, description="CPU threads; 0 is every core this process may use")
+    max_batch: Positive = Field(default=64, description="sequences decoded together")
+    max_length: Positive = Field(default=2048, description="tokens of one conversation, prompt included")
+    max_tokens: Positive = Field(default=256, description="tokens of one completion")
+    temperature: Temperature = Field(default=0.0, description="for evaluation; 0 is greedy")
+    start_timeout_s: float = Field(default=120.0, gt=0, description="seconds to wait for the server to answer")
+
+
+class CollectSection(Section):
+    """Episodes of the base model on the target's train split, the analysis' input."""
+
+    episodes: Positive = Field(default=300, description="episodes to record")
+    temperature: Temperature = Field(default=1.0, description="sampling temperature")
+    concurrency: Positive = Field(default=64, description="episodes that run at once")
+    max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
+
+
+class AnalysisSection(Section):
+    """Contrastive capability identification (TRACE, section 3)."""
+
+    runs: Positive = Field(default=10, description="labelling runs")
+    delta: Share = Field(
+        default=0.20, description="least contrastive gap: lacking among failures minus among successes"
+    )
+    rho: Share = Field(default=0.10, description="least coverage: share of failures that lack the capability")
+    consistency: Share = Field(default=0.80, description="share of the runs in which both must hold")
+
+
+class SynthesisSection(Section):
+    """Writing a training environment for a capability."""
+
+    attempts: Positive = Field(default=5, description="environments written before a capability is given up")
+
+
+class AdmissionSection(Section):
+    """What a synthetic environment passes before anything trains on it."""
+
+    seeds: Positive = Field(
+        default=20, description="seeds probed for determinism, diversity, the oracle and the floor policies"
+    )
+    base_seeds: Positive = Field(default=16, description="groups of the base model's rollouts")
+    base_rollouts: int = Field(default=8, ge=2, description="rollouts in each group")
+    mean_low: Share = Field(default=0.05, description="least mean reward of the base model")
+    mean_high: Share = Field(default=0.95, description="greatest mean reward of the base model")
+    mixed: Share = Field(default=0.50, description="least share of groups whose rewards differ")
+
+
+class TrainingSection(Section):
+    """GRPO on one LoRA adapter; the defaults suit the bundled model (the paper's learning rate, 1e-5, suits 30B)."""
+
+    iterations: Positive = Field(default=16, description="policy updates")
+    groups: Positive = Field(default=8, description="seeds per iteration")
+    rollouts: int = Field(default=8, ge=2, description="episodes per seed")
+    lr: float = Field(default=2e-3, gt=0, description="AdamW learning rate")
+    lora_r: Positive = Field(default=16, description="LoRA rank")
+    lora_alpha: Positive = Field(default=16, description="LoRA scale")
+    clip: float = Field(default=0.28, gt=0, lt=1, description="clip range of the probability ratio")
+    temperature: float = Field(default=1.0, gt=0, le=5, description="sampling temperature of the rollouts")
+    max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
+    max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")
+
+
+class GateSection(Section):
+    """Paired comparison of adapter and base on the same seeds."""
+
+    seeds: Positive = Field(default=200, description="seeds added per round and comparison")
+    trials: Positive = Field(default=1, description="episodes per seed and model")
+    max_rounds: Positive = Field(default=3, description="rounds after which inconclusive is final")
+    level: float = Field(default=0.95, gt=0.5, lt=1, description="confidence over all rounds together")
+    environment_margin: Share = Field(
+        default=0.02, description="gain that the low bound clears on the capability's environment"
+    )
+    target_margin: Share = Field(default=0.0, description="gain that the low bound clears on the target")
+    untouched_margin: Share = Field(default=0.05, description="loss that the low bound excludes on untouched tasks")
+
+
+class RoutingSection(Section):
+    """Which adapter takes a conversation."""
+
+    router: Literal["logprobs", "hidden-state"] = Field(default="logprobs", description='"logprobs" or "hidden-state"')
+
+
+class HeldOutSection(Section):
+    """The held-out split, touched once at the end."""
+
+    seeds: Positive = Field(default=300, description="test seeds")
+
+
+class SandboxSection(Section):
+    """Limits of the containers that run synthetic environments."""
+
+    memory_mb: Positive = Field(default=256, description="memory of one container, MiB; no swap")
+    cpus: float = Field(default=1.0, gt=0, description="CPU share of one container")
+    pids: Positive = Field(default=64, description="processes and threads in one container")
+    step_timeout_s: float = Field(default=10.0, gt=0, description="seconds for one reset, step or score")
+
+
+class Settings(BaseSettings):
+    """Everything a verb needs to know; ``data_dir`` is absolute."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        nested_model_default_partial_update=True,
+    )
+
+    data_dir: Path = Field(default=Path("traced-data"), description="data directory")
+    seed: int = Field(default=0, ge=0, description="every random choice derives from it")
+    store: StoreSection = StoreSection()
+    target: TargetSection = TargetSection()
+    model: ModelSection = ModelSection()
+    engine: EngineSection = EngineSection()
+    collect: CollectSection = CollectSection()
+    analysis: AnalysisSection = AnalysisSection()
+    synthesis: SynthesisSection = SynthesisSection()
+    admission: AdmissionSection = AdmissionSection()
+    training: TrainingSection = TrainingSection()
+    gate: GateSection = GateSection()
+    routing: RoutingSection = RoutingSection()
+    test: HeldOutSection = HeldOutSection()
+    sandbox: SandboxSection = SandboxSection()
+
+    @property
+    def store_url(self) -> str:
+        """The store's SQLAlchemy URL."""
+        return self.store.url or f"sqlite:///{self.data_dir / 'traced.db'}"
+
+    @property
+    def threads(self) -> int:
+        """CPU threads for engines and trainers."""
+        return self.engine.threads or len(os.sched_getaffinity(0))
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line, then environment, then the file named by ``toml_file`` among the initial values."""
+        given = dict(init_settings())
+        path = given.pop("toml_file", None)
+        sources: list[PydanticBaseSettingsSource] = [InitSettingsSource(settings_cls, init_kwargs=given), env_settings]
+        if path is not None:
+            sources.append(TomlConfigSettingsSource(settings_cls, toml_file=path))
+        return tuple(sources)
+
+
+def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """Settings for ``data_dir`` (or TRACED_DATA_DIR, or ./traced-data), with ``overrides`` from the command line.
+
+    ``overrides`` maps dotted keys to values ({"training.lr": 1e-3}); None values mean "not given".
+    Raises ConfigError.
+    """
+    directory = (data_dir or Path(os.environ.get("TRACED_DATA_DIR") or "traced-data")).expanduser().absolute()
+    path = find_file(directory)
+    raw = _read(path) if path else {}
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    if path:
+        _refuse_unknown(_dotted(raw), f"in {path}")
+    _refuse_unknown(_environment_keys(), "in the environment", as_variable=True)
+    _refuse_unknown(given, "on the command line")
+    try:
+        return Settings(toml_file=path, data_dir=directory, **_nested(given))  # type: ignore[call-arg]
+    except ValidationError as error:
+        raise _bad_value(error, path, raw, given) from None
+
+
+def find_file(data_dir: Path) -> Path | None:
+    """The ``traced.toml`` that counts for ``data_dir``: its own, else the working directory's, else None."""
+    for directory in (data_dir, Path.cwd()):
+        if (directory / FILE_NAME).is_file():
+            return directory / FILE_NAME
+    return None
+
+
+def valid_keys() -> list[str]:
+    """Every dotted key that the file may hold."""
+    return [key for key, _ in _fields()]
+
+
+def template() -> str:
+    """A ``traced.toml`` with every key at its default, commented out and explained."""
+    lines = ["# traced: settings of this data directory. Remove a '#' to change a default.", ""]
+    section = ""
+    for key, (default, description) in _fields():
+        table, _, name = key.rpartition(".")
+        if table != section:
+            title = (Settings.model_fields[table].annotation.__doc__ or "").rstrip(".")
+            lines += ["", f"# {title}", f"[{table}]"]
+            section = table
+        lines.append(f"# {name} = {_toml(default)}  # {description}")
+    return "\n".join(lines) + "\n"
+
+
+def _fields() -> Iterator[tuple[str, tuple[Any, str]]]:
+    for name, field in Settings.model_fields.items():
+        if name in NOT_IN_FILE:
+            continue
+        if isinstance(field.default, Section):
+            for key, inner in type(field.default).model_fields.items():
+                yield f"{name}.{key}", (inner.default, inner.description or "")
+        else:
+            yield name, (field.default, field.description or "")
+
+
+def _toml(value: Any) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}", hint="correct it, or move it away and run `traced init`"
+        ) from None
+
+
+def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= _dotted(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, _, name = key.rpartition(".")
+        (table.setdefault(section, {}) if section else table)[name] = value
+    return table
+
+
+def _environment_keys() -> dict[str, str]:
+    names = [name for name in os.environ if name.startswith(ENV_PREFIX) and name not in OTHER_VARIABLES]
+    return {name.removeprefix(ENV_PREFIX).lower().replace("__", "."): os.environ[name] for name in names}
+
+
+def _variable(key: str) -> str:
+    return ENV_PREFIX + key.replace(".", "__").upper()
+
+
+def _refuse_unknown(flat: Mapping[str, Any], where: str, *, as_variable: bool = False) -> None:
+    known = valid_keys()
+    for key in flat:
+        if key in known:
+            continue
+        near = _nearest(key, known)
+        shown, nearest = (_variable(key), _variable(near)) if as_variable else (key, near)
+        raise ConfigError(f'unknown key "{shown}" {where}; nearest valid key: "{nearest}"', hint="traced init --print")
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    name = key.rpartition(".")[2]
+    by_name = [candidate for candidate in known if candidate.rpartition(".")[2] == name]
+    return (
+        difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+        or by_name
+        or difflib.get_close_matches(key, known, n=1, cutoff=0)
+    )[0]
+
+
+def _bad_value(error: ValidationError, path: Path | None, raw: dict[str, Any], given: Mapping[str, Any]) -> ConfigError:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    where = f"in {path}"
+    if key in given:
+        where = "on the command line"
+    elif key in _environment_keys():
+        where = f"in the variable {_variable(key)}"
+    elif key not in _dotted(raw):
+        where = "in the settings"
+    return ConfigError(f"{key} = {first['input']!r} {where}: {first['msg'].lower()}", hint="traced init --print")
