@@ -1,0 +1,220 @@
+"""Contrastive capability identification: the arithmetic of the labelling tables (TRACE, section 3.3).
+
+For one run and one capability c, over successful (D+) and failed (D-) trajectories::
+
+    ER+(c) = #LACKING in D+ / #not-NA in D+        ER-(c) likewise in D-
+    delta(c) = ER- - ER+                           Cov(c) = #LACKING in D- / |D-|
+
+Invariants: counts are integers and rates exact fractions; an empty denominator makes a rate None, never 0; trajectories
+with an ``infrastructure`` outcome are left out; thresholds are compared exactly (0.20 means 1/5). Fails with
+``LabelTableError`` when a cell is doubled, missing, or of an unknown trajectory. Not covered: making the labels
+(``agents.analyst``) and correlation between the trials of one task (the intervals treat trajectories as independent).
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from scipy.stats import binomtest
+
+from agents.errors import LabelTableError
+from store.types import Label, Outcome, Verdict
+
+DELTA = 0.20
+RHO = 0.10
+CONSISTENCY = 0.8
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval at ``level``."""
+
+    low: float
+    high: float
+    level: float
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One capability's cells on one side of the contrast: ``total`` trajectories, ``needed`` not NA, ``lacking``."""
+
+    total: int
+    needed: int
+    lacking: int
+
+    @property
+    def error_rate(self) -> Fraction | None:
+        """ER: the share of the trajectories that needed the capability in which it was lacking."""
+        return Fraction(self.lacking, self.needed) if self.needed else None
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One capability in one run."""
+
+    capability: str
+    run: int
+    success: Counts
+    failure: Counts
+
+    @property
+    def delta(self) -> Fraction | None:
+        """The contrastive gap ER- minus ER+; None when either side never needed the capability."""
+        low, high = self.success.error_rate, self.failure.error_rate
+        return None if low is None or high is None else high - low
+
+    @property
+    def coverage(self) -> Fraction | None:
+        """The share of all failures in which the capability was lacking; None without failures."""
+        return Fraction(self.failure.lacking, self.failure.total) if self.failure.total else None
+
+    def delta_interval(self, level: float = 0.95) -> Interval | None:
+        """Newcombe's hybrid score interval (1998, method 10) of delta; None where delta is None."""
+        return _newcombe(self.failure, self.success, level) if self.delta is not None else None
+
+    def passes(self, delta: float = DELTA, rho: float = RHO) -> bool:
+        """Whether both thresholds hold in this run; an undefined rate passes nothing."""
+        if self.delta is None or self.coverage is None:
+            return False
+        return self.delta >= Fraction(str(delta)) and self.coverage >= Fraction(str(rho))
+
+
+@dataclass(frozen=True)
+class Retained:
+    """A capability that passed in enough runs. ``delta`` and ``coverage`` are means over the runs that define them."""
+
+    capability: str
+    passed: int
+    runs: int
+    delta: Fraction
+    coverage: Fraction
+    contrasts: list[Contrast]
+    agreement: Fraction | None
+
+
+def contrast(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> list[Contrast]:
+    """The contrast of every capability in one run's labels, sorted by name; raises ``LabelTableError``."""
+    runs = {label.run for label in labels}
+    if len(runs) > 1:
+        raise LabelTableError(
+            f"labels of the runs {sorted(runs)} were given together; pass one run, or call retained()"
+        )
+    table = _table(labels, outcomes)
+    mined = {key for key, outcome in outcomes.items() if outcome is not Outcome.INFRASTRUCTURE}
+    return [
+        Contrast(capability, run, *_sides({key: row[key] for key in row.keys() & mined}, outcomes))
+        for (capability, run), row in sorted(table.items())
+    ]
+
+
+def retained(
+    labels: Sequence[Label],
+    outcomes: Mapping[str, Outcome],
+    delta: float = DELTA,
+    rho: float = RHO,
+    consistency: float = CONSISTENCY,
+) -> list[Retained]:
+    """The capabilities that pass in at least ``consistency`` of the runs, widest mean gap first."""
+    by_run: dict[int, list[Label]] = defaultdict(list)
+    for label in labels:
+        by_run[label.run].append(label)
+    by_capability: dict[str, list[Contrast]] = defaultdict(list)
+    for run in sorted(by_run):
+        for one in contrast(by_run[run], outcomes):
+            by_capability[one.capability].append(one)
+    kept = []
+    for capability, contrasts in by_capability.items():
+        passed = sum(one.passes(delta, rho) for one in contrasts)
+        if passed and passed >= Fraction(str(consistency)) * len(by_run):
+            kept.append(_retained(capability, passed, len(by_run), contrasts, labels))
+    return sorted(kept, key=lambda one: (-one.delta, one.capability))
+
+
+def agreement(labels: Sequence[Label], capability: str | None = None) -> Fraction | None:
+    """Krippendorff's alpha between the runs (nominal; NA is a value), of one capability or of all cells.
+
+    1 is perfect, 0 is chance; None when fewer than two runs share a cell or when every label is the same.
+    """
+    units: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
+    for label in labels:
+        if capability in (None, label.capability):
+            units[label.trajectory_id, label.capability].append(label.verdict)
+    return _alpha([Counter(values) for values in units.values() if len(values) >= 2])
+
+
+def _alpha(units: Sequence[Counter[Verdict]]) -> Fraction | None:
+    totals: Counter[Verdict] = Counter()
+    observed = Fraction(0)
+    for unit in units:
+        totals.update(unit)
+        size = unit.total()
+        observed += Fraction(size * size - sum(count * count for count in unit.values()), size - 1)
+    pairable = totals.total()
+    expected = pairable * pairable - sum(count * count for count in totals.values())
+    return None if expected == 0 else 1 - observed * (pairable - 1) / expected
+
+
+def _retained(name: str, passed: int, runs: int, contrasts: list[Contrast], labels: Sequence[Label]) -> Retained:
+    return Retained(
+        capability=name,
+        passed=passed,
+        runs=runs,
+        delta=_mean([one.delta for one in contrasts if one.delta is not None]),
+        coverage=_mean([one.coverage for one in contrasts if one.coverage is not None]),
+        contrasts=contrasts,
+        agreement=agreement(labels, name),
+    )
+
+
+def _mean(values: Sequence[Fraction]) -> Fraction:
+    return sum(values, Fraction(0)) / len(values)
+
+
+def _table(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> dict[tuple[str, int], dict[str, Verdict]]:
+    table: dict[tuple[str, int], dict[str, Verdict]] = defaultdict(dict)
+    for label in labels:
+        row = table[label.capability, label.run]
+        if label.trajectory_id not in outcomes:
+            raise LabelTableError(f"a label speaks of trajectory {label.trajectory_id!r}, which has no outcome here")
+        if label.trajectory_id in row:
+            raise LabelTableError(
+                f"trajectory {label.trajectory_id!r} is labelled twice for {label.capability!r} in run {label.run}; "
+                "delete that run's labels and label again"
+            )
+        row[label.trajectory_id] = label.verdict
+    for (capability, run), row in table.items():
+        missing = sorted(key for key in outcomes if key not in row and outcomes[key] is not Outcome.INFRASTRUCTURE)
+        if missing:
+            raise LabelTableError(
+                f"run {run} has no label of {capability!r} for {len(missing)} trajectories, first {missing[0]!r}; "
+                "label again"
+            )
+    return table
+
+
+def _sides(row: Mapping[str, Verdict], outcomes: Mapping[str, Outcome]) -> tuple[Counts, Counts]:
+    def side(outcome: Outcome) -> Counts:
+        verdicts = Counter(verdict for key, verdict in row.items() if outcomes[key] is outcome)
+        return Counts(
+            total=verdicts.total(),
+            needed=verdicts[Verdict.PRESENT] + verdicts[Verdict.LACKING],
+            lacking=verdicts[Verdict.LACKING],
+        )
+
+    return side(Outcome.SUCCESS), side(Outcome.FAILURE)
+
+
+def _newcombe(high: Counts, low: Counts, level: float) -> Interval:
+    p, q = high.lacking / high.needed, low.lacking / low.needed
+    p_low, p_high = _wilson(high, level)
+    q_low, q_high = _wilson(low, level)
+    below = math.hypot(p - p_low, q_high - q)
+    above = math.hypot(p_high - p, q - q_low)
+    return Interval(max(-1.0, p - q - below), min(1.0, p - q + above), level)
+
+
+def _wilson(counts: Counts, level: float) -> tuple[float, float]:
+    interval = binomtest(counts.lacking, counts.needed).proportion_ci(level, method="wilson")
+    return float(interval.low), float(interval.high)

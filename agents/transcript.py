@@ -1,0 +1,176 @@
+"""Views of a trajectory that analysis and synthesis share: what was said, what was called, what came back.
+
+Invariants: only ``Trajectory.messages`` and ``Trajectory.tools`` are read (never ``parts``, ``task_id`` or a reward),
+so nothing that an agent in production could not see enters. Indices are those of ``Trajectory.messages``. A tool result
+belongs to the call with its ``tool_call_id``, or else to the oldest open call. A call whose arguments are not a JSON
+object is kept with ``arguments = None``. Fails with ``TranscriptError`` on a message without a role. Not covered:
+images and audio (content parts that are not text are skipped).
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.errors import TranscriptError
+from store.types import Message, Tool, Trajectory
+
+_ERROR_TEXT = re.compile(r"^\W*(error|exception|traceback|failed|invalid)\b", re.IGNORECASE)
+_STOP_MARK = re.compile(r"#{3}\w+#{3}")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A tool's answer: ``value`` is the parsed JSON, or the text itself where it is no JSON."""
+
+    index: int
+    text: str
+    value: Any
+    error: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call as the agent wrote it, with what came back (None when the episode ended first)."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any] | None
+    raw: str
+    result: Observation | None
+
+    @property
+    def succeeded(self) -> bool:
+        """True when an answer came and it is no error."""
+        return self.result is not None and not self.result.error
+
+
+@dataclass(frozen=True)
+class Said:
+    """A text message of the user or the agent."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One conversation; ``calls`` and the texts are in the order of the messages."""
+
+    trajectory_id: str
+    system: str
+    user: list[Said]
+    agent: list[Said]
+    calls: list[Call]
+    tools: list[Tool]
+    length: int
+
+    def user_before(self, index: int) -> list[Said]:
+        """What the user had said before message ``index``."""
+        return [said for said in self.user if said.index < index]
+
+    def observations_before(self, index: int) -> list[Observation]:
+        """The tool answers that had come before message ``index``."""
+        return [call.result for call in self.calls if call.result is not None and call.result.index < index]
+
+
+def transcript(trajectory: Trajectory) -> Transcript:
+    """Read a trajectory; raises ``TranscriptError`` when a message has no role."""
+    system: list[str] = []
+    said: dict[str, list[Said]] = {"user": [], "assistant": []}
+    open_calls: list[tuple[int, str, str, str]] = []
+    answers: dict[int, Observation] = {}
+    for index, message in enumerate(trajectory.messages):
+        role, text = _role(trajectory.id, index, message), _text(message)
+        if role in ("system", "developer"):
+            system.append(text)
+        elif role == "tool":
+            position = _answered(open_calls, answers, message.get("tool_call_id"))
+            if position is not None:
+                answers[position] = observation(index, text)
+        elif role in said:
+            text = _STOP_MARK.sub("", text).strip()
+            if text:
+                said[role].append(Said(index, text))
+            open_calls += [(index, *_function(call)) for call in message.get("tool_calls") or []]
+    calls = [
+        Call(index, name, _arguments(raw), raw, answers.get(position))
+        for position, (index, _, name, raw) in enumerate(open_calls)
+    ]
+    return Transcript(
+        trajectory_id=trajectory.id,
+        system="\n".join(system),
+        user=said["user"],
+        agent=said["assistant"],
+        calls=calls,
+        tools=trajectory.tools,
+        length=len(trajectory.messages),
+    )
+
+
+def transcripts(trajectories: Sequence[Trajectory]) -> list[Transcript]:
+    """``transcript`` of each, in order."""
+    return [transcript(trajectory) for trajectory in trajectories]
+
+
+def observation(index: int, text: str) -> Observation:
+    """Parse a tool's answer and tell whether it reports an error."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    return Observation(index, text, value, _is_error(value))
+
+
+def tool_function(tool: Tool) -> dict[str, Any]:
+    """The function schema of a tool, whether or not it is wrapped as ``{"type": "function", "function": ...}``."""
+    function = tool.get("function", tool)
+    return function if isinstance(function, dict) else {}
+
+
+def _is_error(value: Any) -> bool:
+    if isinstance(value, dict):
+        if value.get("error") or value.get("errors"):
+            return True
+        return any(value.get(key) is False for key in ("ok", "success")) or value.get("status") == "error"
+    return isinstance(value, str) and bool(_ERROR_TEXT.match(value))
+
+
+def _role(trajectory_id: str, index: int, message: Message) -> str:
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise TranscriptError(
+            f"trajectory {trajectory_id}: message {index} has no role, only {sorted(message)}; "
+            "import the file again, or leave this trajectory out"
+        )
+    return role
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
+    return ""
+
+
+def _function(call: dict[str, Any]) -> tuple[str, str, str]:
+    function = call.get("function") or {}
+    raw = function.get("arguments", "")
+    return str(call.get("id", "")), str(function.get("name", "")), raw if isinstance(raw, str) else json.dumps(raw)
+
+
+def _arguments(raw: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(raw or "{}")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _answered(calls: list[tuple[int, str, str, str]], answers: dict[int, Observation], call_id: object) -> int | None:
+    waiting = [position for position in range(len(calls)) if position not in answers]
+    named = [position for position in waiting if call_id and calls[position][1] == call_id]
+    return next(iter(named or waiting), None)
