@@ -1,0 +1,211 @@
+"""The cycle's graph with scripted stages and the real checkpointer: resume, approval, refusals, nothing to do."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from traced.cycle import Stages, Standing, advance, build_graph, checkpoints, standing
+from traced.stages.errors import CapabilityError
+
+CYCLE = "desk-0-1"
+WAY = ["collect", "analyze", "synthesize", "admit", "train", "gate", "waiting", "promote", "evaluate", "report"]
+
+
+class PowerCut(Exception):
+    """Stands for whatever ends the process: no stage may catch it."""
+
+
+@dataclass
+class Script:
+    """What the stages will do, and what they have done; outlives a killed graph as the store does."""
+
+    capabilities: list[str] = field(default_factory=lambda: ["alpha", "beta"])
+    refused: set[str] = field(default_factory=set)  # environment hashes
+    failing: dict[str, str] = field(default_factory=dict)  # capability -> stage that raises CapabilityError
+    gates: dict[str, bool] = field(default_factory=dict)  # adapter -> passes
+    decided: dict[str, bool] = field(default_factory=dict)  # adapter -> approved
+    cut: str = ""  # "stage argument": the next such call ends the process
+    calls: list[str] = field(default_factory=list)
+    dropped: dict[str, str] = field(default_factory=dict)
+    running: int = 0
+
+    async def hit(self, stage: str, of: str = "") -> None:
+        call = f"{stage} {of}".strip()
+        self.calls.append(call)
+        await asyncio.sleep(0)
+        if self.cut == call:
+            self.cut = ""
+            raise PowerCut(call)
+        if of and self.failing.get(of) == stage:
+            raise CapabilityError(f"{stage} of {of} failed")
+
+    async def alone(self, stage: str, of: str) -> None:
+        assert self.running == 0, "two heavy stages at once"
+        self.running += 1
+        try:
+            await self.hit(stage, of)
+        finally:
+            self.running -= 1
+
+    def stages(self) -> Stages:
+        async def collect(cycle: str) -> None:
+            await self.hit("collect")
+
+        async def analyze(cycle: str) -> list[str]:
+            await self.hit("analyze")
+            return self.capabilities
+
+        async def synthesize(cycle: str, capability: str, attempt: int) -> str:
+            await self.hit("synthesize", capability)
+            return f"{capability}-{attempt}"
+
+        async def admit(cycle: str, capability: str, environment: str) -> bool:
+            await self.alone("admit", capability)
+            return environment not in self.refused
+
+        async def train(cycle: str, capability: str, environment: str) -> str:
+            await self.alone("train", capability)
+            return f"{capability}@v1"
+
+        async def gate(cycle: str, adapter: str) -> bool:
+            await self.alone("gate", adapter.partition("@")[0])
+            return self.gates.get(adapter, True)
+
+        async def waiting(cycle: str, adapters: list[str]) -> list[str]:
+            await self.hit("waiting")
+            return [adapter for adapter in adapters if adapter not in self.decided]
+
+        async def promote(cycle: str, adapters: list[str]) -> list[str]:
+            await self.hit("promote")
+            return [adapter for adapter in adapters if self.decided[adapter]]
+
+        async def evaluate(cycle: str, promoted: list[str]) -> None:
+            await self.hit("evaluate")
+
+        async def report(cycle: str) -> None:
+            await self.hit("report")
+
+        async def drop(cycle: str, capability: str, stage: str, reason: str) -> None:
+            self.dropped[capability] = f"{stage}: {reason}"
+
+        return Stages(collect, analyze, synthesize, admit, train, gate, waiting, promote, evaluate, report, drop)
+
+
+def run(script: Script, data_dir: Path, attempts: int = 3) -> Standing:
+    """One process' life: a fresh graph and checkpointer over the same file."""
+
+    async def live() -> Standing:
+        async with checkpoints(data_dir) as saver:
+            return await advance(build_graph(script.stages(), saver, attempts=attempts), CYCLE)
+
+    return asyncio.run(live())
+
+
+def approved(*names: str) -> dict[str, bool]:
+    return {f"{name}@v1": True for name in names}
+
+
+def test_runs_every_stage_once_in_order(tmp_path: Path) -> None:
+    script = Script(capabilities=["alpha"], decided=approved("alpha"))
+    ended = run(script, tmp_path)
+    assert ended.finished
+    assert ended.state["promoted"] == ["alpha@v1"]
+    assert [call.split()[0] for call in script.calls] == WAY
+
+
+def test_adapters_keep_the_order_of_the_capabilities(tmp_path: Path) -> None:
+    names = ["beta", "alpha", "gamma"]
+    script = Script(capabilities=names, refused={"beta-0"}, decided=approved(*names))
+    assert run(script, tmp_path).state["adapters"] == ["beta@v1", "alpha@v1", "gamma@v1"]
+
+
+CUTS = ["collect", "analyze", "waiting", "promote", "evaluate", "report"]
+CUTS += [f"{stage} {name}" for stage in ("synthesize", "admit", "train", "gate") for name in ("alpha", "beta")]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_killed_process_carries_on(tmp_path: Path, cut: str) -> None:
+    undisturbed, script = Script(decided=approved("alpha", "beta")), Script(decided=approved("alpha", "beta"), cut=cut)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    expected = run(undisturbed, tmp_path / "a")
+    with pytest.raises(PowerCut):
+        run(script, tmp_path / "b")
+    assert run(script, tmp_path / "b") == expected
+    assert script.calls.count(cut) == 2
+    assert set(script.calls) == set(undisturbed.calls)
+    upstream = {"collect", "analyze"} - {cut}
+    assert all(script.calls.count(call) == 1 for call in upstream if call in script.calls)
+
+
+def test_waits_for_approval_and_goes_on_after_it(tmp_path: Path) -> None:
+    script = Script()
+    assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1"]
+    script.decided["alpha@v1"] = True
+    paused = run(script, tmp_path)
+    assert (paused.waiting, paused.finished) == (["beta@v1"], False)
+    script.decided["beta@v1"] = False
+    ended = run(script, tmp_path)
+    assert ended.finished
+    assert ended.state["promoted"] == ["alpha@v1"]
+    assert script.calls.count("train alpha") == 1
+
+
+def test_everything_rejected_still_ends_with_a_report(tmp_path: Path) -> None:
+    script = Script(decided={"alpha@v1": False, "beta@v1": False})
+    ended = run(script, tmp_path)
+    assert ended.state["promoted"] == []
+    assert script.calls[-1] == "report"
+
+
+def test_a_refused_environment_is_written_again(tmp_path: Path) -> None:
+    script = Script(refused={"alpha-0", "alpha-1"}, decided=approved("alpha", "beta"))
+    assert run(script, tmp_path).state["promoted"] == ["alpha@v1", "beta@v1"]
+    assert script.calls.count("synthesize alpha") == 3
+
+
+def test_a_capability_whose_environments_are_all_refused_is_dropped(tmp_path: Path) -> None:
+    script = Script(refused={f"alpha-{attempt}" for attempt in range(9)}, decided=approved("beta"))
+    ended = run(script, tmp_path)
+    assert ended.state["promoted"] == ["beta@v1"]
+    assert ended.state["dropped"] == ["alpha"]
+    assert script.dropped == {"alpha": "admit: none of 3 candidate environments was admitted"}
+    assert "train alpha" not in script.calls
+
+
+@pytest.mark.parametrize("stage", ["synthesize", "admit", "train", "gate"])
+def test_a_failing_capability_does_not_stop_the_others(tmp_path: Path, stage: str) -> None:
+    script = Script(failing={"alpha": stage}, decided=approved("beta"))
+    ended = run(script, tmp_path)
+    assert (ended.state["promoted"], ended.state["dropped"]) == (["beta@v1"], ["alpha"])
+    assert script.dropped == {"alpha": f"{stage}: {stage} of alpha failed"}
+
+
+def test_a_failed_gate_never_waits_for_approval(tmp_path: Path) -> None:
+    script = Script(gates={"alpha@v1": False}, decided=approved("beta"))
+    ended = run(script, tmp_path)
+    assert (ended.state["adapters"], ended.state["dropped"]) == (["beta@v1"], ["alpha"])
+
+
+def test_nothing_retained_goes_straight_to_the_report(tmp_path: Path) -> None:
+    script = Script(capabilities=[])
+    assert run(script, tmp_path).finished
+    assert script.calls == ["collect", "analyze", "report"]
+
+
+def test_a_finished_cycle_is_not_run_again(tmp_path: Path) -> None:
+    script = Script(decided=approved("alpha", "beta"))
+    first = run(script, tmp_path)
+    calls = list(script.calls)
+    assert run(script, tmp_path) == first
+    assert script.calls == calls
+
+
+def test_a_cycle_that_never_began_has_no_standing(tmp_path: Path) -> None:
+    async def look() -> Standing:
+        async with checkpoints(tmp_path) as saver:
+            return await standing(build_graph(Script().stages(), saver), "other")
+
+    assert asyncio.run(look()) == Standing({}, started=False, finished=False, waiting=[])

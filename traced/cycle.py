@@ -1,0 +1,238 @@
+"""One pass of the state machine: collect, analyze, each capability on its own, approval, promotion, evaluation, report.
+
+Invariants: the state holds ids and names only, everything else is in the store; a stage is idempotent, so a node that
+was killed half-way is simply run again; a capability that fails is recorded with its reason and the others go on;
+stages that fill the machine (admission, training, gate) run one at a time. The approval node asks the store who still
+waits, so that the store, and not the resume value, decides.
+
+How it fails: a ``CapabilityError`` of a capability's stage drops that capability only. Anything else (engine, Docker,
+disk, Ctrl-C) leaves the graph at its last checkpoint and is raised to the caller; ``advance`` carries on from there.
+
+Not covered: what the stages do (``traced/stages``), and more than one process working on the same cycle at once.
+"""
+
+import asyncio
+import operator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Protocol, TypedDict, cast
+
+import aiosqlite
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Command, Send, interrupt
+
+from traced.stages.errors import CapabilityError
+
+CHECKPOINTS = "checkpoints.db"
+
+
+class CycleState(TypedDict, total=False):
+    """Ids of one cycle; ``adapters`` are the versions whose gate passed, in the order of ``capabilities``."""
+
+    cycle_id: str
+    capabilities: list[str]
+    adapters: Annotated[list[str], operator.add]
+    dropped: Annotated[list[str], operator.add]
+    promoted: list[str]
+
+
+class CapabilityState(TypedDict, total=False):
+    """Ids of one capability's way through the cycle; ``attempt`` counts the environments written so far."""
+
+    cycle_id: str
+    capability: str
+    attempt: int
+    environment: str
+    admitted: bool
+    adapter: str
+    adapters: Annotated[list[str], operator.add]
+    dropped: Annotated[list[str], operator.add]
+
+
+class CapabilityResult(TypedDict, total=False):
+    """What a capability's way hands back to the cycle."""
+
+    adapters: Annotated[list[str], operator.add]
+    dropped: Annotated[list[str], operator.add]
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stations as the graph calls them: ids in, ids out, each callable any number of times with the same result."""
+
+    collect: Callable[[str], Awaitable[None]]
+    analyze: Callable[[str], Awaitable[list[str]]]  # -> names of the retained capabilities
+    synthesize: Callable[[str, str, int], Awaitable[str]]  # cycle, capability, attempt -> environment hash
+    admit: Callable[[str, str, str], Awaitable[bool]]  # cycle, capability, environment hash
+    train: Callable[[str, str, str], Awaitable[str]]  # cycle, capability, environment hash -> adapter version
+    gate: Callable[[str, str], Awaitable[bool]]  # cycle, adapter version
+    waiting: Callable[[str, list[str]], Awaitable[list[str]]]  # adapter versions nobody has decided about
+    promote: Callable[[str, list[str]], Awaitable[list[str]]]  # publishes the approved ones
+    evaluate: Callable[[str, list[str]], Awaitable[None]]
+    report: Callable[[str], Awaitable[None]]
+    drop: Callable[[str, str, str, str], Awaitable[None]]  # cycle, capability, stage, reason
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a cycle stands: ``waiting`` adapters if it is interrupted at approval, ``finished`` when it is over."""
+
+    state: CycleState
+    started: bool
+    finished: bool
+    waiting: list[str]
+
+
+class Node(Protocol):
+    """A node of a capability's way, as LangGraph calls it."""
+
+    def __call__(self, state: CapabilityState) -> Awaitable[dict[str, Any]]: ...
+
+
+def _dropping(stages: Stages, stage: str, work: Node) -> Node:
+    """The boundary where a capability's failure is attributed: recorded once, and the cycle goes on without it."""
+
+    async def node(state: CapabilityState) -> dict[str, Any]:
+        try:
+            return await work(state)
+        except CapabilityError as error:
+            await stages.drop(state["cycle_id"], state["capability"], stage, str(error))
+            return {"dropped": [state["capability"]]}
+
+    return node
+
+
+def _capability_nodes(stages: Stages, attempts: int, heavy: asyncio.Semaphore) -> dict[str, Node]:
+    async def synthesize(state: CapabilityState) -> dict[str, Any]:
+        attempt = state.get("attempt", 0)
+        environment = await stages.synthesize(state["cycle_id"], state["capability"], attempt)
+        return {"environment": environment, "attempt": attempt + 1}
+
+    async def admit(state: CapabilityState) -> dict[str, Any]:
+        async with heavy:
+            admitted = await stages.admit(state["cycle_id"], state["capability"], state["environment"])
+        if not admitted and state["attempt"] >= attempts:
+            raise CapabilityError(f"none of {attempts} candidate environments was admitted")
+        return {"admitted": admitted}
+
+    async def train(state: CapabilityState) -> dict[str, Any]:
+        async with heavy:
+            adapter = await stages.train(state["cycle_id"], state["capability"], state["environment"])
+        return {"adapter": adapter}
+
+    async def gate(state: CapabilityState) -> dict[str, Any]:
+        async with heavy:
+            passed = await stages.gate(state["cycle_id"], state["adapter"])
+        return {"adapters": [state["adapter"]]} if passed else {"dropped": [state["capability"]]}
+
+    nodes = {"synthesize": synthesize, "admit": admit, "train": train, "gate": gate}
+    return {name: _dropping(stages, name, node) for name, node in nodes.items()}
+
+
+def _unless_dropped(following: str) -> Callable[[CapabilityState], str]:
+    return lambda state: END if state.get("dropped") else following
+
+
+def _after_admission(state: CapabilityState) -> str:
+    if state.get("dropped"):
+        return END
+    return "train" if state["admitted"] else "synthesize"
+
+
+def _capability_graph(stages: Stages, attempts: int) -> CompiledStateGraph[Any, Any, Any, Any]:
+    graph = StateGraph(CapabilityState, output_schema=CapabilityResult)
+    for name, node in _capability_nodes(stages, attempts, asyncio.Semaphore(1)).items():
+        graph.add_node(name, node)
+    graph.add_edge(START, "synthesize")
+    graph.add_conditional_edges("synthesize", _unless_dropped("admit"), ["admit", END])
+    graph.add_conditional_edges("admit", _after_admission, ["train", "synthesize", END])
+    graph.add_conditional_edges("train", _unless_dropped("gate"), ["gate", END])
+    graph.add_edge("gate", END)
+    return graph.compile()
+
+
+def _fan_out(state: CycleState) -> list[Send] | str:
+    """One way per retained capability; none retained: straight to the report, which says so."""
+    sends = [Send("capability", {"cycle_id": state["cycle_id"], "capability": name}) for name in state["capabilities"]]
+    return sends or "report"
+
+
+def build_graph(
+    stages: Stages, checkpointer: AsyncSqliteSaver, *, attempts: int = 5
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The cycle's graph; ``attempts`` bounds the candidate environments written for one capability."""
+
+    async def collect(state: CycleState) -> dict[str, Any]:
+        await stages.collect(state["cycle_id"])
+        return {}
+
+    async def analyze(state: CycleState) -> dict[str, Any]:
+        return {"capabilities": await stages.analyze(state["cycle_id"])}
+
+    async def approval(state: CycleState) -> dict[str, Any]:
+        while waiting := await stages.waiting(state["cycle_id"], state.get("adapters", [])):
+            interrupt({"adapters": waiting})
+        return {}
+
+    async def promote(state: CycleState) -> dict[str, Any]:
+        return {"promoted": await stages.promote(state["cycle_id"], state.get("adapters", []))}
+
+    async def evaluate(state: CycleState) -> dict[str, Any]:
+        await stages.evaluate(state["cycle_id"], state["promoted"])
+        return {}
+
+    async def report(state: CycleState) -> dict[str, Any]:
+        await stages.report(state["cycle_id"])
+        return {}
+
+    graph = StateGraph(CycleState)
+    for node in (collect, analyze, approval, promote, evaluate, report):
+        graph.add_node(node.__name__, node)
+    graph.add_node("capability", _capability_graph(stages, attempts))
+    graph.add_edge(START, "collect")
+    graph.add_edge("collect", "analyze")
+    graph.add_conditional_edges("analyze", _fan_out, ["capability", "report"])
+    for before, after in [("capability", "approval"), ("approval", "promote"), ("promote", "evaluate")]:
+        graph.add_edge(before, after)
+    graph.add_edge("evaluate", "report")
+    graph.add_edge("report", END)
+    return graph.compile(checkpointer=checkpointer)
+
+
+@asynccontextmanager
+async def checkpoints(data_dir: Path) -> AsyncIterator[AsyncSqliteSaver]:
+    """The checkpointer of a data directory; refuses to revive anything but plain values (strict msgpack)."""
+    async with aiosqlite.connect(data_dir / CHECKPOINTS) as connection:
+        yield AsyncSqliteSaver(connection, serde=JsonPlusSerializer(allowed_msgpack_modules=None))
+
+
+def _thread(cycle_id: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": cycle_id}}
+
+
+async def standing(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: str) -> Standing:
+    """Read the last checkpoint of a cycle."""
+    snapshot = await graph.aget_state(_thread(cycle_id))
+    started = snapshot.created_at is not None
+    waiting = [name for pause in snapshot.interrupts for name in pause.value["adapters"]]
+    return Standing(cast(CycleState, snapshot.values), started, started and not snapshot.next, waiting)
+
+
+async def advance(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: str) -> Standing:
+    """Begin the cycle, or carry it on from its last checkpoint, until it ends or waits for approval."""
+    before = await standing(graph, cycle_id)
+    if before.finished:
+        return before
+    given: Any = None  # a killed cycle: its pending nodes are run again
+    if not before.started:
+        given = {"cycle_id": cycle_id}
+    elif before.waiting:
+        given = Command(resume=True)
+    await graph.ainvoke(given, _thread(cycle_id), durability="sync")
+    return await standing(graph, cycle_id)
