@@ -2,7 +2,7 @@
 
 Invariants: ``completion_ids`` and ``logprobs`` have one entry per sampled token, end-of-turn token included when it was
 sampled; ``prompt_ids`` is the exact prompt the engine saw; nothing here ever re-tokenises text. A malformed answer of
-the model is data (plain content in ``message``), never an exception; whatever ``complete`` raises is the engine's failure
+the model is data (plain content in ``message``), never an exception; what ``complete`` raises is the engine's failure
 and is attributed by ``traced.rollout.episodes``. Not covered: routing (``traced.serving.router.RoutedPolicy``).
 """
 
