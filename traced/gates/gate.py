@@ -18,7 +18,7 @@ correction (intersection-union test, Berger 1982, Technometrics 24:295-300). Not
 adapters gated in one cycle; each is a decision of its own, and a person approves it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,9 +79,9 @@ def open_comparisons(result: GateResult, policy: GatePolicy) -> list[str]:
     return [c.name for c in result.comparisons if c.answer is GateAnswer.INCONCLUSIVE]
 
 
-def run_gate(
+async def run_gate(
     adapter: str,
-    gather: Callable[[int, Sequence[str]], Mapping[ComparisonName, Sequence[Pair]]],
+    gather: Callable[[int, Sequence[str]], Awaitable[Mapping[ComparisonName, Sequence[Pair]]]],
     policy: GatePolicy,
 ) -> GateResult:
     """Rounds until the answer is final; ``gather(round, names)`` returns the new pairs of the named comparisons."""
@@ -89,7 +89,7 @@ def run_gate(
     result: GateResult | None = None
     names: Sequence[str] = ["environment", "target", "untouched"]
     for round_number in range(1, policy.max_rounds + 1):
-        for name, pairs in gather(round_number, names).items():
+        for name, pairs in (await gather(round_number, names)).items():
             evidence.setdefault(name, []).extend(pairs)
         result = judge(adapter, evidence, policy, round_number=round_number, earlier=result)
         names = open_comparisons(result, policy)

@@ -1,3 +1,4 @@
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -61,23 +62,23 @@ def test_more_rounds_make_each_look_stricter() -> None:
 def test_rounds_buy_episodes_only_for_what_is_open_and_stop_when_settled() -> None:
     asked: list[list[str]] = []
 
-    def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
+    async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
         asked.append(list(names))
         new: dict[ComparisonName, Sequence[Pair]] = {"environment": GOOD, "untouched": UNCHANGED}
         new["target"] = EVEN if number == 1 else pairs(60, 5, 100, start=1000)
         return {name: value for name, value in new.items() if name in names}
 
-    result = run_gate("c@v1", gather, POLICY)
+    result = asyncio.run(run_gate("c@v1", gather, POLICY))
     assert asked == [["environment", "target", "untouched"], ["target"]]
     assert (result.answer, result.rounds) == (GateAnswer.PASS, 2)
     assert {c.name: c.seeds for c in result.comparisons} == {"environment": 165, "target": 207, "untouched": 400}
 
 
 def test_still_inconclusive_after_the_last_round_is_final() -> None:
-    def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
+    async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
         return {"environment": pairs(2, 2, 30, number * 100), "target": pairs(2, 2, 30, number * 100)}
 
-    result = run_gate("c@v1", gather, POLICY)
+    result = asyncio.run(run_gate("c@v1", gather, POLICY))
     assert (result.answer, result.rounds) == (GateAnswer.INCONCLUSIVE, 3)
     assert open_comparisons(result, POLICY) == []
 
@@ -85,14 +86,14 @@ def test_still_inconclusive_after_the_last_round_is_final() -> None:
 def test_an_adapter_that_changes_nothing_rarely_passes_however_often_we_look() -> None:
     rng = np.random.default_rng(3)
 
-    def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
+    async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
         draws = rng.random((40, 2)) < 0.4
         new = [Pair(str(number * 1000 + i), 0, bool(b), bool(a)) for i, (b, a) in enumerate(draws)]
         # The same coin for all comparisons: the worst case, where a fluke on one is a fluke on all.
         return {name: new for name in names}  # type: ignore[misc]
 
     policy = GatePolicy(max_rounds=3, environment_margin=0.0, untouched_margin=0.0)
-    passes = sum(run_gate("c@v1", gather, policy).answer is GateAnswer.PASS for _ in range(600))
+    passes = sum(asyncio.run(run_gate("c@v1", gather, policy)).answer is GateAnswer.PASS for _ in range(600))
     assert passes / 600 < 0.025 + 0.013  # one-sided 2.5 % and two standard errors of 600 runs
 
 
