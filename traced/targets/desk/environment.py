@@ -75,7 +75,7 @@ class Desk:
         state = float(state_hash(self.database) == state_hash(expected_database(self.world)))
         facts = expected_facts(self.world)
         told = " ".join(str(m.get("content") or "") for m in self.messages if m["role"] == "assistant")
-        heard = sum(_mentions(told, fact) for fact in facts) / len(facts) if facts else 1.0
+        heard = sum(_mentions(told, fact) >= facts.count(fact) for fact in facts) / len(facts) if facts else 1.0
         success = self.finished and state == 1.0 and heard == 1.0
         return Score(reward=float(success), success=success, parts={"database": state, "told": heard})
 
@@ -133,7 +133,7 @@ def expected_database(world: Scenario) -> dict[str, Any]:
 
 
 def expected_facts(world: Scenario) -> list[str]:
-    """What the user has to hear."""
+    """What the user has to hear; a fact that two requests share has to be said twice."""
     facts = []
     for request in world.requests:
         order = world.database["orders"][request.order_id]
@@ -150,5 +150,5 @@ def expected_facts(world: Scenario) -> list[str]:
     return facts
 
 
-def _mentions(text: str, fact: str) -> bool:
-    return re.search(rf"(?<![\w-]){re.escape(fact)}(?![\w-])", text) is not None
+def _mentions(text: str, fact: str) -> int:
+    return len(re.findall(rf"(?<![\w-]){re.escape(fact)}(?![\w-])", text))

@@ -99,7 +99,7 @@ def scenario(seed: int) -> Scenario:
         "customers": {customer_id: {"customer_id": customer_id, "name": rng.choice(NAMES), "payments": payments}},
         "orders": {},
         "products": {},
-        "calendar": {"closed": sorted(_day(today, k) for k in range(0, 9) if rng.random() < CLOSED_SHARE)},
+        "calendar": {"closed": sorted(_day(today, k) for k in range(1, 9) if rng.random() < CLOSED_SHARE)},
         "returns": {},
         "exchanges": {},
         "pickups": {},

@@ -13,7 +13,7 @@ from sandbox.contract import Message
 from store.types import Verdict
 from traced.targets.desk.environment import expected_writes
 from traced.targets.desk.scenario import Request, Scenario, pickup_date, scenario
-from traced.targets.desk.tools import PARAMETERS, WRITES
+from traced.targets.desk.tools import PARAMETERS
 
 CAPABILITIES = (
     "structured-data-reasoning",

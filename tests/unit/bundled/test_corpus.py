@@ -1,0 +1,62 @@
+"""The bundled model's text: tokens round-trip, prompts are prefixes, seeds are disjoint from the desk's splits."""
+
+import random
+
+import pytest
+
+from traced.bundled.corpus import PLANTED, PRETRAINING, demonstration, faults_for, routing_example, skill_for
+from traced.bundled.pretrain import IGNORED, conversation_example, make_tokenizer, render_text, routing_prompt_example
+from traced.serving.routing_prompt import label_ids
+from traced.targets.desk import SPLITS, needed
+from traced.targets.desk.scenario import scenario
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer(faults_for(PLANTED), random.Random(0), conversations=300)
+
+
+def test_pre_training_never_sees_a_seed_of_a_split() -> None:
+    assert all(split.stop <= PRETRAINING.start for split in SPLITS.values())
+
+
+def test_an_unknown_capability_cannot_be_planted() -> None:
+    with pytest.raises(ValueError, match="choose among"):
+        faults_for(["juggling"])
+
+
+def test_tokens_round_trip_and_turns_are_prefixes(tokenizer) -> None:
+    rng = random.Random(1)
+    for _ in range(20):
+        shown = demonstration({}, rng)
+        whole = tokenizer.encode(render_text(tokenizer, shown.messages, shown.tools), add_special_tokens=False)
+        assert tokenizer.decode(whole) == render_text(tokenizer, shown.messages, shown.tools)
+        for index, message in enumerate(shown.messages):
+            if message["role"] == "assistant":
+                prompt = tokenizer.apply_chat_template(
+                    shown.messages[:index], tools=shown.tools, add_generation_prompt=True, return_dict=False
+                )
+                assert whole[: len(prompt)] == prompt
+
+
+def test_the_loss_is_on_the_assistants_words_alone(tokenizer) -> None:
+    ids, labels = conversation_example(tokenizer, {}, random.Random(2))
+    spoken = tokenizer.decode([i for i, label in zip(ids, labels, strict=True) if label != IGNORED])
+    assert "Anything else?<|im_end|>" in spoken
+    assert "You are the agent" not in spoken
+    assert '"status"' not in spoken
+
+
+def test_a_routing_label_is_one_token(tokenizer) -> None:
+    assert len(label_ids(tokenizer, "ABCDEFG")) == 7
+    ids, labels = routing_prompt_example(tokenizer, random.Random(3))
+    assert [label != IGNORED for label in labels] == [False] * (len(ids) - 1) + [True]
+
+
+def test_routing_examples_name_the_skill_that_the_task_needs() -> None:
+    rng = random.Random(4)
+    seen = {routing_example(rng)[1] for _ in range(300)}
+    assert {"A", "B", "C", "D"} <= seen
+    for seed in range(300):
+        skill = skill_for(scenario(seed))
+        assert needed(seed) <= {skill, "precondition-verification"} or skill == "multi-step-completion"

@@ -1,0 +1,184 @@
+"""Pre-train the bundled model: ``python -m traced.bundled.pretrain --out DIR [--planted a,b,c] [--seed N] [--steps N]``.
+
+Qwen3 architecture, about one million parameters, next-token cross-entropy on the assistant's tokens of demonstrations
+(and the label of routing prompts), AdamW with warm-up and cosine decay. The demonstrator's faults become the model's
+deficits: where it goes wrong seven times in ten, so does the model at temperature 1, and nearly always when greedy.
+The same seed, steps and thread count give the same weights; about an hour on two cores.
+"""
+
+import argparse
+import json
+import math
+import random
+import time
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from traced.bundled.corpus import PLANTED, demonstration, faults_for, routing_example
+from traced.bundled.tokenizer import train_tokenizer
+
+ROUTING_SHARE = 0.15
+IGNORED = -100
+
+
+def configuration(vocabulary: int) -> Qwen3Config:
+    """The bundled architecture; tied embeddings."""
+    return Qwen3Config(
+        vocab_size=vocabulary,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+
+
+Example = tuple[list[int], list[int]]  # token ids; labels, IGNORED where there is no loss
+
+
+def conversation_example(tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random) -> Example:
+    """Tokens of one demonstration; the loss is on the assistant's own tokens, the end-of-turn token included."""
+    shown = demonstration(faults, rng)
+    text = str(render_text(tokenizer, shown.messages, shown.tools))
+    head = "<|im_start|>assistant\n"
+    ids: list[int] = []
+    labels: list[int] = []
+    for number, part in enumerate(text.split(head)):
+        if number:
+            opening = tokenizer.encode(head, add_special_tokens=False)
+            ids += opening
+            labels += [IGNORED] * len(opening)
+            own, _, part = part.partition("<|im_end|>")
+            spoken = tokenizer.encode(own + "<|im_end|>", add_special_tokens=False)
+            ids += spoken
+            labels += spoken
+        rest = tokenizer.encode(part, add_special_tokens=False)
+        ids += rest
+        labels += [IGNORED] * len(rest)
+    return ids, labels
+
+
+def routing_prompt_example(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example:
+    """Tokens of one routing prompt; the loss is on the label."""
+    prompt, label = routing_example(rng)
+    ids = tokenizer.encode(prompt, add_special_tokens=False)
+    answer = tokenizer.encode("Answer:" + label, add_special_tokens=False)[-1]
+    return [*ids, answer], [IGNORED] * len(ids) + [answer]
+
+
+def render_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, object]], tools: object) -> str:
+    """The chat template's text, with no generation prompt."""
+    return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
+
+
+def make_tokenizer(faults: dict[str, float], rng: random.Random, conversations: int = 2500) -> PreTrainedTokenizerFast:
+    """A tokenizer trained on text of the corpus."""
+    plain = train_tokenizer(["x"])
+    shown = (demonstration(faults, rng) for _ in range(conversations))
+    texts = [render_text(plain, one.messages, one.tools) for one in shown]
+    texts += [routing_example(rng)[0] for _ in range(conversations // 8)]
+    return train_tokenizer(texts)
+
+
+def batches(
+    tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random, size: int
+) -> "list[tuple[torch.Tensor, torch.Tensor]]":
+    """Eight batches at a time, rows of similar length together: less padding."""
+    pool = []
+    for _ in range(size * 8):
+        routing = rng.random() < ROUTING_SHARE
+        pool.append(routing_prompt_example(tokenizer, rng) if routing else conversation_example(tokenizer, faults, rng))
+    pool.sort(key=lambda example: len(example[0]))
+    chunks = [pool[i : i + size] for i in range(0, len(pool), size)]
+    rng.shuffle(chunks)
+    return [_padded(chunk) for chunk in chunks]
+
+
+def _padded(chunk: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+    length = max(len(ids) for ids, _ in chunk)
+    ids = torch.tensor([row + [0] * (length - len(row)) for row, _ in chunk])
+    labels = torch.tensor([row + [IGNORED] * (length - len(row)) for _, row in chunk])
+    return ids, labels
+
+
+def loss_of(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross-entropy (nats) over the labelled positions; the head runs on those positions only."""
+    hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
+    wanted = labels[:, 1:]
+    chosen = wanted != IGNORED
+    return functional.cross_entropy(model.lm_head(hidden[chosen]), wanted[chosen])
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Linear warm-up over 100 steps, cosine decay to a twentieth."""
+    if step < 100:
+        return peak * (step + 1) / 100
+    return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - 100) / max(1, steps - 100))))
+
+
+def pretrain(out: Path, *, planted: list[str], seed: int, steps: int, batch: int = 48, peak: float = 4e-3) -> None:
+    """Make a model with the planted deficits and write a Hugging Face directory at ``out``."""
+    faults = faults_for(planted)
+    rng = random.Random(f"pretrain:{seed}")
+    torch.manual_seed(seed)
+    tokenizer = make_tokenizer(faults, rng)
+    model = Qwen3ForCausalLM(configuration(len(tokenizer)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.05)
+    started = time.monotonic()
+    queue: list[tuple[torch.Tensor, torch.Tensor]] = []
+    mean = 0.0
+    for step in range(steps):
+        queue = queue or batches(tokenizer, faults, rng, batch)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps, peak)
+        loss = loss_of(model, *queue.pop())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        mean = loss.item() if step == 0 else 0.98 * mean + 0.02 * loss.item()
+        if step % 20 == 0 or step == steps - 1:
+            print(f"step {step} loss {mean:.4f} {time.monotonic() - started:.0f}s", flush=True)
+        if step % 500 == 499 or step == steps - 1:
+            save(model, tokenizer, out, planted=planted, seed=seed, steps=step + 1)
+
+
+def save(
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, *, planted: list[str], seed: int, steps: int
+) -> None:
+    """Write weights, tokenizer and ``pretraining.json`` (what was planted, with which seed)."""
+    out.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    facts = {"planted": planted, "seed": seed, "steps": steps, "parameters": sum(p.numel() for p in model.parameters())}
+    (out / "pretraining.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--planted", default=",".join(PLANTED), help="capabilities to plant deficits in, comma-separated"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    planted = [name for name in options.planted.split(",") if name]
+    pretrain(options.out, planted=planted, seed=options.seed, steps=options.steps)
+
+
+if __name__ == "__main__":
+    main()
