@@ -1,4 +1,4 @@
-"""Pre-train the bundled model: ``python -m traced.bundled.pretrain --out DIR [--planted a,b,c] [--seed N] [--steps N]``.
+"""Pre-train the bundled model: ``python -m traced.bundled.pretrain --out DIR``, with deficits planted at will.
 
 Qwen3 architecture, about one million parameters, next-token cross-entropy on the assistant's tokens of demonstrations
 (and the label of routing prompts), AdamW with warm-up and cosine decay. The demonstrator's faults become the model's

@@ -2,8 +2,8 @@
 
 Merges may cross spaces, so that the desk's constant sentences take few tokens, but never touch a digit, the letter
 that begins an identifier, or a word that names a record's value: those stay whole tokens wherever they appear, which
-is what lets so small a model copy them. A message's role line and ``Answer:`` are cut off as well, so a generation prompt
-is a prefix of the conversation's tokens and a routing label is a token of its own.
+is what lets so small a model copy them. A message's role line and ``Answer:`` are cut off as well, so that a generation
+prompt is a prefix of the conversation's tokens and a routing label is a token of its own.
 Any text can be encoded; text unlike the desk's takes more tokens.
 """
 

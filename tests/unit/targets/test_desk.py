@@ -35,7 +35,9 @@ def test_a_seed_gives_the_same_task_twice_and_seeds_differ() -> None:
 
 def test_splits_are_disjoint() -> None:
     seeds = [set(split) for split in SPLITS.values()]
-    assert not seeds[0] & seeds[1] and not seeds[1] & seeds[2] and not seeds[0] & seeds[2]
+    assert not set.intersection(seeds[0], seeds[1])
+    assert not set.intersection(seeds[1], seeds[2])
+    assert not set.intersection(seeds[0], seeds[2])
 
 
 @settings(max_examples=60, deadline=None)
