@@ -75,7 +75,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Capability:
-    """A candidate capability: a stable kebab-case name and the texts that define it. Only these and labels travel on."""
+    """A candidate capability: a stable kebab-case name and the texts that define it; only these and labels go on."""
 
     name: str  # "multi-step-completion"
     title: str  # "Multi-step completion"

@@ -1,0 +1,38 @@
+"""What can go wrong in the store.
+
+    StoreError
+    ├── StoreUnavailable   the database cannot be opened, read or written (path, permission, disk, lock, driver)
+    ├── StoreVersionError  the database was written by a newer traced
+    ├── StoreConflict      an immutable row is there already, with other content
+    ├── BrokenReference    a row refers to one that is not in the store, or breaks another constraint
+    └── NotFound           nothing is stored under this name or id
+
+Each message says the cause, the value seen and the next command to try.
+"""
+
+
+class StoreError(Exception):
+    """The store could not do what was asked."""
+
+
+class StoreUnavailable(StoreError):
+    """The database cannot be opened, read or written."""
+
+
+class StoreVersionError(StoreError):
+    """The database was written by a newer traced."""
+
+
+class StoreConflict(StoreError):
+    """An immutable row is there already, with other content."""
+
+
+class BrokenReference(StoreError):
+    """A row refers to one that is not in the store, or breaks another constraint."""
+
+
+class NotFound(StoreError):
+    """Nothing is stored under this name or id."""
+
+    def __init__(self, kind: str, key: str, try_next: str = "`traced status` lists what there is") -> None:
+        super().__init__(f"there is no {kind} {key!r} in the store; {try_next}")

@@ -1,0 +1,15 @@
+"""Alembic's entry: runs migrations on the connection that ``store.database.migrate`` hands over, in its transaction."""
+
+from alembic import context
+
+from store.tables import Row
+
+
+def run() -> None:
+    """Run the migrations; the caller's transaction commits or rolls back."""
+    connection = context.config.attributes["connection"]
+    context.configure(connection=connection, target_metadata=Row.metadata, render_as_batch=True, compare_type=True)
+    context.run_migrations()
+
+
+run()

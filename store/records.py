@@ -1,0 +1,212 @@
+"""Plain types of the evidence chain that no other package produces: what the repositories take and give back.
+
+Invariants: every time is timezone-aware and comes from the caller; ids come from the caller; a record names the ids of
+the records that it came from. ``GateRecord``, ``AdmissionRecord`` and the like wrap a shared type of ``store.types``
+with the ids and the time that the store adds. Not covered: the tree of one adapter (``repositories.evidence``).
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from store.types import AdmissionReport, GateResult
+
+
+class CycleState(StrEnum):
+    """Where one pass of the state machine stands."""
+
+    RUNNING = "running"
+    WAITING = "waiting"  # for a person's approval
+    FINISHED = "finished"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+class RunState(StrEnum):
+    """Where a training run stands."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+class StageState(StrEnum):
+    """What a stage event tells."""
+
+    STARTED = "started"
+    FINISHED = "finished"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+class Decision(StrEnum):
+    """A person's answer on one adapter version."""
+
+    APPROVED = "approved"
+    REJECTED = "rejected"
+
+
+class PromotionState(StrEnum):
+    """What became of a promoted adapter version; only ``live`` ones are routed to."""
+
+    LIVE = "live"
+    SUPERSEDED = "superseded"
+    ROLLED_BACK = "rolled_back"
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One pass: what it ran on, with which configuration, and its final figures (``summary``)."""
+
+    id: str
+    target: str
+    model: str
+    seed: int
+    config: dict[str, Any]
+    state: CycleState
+    created_at: datetime
+    finished_at: datetime | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StageEvent:
+    """One thing that happened to a stage of a cycle, for one capability or (None) for the whole cycle."""
+
+    cycle_id: str
+    stage: str
+    state: StageState
+    at: datetime
+    capability: str | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the contrast says of one capability in one cycle (TRACE, section 3.3).
+
+    ``er_plus``/``er_minus`` are the error rates on successes and failures, None where nothing was applicable;
+    ``delta`` is their difference, None when either is; ``counts`` holds the cell counts behind them.
+    """
+
+    cycle_id: str
+    capability: str
+    delta: float | None
+    coverage: float | None
+    er_plus: float | None
+    er_minus: float | None
+    runs: int
+    runs_agreeing: int
+    retained: bool
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EnvironmentRecord:
+    """A synthetic environment and where it came from; ``hash`` is the SHA-256 of the source's bytes, in hex."""
+
+    hash: str
+    source_code: str
+    cycle_id: str
+    capability: str
+    seed: int
+    synthesizer: str  # "builtin", "llm"
+    at: datetime
+
+
+@dataclass(frozen=True)
+class AdmissionRecord:
+    """One admission of one environment, with its time and cycle."""
+
+    id: str
+    cycle_id: str
+    at: datetime
+    report: AdmissionReport
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """GRPO on one LoRA: from which environment, with which settings, how it ended (``detail``: the error's text)."""
+
+    id: str
+    cycle_id: str
+    capability: str
+    environment_hash: str
+    model: str
+    seed: int
+    config: dict[str, Any]
+    state: RunState
+    started_at: datetime
+    finished_at: datetime | None = None
+    rollouts: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class IterationMetrics:
+    """The figures of one training iteration; a figure that is not finite is stored as such and comes back as NaN."""
+
+    run_id: str
+    iteration: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class AdapterVersion:
+    """An immutable LoRA directory ``capability@vN``; ``files`` maps each file's relative path to its SHA-256 (hex)."""
+
+    name: str
+    capability: str
+    version: int
+    path: str
+    files: dict[str, str]
+    cycle_id: str
+    training_run_id: str
+    environment_hash: str
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class GateRecord:
+    """One gate result, with its time and cycle."""
+
+    id: str
+    cycle_id: str
+    at: datetime
+    result: GateResult
+
+
+@dataclass(frozen=True)
+class Approval:
+    """A person's decision; ``gate_id`` is the gate result they had before them (None: there was none)."""
+
+    adapter: str
+    decision: Decision
+    who: str
+    at: datetime
+    reason: str = ""
+    gate_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """One entry of the promotion log; ``previous`` is the version of the capability that was live until then."""
+
+    adapter: str
+    state: PromotionState
+    who: str
+    at: datetime
+    reason: str = ""
+    previous: str | None = None
+
+
+@dataclass(frozen=True)
+class RoutingChoice:
+    """Which model the router picked for one conversation, with the log-prob (nats) of each option's label."""
+
+    trajectory_id: str
+    model: str
+    logprobs: dict[str, float]
+    seconds: float

@@ -1,0 +1,298 @@
+"""SQLModel tables of the whole evidence chain, from trajectories to promotions.
+
+Invariants: every row carries the ids of the rows it came from, as foreign keys; rows are evidence and are not changed
+once written, except for a cycle's and a training run's state and an iteration's metrics. Append-only tables have
+``seq`` (order of writing) and ``id`` (SHA-256 of the content), so that the same save twice is one row.
+Fails: a missing parent breaks a foreign key (``store.errors.BrokenReference`` at the session's border).
+Not covered: adapter weights and checkpoints (directories on disk; their hashes are here). A change here needs a migration.
+"""
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import BigInteger, ForeignKeyConstraint, Index, LargeBinary, MetaData, Text, UniqueConstraint
+from sqlmodel import Field, SQLModel
+
+from store.columns import KEY, ORDERED_JSON, FreeText, UtcTime
+
+NAMING = {
+    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+    "pk": "pk_%(table_name)s",
+}
+
+
+class Row(SQLModel):
+    """Base of all tables: our own metadata, so that nothing else in the process adds tables to it."""
+
+    metadata: ClassVar[MetaData] = MetaData(naming_convention=NAMING)
+
+
+class CycleRow(Row, table=True):
+    """One pass of the state machine."""
+
+    __tablename__ = "cycles"
+    id: str = Field(primary_key=True, sa_type=KEY)
+    target: str = Field(sa_type=KEY)
+    model: str = Field(sa_type=KEY)
+    seed: int = Field(sa_type=BigInteger)
+    config: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    state: str = Field(sa_type=KEY)
+    created_at: datetime = Field(sa_type=UtcTime)
+    finished_at: datetime | None = Field(default=None, sa_type=UtcTime)
+    summary: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+
+
+class StageEventRow(Row, table=True):
+    """What happened to a stage of a cycle, and when."""
+
+    __tablename__ = "stage_events"
+    seq: int | None = Field(default=None, primary_key=True)
+    id: str = Field(unique=True, sa_type=KEY)
+    cycle_id: str = Field(foreign_key="cycles.id", index=True, sa_type=KEY)
+    stage: str = Field(sa_type=KEY)
+    state: str = Field(sa_type=KEY)
+    capability: str | None = Field(default=None, sa_type=KEY)
+    at: datetime = Field(sa_type=UtcTime)
+    detail: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+
+
+class ToolsetRow(Row, table=True):
+    """A list of tool schemas, stored once; ``hash`` is the SHA-256 of its JSON text."""
+
+    __tablename__ = "toolsets"
+    hash: str = Field(primary_key=True, sa_type=KEY)
+    tools: list[dict[str, Any]] = Field(sa_type=ORDERED_JSON)
+
+
+class TrajectoryRow(Row, table=True):
+    """One recorded interaction, token ids apart."""
+
+    __tablename__ = "trajectories"
+    __table_args__ = (Index("ix_trajectories_listing", "source", "split", "task_id", "trial", "model", "id"),)
+    id: str = Field(primary_key=True, sa_type=KEY)
+    digest: str = Field(sa_type=KEY)  # SHA-256 of everything but the turns
+    source: str = Field(sa_type=KEY)
+    split: str = Field(sa_type=KEY)
+    task_id: str = Field(sa_type=KEY)
+    trial: int
+    model: str = Field(sa_type=KEY)
+    temperature: float
+    messages: list[dict[str, Any]] = Field(sa_type=ORDERED_JSON)
+    toolset_hash: str = Field(foreign_key="toolsets.hash", sa_type=KEY)
+    reward: float
+    outcome: str = Field(sa_type=KEY)
+    end_cause: str = Field(sa_type=KEY)
+    parts: dict[str, float] = Field(sa_type=ORDERED_JSON)
+    detail: str = Field(sa_type=FreeText)
+    cycle_id: str | None = Field(default=None, foreign_key="cycles.id", index=True, sa_type=KEY)
+
+
+class TurnsRow(Row, table=True):
+    """The engine's token ids and log-probs of one trajectory, packed (``store.turns``)."""
+
+    __tablename__ = "trajectory_turns"
+    trajectory_id: str = Field(primary_key=True, foreign_key="trajectories.id", sa_type=KEY)
+    turns: int
+    completion_tokens: int
+    packed: bytes = Field(sa_type=LargeBinary)
+
+
+class RoutingRow(Row, table=True):
+    """Which model the router picked for one conversation."""
+
+    __tablename__ = "routing_choices"
+    trajectory_id: str = Field(primary_key=True, foreign_key="trajectories.id", sa_type=KEY)
+    model: str = Field(index=True, sa_type=KEY)
+    logprobs: dict[str, float] = Field(sa_type=ORDERED_JSON)
+    seconds: float
+
+
+class CapabilityRow(Row, table=True):
+    """The texts of one candidate capability, as one cycle defined them."""
+
+    __tablename__ = "capabilities"
+    cycle_id: str = Field(primary_key=True, foreign_key="cycles.id", sa_type=KEY)
+    name: str = Field(primary_key=True, sa_type=KEY)
+    title: str = Field(sa_type=Text)
+    description: str = Field(sa_type=Text)
+    when_needed: str = Field(sa_type=Text)
+    exercised: str = Field(sa_type=Text)
+    lacking: str = Field(sa_type=Text)
+
+
+class LabelRow(Row, table=True):
+    """One cell of the labelling table of one run."""
+
+    __tablename__ = "labels"
+    __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], ["capabilities.cycle_id", "capabilities.name"]),)
+    cycle_id: str = Field(primary_key=True, sa_type=KEY)
+    run: int = Field(primary_key=True)
+    capability: str = Field(primary_key=True, sa_type=KEY)
+    trajectory_id: str = Field(primary_key=True, foreign_key="trajectories.id", index=True, sa_type=KEY)
+    verdict: str = Field(sa_type=KEY)
+    message_index: int | None = None
+
+
+class FindingRow(Row, table=True):
+    """The contrast's verdict on one capability in one cycle."""
+
+    __tablename__ = "findings"
+    __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], ["capabilities.cycle_id", "capabilities.name"]),)
+    cycle_id: str = Field(primary_key=True, sa_type=KEY)
+    capability: str = Field(primary_key=True, sa_type=KEY)
+    delta: float | None = None
+    coverage: float | None = None
+    er_plus: float | None = None
+    er_minus: float | None = None
+    counts: dict[str, int] = Field(sa_type=ORDERED_JSON)
+    runs: int
+    runs_agreeing: int
+    retained: bool
+
+
+class EnvironmentRow(Row, table=True):
+    """The source of a synthetic environment, stored once."""
+
+    __tablename__ = "environments"
+    hash: str = Field(primary_key=True, sa_type=KEY)
+    source_code: str = Field(sa_type=Text)
+
+
+class EnvironmentOriginRow(Row, table=True):
+    """Which cycle made an environment, for which capability and from which seed (the same source may recur)."""
+
+    __tablename__ = "environment_origins"
+    __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], ["capabilities.cycle_id", "capabilities.name"]),)
+    environment_hash: str = Field(primary_key=True, foreign_key="environments.hash", sa_type=KEY)
+    cycle_id: str = Field(primary_key=True, sa_type=KEY)
+    capability: str = Field(primary_key=True, sa_type=KEY)
+    seed: int = Field(sa_type=BigInteger)
+    synthesizer: str = Field(sa_type=KEY)
+    at: datetime = Field(sa_type=UtcTime)
+
+
+class AdmissionRow(Row, table=True):
+    """One admission of one environment."""
+
+    __tablename__ = "admissions"
+    seq: int | None = Field(default=None, primary_key=True)
+    id: str = Field(unique=True, sa_type=KEY)
+    environment_hash: str = Field(foreign_key="environments.hash", index=True, sa_type=KEY)
+    cycle_id: str = Field(foreign_key="cycles.id", sa_type=KEY)
+    admitted: bool
+    at: datetime = Field(sa_type=UtcTime)
+
+
+class CheckRow(Row, table=True):
+    """One named check of one admission, with its evidence."""
+
+    __tablename__ = "admission_checks"
+    admission_id: str = Field(primary_key=True, foreign_key="admissions.id", sa_type=KEY)
+    position: int = Field(primary_key=True)
+    name: str = Field(sa_type=KEY)
+    passed: bool
+    evidence: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    seconds: float
+
+
+class TrainingRunRow(Row, table=True):
+    """One training of one adapter."""
+
+    __tablename__ = "training_runs"
+    id: str = Field(primary_key=True, sa_type=KEY)
+    cycle_id: str = Field(foreign_key="cycles.id", index=True, sa_type=KEY)
+    capability: str = Field(sa_type=KEY)
+    environment_hash: str = Field(foreign_key="environments.hash", sa_type=KEY)
+    model: str = Field(sa_type=KEY)
+    seed: int = Field(sa_type=BigInteger)
+    config: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    state: str = Field(sa_type=KEY)
+    started_at: datetime = Field(sa_type=UtcTime)
+    finished_at: datetime | None = Field(default=None, sa_type=UtcTime)
+    rollouts: int
+    detail: str = Field(sa_type=FreeText)
+
+
+class IterationRow(Row, table=True):
+    """The figures of one training iteration."""
+
+    __tablename__ = "training_iterations"
+    run_id: str = Field(primary_key=True, foreign_key="training_runs.id", sa_type=KEY)
+    iteration: int = Field(primary_key=True)
+    values: dict[str, float | None] = Field(sa_type=ORDERED_JSON)
+
+
+class AdapterRow(Row, table=True):
+    """One immutable adapter version."""
+
+    __tablename__ = "adapters"
+    __table_args__ = (UniqueConstraint("capability", "version"),)
+    name: str = Field(primary_key=True, sa_type=KEY)
+    capability: str = Field(sa_type=KEY)
+    version: int
+    path: str = Field(sa_type=Text)
+    files: dict[str, str] = Field(sa_type=ORDERED_JSON)
+    cycle_id: str = Field(foreign_key="cycles.id", index=True, sa_type=KEY)
+    training_run_id: str = Field(foreign_key="training_runs.id", index=True, sa_type=KEY)
+    environment_hash: str = Field(foreign_key="environments.hash", sa_type=KEY)
+    created_at: datetime = Field(sa_type=UtcTime)
+
+
+class GateRow(Row, table=True):
+    """One gate result on one adapter version."""
+
+    __tablename__ = "gate_results"
+    seq: int | None = Field(default=None, primary_key=True)
+    id: str = Field(unique=True, sa_type=KEY)
+    adapter: str = Field(foreign_key="adapters.name", index=True, sa_type=KEY)
+    cycle_id: str = Field(foreign_key="cycles.id", sa_type=KEY)
+    answer: str = Field(sa_type=KEY)
+    rounds: int
+    at: datetime = Field(sa_type=UtcTime)
+
+
+class ComparisonRow(Row, table=True):
+    """One paired comparison of one gate result."""
+
+    __tablename__ = "gate_comparisons"
+    gate_id: str = Field(primary_key=True, foreign_key="gate_results.id", sa_type=KEY)
+    position: int = Field(primary_key=True)
+    name: str = Field(sa_type=KEY)
+    seeds: int
+    base: float
+    adapter: float
+    difference: float
+    low: float
+    high: float
+    level: float
+    required: float
+    answer: str = Field(sa_type=KEY)
+
+
+class ApprovalRow(Row, table=True):
+    """A person's decision on one adapter version."""
+
+    __tablename__ = "approvals"
+    seq: int | None = Field(default=None, primary_key=True)
+    id: str = Field(unique=True, sa_type=KEY)
+    adapter: str = Field(foreign_key="adapters.name", index=True, sa_type=KEY)
+    gate_id: str | None = Field(default=None, foreign_key="gate_results.id", sa_type=KEY)
+    decision: str = Field(sa_type=KEY)
+    who: str = Field(sa_type=Text)
+    at: datetime = Field(sa_type=UtcTime)
+    reason: str = Field(sa_type=FreeText)
+
+
+class PromotionRow(Row, table=True):
+    """One entry of the promotion log."""
+
+    __tablename__ = "promotions"
+    seq: int | None = Field(default=None, primary_key=True)
+    adapter: str = Field(foreign_key="adapters.name", index=True, sa_type=KEY)
+    previous: str | None = Field(default=None, foreign_key="adapters.name", sa_type=KEY)
+    state: str = Field(sa_type=KEY)
+    who: str = Field(sa_type=Text)
+    at: datetime = Field(sa_type=UtcTime)
+    reason: str = Field(sa_type=FreeText)

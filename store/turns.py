@@ -1,0 +1,83 @@
+"""Token ids and log-probs of a trajectory, packed into bytes and back without loss.
+
+Layout: zlib over one JSON header line and then three runs of little-endian numbers, turn after turn: prompt ids
+(uint32), completion ids (uint32), log-probs (float64). The prompt of a turn usually begins with the prompt and
+completion of the turn before it, so only the part after the longest common prefix is stored; the header says how long
+that prefix was.
+Fails: ids outside 0..2^32-1 raise ``OverflowError``; bytes that ``pack`` did not make raise ``StoreUnavailable``.
+"""
+
+import json
+import zlib
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import numpy as np
+
+from store.errors import StoreUnavailable
+from store.types import Turn
+
+VERSION = 1
+IDS, LOGPROBS = "<u4", "<f8"
+
+
+def pack(turns: Sequence[Turn]) -> bytes:
+    """The turns as bytes; equal turns give equal bytes."""
+    header: list[tuple[Any, ...]] = []
+    fresh: list[list[int]] = []  # the part of each prompt that is not known from the turn before
+    before: list[int] = []
+    for turn in turns:
+        shared = _common_prefix(before, turn.prompt_ids)
+        fresh.append(turn.prompt_ids[shared:])
+        lengths = (len(fresh[-1]), len(turn.completion_ids), len(turn.logprobs))
+        header.append((turn.message_index, turn.finish_reason, shared, *lengths))
+        before = turn.prompt_ids + turn.completion_ids
+    ids = np.array([*chain(*fresh), *chain(*(turn.completion_ids for turn in turns))], dtype=IDS)
+    logprobs = np.array([*chain(*(turn.logprobs for turn in turns))], dtype=LOGPROBS)
+    head = json.dumps([VERSION, header], separators=(",", ":")).encode()
+    return zlib.compress(head + b"\n" + ids.tobytes() + logprobs.tobytes())
+
+
+def unpack(packed: bytes) -> list[Turn]:
+    """The turns that ``pack`` was given."""
+    try:
+        head, body = zlib.decompress(packed).split(b"\n", 1)
+        version, header = json.loads(head)
+    except (zlib.error, ValueError) as error:
+        raise StoreUnavailable(f"the stored turns are damaged ({error}); restore the database from a backup") from error
+    if version != VERSION:
+        raise StoreUnavailable(f"the stored turns have layout {version}, this traced reads {VERSION}; upgrade traced")
+    n_fresh, n_completion, n_logprobs = ([int(entry[column]) for entry in header] for column in (3, 4, 5))
+    n_ids = sum(n_fresh) + sum(n_completion)
+    ids = np.frombuffer(body, dtype=IDS, count=n_ids).tolist()
+    logprobs = np.frombuffer(body, dtype=LOGPROBS, offset=4 * n_ids).tolist()
+    return _turns(
+        header,
+        _cut(ids[: sum(n_fresh)], n_fresh),
+        _cut(ids[sum(n_fresh) :], n_completion),
+        _cut(logprobs, n_logprobs),
+    )
+
+
+def _turns(
+    header: list[Any], fresh: list[list[int]], completions: list[list[int]], logprobs: list[list[float]]
+) -> list[Turn]:
+    turns: list[Turn] = []
+    before: list[int] = []
+    for entry, suffix, completion, values in zip(header, fresh, completions, logprobs, strict=True):
+        message_index, finish_reason, shared = entry[:3]
+        turns.append(Turn(message_index, before[:shared] + suffix, completion, values, finish_reason))
+        before = turns[-1].prompt_ids + completion
+    return turns
+
+
+def _cut(values: list[Any], lengths: list[int]) -> list[list[Any]]:
+    return [values[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
+
+
+def _common_prefix(left: list[int], right: list[int]) -> int:
+    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return index
+    return min(len(left), len(right))
