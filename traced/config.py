@@ -224,7 +224,7 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | N
     ``overrides`` maps dotted keys to values ({"training.lr": 1e-3}); None values mean "not given".
     Raises ConfigError.
     """
-    directory = (data_dir or Path(os.environ.get("TRACED_DATA_DIR") or "traced-data")).expanduser().absolute()
+    directory = data_directory(data_dir)
     path = find_file(directory)
     raw = _read(path) if path else {}
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
@@ -236,6 +236,11 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | N
         return Settings(toml_file=path, data_dir=directory, **_nested(given))  # type: ignore[call-arg]
     except ValidationError as error:
         raise _bad_value(error, path, raw, given) from None
+
+
+def data_directory(data_dir: Path | None = None) -> Path:
+    """``data_dir``, else TRACED_DATA_DIR, else ./traced-data; absolute."""
+    return (data_dir or Path(os.environ.get("TRACED_DATA_DIR") or "traced-data")).expanduser().absolute()
 
 
 def find_file(data_dir: Path) -> Path | None:

@@ -1,0 +1,56 @@
+# make demo   install into .venv and run one full cycle on this machine
+# make test   install what the tests need and run them
+# make check  ruff, mypy, import-linter: what CI runs after the tests
+# make venv   the virtual environment alone
+#
+# Stamp files inside .venv make a second call instant; a changed pyproject.toml or constraints.txt installs again.
+# constraints.txt pins torch: pip then takes the CPU build where its find-links offers one.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check format clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+venv: $(VENV)/.installed
+
+demo: $(VENV)/.installed
+	scripts/docker-engine.sh
+	$(VENV)/bin/traced demo $(ARGS)
+
+test: $(VENV)/.installed-dev
+	scripts/docker-engine.sh
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/.installed-dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "traced needs Python 3.11 or newer; $(PYTHON) is older. Try: make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo 'Installing traced into $(VENV): a few minutes the first time'
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo 'Installing traced and its development tools into $(VENV): a few minutes the first time'
+	$(PIP) -e '.[dev]'
+	@touch $(VENV)/.installed $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,121 @@
+"""What every test may rely on: no network but loopback, no model endpoint, and no silent skip in CI.
+
+An audit hook raises on any connection or name look-up beyond loopback in this process; child processes get variables
+that point model clients at a closed loopback port and keep Hugging Face offline. Not covered: what a child process
+does of its own accord, and the Docker daemon.
+
+With CI=true a skipped integration or acceptance test, or one marked ``docker``, fails, unless it is marked
+``optional``.
+"""
+
+import functools
+import ipaddress
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+HERE = Path(__file__).parent
+REAL_THINGS = ("integration", "acceptance")
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+LOCAL_NAMES = {"", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::"}
+
+settings.register_profile("traced", deadline=None, derandomize=IN_CI)
+settings.load_profile("traced")
+
+for name in [name for name in os.environ if name.endswith(("_API_KEY", "_BASE_URL")) or name.startswith("TRACED_")]:
+    if not name.startswith("TRACED_DOCKER"):
+        del os.environ[name]
+os.environ |= {
+    "OPENAI_BASE_URL": "http://127.0.0.1:9/no-model-in-tests",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "LANGSMITH_TRACING": "false",
+}
+
+
+class NetworkForbidden(RuntimeError):
+    """A test reached for the network."""
+
+
+def is_loopback(host: object) -> bool:
+    """Whether ``host`` (a name or an address) is this machine."""
+    if host is None:
+        return True
+    name = host.decode() if isinstance(host, bytes) else str(host)
+    if name in LOCAL_NAMES:
+        return True
+    try:
+        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def forbid_network(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "socket.connect":
+        address = arguments[1]
+        if isinstance(address, tuple) and not is_loopback(address[0]):
+            raise NetworkForbidden(f"a test connected to {address!r}; tests speak to loopback only")
+    elif event == "socket.getaddrinfo" and not is_loopback(arguments[0]):
+        raise NetworkForbidden(f"a test looked up {arguments[0]!r}; tests speak to loopback only")
+
+
+sys.addaudithook(forbid_network)
+
+
+@functools.cache
+def docker_refusal() -> str:
+    """Why Docker cannot be used, or ""."""
+    import docker
+    from docker.errors import DockerException
+
+    try:
+        client = docker.from_env()
+    except DockerException as error:
+        return f"no Docker engine answers ({error}); run scripts/docker-engine.sh"
+    try:
+        client.ping()
+    except DockerException as error:
+        return f"the Docker engine does not answer ({error}); run scripts/docker-engine.sh"
+    finally:
+        client.close()
+    return ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("docker") and (refusal := docker_refusal()):
+        pytest.skip(refusal)
+
+
+def must_run(node: pytest.Item | pytest.Collector) -> bool:
+    if node.get_closest_marker("optional"):
+        return False
+    relative = node.path.relative_to(HERE) if node.path.is_relative_to(HERE) else Path()
+    return bool(node.get_closest_marker("docker")) or relative.parts[:1] in [(name,) for name in REAL_THINGS]
+
+
+def refuse_skip(report: pytest.TestReport | pytest.CollectReport, node: pytest.Item | pytest.Collector) -> None:
+    if IN_CI and report.skipped and not hasattr(report, "wasxfail") and must_run(node):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        report.outcome = "failed"
+        report.longrepr = f"skipped in CI, where it must run: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    refuse_skip(report, item)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    refuse_skip(report, collector)
+    return report

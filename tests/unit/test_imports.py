@@ -1,0 +1,58 @@
+"""Run-time proof of the import rules: what a package really loads, in a fresh interpreter."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+OURS = {"traced", "agents", "sandbox", "store", "benchmarks", "tui"}
+ALLOWED = {"store": {"store"}, "sandbox": {"sandbox", "store"}, "agents": {"agents", "store"}}
+
+LOAD_ALL = """
+import importlib, json, pkgutil, sys
+package = importlib.import_module(sys.argv[1])
+names = [m.name for m in pkgutil.walk_packages(package.__path__, package.__name__ + ".")]
+for name in names:
+    # Migrations run inside Alembic, and __main__ is a program: neither is importable on its own.
+    if ".migrations" not in name and not name.endswith("__main__"):
+        importlib.import_module(name)
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def loaded_by(*arguments: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_a_lower_package_loads_none_above_it(package: str) -> None:
+    modules = loaded_by(LOAD_ALL, package)
+    assert f"{package}.__init__".removesuffix(".__init__") in modules
+    assert {name.partition(".")[0] for name in modules} & OURS <= ALLOWED[package]
+    store_parts = {name for name in modules if name.startswith("store.")}
+    if package != "store":
+        assert store_parts <= {"store.types"}
+
+
+def test_the_command_line_starts_without_anything_heavy() -> None:
+    modules = set(loaded_by("import json, sys, traced.cli; print(json.dumps(sorted(sys.modules)))"))
+    heavy = {"torch", "transformers", "trl", "peft", "langgraph", "sqlalchemy", "docker", "scipy", "numpy", "httpx"}
+    assert modules & heavy == set()
+
+
+def test_help_answers_at_once() -> None:
+    """CPU seconds, because wall-clock seconds measure what else the machine does."""
+    assert min(_help_seconds() for _ in range(3)) < 0.5
+
+
+def _help_seconds() -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-m", "traced", "--help"], capture_output=True, text=True, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    assert "doctor" in done.stdout
+    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)

@@ -1,0 +1,39 @@
+"""The ``traced`` command: one verb per step of the cycle.
+
+Invariants: stdout belongs to output, progress and errors go to stderr; with ``--json`` the last line of stdout is one
+JSON object. Modules of verbs import nothing heavy until a verb runs, so that ``traced --help`` answers at once.
+How it fails: ``traced.commands.boundary`` turns every exception into a message and an exit code, in one place.
+"""
+
+from typing import Annotated
+
+import typer
+
+from traced.commands import setup
+from traced.commands.boundary import Verbs, stop_on_sigterm
+
+app = typer.Typer(
+    name="traced",
+    cls=Verbs,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Find what an agent cannot do, train one adapter for each lack, and route to those that a person approved.",
+)
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error (or TRACED_DEBUG=1).")] = False,
+) -> None:
+    """Options before the verb."""
+
+
+app.command()(setup.init)
+app.command()(setup.doctor)
+
+
+def main() -> None:
+    """Run the command line; exits."""
+    stop_on_sigterm()
+    app()

@@ -1,0 +1,106 @@
+"""Where a verb's failure becomes a message and an exit code; the only place that does so.
+
+    exit 0    done
+    exit 1    a TracedError, StoreError, SandboxError or AgentsError: its text (and hint) on stderr, no traceback
+    exit 2    wrong usage or configuration
+    exit 70   a defect of traced itself (EX_SOFTWARE); ``--debug`` shows the traceback
+    exit 130  Ctrl-C (143: SIGTERM); stderr names the command that carries on
+
+With ``--json`` a failure also puts {"error": {"type", "message", "hint"}} on stdout. ``traced --debug VERB`` or
+TRACED_DEBUG=1 lets the exception through, traceback and all.
+"""
+
+import errno
+import os
+import shlex
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+import typer
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from traced.commands.output import print_json, progress
+from traced.errors import TracedError
+
+DEFECT = 70
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: handled as Ctrl-C is, so that what was started gets stopped and nothing is left half-written."""
+
+
+class Verbs(TyperGroup):
+    """The group of verbs, with the boundary around whichever runs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Remember the words of the command line: a message may have to repeat them."""
+        ctx.meta["traced.words"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb; turn what it raises into a message and an exit code."""
+        words: list[str] = ctx.meta["traced.words"]
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            raise typer.Exit(_stopped(stop, words)) from None
+        except Exception as error:  # the outermost boundary: whatever is left is reported once and ends the process
+            if _is_for_typer(error) or ctx.params.get("debug") or os.environ.get("TRACED_DEBUG"):
+                raise
+            raise typer.Exit(_failed(error, words)) from None
+
+
+def stop_on_sigterm() -> None:
+    """Let SIGTERM end the process the way Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _terminate)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+def _stopped(stop: KeyboardInterrupt, words: list[str]) -> int:
+    again = shlex.join(["traced", *words])
+    progress.print(f"\nStopped; nothing is half-written. To carry on: {escape(again)}", highlight=False)
+    return 143 if isinstance(stop, Terminated) else 130
+
+
+def _failed(raised: Exception, words: list[str]) -> int:
+    error = _cause(raised)
+    known = isinstance(error, _known_errors())
+    message = getattr(error, "message", str(error))
+    hint = getattr(error, "hint", "")
+    if not known:
+        message, hint = f"{type(error).__name__}: {error}", f"traced --debug {shlex.join(words)}"
+    title = "Error" if known else "Defect in traced"
+    progress.print(f"[bold red]{title}:[/] {escape(message)}", highlight=False)
+    if hint:
+        progress.print(f"[bold]Try:[/] {escape(hint)}", highlight=False)
+    if "--json" in words:
+        print_json({"error": {"type": type(error).__name__, "message": message, "hint": hint}})
+    return getattr(error, "exit_code", 1) if known else DEFECT
+
+
+def _cause(error: Exception) -> Exception:
+    """What a person can act on: the known error inside a task group's ExceptionGroup, and a full disk by its name."""
+    if isinstance(error, ExceptionGroup):
+        causes = [_cause(inner) for inner in error.exceptions]
+        return next((cause for cause in causes if isinstance(cause, _known_errors())), causes[0])
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return TracedError(f"the disk is full: {error}", hint="free some space and run the same command again")
+    return error
+
+
+def _known_errors() -> tuple[type[Exception], ...]:
+    """The roots of the packages' error trees, of those packages that are loaded: only they can have raised."""
+    trees = {"store.errors": "StoreError", "sandbox.errors": "SandboxError", "agents.errors": "AgentsError"}
+    loaded = [getattr(sys.modules[module], name) for module, name in trees.items() if module in sys.modules]
+    return (TracedError, *loaded)
+
+
+def _is_for_typer(error: Exception) -> bool:
+    """Usage errors, exits and aborts are typer's own business; so is a reader that closed the pipe."""
+    return type(error).__module__.startswith(("typer", "click")) or isinstance(error, BrokenPipeError)
