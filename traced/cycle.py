@@ -92,7 +92,9 @@ class Standing:
 class Node(Protocol):
     """A node of a capability's way, as LangGraph calls it."""
 
-    def __call__(self, state: CapabilityState) -> Awaitable[dict[str, Any]]: ...
+    def __call__(self, state: CapabilityState) -> Awaitable[dict[str, Any]]:
+        """Do the work of one stage; returns the state it changes."""
+        ...
 
 
 def _dropping(stages: Stages, stage: str, work: Node) -> Node:
@@ -209,7 +211,12 @@ def build_graph(
 async def checkpoints(data_dir: Path) -> AsyncIterator[AsyncSqliteSaver]:
     """The checkpointer of a data directory; refuses to revive anything but plain values (strict msgpack)."""
     async with aiosqlite.connect(data_dir / CHECKPOINTS) as connection:
-        yield AsyncSqliteSaver(connection, serde=JsonPlusSerializer(allowed_msgpack_modules=None))
+        try:
+            yield AsyncSqliteSaver(connection, serde=JsonPlusSerializer(allowed_msgpack_modules=None))
+        finally:
+            # A task that was cancelled in mid-write leaves its transaction open, and closing does not end it as long
+            # as a traceback holds the cursor: the next connection of this process would find the database locked.
+            await connection.rollback()
 
 
 def _thread(cycle_id: str) -> RunnableConfig:
