@@ -1,0 +1,80 @@
+"""One request on its way through the engine: what it has sampled, when it ends, and where its result goes.
+
+A request ends at a stop token or at ``limit`` tokens, the smaller of ``max_tokens`` and the room left in the context.
+"""
+
+from concurrent.futures import Future, InvalidStateError
+
+from torch import Tensor
+
+from traced.serving.embedded.requests import Generation, Request
+from traced.serving.embedded.sampling import draw_uniforms, top_logprobs
+from traced.serving.embedded.slots import Slot
+from traced.serving.errors import ContextLengthError, RequestError
+
+
+class Running:
+    """A request with its future, its slot once it has one, and its tokens so far."""
+
+    slot: Slot  # from ``take_slot`` on
+
+    def __init__(self, request: Request, max_length: int) -> None:
+        self.request = request
+        self.future: Future[Generation] = Future()
+        self.limit = min(request.sampling.max_tokens, max_length - len(request.prompt_ids))
+        self.temperature = request.sampling.temperature
+        self.placed = False
+        self._uniforms = draw_uniforms(request.sampling, self.limit)
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._top: list[dict[int, float]] = []
+
+    def take_slot(self, slot: Slot) -> None:
+        """Settle in a slot; from now on tokens go there."""
+        self.slot, self.placed = slot, True
+
+    @property
+    def to_prefill(self) -> int:
+        """Prompt tokens that are not in the slot yet."""
+        return len(self.slot.tokens) - self.slot.cached
+
+    def uniform(self) -> float:
+        """The random number that decides the next token."""
+        return self._uniforms[len(self._ids)] if self._uniforms else 0.0
+
+    def take(self, token: int, logprob: float, table: Tensor) -> None:
+        """Record the next token; ``table`` holds all log-probs [vocabulary] it was chosen from."""
+        self._ids.append(token)
+        self._logprobs.append(logprob)
+        self.slot.tokens.append(token)
+        if self.request.sampling.top_logprobs:
+            self._top.append(top_logprobs(table, self.request.sampling.top_logprobs))
+
+    def finish_reason(self, stops: frozenset[int]) -> str | None:
+        """Why the request has ended, or None while it goes on."""
+        if self._ids[-1] in stops:
+            return "stop"
+        return "length" if len(self._ids) >= self.limit else None
+
+    def finish(self, reason: str) -> None:
+        """Hand the result over, unless nobody waits for it any more."""
+        try:
+            self.future.set_result(Generation(self._ids, self._logprobs, reason, self._top))
+        except InvalidStateError:
+            return  # cancelled at the last moment
+
+
+def check_request(request: Request, max_length: int, vocabulary: int) -> None:
+    """Raise ``RequestError`` for a request that can never be served."""
+    prompt, sampling = request.prompt_ids, request.sampling
+    if not prompt:
+        raise RequestError("the prompt is empty; at least one token is needed")
+    if len(prompt) >= max_length:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt)} tokens and the context holds {max_length}",
+            hint="send a shorter conversation",
+        )
+    if min(prompt) < 0 or max(prompt) >= vocabulary:
+        raise RequestError(f"token ids must lie in 0..{vocabulary - 1}, got {min(prompt)}..{max(prompt)}")
+    if sampling.max_tokens < 1 or sampling.temperature < 0 or sampling.top_logprobs < 0:
+        raise RequestError(f"max_tokens must be at least 1, temperature and top_logprobs not negative: {sampling}")
