@@ -1,0 +1,140 @@
+"""A synthetic environment as a source of episodes: many at once, all in one container.
+
+Invariants: environment code never runs in this process; every value is checked here (``wire.py``) before anyone sees
+it; a container that died is replaced for later episodes, at most ``limits.restarts`` times, while its own episodes
+raise the error that ended them. Not covered: concurrency limits (the rollout's) and turning errors into outcomes.
+"""
+
+import asyncio
+import itertools
+from typing import Any
+
+from sandbox.container import Sandbox
+from sandbox.contract import Message, Score, Task
+from sandbox.docker_engine import reap_orphans
+from sandbox.episodes import Step
+from sandbox.errors import SandboxError
+from sandbox.hashing import environment_hash
+from sandbox.policy import SandboxLimits
+from sandbox.wire import OraclePlay, read_oracle, read_score, read_step, read_task
+
+__all__ = ["SandboxEpisode", "SandboxSource", "environment_hash", "reap_orphans"]
+
+ORACLE_TURNS = 64
+ORACLE_CALLS = 4  # an oracle's whole episode may take as long as this many calls
+
+
+class SandboxSource:
+    """``EpisodeSource`` over one container; use it with ``async with``. ``name`` defaults to "env:<hash12>".
+
+    Entering raises EngineDown, ImageMissing, or EnvironmentFault when the source cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        source_code: str,
+        *,
+        limits: SandboxLimits | None = None,
+        name: str | None = None,
+        hash_seed: int = 0,
+        owner: str = "traced",
+    ) -> None:
+        self.source_code = source_code
+        self.limits = limits or SandboxLimits()
+        self.restarts = 0
+        self._name = name or f"env:{environment_hash(source_code)[:12]}"
+        self._hash_seed = hash_seed
+        self._owner = owner
+        self._sandbox: Sandbox | None = None
+        self._starting = asyncio.Lock()
+        self._ids = itertools.count(1)
+
+    @property
+    def name(self) -> str:
+        """What goes into ``Trajectory.source``."""
+        return self._name
+
+    async def __aenter__(self) -> "SandboxSource":
+        self._sandbox = await self._fresh()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        if self._sandbox is not None:
+            await self._sandbox.close()
+
+    async def _fresh(self) -> Sandbox:
+        return await Sandbox.start(self.source_code, limits=self.limits, hash_seed=self._hash_seed, owner=self._owner)
+
+    async def sandbox(self) -> Sandbox:
+        """The living container, a fresh one if the last has died; raises what ended it once restarts are used up."""
+        async with self._starting:
+            if self._sandbox is None:
+                raise RuntimeError("use SandboxSource with 'async with'")
+            failure = self._sandbox.failure
+            if failure is not None:
+                if self.restarts >= self.limits.restarts:
+                    raise failure
+                self.restarts += 1
+                await self._sandbox.close()
+                self._sandbox = await self._fresh()
+            return self._sandbox
+
+    async def restart(self) -> None:
+        """Replace the container whatever its state; open episodes are lost. Does not count as a restart."""
+        async with self._starting:
+            if self._sandbox is not None:
+                await self._sandbox.close()
+                self._sandbox = await self._fresh()
+
+    def episode(self) -> "SandboxEpisode":
+        """A fresh episode, not yet reset."""
+        return SandboxEpisode(self, f"e{next(self._ids)}")
+
+    async def oracle(self, seed: int, turns: int = ORACLE_TURNS) -> OraclePlay:
+        """The environment's oracle plays ``seed`` to its end, at most ``turns`` assistant messages."""
+        sandbox = await self.sandbox()
+        budget = self.limits.call_seconds * ORACLE_CALLS
+        answer = await sandbox.call("oracle", budget=budget, seed=seed, turns=turns)
+        return read_oracle(answer.value, answer.seconds)
+
+    async def effects(self) -> dict[str, Any]:
+        """What the environment did besides computing since it was loaded (``effects.py``), in the living container."""
+        return (await (await self.sandbox()).call("effects")).value or {}
+
+
+class SandboxEpisode:
+    """One episode in the container. ``seconds`` is what its last call took inside the worker."""
+
+    def __init__(self, source: SandboxSource, name: str) -> None:
+        self._source = source
+        self._name = name
+        self._sandbox: Sandbox | None = None
+        self.seconds = 0.0
+
+    async def _call(self, op: str, **fields: Any) -> dict[str, Any]:
+        if self._sandbox is None:
+            raise RuntimeError(f"reset the episode before '{op}'")
+        answer = await self._sandbox.call(op, episode=self._name, **fields)
+        self.seconds = answer.seconds
+        return answer.value or {}
+
+    async def reset(self, seed: int) -> Task:
+        """Begin the task instance of ``seed``."""
+        self._sandbox = await self._source.sandbox()
+        return read_task((await self._call("reset", seed=seed)).get("task"))
+
+    async def step(self, message: Message) -> Step:
+        """Send one assistant message."""
+        return read_step(await self._call("step", message=message))
+
+    async def score(self) -> Score:
+        """The score as it stands."""
+        return read_score((await self._call("score")).get("score"))
+
+    async def close(self) -> None:
+        """Let the worker forget the episode; a sandbox that has failed has forgotten it already."""
+        if self._sandbox is not None and self._sandbox.failure is None:
+            try:
+                await self._call("close")
+            except SandboxError:
+                return

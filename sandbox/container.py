@@ -1,0 +1,131 @@
+"""One hardened container with one worker: started, spoken to, ended.
+
+Invariants: the container exists only between ``start`` and ``close`` or the first failure; whatever ends it, it is
+removed; an engine call never blocks the event loop. When this process dies, the worker sees its input end and stops;
+its stopped container is left for ``docker_engine.reap_orphans``.
+"""
+
+import asyncio
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox.channel import Channel
+from sandbox.docker_engine import attach, connect, create, ended, engine_errors, labels, remove
+from sandbox.errors import ProtocolFault, SandboxError, WorkerDied
+from sandbox.hashing import environment_hash, image_tag
+from sandbox.policy import SandboxLimits
+from sandbox.wire import Answer
+
+EXIT_WAIT_SECONDS = 10.0
+
+
+@dataclass
+class _Started:
+    client: Any
+    container: Any
+    raw: socket.socket
+    wrapper: Any
+
+    def discard(self) -> None:
+        """Remove the container and let go of the engine."""
+        try:
+            remove(self.container)
+        finally:
+            self.wrapper.close()
+            self.client.close()
+
+
+class Sandbox:
+    """A running container with the source loaded; make it with ``await Sandbox.start(...)``."""
+
+    def __init__(self, started: _Started, limits: SandboxLimits) -> None:
+        self._started = started
+        self._limits = limits
+        self._removed = False
+        self._channel: Channel | None = None
+
+    @classmethod
+    async def start(cls, source_code: str, *, limits: SandboxLimits, hash_seed: int = 0, owner: str) -> "Sandbox":
+        """Start a container and load the source; raises any SandboxError, after which nothing is left running."""
+        starting = asyncio.ensure_future(asyncio.to_thread(_start, source_code, limits, hash_seed, owner))
+        try:
+            started = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_discard_late)
+            raise
+        sandbox = cls(started, limits)
+        try:
+            await sandbox._load(source_code)
+        except BaseException:
+            await asyncio.shield(sandbox.close())
+            raise
+        return sandbox
+
+    async def _load(self, source_code: str) -> None:
+        reader, writer = await asyncio.open_connection(sock=self._started.raw)
+        self._channel = Channel(
+            reader,
+            writer,
+            max_bytes=self._limits.message_kb * 1024,
+            post_mortem=self._post_mortem,
+            on_failure=self._remove,
+        )
+        await self._channel.call("load", self._limits.start_seconds, source=source_code)
+
+    @property
+    def failure(self) -> SandboxError | None:
+        """What ended this sandbox, if anything has."""
+        return self._channel.failure if self._channel else None
+
+    @property
+    def container_id(self) -> str:
+        """The engine's id of the container."""
+        return str(self._started.container.id)
+
+    async def call(self, op: str, *, budget: float | None = None, **fields: Any) -> Answer:
+        """One operation of the worker (see ``worker.py``); ``budget`` in seconds, by default the limits' own."""
+        assert self._channel is not None
+        return await self._channel.call(op, budget or self._limits.call_seconds, **fields)
+
+    async def close(self) -> None:
+        """End and remove the container; may be called twice."""
+        if self._channel is not None:
+            await self._channel.close()
+        await self._remove()
+
+    async def _remove(self) -> None:
+        if not self._removed:
+            self._removed = True
+            await asyncio.to_thread(self._started.discard)
+
+    async def _post_mortem(self, stderr: str) -> SandboxError:
+        exit_code, oom = await asyncio.to_thread(ended, self._started.container, EXIT_WAIT_SECONDS)
+        if exit_code is None:
+            return ProtocolFault("the container closed its output while it still ran")
+        return WorkerDied(exit_code, oom, stderr)
+
+
+def _start(source_code: str, limits: SandboxLimits, hash_seed: int, owner: str) -> _Started:
+    client = connect()
+    container = None
+    try:
+        command = ["--call-seconds", str(limits.call_seconds), "--episodes", str(limits.episodes)]
+        command += ["--message-kb", str(limits.message_kb)]
+        marks = labels(owner, environment_hash(source_code))
+        container = create(client, image_tag(), command, limits=limits, labels=marks, hash_seed=hash_seed)
+        raw, wrapper = attach(container)
+        with engine_errors(image_tag()):
+            container.start()
+        return _Started(client, container, raw, wrapper)
+    except BaseException:
+        if container is not None:
+            remove(container)
+        client.close()
+        raise
+
+
+def _discard_late(starting: "asyncio.Future[_Started]") -> None:
+    """The caller was cancelled while the thread was starting a container: nobody else will remove it."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result().discard()

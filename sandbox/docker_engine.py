@@ -1,0 +1,129 @@
+"""The Docker engine: reaching it, making a container under the policy, and clearing away what a crash left behind.
+
+Invariants: every container made here carries the policy of ``policy.py`` unchanged and the labels of its owner and of
+the process that started it. Every error of the engine becomes EngineDown or ImageMissing here and nowhere else.
+Calls block; asynchronous callers run them on threads. Not covered: engines behind TLS or SSH (attaching needs a plain
+unix or TCP socket).
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import docker
+import psutil
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from requests.exceptions import RequestException
+
+from sandbox.errors import EngineDown, ImageMissing
+from sandbox.policy import LABEL, LABEL_ENVIRONMENT, LABEL_OWNER, LABEL_PROCESS, SandboxLimits, container_options
+
+ENGINE_TIMEOUT_SECONDS = 60
+
+
+@contextmanager
+def engine_errors(tag: str = "") -> Iterator[None]:
+    """Turn the Docker client's exceptions into this package's."""
+    try:
+        yield
+    except ImageNotFound as error:
+        raise ImageMissing(tag) from error
+    except (DockerException, RequestException) as error:
+        raise EngineDown(error) from error
+
+
+def connect() -> Any:
+    """A Docker client that has answered a ping; raises EngineDown. The caller closes it."""
+    with engine_errors():
+        client = docker.from_env(timeout=ENGINE_TIMEOUT_SECONDS)
+        try:
+            client.ping()
+        except (DockerException, RequestException):
+            client.close()
+            raise
+        return client
+
+
+def create(
+    client: Any, image: str, command: list[str], *, limits: SandboxLimits, labels: dict[str, str], hash_seed: int
+) -> Any:
+    """A created (not started) container under the policy; raises ImageMissing or EngineDown."""
+    with engine_errors(image):
+        return client.containers.create(image, command, labels=labels, **container_options(limits, hash_seed=hash_seed))
+
+
+def labels(owner: str, environment: str) -> dict[str, str]:
+    """The labels of a container started by this process for ``owner``."""
+    return {
+        LABEL: "1",
+        LABEL_OWNER: owner,
+        LABEL_ENVIRONMENT: environment,
+        LABEL_PROCESS: process_identity(os.getpid()),
+    }
+
+
+def attach(container: Any) -> tuple[socket.socket, Any]:
+    """The container's stdio as (socket, the client's wrapper of it, to be closed too); attach before starting."""
+    parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1, "logs": 0}
+    with engine_errors():
+        wrapper = container.attach_socket(params=parameters)
+    raw = getattr(wrapper, "_sock", wrapper)
+    if not isinstance(raw, socket.socket):
+        wrapper.close()
+        raise EngineDown(f"its connection is a {type(raw).__name__}; use a unix socket or plain tcp:// in DOCKER_HOST")
+    return raw, wrapper
+
+
+def ended(container: Any, wait_seconds: float) -> tuple[int | None, bool]:
+    """(exit code, out of memory) of a container that is ending; (None, False) when it still runs after the wait."""
+    try:
+        container.wait(timeout=wait_seconds)
+        container.reload()
+    except (RequestException, DockerException):
+        return None, False
+    state = container.attrs["State"]
+    return int(state["ExitCode"]), bool(state["OOMKilled"])
+
+
+def remove(container: Any) -> None:
+    """Kill and remove; silent when it is gone already."""
+    with engine_errors():
+        try:
+            container.remove(force=True, v=True)
+        except NotFound:
+            return
+        except APIError as error:
+            if error.status_code != 409:  # "removal ... is already in progress"
+                raise
+
+
+def process_identity(pid: int) -> str:
+    """``pid@start`` where start is the process's creation time (s): process ids are used again, pairs are not."""
+    return f"{pid}@{psutil.Process(pid).create_time():.2f}"
+
+
+def _alive(identity: str) -> bool:
+    pid = identity.partition("@")[0]
+    try:
+        return pid.isdecimal() and process_identity(int(pid)) == identity
+    except psutil.NoSuchProcess:
+        return False
+
+
+def reap_orphans(owner: str) -> list[str]:
+    """Remove ``owner``'s containers whose starting process has ended; returns their short ids. Raises EngineDown.
+
+    Containers started on another machine through the same remote engine count as orphans: give each machine its owner.
+    """
+    client = connect()
+    try:
+        with engine_errors():
+            found = client.containers.list(all=True, filters={"label": [LABEL, f"{LABEL_OWNER}={owner}"]})
+        orphans = [container for container in found if not _alive(container.labels.get(LABEL_PROCESS, ""))]
+        for container in orphans:
+            remove(container)
+        return [str(container.short_id) for container in orphans]
+    finally:
+        client.close()

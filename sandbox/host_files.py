@@ -1,0 +1,130 @@
+"""The running interpreter as a small root file system: a reproducible tar for ``docker import``.
+
+Packs the interpreter's binary, its standard library (without tests, graphical and installer parts), every shared
+object that these need with the dynamic loader, and the sandbox's own files; no shell and no other program. The paths
+inside do not depend on where the interpreter lives on the host: everything sits below /opt/python, the loader where
+the binary asks for it. Entries are sorted and carry no time, owner or umask, so equal inputs give equal bytes.
+
+Fails with ImageMissing where the interpreter is not a dynamic ELF binary (Linux only) or a library is not found.
+Not covered: extension modules outside the standard library, and an engine of another architecture.
+"""
+
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+
+from sandbox.errors import ImageMissing
+from sandbox.hashing import IMAGE_FILES, PACKAGE, image_tag
+
+PREFIX = "opt/python"
+APP = "app"
+LEFT_OUT = frozenset(
+    {"test", "tests", "site-packages", "idlelib", "ensurepip", "tkinter", "turtledemo", "lib2to3", "distutils", "venv"}
+    | {"pydoc_data", "__pycache__"}
+)
+LEFT_OUT_MODULES = (
+    "_test",
+    "_ctypes",
+    "_tkinter",
+    "_curses",
+    "_xx",
+    "xx",
+    "nis.",
+    "readline.",
+    "_dbm",
+    "_gdbm",
+    "_ssl",
+)
+_PT_INTERP = 3
+
+
+def pack_host() -> bytes:
+    """The tar's bytes: interpreter, standard library, shared objects, sandbox files."""
+    files = standard_library(Path(sysconfig.get_path("stdlib")))
+    binary = Path(os.path.realpath(sys.executable))
+    loader = interpreter_path(binary)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    files[f"{PREFIX}/bin/python{version}"] = (binary.read_bytes(), 0o755)
+    files[loader.lstrip("/")] = (Path(loader).read_bytes(), 0o755)
+    dynload = Path(sysconfig.get_path("stdlib"), "lib-dynload")
+    extensions = [path for path in sorted(dynload.glob("*.so")) if not path.name.startswith(LEFT_OUT_MODULES)]
+    for name, path in _shared_objects(loader, [binary, *extensions]).items():
+        files[f"{PREFIX}/lib/{name}"] = (Path(path).read_bytes(), 0o755)
+    for name in IMAGE_FILES:
+        content = (PACKAGE / name).read_bytes()
+        files[f"{APP}/sandbox/{name}"] = (content, 0o644)
+    links = {f"{PREFIX}/bin/python3": f"python{version}"}
+    return tar_bytes(files, links, folders=["dev", "etc", "proc", "sys", "tmp"])
+
+
+def standard_library(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Name in the archive -> (content, mode) for the sources and extension modules below ``root``."""
+    version = root.name
+    files = {}
+    for folder, names, leaves in os.walk(root):
+        names[:] = [name for name in names if name not in LEFT_OUT and not name.startswith("config-")]
+        for leaf in leaves:
+            path = Path(folder, leaf)
+            if path.suffix in {".py", ".so"} and not path.name.startswith(LEFT_OUT_MODULES):
+                content = path.read_bytes()
+                files[f"{PREFIX}/lib/{version}/{path.relative_to(root)}"] = (content, 0o644)
+    return files
+
+
+def interpreter_path(binary: Path) -> str:
+    """The dynamic loader a 64-bit little-endian ELF binary asks for (System V ABI, program header PT_INTERP)."""
+    data = binary.read_bytes()
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ImageMissing(image_tag(), f"{binary} is no 64-bit little-endian ELF binary, so it cannot be packed")
+    table, size, count = (struct.unpack_from(fmt, data, at)[0] for fmt, at in (("<Q", 32), ("<H", 54), ("<H", 56)))
+    for index in range(count):
+        at = table + index * size
+        if struct.unpack_from("<I", data, at)[0] == _PT_INTERP:
+            offset, length = struct.unpack_from("<Q", data, at + 8)[0], struct.unpack_from("<Q", data, at + 32)[0]
+            return data[offset : offset + length].rstrip(b"\0").decode()
+    raise ImageMissing(image_tag(), f"{binary} is statically linked; use the registry image instead")
+
+
+def _shared_objects(loader: str, objects: list[Path]) -> dict[str, str]:
+    """Name to host path of everything ``objects`` need, as the loader itself resolves it (what ldd prints)."""
+    found: dict[str, str] = {}
+    for path in objects:
+        listed = subprocess.run([loader, "--list", str(path)], capture_output=True, text=True, check=False)
+        for name, target in re.findall(r"^\s*(\S+) => (.+?)(?: \(0x[0-9a-f]+\))?$", listed.stdout, re.MULTILINE):
+            if target == "not found":
+                raise ImageMissing(image_tag(), f"{path.name} needs {name}, which is not on this machine")
+            if target.startswith("/"):
+                found[os.path.basename(name)] = target
+    return found
+
+
+def tar_bytes(files: dict[str, tuple[bytes, int]], links: dict[str, str], folders: list[str]) -> bytes:
+    """A reproducible USTAR archive: folders first, everything sorted, no times and no owners."""
+    parents = {str(parent) for name in [*files, *links] for parent in Path(name).parents if str(parent) != "."}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in sorted(parents | set(folders)):
+            archive.addfile(_entry(name, tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755))
+        for name, (content, mode) in sorted(files.items()):
+            entry = _entry(name, tarfile.REGTYPE, mode)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+        for name, target in sorted(links.items()):
+            entry = _entry(name, tarfile.SYMTYPE, 0o777)
+            entry.linkname = target
+            archive.addfile(entry)
+    return buffer.getvalue()
+
+
+def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type = kind
+    entry.mode = mode
+    entry.mtime = 0
+    return entry

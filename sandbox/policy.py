@@ -1,0 +1,88 @@
+"""The whole posture of a sandbox container, in one readable place.
+
+What it holds back: the network (none), the host's files (no mount, read-only root), privileges (no capability, no
+gain of any, an unprivileged user, Docker's default seccomp filter), the host's memory and swap, processors, process
+table and log space, shared memory and IPC. What it leaves: a small /tmp that cannot be executed from, and stdio.
+
+Invariants: every option here is asserted on a running container by ``tests/integration/sandbox/test_posture.py``;
+no caller adds options; limits come from ``SandboxLimits`` alone and are bounded.
+Not covered: bugs in the kernel or in runc (run the engine in a virtual machine if that matters), and side channels.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from docker.types import LogConfig, Ulimit
+
+USER = "65534:65534"
+LABEL = "traced.sandbox"
+LABEL_OWNER = "traced.owner"
+LABEL_PROCESS = "traced.process"
+LABEL_ENVIRONMENT = "traced.environment"
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """What one container may use. Sizes in MiB, times in seconds; out-of-range values raise ValueError."""
+
+    memory_mb: int = 256
+    cpus: float = 1.0
+    pids: int = 32
+    tmp_mb: int = 16
+    open_files: int = 64
+    message_kb: int = 4096  # one line of the protocol, either way
+    call_seconds: float = 5.0  # reset, step or score of one episode
+    start_seconds: float = 30.0  # container start and loading of the source
+    episodes: int = 4096  # open at once
+    restarts: int = 3  # fresh containers after one that died, per source
+
+    def __post_init__(self) -> None:
+        for name, low, high in _BOUNDS:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"sandbox limit {name} is {value}; it must lie within {low} and {high}")
+
+
+_BOUNDS: tuple[tuple[str, float, float], ...] = (
+    ("memory_mb", 32, 16384),
+    ("cpus", 0.1, 64),
+    ("pids", 4, 1024),
+    ("tmp_mb", 1, 1024),
+    ("open_files", 16, 4096),
+    ("message_kb", 16, 65536),
+    ("call_seconds", 0.05, 600),
+    ("start_seconds", 1, 600),
+    ("episodes", 1, 65536),
+    ("restarts", 0, 1000),
+)
+
+
+def container_options(limits: SandboxLimits, *, hash_seed: int = 0) -> dict[str, Any]:
+    """Keyword arguments for ``docker``'s ``containers.create``; identical for every sandbox but for the limits."""
+    memory = limits.memory_mb * MIB
+    return {
+        "network_mode": "none",
+        "read_only": True,
+        "user": USER,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "privileged": False,
+        "ipc_mode": "none",
+        "init": True,
+        "pids_limit": limits.pids,
+        "mem_limit": memory,
+        "memswap_limit": memory,  # equal to memory: no swap
+        "nano_cpus": int(limits.cpus * 1_000_000_000),
+        "ulimits": [
+            Ulimit(name="core", soft=0, hard=0),
+            Ulimit(name="nofile", soft=limits.open_files, hard=limits.open_files),
+        ],
+        "tmpfs": {"/tmp": f"rw,nosuid,nodev,noexec,mode=1777,size={limits.tmp_mb}m"},
+        "log_config": LogConfig(type="none"),
+        "hostname": "sandbox",
+        "working_dir": "/tmp",
+        "environment": {"PYTHONHASHSEED": str(hash_seed)},
+        "stdin_open": True,
+        "tty": False,
+    }

@@ -1,0 +1,178 @@
+"""What comes out of a container, read as if an enemy wrote it.
+
+Every line is strict JSON in UTF-8 (no NaN, no lone surrogates) with a known envelope, else ProtocolFault. Every value
+is checked against the contract, else EnvironmentFault: rewards are finite numbers in [0, 1] and no booleans, success
+is a boolean and needs the full reward, messages and tools have OpenAI's form. Pure functions.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sandbox.contract import Message, Score, Task, Tool
+from sandbox.episodes import Step
+from sandbox.errors import EnvironmentFault, ProtocolFault, clipped
+
+PASS_MARK = 1.0  # success needs at least this reward
+MAX_TOOLS = 128
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One line from the worker: ``value`` of "ok", or the three texts of "fault"."""
+
+    id: int
+    seconds: float  # as the worker measured them; informative only
+    value: dict[str, Any] | None
+    fault: dict[str, str] | None
+
+
+@dataclass(frozen=True)
+class OracleTurn:
+    """One assistant message of the oracle and what the environment answered."""
+
+    message: Message
+    replies: list[Message]
+
+
+@dataclass(frozen=True)
+class OraclePlay:
+    """A whole episode as the environment's own oracle plays it."""
+
+    task: Task
+    turns: list[OracleTurn]
+    done: bool
+    score: Score
+    seconds: float = 0.0
+
+
+def read_answer(line: bytes) -> Answer:
+    """Parse one line; raises ProtocolFault."""
+    try:
+        value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        if b"\\u" in line:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # an escaped lone surrogate fails here
+    except (ValueError, RecursionError) as error:
+        shown = clipped(line.decode("utf-8", "backslashreplace"), 200)
+        raise ProtocolFault(f"the worker's line is no strict JSON ({error}): {shown}") from error
+    if not isinstance(value, dict) or type(value.get("id")) is not int or ("ok" in value) == ("fault" in value):
+        raise ProtocolFault(f"the worker's line has no valid envelope: {clipped(str(value), 200)}")
+    body = value.get("ok", value.get("fault"))
+    if not isinstance(body, dict):
+        raise ProtocolFault(f"the worker's answer is a {type(body).__name__}, not an object")
+    seconds = value.get("seconds")
+    fault = {name: str(body.get(name, "")) for name in ("kind", "error", "traceback")} if "fault" in value else None
+    return Answer(value["id"], _seconds(seconds), None if fault else body, fault)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+
+
+def read_task(value: object, op: str = "reset") -> Task:
+    """The contract's Task, or EnvironmentFault."""
+    fields = _object(value, op, "task")
+    system = _text(fields.get("system"), op, "task.system")
+    messages = [
+        _message(item, op, {"user", "assistant", "tool"}) for item in _list(fields.get("messages"), op, "messages")
+    ]
+    if not any(message["role"] == "user" for message in messages):
+        raise EnvironmentFault(op, "the task's messages hold none from the user")
+    tools = [_tool(item, op) for item in _list(fields.get("tools"), op, "tools")]
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) != len(names) or len(names) > MAX_TOOLS:
+        raise EnvironmentFault(op, f"tool names repeat, or are more than {MAX_TOOLS}: {names[:12]}")
+    return Task(system, messages, tools)
+
+
+def read_step(value: object, op: str = "step") -> Step:
+    """The messages that follow an assistant message and whether the episode ended, or EnvironmentFault."""
+    fields = _object(value, op, "answer")
+    return Step(_replies(fields.get("messages"), op), _boolean(fields.get("done"), op, "done"))
+
+
+def read_score(value: object, op: str = "score") -> Score:
+    """A Score inside its bounds, or EnvironmentFault."""
+    fields = _object(value, op, "score")
+    reward = _unit(fields.get("reward"), op, "reward")
+    success = _boolean(fields.get("success"), op, "success")
+    if success and reward < PASS_MARK:
+        raise EnvironmentFault(op, f"success with reward {reward}; success needs {PASS_MARK}")
+    parts = _object(fields.get("parts"), op, "parts")
+    return Score(reward, success, {name: _unit(part, op, f"parts[{name!r}]") for name, part in parts.items()})
+
+
+def read_oracle(value: object, seconds: float = 0.0) -> OraclePlay:
+    """The oracle's whole episode, or EnvironmentFault."""
+    fields = _object(value, "oracle", "play")
+    turns = [
+        OracleTurn(_message(turn.get("message"), "oracle", {"assistant"}), _replies(turn.get("replies"), "oracle"))
+        for turn in (_object(item, "oracle", "turn") for item in _list(fields.get("turns"), "oracle", "turns"))
+    ]
+    done = _boolean(fields.get("done"), "oracle", "done")
+    return OraclePlay(read_task(fields.get("task"), "oracle"), turns, done, read_score(fields.get("score")), seconds)
+
+
+def _replies(value: object, op: str) -> list[Message]:
+    return [_message(item, op, {"tool", "user"}) for item in _list(value, op, "messages")]
+
+
+def _message(value: object, op: str, roles: set[str]) -> Message:
+    message = _object(value, op, "message")
+    role = message.get("role")
+    if role not in roles:
+        raise EnvironmentFault(op, f"a message has role {role!r}; allowed here: {', '.join(sorted(roles))}")
+    if role != "assistant" or message.get("content") is not None:
+        _text(message.get("content"), op, f"content of a {role} message")
+    if role == "tool":
+        _text(message.get("tool_call_id"), op, "tool_call_id")
+    for call in _list(message.get("tool_calls") or [], op, "tool_calls"):
+        function = _object(_object(call, op, "tool call").get("function"), op, "tool call's function")
+        _text(function.get("name"), op, "tool call's name")
+        _text(function.get("arguments"), op, "tool call's arguments")
+        _text(call.get("id"), op, "tool call's id")
+    return message
+
+
+def _tool(value: object, op: str) -> Tool:
+    tool = _object(value, op, "tool")
+    function = _object(tool.get("function"), op, "tool.function")
+    if tool.get("type") != "function" or not _text(function.get("name"), op, "tool name"):
+        raise EnvironmentFault(op, f"a tool is no OpenAI function schema: {clipped(str(tool), 200)}")
+    _object(function.get("parameters"), op, "tool.function.parameters")
+    return tool
+
+
+def _unit(value: object, op: str, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be a number in [0, 1]")
+    return float(value)
+
+
+def _boolean(value: object, op: str, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be true or false")
+    return value
+
+
+def _text(value: object, op: str, what: str) -> str:
+    if not isinstance(value, str):
+        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be text")
+    return value
+
+
+def _list(value: object, op: str, what: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be a list")
+    return value
+
+
+def _object(value: object, op: str, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be an object")
+    return value
