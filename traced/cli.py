@@ -31,6 +31,7 @@ def options(
 
 app.command()(setup.init)
 app.command()(setup.doctor)
+app.add_typer(setup.sandbox, name="sandbox")
 
 
 def main() -> None:

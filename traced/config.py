@@ -158,9 +158,10 @@ class SandboxSection(Section):
     """Limits of the containers that run synthetic environments."""
 
     memory_mb: Positive = Field(default=256, description="memory of one container, MiB; no swap")
-    cpus: float = Field(default=1.0, gt=0, description="CPU share of one container")
-    pids: Positive = Field(default=64, description="processes and threads in one container")
-    step_timeout_s: float = Field(default=10.0, gt=0, description="seconds for one reset, step or score")
+    cpus: float = Field(default=1.0, gt=0, description="processors of one container")
+    pids: Positive = Field(default=32, description="processes and threads in one container")
+    call_seconds: float = Field(default=5.0, gt=0, description="seconds for one reset, step or score")
+    start_seconds: float = Field(default=30.0, gt=0, description="seconds for a container to start")
 
 
 class Settings(BaseSettings):

@@ -37,7 +37,11 @@ class Finding:
 def examine(settings: Settings) -> Iterator[Finding]:
     """All findings, in order, as they are made."""
     for check in CHECKS:
-        yield check(settings)
+        try:
+            yield check(settings)
+        except ImportError as error:
+            name = check.__name__.removeprefix("check_").replace("_", " ")
+            yield Finding(name, False, f"cannot be imported: {error}", "make venv")
 
 
 def check_python(settings: Settings) -> Finding:
@@ -59,10 +63,8 @@ def check_packages(settings: Settings) -> Finding:
 
 def check_torch(settings: Settings) -> Finding:
     """PyTorch and the libraries that train and serve."""
-    try:
-        import torch
-    except ImportError as error:
-        return Finding("torch", False, f"cannot be imported: {error}", "make venv")
+    import torch
+
     versions = [f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "peft", "trl")]
     device = f"{torch.cuda.device_count()} GPU" if torch.cuda.is_available() else f"CPU, {settings.threads} threads"
     return Finding("torch", True, ", ".join([f"torch {torch.__version__}", *versions, device]))
@@ -84,17 +86,16 @@ def check_docker(settings: Settings) -> Finding:
 
 def check_image(settings: Settings) -> Finding:
     """The sandbox image."""
-    from sandbox.docker_engine import connect
-    from sandbox.errors import SandboxError
-    from sandbox.image import image_tag, is_built
+    from sandbox.errors import EngineDown, ImageMissing
+    from sandbox.image import ensure_image
 
     try:
-        built = is_built(connect())
-    except SandboxError:
+        image = ensure_image()
+    except EngineDown:
         return Finding("sandbox image", False, "not looked for: no Docker engine answers", "scripts/docker-engine.sh")
-    if built:
-        return Finding("sandbox image", True, image_tag())
-    return Finding("sandbox image", False, f"{image_tag()} is missing", "traced sandbox image")
+    except ImageMissing as error:
+        return Finding("sandbox image", False, str(error), "traced sandbox image")
+    return Finding("sandbox image", True, f"{image.tag}, {image.size_mb} MB, from {image.origin}")
 
 
 def check_data_directory(settings: Settings) -> Finding:
@@ -118,19 +119,27 @@ def check_data_directory(settings: Settings) -> Finding:
 
 
 def check_store(settings: Settings) -> Finding:
-    """A store that opens, at the newest schema."""
-    from store.database import open_store, schema_revision
+    """A store that opens, at the newest schema; an older one is migrated by the next verb that opens it."""
+    from alembic.runtime.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+    from sqlalchemy.exc import DBAPIError
+
+    from store.database import alembic_config, connect
     from store.errors import StoreError
 
     if not settings.store.url and not (settings.data_dir / "traced.db").exists():
         return Finding("store", True, "not made yet; the first verb that writes makes it")
     try:
-        engine = open_store(settings.store_url)
-        revision = schema_revision(engine)
+        engine = connect(settings.store_url)
+        with engine.connect() as connection:
+            revision = MigrationContext.configure(connection).get_current_revision()
         engine.dispose()
-    except StoreError as error:
-        return Finding("store", False, str(error), "traced doctor --set store.url=URL")
-    return Finding("store", True, f"{settings.store_url} at schema {revision}")
+    except (StoreError, DBAPIError) as error:
+        return Finding("store", False, str(error).splitlines()[0], "traced doctor --set store.url=URL")
+    script = ScriptDirectory.from_config(alembic_config())
+    if revision not in {None, *(known.revision for known in script.walk_revisions())}:
+        return Finding("store", False, f"schema {revision!r} is of a newer traced", "upgrade traced")
+    return Finding("store", True, f"schema {revision!r}, newest {script.get_current_head()!r}")
 
 
 def check_model(settings: Settings) -> Finding:

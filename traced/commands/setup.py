@@ -1,4 +1,4 @@
-"""Verbs that prepare a machine: init, doctor."""
+"""Verbs that prepare a machine: init, doctor, sandbox image."""
 
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +47,31 @@ def doctor(data_dir: DataDir = None, given: Given = None, model: Model = None, a
     if as_json:
         print_json({"ok": sound, "findings": findings})
     raise typer.Exit(0 if sound else 1)
+
+
+sandbox = typer.Typer(no_args_is_help=True, help="The container image that synthetic environments run in.")
+
+
+@sandbox.callback()
+def sandbox_options() -> None:
+    """The container image that synthetic environments run in."""
+
+
+@sandbox.command()
+def image(
+    from_host: Annotated[
+        bool, typer.Option("--from-host", help="Pack the running interpreter, where no registry can be reached.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Build the sandbox image from a registry's Python image, or from this interpreter."""
+    from sandbox.image import build
+
+    built = build(from_host)
+    if as_json:
+        print_json(built)
+    else:
+        console.print(f"Built {built.tag} from {built.origin}: {built.size_mb} MB", highlight=False)
 
 
 def _write_new(path: Path, text: str) -> bool:

@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import Traced
+
+NO_DOCKER = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
+
+
+def test_init_makes_a_settings_file_once(traced: Traced, tmp_path: Path) -> None:
+    first = traced("init", "--json")
+    assert first.code == 0, first.err
+    path = tmp_path / "traced-data" / "traced.toml"
+    assert first.json == {"data_dir": str(path.parent), "config": str(path), "written": True}
+    assert path.read_text() == traced("init", "--print").out
+    path.write_text("seed = 5\n")
+    assert traced("init", "--json").json["written"] is False
+    assert path.read_text() == "seed = 5\n"
+
+
+def test_unknown_key_names_key_file_and_nearest_key(traced: Traced, tmp_path: Path) -> None:
+    path = tmp_path / "traced.toml"
+    path.write_text("[training]\nlearning_rate = 1\nlrr = 3\n")
+    ran = traced("doctor", "--json")
+    assert ran.code == 2
+    assert f'unknown key "training.learning_rate" in {path}' in ran.err
+    assert "Traceback" not in ran.err
+    assert ran.json["error"]["type"] == "ConfigError"
+    path.write_text("[training]\nlrr = 3\n")
+    assert 'nearest valid key: "training.lr"' in traced("doctor").err
+
+
+def test_wrong_usage_exits_2_and_suggests(traced: Traced) -> None:
+    ran = traced("docter")
+    assert ran.code == 2
+    assert "doctor" in ran.err
+    assert traced("doctor", "--set", "nonsense").code == 2
+
+
+def test_the_data_directory_may_come_from_the_environment(traced: Traced, tmp_path: Path) -> None:
+    ran = traced("init", "--json", env={"TRACED_DATA_DIR": str(tmp_path / "elsewhere")})
+    assert ran.json["data_dir"] == str(tmp_path / "elsewhere")
+
+
+def test_a_place_that_cannot_be_written_is_one_clear_message(traced: Traced) -> None:
+    ran = traced("init", "--data-dir", "/dev/null/data")
+    assert ran.code == 2
+    assert "/dev/null/data/traced.toml cannot be written: Not a directory" in ran.err
+    assert "Try: choose another --data-dir" in ran.err
+
+
+def test_doctor_names_the_next_command_for_what_is_missing(traced: Traced, tmp_path: Path) -> None:
+    ran = traced("doctor", "--model", tmp_path / "no-model", "--json", env=NO_DOCKER)
+    assert ran.code == 1
+    findings = {finding["name"]: finding for finding in ran.json["findings"]}
+    assert list(findings)[:4] == ["python", "packages", "torch", "docker"]
+    assert findings["python"]["ok"]
+    assert findings["torch"]["ok"]
+    assert findings["docker"]["fix"] == "scripts/docker-engine.sh"
+    assert not findings["sandbox image"]["ok"]
+    assert str(tmp_path / "no-model") in findings["model"]["seen"]
+    assert all(finding["ok"] or finding["fix"] for finding in findings.values())
+
+
+def test_doctor_sees_a_package_that_shadows_ours(traced: Traced, tmp_path: Path) -> None:
+    (tmp_path / "other" / "agents").mkdir(parents=True)
+    (tmp_path / "other" / "agents" / "__init__.py").write_text("")
+    ran = traced("doctor", "--json", env=NO_DOCKER | {"PYTHONPATH": str(tmp_path / "other")})
+    packages = next(finding for finding in ran.json["findings"] if finding["name"] == "packages")
+    assert not packages["ok"]
+    assert str(tmp_path / "other" / "agents") in packages["seen"]
+
+
+def test_without_docker_the_image_is_refused_with_the_way_to_get_an_engine(traced: Traced) -> None:
+    ran = traced("sandbox", "image", "--from-host", env=NO_DOCKER)
+    assert ran.code == 1
+    assert "no Docker engine answers" in ran.err
+    assert "scripts/docker-engine.sh" in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.docker
+def test_the_image_is_built_from_this_interpreter(traced: Traced) -> None:
+    ran = traced("sandbox", "image", "--from-host", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["tag"].startswith("traced-sandbox:")
+    assert ran.json["origin"] == "host"
