@@ -1,0 +1,144 @@
+"""What the recorded agent never looked at, borrowed from other conversations: sibling records and unread ones.
+
+Invariants: a borrowed record's identifiers are new or, where it refers to a thing of the same kind, the conversation's
+own; a sibling is added only where it cannot answer to the user's words and where no sum or flag depends on it. Not
+covered: what a borrowed record refers to in turn stays unknown.
+"""
+
+import json
+import random
+import re
+from typing import Any
+
+from agents.synthesizer.corpus import Corpus, Record, deciding
+from agents.synthesizer.lift import Template, calls_of, texts_of
+from agents.synthesizer.records import IDENTIFIER, has_word, is_identifier, is_number, leaves, style_of
+
+
+def content(template: Template) -> list[tuple[str, Any]]:
+    """(tool, data) of everything recorded or added: results, arguments, distractors."""
+    found: list[tuple[str, Any]] = []
+    for call in [*calls_of(template["steps"]), *template["extra"]]:
+        found += [(call["tool"], call["result"]), ("arguments", call["args"])]
+    return found + [(growth["tool"], {growth["list"]: [growth["record"]]}) for growth in template.get("grow", [])]
+
+
+def identifiers(template: Template) -> list[str]:
+    """Every identifier of a template's records and arguments, in the order of first sight."""
+    values = [value for tool, data in content(template) for _, value in leaves(data, (tool,)) if is_identifier(value)]
+    return list(dict.fromkeys(values))
+
+
+def fresh_identifier(old: str, taken: set[str], rng: random.Random) -> str:
+    """An identifier of the same shape that is not taken; it is added to ``taken``."""
+    for _ in range(1000):
+        new = re.sub(r"\d", lambda _: str(rng.randrange(10)), old)
+        if new not in taken:
+            taken.add(new)
+            return new
+    return old
+
+
+def renamed(value: Any, mapping: dict[str, str]) -> Any:
+    """Nested data with whole identifiers replaced, in texts as well."""
+    if isinstance(value, str):
+        return IDENTIFIER.sub(lambda match: mapping.get(match.group(), match.group()), value)
+    if isinstance(value, dict):
+        return {renamed(key, mapping): renamed(part, mapping) for key, part in value.items()}
+    return [renamed(part, mapping) for part in value] if isinstance(value, list) else value
+
+
+def distractors(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[str, Any]]:
+    """At most one sibling for each list of records that the agent reads, from another conversation's record."""
+    taken = set(identifiers(template))
+    grown = []
+    for call in {
+        json.dumps([c["tool"], c["args"]]): c for c in calls_of(template["steps"]) if c["kind"] == "read"
+    }.values():
+        for name, siblings in call["result"].items() if isinstance(call["result"], dict) else ():
+            candidates = _siblings(call, name, siblings, template, corpus)
+            if candidates:
+                record = rng.choice(candidates)
+                ids = dict.fromkeys(v for _, v in leaves(record, ()) if is_identifier(v))
+                record = renamed(record, {old: fresh_identifier(old, taken, rng) for old in ids})
+                grown.append({"tool": call["tool"], "args": call["args"], "list": name, "record": record})
+    return grown
+
+
+def _siblings(call: dict[str, Any], name: str, siblings: Any, template: Template, corpus: Corpus) -> list[Any]:
+    """Records that could stand beside ``siblings`` without answering to the user's words."""
+    if not isinstance(siblings, list) or not siblings or not all(isinstance(s, dict) for s in siblings):
+        return []
+    keys = set(siblings[0])
+    amounts = [v for _, v in leaves({k: v for k, v in call["result"].items() if k != name}, ()) if is_number(v)]
+    if not any(is_identifier(v) for v in siblings[0].values()) or amounts:
+        return []
+    lists = [
+        other.value[name]
+        for other in corpus.records.get(call["tool"], [])
+        if isinstance(other.value, dict) and name in other.value
+    ]
+    if len(siblings) >= max((len(found) for found in lists if isinstance(found, list)), default=0):
+        return []
+    if any(isinstance(v, bool) for v in siblings[0].values()) or any(deciding((key,)) for key in keys):
+        return []
+    texts = "\n".join([*texts_of(template), json.dumps(call["result"])])
+    found: dict[str, Any] = {}
+    for record in (record for records in lists if isinstance(records, list) for record in records):
+        if (
+            isinstance(record, dict)
+            and set(record) == keys
+            and not _answers_to(record, call["tool"], name, texts, corpus)
+        ):
+            found[json.dumps(record, sort_keys=True)] = record
+    return [found[key] for key in sorted(found)]
+
+
+def _answers_to(record: dict[str, Any], tool: str, name: str, texts: str, corpus: Corpus) -> bool:
+    named = [value for path, value in leaves(record, (tool, name)) if path in corpus.pool_of]
+    return not named or any(has_word(texts, value) for value in named)
+
+
+def unread(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[str, Any]]:
+    """Records for identifiers that the conversation names but never looks up, borrowed from like conversations."""
+    calls = list(calls_of(template["steps"]))
+    read = {(call["tool"], value) for call in calls if call["kind"] == "read" for value in call["args"].values()}
+    writes = tuple(sorted({call["tool"] for call in calls if call["kind"] == "write"}))
+    mentioned = _mentioned(template)
+    taken = set(identifiers({**template, "extra": []}))
+    found: list[dict[str, Any]] = []
+    for tool, donors in sorted(corpus.records.items()):
+        prefixes = corpus.prefixes.get(tool, {})
+        if len(prefixes) != 1 or any(len(d.arguments) != 1 for d in donors):
+            continue
+        ((argument, letters),) = prefixes.items()
+        wanted = [v for v in mentioned if re.split(r"\d", v)[0] in letters and (tool, v) not in read]
+        like = [d for d in donors if d.writes == writes]
+        for identifier in wanted[:3] if like else []:
+            found.append(_borrowed(rng.choice(like), argument, identifier, mentioned, taken, rng))
+    return found[:6]
+
+
+def _mentioned(template: Template) -> list[str]:
+    texts = " ".join([*texts_of(template), json.dumps([c["args"] for c in calls_of(template["steps"])])])
+    inside = [v for c in calls_of(template["steps"]) for _, v in leaves(c["result"], ()) if is_identifier(v)]
+    return list(dict.fromkeys([*IDENTIFIER.findall(texts), *inside]))
+
+
+def _borrowed(
+    donor: Record, argument: str, identifier: str, mentioned: list[str], taken: set[str], rng: random.Random
+) -> dict[str, Any]:
+    """A donor's record under a new key; what it refers to becomes the conversation's own where the letters agree."""
+    key = str(donor.arguments[argument])
+    mapping = {key: identifier}
+    spare = [value for value in mentioned if value != identifier]
+    for _, value in leaves(donor.value, ()):
+        if is_identifier(value) and value not in mapping:
+            letters = re.split(r"\d", value)[0]
+            own = next((v for v in spare if re.split(r"\d", v)[0] == letters), None)
+            if own is not None:
+                spare.remove(own)
+            mapping[value] = own or fresh_identifier(value, taken, rng)
+    style = style_of(donor.text, donor.value)
+    value = renamed(donor.text if style == "text" else donor.value, mapping)
+    return {"tool": donor.tool, "args": {argument: identifier}, "result": value, "style": style, "kind": "read"}

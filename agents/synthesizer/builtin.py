@@ -1,0 +1,199 @@
+"""The builtin synthesizer: an environment for a capability, lifted from the target's own recorded conversations.
+
+Invariants: reads ``Trajectory.messages``, ``tools`` and ``outcome`` and the labels, nothing else; the same input and seed
+give the same bytes; every template's recorded solution reached reward 1 on several seeds before it was written down.
+Sources are successes in which the capability was exercised (by majority over the labelling runs); failures that lacked
+it say which kinds of request come up most. Fails with ``SynthesisError`` when too few conversations can be lifted.
+
+Not covered: targets whose users must be simulated freely, and tools that compute.
+"""
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from agents.errors import SynthesisError
+from agents.synthesizer import compose as joining
+from agents.synthesizer import manners
+from agents.synthesizer.corpus import Corpus, read_corpus
+from agents.synthesizer.emit import environment_source
+from agents.synthesizer.generalise import generalise
+from agents.synthesizer.lift import Template, Unliftable, calls_of, lift
+from agents.synthesizer.runtime import TemplateEnvironment
+from agents.synthesizer.selection import choose, strata
+from agents.transcript import Transcript, transcripts
+from store.types import Capability, Label, Outcome, Trajectory, Verdict
+
+MINIMUM_TEMPLATES = 8
+ROOM = 300_000  # bytes of template JSON
+_COMPOUND_SHARE = 0.6  # above it, the capability is about several requests at once
+_PROBES = 6  # seeds on which every template's recorded solution is replayed
+_COMPOSITIONS = 150
+_CONTROLS = 30
+_USUAL = 0.15  # share of the sources that write with a tool
+
+
+@dataclass(frozen=True)
+class _Sources:
+    present: list[Transcript]
+    controls: list[Transcript]
+    lacking: list[Transcript]
+
+
+def synthesize(
+    capability: Capability, trajectories: Sequence[Trajectory], labels: Sequence[Label], *, seed: int
+) -> str:
+    """The source text of a single-file environment for ``capability``.
+
+    Raises ``SynthesisError`` when fewer than ``MINIMUM_TEMPLATES`` conversations give a template that can be solved.
+    """
+    rng = random.Random(f"synthesize:{capability.name}:{seed}")
+    kept = sorted((t for t in trajectories if t.outcome is not Outcome.INFRASTRUCTURE), key=lambda t: t.id)
+    sources = _sources(kept, majority(labels, capability.name))
+    corpus = read_corpus(transcripts(kept))
+    lifted, refused = _lift_all(sources.present, corpus)
+    compounds = _compose(lifted, sources, corpus, rng)
+    controls = _controls(sources, lifted, corpus)
+    common = _common(capability, corpus)
+    reads_first = _needs_reads(capability)
+    drafts = [{**t, "control": False, "reads_first": reads_first} for t in [*lifted, *compounds]]
+    drafts += [{**t, "control": True, "reads_first": False} for t in controls]
+    templates = [generalise(draft, corpus, rng) for draft in drafts]
+    solvable = [template for template in templates if is_solvable(template, common)]
+    refused["its recorded solution does not replay"] += len(templates) - len(solvable)
+    if sum(not template["control"] for template in solvable) < MINIMUM_TEMPLATES:
+        raise SynthesisError(_too_few(capability, sources, solvable, refused))
+    chosen = choose(solvable, ROOM, rng)
+    openings = [t.user[0].text for t in sources.lacking if t.user]
+    rows = [
+        {"kind": row.kind, "weight": round(row.weight, 6), "templates": row.templates}
+        for row in strata(chosen, openings, balanced=reads_first)
+    ]
+    return environment_source(_numbered({**common, "strata": rows, "templates": chosen}))
+
+
+def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
+    """The verdict that most labelling runs gave each trajectory; ties go to NA, which uses the trajectory for nothing."""
+    votes: dict[str, Counter[Verdict]] = defaultdict(Counter)
+    for label in labels:
+        if label.capability == capability:
+            votes[label.trajectory_id][label.verdict] += 1
+    found = {}
+    for trajectory_id, counts in votes.items():
+        verdict, count = counts.most_common(1)[0]
+        found[trajectory_id] = verdict if 2 * count > sum(counts.values()) else Verdict.NA
+    return found
+
+
+def is_solvable(template: Template, common: dict[str, Any]) -> bool:
+    """The template's recorded solution reaches reward 1 on every probed seed, and doing nothing does not."""
+    one = {**common, "strata": [{"kind": "", "weight": 1.0, "templates": [0]}], "templates": [template]}
+    environment = TemplateEnvironment(_numbered(one))
+    for seed in range(_PROBES):
+        environment.reset(seed)
+        if environment.score().reward > 0.2:
+            return False
+        for message in environment.oracle():
+            if environment.done:
+                return False
+            environment.step(message)
+        if not (environment.done and environment.score().success):
+            return False
+    return True
+
+
+def _sources(trajectories: Sequence[Trajectory], verdicts: dict[str, Verdict]) -> _Sources:
+    def pick(outcome: Outcome, verdict: Verdict) -> list[Transcript]:
+        return transcripts([t for t in trajectories if t.outcome is outcome and verdicts.get(t.id) is verdict])
+
+    return _Sources(
+        present=pick(Outcome.SUCCESS, Verdict.PRESENT),
+        controls=pick(Outcome.SUCCESS, Verdict.NA),
+        lacking=pick(Outcome.FAILURE, Verdict.LACKING),
+    )
+
+
+def _lift_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Template], Counter[str]]:
+    lifted: list[Template] = []
+    refused: Counter[str] = Counter()
+    for source in sources:
+        found = lift(source, corpus)
+        if isinstance(found, Unliftable):
+            refused[found.reason] += 1
+        else:
+            lifted.append(found)
+    return lifted, refused
+
+
+def _compose(lifted: list[Template], sources: _Sources, corpus: Corpus, rng: random.Random) -> list[Template]:
+    """Compounds of single-request successes, where the capability's own conversations are mostly compound."""
+    openings = [t.user[0].text for t in corpus.transcripts if t.user]
+    greetings = joining.greetings_of(openings)
+    phrases = joining.joiners(openings, greetings)
+    compound = [joining.is_compound(t["opening"][0], phrases) for t in lifted]
+    if not phrases or sum(compound) < _COMPOUND_SHARE * max(1, len(compound)):
+        return []
+    singles = [t for t in _lift_all(sources.controls, corpus)[0] if not joining.is_compound(t["opening"][0], phrases)]
+    farewells = manners.farewells(corpus.transcripts)
+    found = []
+    for _ in range(6):
+        rng.shuffle(singles)
+        for one, two in pairwise(singles):
+            made = joining.compose(one, two, rng.choice(phrases), greetings, farewells, rng)
+            if made is not None:
+                found.append(made)
+    return found[:_COMPOSITIONS]
+
+
+def _controls(sources: _Sources, lifted: list[Template], corpus: Corpus) -> list[Template]:
+    """Successes that did not need the capability but wrote with tools that are usual where it is needed."""
+    used = Counter(tool for template in lifted for tool in _written(template))
+    usual = {tool for tool, count in used.items() if count >= _USUAL * len(lifted)}
+    found = _lift_all(sources.controls, corpus)[0]
+    return [template for template in found if _written(template) and _written(template) <= usual][:_CONTROLS]
+
+
+def _written(template: Template) -> set[str]:
+    return {str(call["tool"]) for call in calls_of(template["steps"]) if call["kind"] == "write"}
+
+
+def _needs_reads(capability: Capability) -> bool:
+    """Whether the capability is to look before acting, so that a write on luck does not count."""
+    return any(word in capability.name for word in ("verif", "precondition"))
+
+
+def _common(capability: Capability, corpus: Corpus) -> dict[str, Any]:
+    """Everything of an environment's data but its templates."""
+    return {
+        "capability": capability.name,
+        "tools": corpus.tools,
+        "writes": sorted(corpus.writes),
+        "free_text": corpus.free_text,
+        "prefixes": corpus.prefixes,
+        "errors": manners.error_patterns(corpus),
+        "acks": manners.acknowledgements(corpus),
+        "usual": manners.usual_answers(corpus),
+        "farewells": manners.farewells(corpus.transcripts),
+        "chat": manners.small_talk(corpus.transcripts),
+        "pools": corpus.pools,
+    }
+
+
+def _numbered(data: dict[str, Any]) -> dict[str, Any]:
+    """The data with each distinct system prompt stored once."""
+    systems = list(dict.fromkeys(template["system"] for template in data["templates"]))
+    templates = [{**t, "system": systems.index(t["system"])} for t in data["templates"]]
+    return {**data, "systems": systems, "templates": templates}
+
+
+def _too_few(capability: Capability, sources: _Sources, solvable: list[Template], refused: Counter[str]) -> str:
+    reasons = "; ".join(f"{reason}: {count}" for reason, count in refused.most_common() if count)
+    return (
+        f"{capability.name}: {sum(not t['control'] for t in solvable)} usable scenario templates, "
+        f"{MINIMUM_TEMPLATES} are needed. Successful conversations that exercised it: {len(sources.present)} "
+        f"(left out: {reasons or 'none'}). Collect more episodes of the target with `traced collect`, then run "
+        "`traced analyze` and `traced synthesize` again"
+    )

@@ -1,0 +1,181 @@
+"""What all recorded conversations of a target say together: pools of values, error formats, acknowledgements, manners.
+
+Invariants: mined from messages and tool schemas only; every list is ordered by content or by frequency and then
+content, so that the same conversations give the same corpus. A value may be renamed when users refer to things by it
+(its field is *referential*) and when neither policy nor tool schema speaks of it; numbers when their field varies.
+
+Not covered: fields that are named by numbers; languages in which a word's form changes with its role.
+"""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.synthesizer.records import Path, has_word, is_identifier, is_name, is_number, leaves, shape
+from agents.transcript import Call, Transcript, tool_function
+from store.types import Tool
+
+_READ_VERBS = frozenset(
+    "get find list search lookup look check read view show fetch query retrieve describe count calculate compute think"
+    " convert verify".split()
+)
+_DECIDING = re.compile(r"(^|_)(status|state|type|kind|role|reason|currency|membership|tier|category)$")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A successful read, with the write tools (sorted) that its conversation went on to use."""
+
+    tool: str
+    arguments: dict[str, Any]
+    text: str
+    value: Any
+    writes: tuple[str, ...]
+
+
+@dataclass
+class Corpus:
+    """The mined common knowledge; see the module's docstring."""
+
+    transcripts: list[Transcript]
+    tools: list[Tool]
+    writes: set[str]
+    pools: list[list[str]]
+    pool_of: dict[Path, int]
+    records: dict[str, list[Record]] = field(default_factory=dict)  # by tool
+    prefixes: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    free_text: dict[str, list[str]] = field(default_factory=dict)
+    shapes: set[str] = field(default_factory=set)  # of every identifier in records and arguments
+    policy: str = ""  # every system prompt and tool schema
+
+
+def read_corpus(transcripts: Sequence[Transcript]) -> Corpus:
+    """Mine the conversations; cost is linear in their length but for the pools."""
+    tools = merged_tools(transcripts)
+    writes = {name for tool in tools if not is_read(name := str(tool_function(tool).get("name", "")))}
+    systems = sorted({t.system for t in transcripts})
+    policy = "\n".join([*systems, json.dumps(tools, ensure_ascii=False)])
+    calls = [call for t in transcripts for call in t.calls if call.succeeded and call.arguments is not None]
+    pools, pool_of = _pools(transcripts, policy)
+    return Corpus(
+        transcripts=list(transcripts),
+        tools=tools,
+        writes=writes,
+        pools=pools,
+        pool_of=pool_of,
+        records=_records(transcripts, writes),
+        prefixes=_prefixes(calls),
+        free_text=_free_text(calls),
+        shapes=_shapes(calls),
+        policy=policy,
+    )
+
+
+def is_read(tool: str) -> bool:
+    """A tool that only looks, by the verb in its name."""
+    return tool.lower().split("_")[0] in _READ_VERBS
+
+
+def merged_tools(transcripts: Iterable[Transcript]) -> list[Tool]:
+    """Every tool's most frequent schema, in the order of first sight."""
+    seen: dict[str, Counter[str]] = {}
+    for transcript in transcripts:
+        for tool in transcript.tools:
+            function = tool_function(tool)
+            wrapped = {"type": "function", "function": function}
+            seen.setdefault(str(function.get("name", "")), Counter())[json.dumps(wrapped, ensure_ascii=False)] += 1
+    return [json.loads(versions.most_common(1)[0][0]) for versions in seen.values()]
+
+
+def deciding(path: Path) -> bool:
+    """A field whose value decides behaviour by its name, such as a status."""
+    return _DECIDING.search(path[-1].lower()) is not None
+
+
+def _records(transcripts: Sequence[Transcript], writes: set[str]) -> dict[str, list[Record]]:
+    records: dict[str, list[Record]] = defaultdict(list)
+    for transcript in transcripts:
+        written = tuple(sorted({call.name for call in transcript.calls if call.succeeded and call.name in writes}))
+        for call in transcript.calls:
+            if call.name not in writes and call.arguments is not None and call.result is not None and call.succeeded:
+                result = call.result
+                records[call.name].append(Record(call.name, call.arguments, result.text, result.value, written))
+    return dict(records)
+
+
+def _shapes(calls: list[Call]) -> set[str]:
+    values = [v for call in calls for _, v in leaves([call.arguments, call.result and call.result.value], ())]
+    return {shape(value) for value in values if is_identifier(value)}
+
+
+def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[str]], dict[Path, int]]:
+    values: dict[Path, set[str]] = defaultdict(set)
+    spoken: dict[Path, Counter[bool]] = defaultdict(Counter)
+    for transcript in transcripts:
+        here: dict[Path, set[str]] = defaultdict(set)
+        for call in transcript.calls:
+            if call.succeeded and call.result is not None:
+                for path, value in leaves(call.result.value, (call.name,)):
+                    if is_name(value) and not deciding(path):
+                        here[path].add(value)
+                    elif is_number(value) and value >= 10:
+                        here[(*path, "#")].add(json.dumps(value))
+        heard = " ".join(said.text for said in transcript.user)
+        for path, found in here.items():
+            values[path] |= found
+            spoken[path][any(has_word(heard, value) for value in found)] += 1
+    policy_words = {word.lower() for word in re.findall(r"[A-Za-z'-]+", policy)}
+    kept = {}
+    for path, found in sorted(values.items()):
+        if path[-1] == "#":
+            kept[path] = found
+        elif spoken[path][True] >= 0.15 * sum(spoken[path].values()):
+            free = {value for value in found if not set(value.lower().split()) <= policy_words}
+            if len(free) >= max(3, 0.7 * len(found)):
+                kept[path] = free
+    return _united(kept)
+
+
+def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, int]]:
+    """Join fields that share values: the same thing's name in two records is one pool."""
+    groups: list[tuple[set[Path], set[str]]] = []
+    for path, found in values.items():
+        paths, union = {path}, set(found)
+        rest = []
+        for other_paths, other in groups:
+            if len(union & other) >= min(3, len(union), len(other)):
+                paths, union = paths | other_paths, union | other
+            else:
+                rest.append((other_paths, other))
+        groups = [*rest, (paths, union)]
+    groups = [group for group in groups if len(group[1]) >= 3]
+    return [sorted(found) for _, found in groups], {p: i for i, (paths, _) in enumerate(groups) for p in paths}
+
+
+def _prefixes(calls: list[Call]) -> dict[str, dict[str, list[str]]]:
+    """By tool and argument, the letters in front of its identifiers; arguments that are not always identifiers left out."""
+    seen: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for call in calls:
+        for name, value in (call.arguments or {}).items():
+            seen[call.name, name].append(re.split(r"\d", value)[0] if is_identifier(value) else "")
+    found: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for (tool, name), letters in sorted(seen.items()):
+        if all(letters) and max(map(len, letters)) <= 3:
+            found[tool][name] = sorted(set(letters))
+    return dict(found)
+
+
+def _free_text(calls: list[Call]) -> dict[str, list[str]]:
+    """Arguments in which the agent writes prose: a usual value has four words or more."""
+    words: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for call in calls:
+        for name, value in (call.arguments or {}).items():
+            words[call.name, name].append(len(value.split()) if isinstance(value, str) else 0)
+    found: dict[str, list[str]] = defaultdict(list)
+    for (tool, name), counts in sorted(words.items()):
+        if sorted(counts)[len(counts) // 2] >= 4:
+            found[tool].append(name)
+    return dict(found)

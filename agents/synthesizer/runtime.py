@@ -1,0 +1,310 @@
+"""The runtime of a builtin synthetic environment: it plays scenarios that were lifted from recorded conversations.
+
+Invariants: a seed fixes the template, the renaming of identifiers, names, amounts and dates, and the order of sibling
+records; the same seed and messages give the same answers and the same score. A known call gets the recorded answer, an
+unknown identifier the target's own not-found error; a write that the target would run is run, right or wrong. Reward is
+one of 0, 0.2, 0.5, 0.8 and 1; only 1 is a success. Invalid agent messages are answered, never raised.
+
+Standard library only: this file is written verbatim into every environment, after its data. Not covered: tools that
+compute (their recorded answers are all they know), and users who say more than the recorded one.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from agents.synthesizer.renaming import Data, Scenario
+from sandbox.contract import Message, Score, Task, Tool
+
+_IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z_]*\d\w*")
+REFUSAL = re.compile(r"\b(cannot|can't|can not|not|unable|sorry|won't|refuse)\b", re.IGNORECASE)
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "array": list,
+    "object": dict,
+    "boolean": bool,
+}
+
+
+def canonical(value: Any) -> Any:
+    """A form in which equal arguments are equal: 35.0 is 35, strings are stripped, lists of records are sorted."""
+    if isinstance(value, dict):
+        return {key: canonical(value[key]) for key in sorted(value)}
+    if isinstance(value, list):
+        parts = [canonical(part) for part in value]
+        return sorted(parts, key=lambda part: json.dumps(part, sort_keys=True))
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value.strip() if isinstance(value, str) else value
+
+
+def mentions(text: str, value: str) -> bool:
+    """True when ``value`` stands in ``text`` as whole words; case and thousands separators do not matter."""
+    plain = re.sub(r"(?<=\d),(?=\d{3})", "", text).casefold()
+    return re.search(rf"(?<![\w.]){re.escape(value.casefold())}(?!\w|\.\d*[1-9])", plain) is not None
+
+
+def question_words(text: str) -> set[str]:
+    """The words of the last question of a text (of the whole text where there is none), digits masked."""
+    questions = re.findall(r"[^.?!\n]*\?", text)
+    return set(re.findall(r"[a-z#']+", re.sub(r"\w*\d\w*", "#", questions[-1] if questions else text).lower()))
+
+
+def likeness(one: set[str], other: set[str]) -> float:
+    """Jaccard similarity of two word sets, in [0, 1]."""
+    return len(one & other) / len(one | other) if one | other else 0.0
+
+
+class TemplateEnvironment:
+    """``sandbox.contract.Environment`` over the templates of ``data`` (see the synthesizer for its fields)."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.tools: list[Tool] = data["tools"]
+        self.schemas = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in self.tools}
+
+    def reset(self, seed: int) -> Task:
+        """Begin the scenario of ``seed``; any integer is a valid seed."""
+        self.scenario = Scenario(self.data, seed)
+        self.answers: dict[str, list[Data]] = {}
+        self.expected: Counter[str] = Counter()
+        writes = 0
+        for step in self.scenario.steps:
+            for call in step["calls"]:
+                key = self._key(call["tool"], call["args"])
+                self.answers.setdefault(key, []).append({**call, "after": writes})
+                if call["kind"] == "write":
+                    writes += 1
+                    self.expected[key] += 1
+        self.rests = self._rests()
+        self.spare = {self._key(call["tool"], call["args"]) for call in self.scenario.extra}
+        for call in self.scenario.extra:
+            self.answers.setdefault(self._key(call["tool"], call["args"]), []).append({**call, "after": 0})
+        self.replies = [step for step in self.scenario.steps if "say" in step]
+        self.written: Counter[str] = Counter()
+        self.tried: set[str] = set()
+        self.verified: set[tuple[str, str]] = set()
+        self.served: Counter[str] = Counter()
+        self.said: list[str] = []
+        self.turns = self.next_reply = self.small_talk = 0
+        self.finished = False
+        opening: list[Message] = [{"role": "user", "content": text} for text in self.scenario.opening]
+        return Task(system=self.scenario.system, messages=opening, tools=self.tools)
+
+    def step(self, message: Message) -> list[Message]:
+        """Answer every tool call of ``message``, or let the user answer its text."""
+        self.turns += 1
+        calls = message.get("tool_calls") or []
+        text = message.get("content")
+        if isinstance(text, str) and text:
+            self.said.append(text)
+        answers = [self._answer_message(call) for call in calls] if calls else self._user(str(text or ""))
+        if self.turns >= 2 * len(self.scenario.steps) + 8:
+            self.finished = True
+        return answers
+
+    @property
+    def done(self) -> bool:
+        """True once the user has nothing more to say or the step limit is reached."""
+        return self.finished
+
+    def oracle(self) -> Iterator[Message]:
+        """The recorded assistant messages, renamed like the rest of the scenario."""
+        number = 0
+        for step in self.scenario.steps:
+            if not step["calls"]:
+                yield {"role": "assistant", "content": step["say"]}
+                continue
+            calls = []
+            for call in step["calls"]:
+                function = {"name": call["tool"], "arguments": json.dumps(call["args"], ensure_ascii=False)}
+                calls.append({"id": f"call_{number}", "type": "function", "function": function})
+                number += 1
+            yield {"role": "assistant", "content": None, "tool_calls": calls}
+
+    def score(self) -> Score:
+        """Judge the writes (hash of the final write state), the reads they rest on, and what the user was told."""
+        right, made, wanted = (sum(c.values()) for c in (self.expected & self.written, self.written, self.expected))
+        state = state_hash(self.written) == state_hash(self.expected)
+        told = self._told()
+        read = self._read()
+        level = self._level(state, right, made - right, told, read)
+        parts = {
+            "state": float(state),
+            "writes": right / wanted if wanted else float(state),
+            "told": told,
+            "read": read,
+        }
+        return Score(reward=level, success=level == 1.0, parts=parts)
+
+    def _level(self, state: bool, right: int, wrong: int, told: float, read: float) -> float:
+        verified = read == 1.0 or not self.scenario.reads_first
+        if state and verified and (self.expected or read == 1.0):
+            if told == 1.0 and self.finished:
+                return 1.0
+            if self.expected:
+                return 0.8
+            return 0.5 if told > 0.0 else 0.2
+        if right > wrong or (state and self.expected):
+            return 0.5
+        attempted = any(key in self.answers for key in self.tried)
+        return 0.2 if attempted and (self.expected or not wrong) else 0.0
+
+    def _told(self) -> float:
+        said = "\n".join(self.said)
+        if self.scenario.refusal and not REFUSAL.search(said):
+            return 0.0
+        facts = self.scenario.told
+        return sum(mentions(said, fact) for fact in facts) / len(facts) if facts else 1.0
+
+    def _read(self) -> float:
+        """Share of the needed reads that were made: before the write that rests on them, or at all for a refusal."""
+        if self.rests:
+            return len(self.verified & self.rests) / len(self.rests)
+        reads = {key for key, calls in self.answers.items() if any(call["kind"] == "read" for call in calls)}
+        reads -= self.spare
+        return len(reads & self.tried) / len(reads) if reads and not self.expected else 1.0
+
+    def _rests(self) -> set[tuple[str, str]]:
+        """Pairs (write, read): the recorded read came first and holds a value that the write was given."""
+        pairs: set[tuple[str, str]] = set()
+        reads: dict[str, str] = {}
+        for call in (call for step in self.scenario.steps for call in step["calls"]):
+            key = self._key(call["tool"], call["args"])
+            if call["kind"] == "read":
+                reads[key] = key + " " + str(call["result"])
+            elif call["kind"] == "write":
+                values = [value for value in call["args"].values() if isinstance(value, str)]
+                pairs |= {(key, read) for read, text in reads.items() if any(mentions(text, v) for v in values)}
+        return pairs
+
+    def _key(self, tool: str, arguments: Data) -> str:
+        ignored = self.data["free_text"].get(tool, [])
+        given = {name: value for name, value in arguments.items() if name not in ignored}
+        return tool + " " + json.dumps(canonical(given), sort_keys=True)
+
+    def _answer_message(self, call: Data) -> Message:
+        function = call.get("function") or {}
+        raw = function.get("arguments")
+        result = self._call(str(function.get("name")), raw if isinstance(raw, str) else json.dumps(raw))
+        return {"role": "tool", "tool_call_id": call.get("id", ""), "content": result}
+
+    def _call(self, tool: str, raw: str) -> str:
+        errors = self.data["errors"]
+        if tool not in self.schemas:
+            return _filled(errors["tool"], tool=tool[:40])
+        try:
+            arguments = json.loads(raw)
+        except (ValueError, RecursionError):
+            return _filled(errors["json"], tool=tool)
+        needed = ", ".join(self.schemas[tool].get("required", []))
+        if not isinstance(arguments, dict) or not _fits(arguments, self.schemas[tool]):
+            return _filled(errors["arguments"], tool=tool, needed=needed)
+        return self._run(tool, arguments)
+
+    def _run(self, tool: str, arguments: Data) -> str:
+        key = self._key(tool, arguments)
+        entries = self.answers.get(key)
+        writes = sum(self.written.values())
+        if entries:
+            index = min(self.served[key], len(entries) - 1)
+            while index and entries[index]["after"] > writes:
+                index -= 1
+            self.served[key] += 1
+            return self._made(key, str(entries[index]["result"]), entries[index]["kind"] == "write")
+        unknown = self._unknown(tool, arguments)
+        if unknown is not None:
+            self.tried.add(key)
+            return unknown
+        if tool in self.data["writes"]:
+            return self._made(key, _filled(self.data["acks"].get(tool, '{"ok":true}'), **arguments), True)
+        return self._made(key, self._by_analogy(tool, arguments), False)
+
+    def _made(self, key: str, result: str, write: bool) -> str:
+        if write:
+            self.verified |= {pair for pair in self.rests if pair[0] == key and pair[1] in self.tried}
+            self.written[key] += 1
+        self.tried.add(key)
+        return result
+
+    def _unknown(self, tool: str, arguments: Data) -> str | None:
+        """The target's not-found error when an argument names something that this scenario does not hold."""
+        read = tool not in self.data["writes"]
+        for name, value in arguments.items():
+            if not isinstance(value, str) or name in self.data["free_text"].get(tool, []):
+                continue
+            prefixes = self.data["prefixes"].get(tool, {}).get(name)
+            known = value in self.scenario.identifiers and (not prefixes or re.split(r"\d", value)[0] in prefixes)
+            if (prefixes and (read or not known)) or (_IDENTIFIER.fullmatch(value) and not known):
+                pattern = self.data["errors"]["unknown"].get(tool, self.data["errors"]["unknown_default"])
+                return _filled(pattern, value=value[:20], tool=tool, **arguments)
+        return None
+
+    def _by_analogy(self, tool: str, arguments: Data) -> str:
+        """An ordinary record for a read that was never recorded: a calendar day, a tool with one constant answer."""
+        usual = self.data["usual"].get(tool)
+        if usual is None:
+            pattern = self.data["errors"]["unknown"].get(tool, self.data["errors"]["unknown_default"])
+            value = next((str(v) for v in arguments.values()), tool)
+            return _filled(pattern, value=value[:20], tool=tool, **arguments)
+        return _filled(usual, **arguments)
+
+    def _user(self, text: str) -> list[Message]:
+        step = self.replies[self.next_reply] if self.next_reply < len(self.replies) else None
+        if step is not None and "reply" in step and self._answers(text, step["say"]):
+            self.next_reply += 1
+            self.finished = self.next_reply == len(self.replies)
+            return [{"role": "user", "content": step["reply"]}]
+        reply = self._small_talk(text)
+        if reply is not None:
+            return [{"role": "user", "content": reply}]
+        self.finished = True
+        return []
+
+    def _small_talk(self, text: str) -> str | None:
+        """What users of the target answered to such a question elsewhere ("Yes, please."), twice at most."""
+        words = question_words(text)
+        close = [(likeness(words, set(asked)), reply) for asked, reply in self.data["chat"]]
+        best, reply = max(close, default=(0.0, ""))
+        if "?" not in text or best < 0.6 or self.small_talk == 2:
+            return None
+        self.small_talk += 1
+        return str(reply)
+
+    def _answers(self, text: str, recorded: str) -> bool:
+        """Would the recorded reply to ``recorded`` answer ``text``? A question is told from a farewell by its words."""
+        asked = question_words(recorded)
+        farewells = [set(words) for words in self.data["farewells"]]
+        if "?" not in recorded or any(likeness(asked, words) > 0.7 for words in farewells):
+            return True
+        words = question_words(text)
+        return "?" in text and likeness(words, asked) > max((likeness(words, f) for f in farewells), default=0.0)
+
+
+def state_hash(writes: Counter[str]) -> str:
+    """SHA-256 of the writes made, whatever their order."""
+    return hashlib.sha256(json.dumps(sorted(writes.elements())).encode()).hexdigest()
+
+
+def _fits(arguments: Data, schema: Data) -> bool:
+    properties = schema.get("properties", {})
+    if not set(schema.get("required", [])) <= set(arguments) or not set(arguments) <= set(properties):
+        return False
+    return all(_fits_one(value, properties[name]) for name, value in arguments.items())
+
+
+def _fits_one(value: Any, schema: Data) -> bool:
+    kind = schema.get("type")
+    if isinstance(kind, str) and not isinstance(value, _TYPES.get(kind, object)):
+        return False
+    return "enum" not in schema or value in schema["enum"]
+
+
+def _filled(pattern: str, **values: Any) -> str:
+    """Fill ``{name}`` marks; any other brace stays."""
+    return re.sub(r"\{(\w+)\}", lambda m: str(values[m[1]]) if m[1] in values else m[0], pattern)
