@@ -64,11 +64,12 @@ class InProcessPolicy:
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
         """One completion of the rendered conversation; the engine's errors pass through."""
-        from traced.serving.embedded.chat import parse, render
+        from traced.serving.embedded.chat import count_calls, parse, render
         from traced.serving.embedded.core import Sampling
 
         prompt_ids = render(self.tokenizer, messages, tools)
         sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens, seed=seed)
         generation = await asyncio.wrap_future(self.engine.submit(prompt_ids, sampling, self.adapter))
-        message = parse(self.tokenizer.decode(generation.ids, skip_special_tokens=True))
+        text = self.tokenizer.decode(generation.ids, skip_special_tokens=True)
+        message = parse(text, first_call=count_calls(messages))
         return Completion(message, prompt_ids, generation.ids, generation.logprobs, generation.finish_reason)

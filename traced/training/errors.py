@@ -1,0 +1,36 @@
+"""What can stop a training run.
+
+TracedError
+└── TrainingError
+    ├── JobError             the job file, or what it names, cannot be used
+    ├── JobChangedError      the output folder belongs to a different job
+    ├── DiskError            a file could not be written; nothing half-written is left behind
+    ├── EnvironmentFailed    every group of an iteration was lost to infrastructure failures
+    └── TrainerDied          the training process ended without a result; carries its last lines
+"""
+
+from traced.errors import TracedError
+
+
+class TrainingError(TracedError):
+    """Training stopped."""
+
+
+class JobError(TrainingError):
+    """The job cannot be used as it stands."""
+
+
+class JobChangedError(TrainingError):
+    """The output folder holds another job's checkpoints."""
+
+
+class DiskError(TrainingError):
+    """A file could not be written."""
+
+
+class EnvironmentFailed(TrainingError):
+    """No rollout of an iteration survived its environment."""
+
+
+class TrainerDied(TrainingError):
+    """The training process ended without a result."""

@@ -1,0 +1,176 @@
+"""One training run, in this process: from a job to an adapter directory.
+
+Invariants: the base stays frozen; rollouts are strictly on-policy (the engine wraps the model under training); the
+adapter folder (PEFT layout) appears whole, after the last iteration, and ``result.json`` after it. Running a job again
+continues from its newest checkpoint, bit for bit on one thread, or returns at once when it is finished.
+
+How it fails: ``TrainingError`` (see ``errors``); checkpoints stay, so that the same command carries on. Not covered:
+more than one process or device; children (``supervise`` runs this module in one).
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+from transformers.utils import logging
+from trl import GRPOConfig
+
+from sandbox.episodes import EpisodeSource
+from traced.rollout.conversation import TurnTemplate
+from traced.serving.embedded.core import Engine
+from traced.training.errors import JobChangedError
+from traced.training.job import TrainingJob, TrainingResult
+from traced.training.metrics import Metrics, append, keep_until, read_metrics
+from traced.training.publish import publish_file, publish_folder
+from traced.training.rollout_function import RolloutFunction
+from traced.training.rollouts import RolloutLimits, Sampler
+from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
+
+OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager[EpisodeSource]]
+
+
+def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: OpenSource) -> TrainingResult:
+    """Train the job's adapter, calling ``on_metric`` after every iteration of this call."""
+    started = time.perf_counter()
+    finished = _claim(job)
+    if finished is not None and finished.iterations >= job.iterations:
+        return finished
+    torch.set_num_threads(job.threads)
+    checkpoint = newest_checkpoint(job.out / "checkpoints")
+    done = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
+    keep_until(job.metrics, done)
+
+    def record(metrics: Metrics) -> None:
+        append(job.metrics, metrics)
+        on_metric(metrics)
+
+    with start_blocking_portal() as portal, _opened(portal, open_source(job)) as source:
+        trainer = _trainer(job, source, portal, record)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    _publish(job, trainer)
+    result = TrainingResult(str(job.adapter), job.iterations, done, time.perf_counter() - started)
+    publish_file(job.out / "result.json", json.dumps(asdict(result)) + "\n")
+    return result
+
+
+def _claim(job: TrainingJob) -> TrainingResult | None:
+    """Make the job's folder its own; its result if it was finished before. A different job there is refused."""
+    mark = job.out / "fingerprint"
+    if mark.exists() and mark.read_text(encoding="utf-8").strip() != job.fingerprint():
+        raise JobChangedError(
+            f"{job.out} holds the checkpoints of a different job (seed, environment, model or settings differ)",
+            hint="train into another folder, or remove this one",
+        )
+    publish_file(mark, job.fingerprint() + "\n")
+    publish_file(job.out / "job.json", job.to_json())
+    result = job.out / "result.json"
+    return TrainingResult(**json.loads(result.read_text(encoding="utf-8"))) if result.exists() else None
+
+
+@contextmanager
+def _opened(portal: BlockingPortal, source: AbstractAsyncContextManager[EpisodeSource]) -> Iterator[EpisodeSource]:
+    with portal.wrap_async_context_manager(source) as opened:
+        yield opened
+
+
+def _trainer(
+    job: TrainingJob, source: EpisodeSource, portal: BlockingPortal, record: Callable[[Metrics], None]
+) -> GroupRelativeTrainer:
+    logging.set_verbosity_error()
+    tokenizer = AutoTokenizer.from_pretrained(job.model_path)
+    model = AutoModelForCausalLM.from_pretrained(job.model_path, dtype=torch.float32)
+    length = min(job.max_length, model.config.max_position_embeddings)
+    limits = RolloutLimits(job.max_turns, length, job.max_tokens, job.step_timeout_s, job.temperature)
+    engines: list[Engine] = []  # filled below: the engine wraps the model that the trainer makes
+    sampler = Sampler(
+        source, lambda requests: engines[0].generate(requests), TurnTemplate(tokenizer), portal.call, limits
+    )
+    trainer = GroupRelativeTrainer(
+        rollout_function=RolloutFunction(sampler, job.rollouts, job.seed, tokenizer.eos_token_id),
+        micro_batch_tokens=job.micro_batch_tokens,
+        on_iteration=record,
+        model=model,
+        args=_arguments(job),
+        train_dataset=_dataset(job),
+        processing_class=tokenizer,
+        peft_config=LoraConfig(
+            r=job.lora_r, lora_alpha=job.lora_alpha, target_modules=_linear_names(model), task_type="CAUSAL_LM"
+        ),
+    )
+    trainer.remove_callback(PrinterCallback)
+    engines.append(Engine(trainer.model, tokenizer, max_batch=job.groups * job.rollouts, max_length=length))
+    return trainer
+
+
+def _dataset(job: TrainingJob) -> Any:
+    """One row per group, in the order of the iterations; the prompt is the group's environment seed."""
+    seeds = [seed for iteration in range(job.iterations) for seed in job.group_seeds(iteration)]
+    return Dataset.from_dict({"prompt": [str(seed) for seed in seeds]})
+
+
+def _arguments(job: TrainingJob) -> GRPOConfig:
+    """The paper's settings (method, section 3) as TRL names them."""
+    return GRPOConfig(
+        output_dir=str(job.out / "checkpoints"),
+        max_steps=job.iterations,
+        per_device_train_batch_size=job.groups * job.rollouts,
+        num_generations=job.rollouts,
+        num_iterations=1,
+        max_completion_length=job.max_length,
+        temperature=job.temperature,
+        loss_type="grpo",
+        scale_rewards="group",
+        beta=0.0,
+        epsilon=job.clip,
+        learning_rate=job.lr,
+        lr_scheduler_type="constant",
+        optim="adamw_torch",
+        weight_decay=0.0,
+        max_grad_norm=job.max_grad_norm,
+        gradient_checkpointing=job.gradient_checkpointing,
+        use_cpu=True,
+        bf16=False,
+        shuffle_dataset=False,
+        dataloader_pin_memory=False,
+        seed=job.seed,
+        logging_steps=1,
+        save_steps=job.checkpoint_every,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+    )
+
+
+def _linear_names(model: Any) -> list[str]:
+    """Names of the base's linear layers, the LM head aside, sorted so that the adapter's config is reproducible."""
+    head = model.get_output_embeddings()
+    linear = {name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and layer is not head}
+    return sorted({name.rpartition(".")[2] for name in linear})
+
+
+def _publish(job: TrainingJob, trainer: GroupRelativeTrainer) -> None:
+    """Write the adapter whole; the base is named, not located, so that the folder can be moved and compared."""
+    model = trainer.model
+    config = model.peft_config["default"]
+    config.base_model_name_or_path = Path(job.model_path).name
+    config.target_modules = sorted(config.target_modules)  # PEFT keeps a set, whose order differs between processes
+
+    def fill(folder: Path) -> None:
+        model.save_pretrained(folder, save_embedding_layers=False)
+        (folder / "README.md").unlink()  # PEFT's empty model card
+
+    publish_folder(job.adapter, fill)
+
+
+def history(job: TrainingJob) -> list[Metrics]:
+    """The metrics of every iteration so far."""
+    return read_metrics(job.metrics)

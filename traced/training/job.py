@@ -1,0 +1,133 @@
+"""A training job: everything that determines an adapter, as one JSON file.
+
+Invariants: two runs of the same job with ``threads=1`` give the same adapter, bit for bit. Seeds of iteration i depend
+on (seed, i) alone, so that a longer job begins like a shorter one. ``fingerprint`` covers every field but those that
+do not choose the weights (``run_id``, ``out_dir``, ``checkpoint_every``, ``threads``) or only say how long to go on
+(``iterations``). How it fails: ``JobError`` names the file, the key and the value. Not covered: admission, leases.
+"""
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from traced.rollout.seeds import derive_seed
+from traced.training.errors import JobError
+
+NOT_IN_FINGERPRINT = {"run_id", "out_dir", "checkpoint_every", "iterations", "threads"}
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """GRPO on one LoRA adapter; defaults are the paper's where it names one (method, section 3)."""
+
+    run_id: str
+    capability: str  # also names the adapter's target in reports; free text for --compare
+    environment_source: dict[str, str]  # {"environment": path of the .py} or {"target": "desk", "split": "train"}
+    model_path: str
+    out_dir: str
+    seed: int = 0
+    iterations: int = 40  # optimizer steps, at most
+    groups: int = 8  # G: seeds per iteration
+    rollouts: int = 16  # K: rollouts per seed
+    lr: float = 1e-5
+    lora_r: int = 16
+    lora_alpha: int = 16
+    clip: float = 0.28
+    max_turns: int = 16
+    max_length: int = 2048  # tokens of one trajectory, prompt included
+    max_tokens: int = 256  # tokens of one completion
+    temperature: float = 1.0
+    max_grad_norm: float = 1.0
+    micro_batch_tokens: int = 16_384  # tokens, padding included, of one forward and backward pass
+    gradient_checkpointing: bool = False
+    checkpoint_every: int = 5
+    step_timeout_s: float = 30.0
+    seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)
+    seed_high: int = 100_000
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        kinds = [{"environment"}, {"target"}, {"target", "split"}]
+        if set(self.environment_source) not in kinds:
+            raise JobError(
+                f"environment_source is {self.environment_source!r}; "
+                'it has to be {"environment": FILE} or {"target": NAME, "split": SPLIT}'
+            )
+        if self.rollouts < 2:
+            raise JobError(f"rollouts is {self.rollouts}; a group needs at least 2 to have a variance")
+        for name in ("iterations", "groups", "max_turns", "max_length", "max_tokens", "threads", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise JobError(f"{name} is {getattr(self, name)}; it has to be at least 1")
+        if self.seed_high - self.seed_low < self.groups:
+            raise JobError(f"[{self.seed_low}, {self.seed_high}) holds fewer seeds than the {self.groups} groups")
+
+    @property
+    def out(self) -> Path:
+        """The job's folder: ``job.json``, ``metrics.jsonl``, ``checkpoints/``, ``adapter/``."""
+        return Path(self.out_dir)
+
+    @property
+    def adapter(self) -> Path:
+        """Where the finished adapter lies (PEFT layout)."""
+        return self.out / "adapter"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object per iteration."""
+        return self.out / "metrics.jsonl"
+
+    def group_seeds(self, iteration: int) -> list[int]:
+        """The distinct environment seeds of one iteration's groups."""
+        seeds: dict[int, None] = {}
+        draw = 0
+        while len(seeds) < self.groups:
+            seeds[self.seed_low + derive_seed(self.seed, iteration, draw) % (self.seed_high - self.seed_low)] = None
+            draw += 1
+        return list(seeds)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over what determines the weights, the environment's source text included."""
+        values = {key: value for key, value in asdict(self).items() if key not in NOT_IN_FINGERPRINT}
+        environment = self.environment_source.get("environment")
+        if environment is not None:
+            values["environment_source"] = hashlib.sha256(_read(Path(environment))).hexdigest()
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The job as it lies on disk."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """A finished job: the adapter folder (PEFT layout), its iterations, where this call began, and its seconds."""
+
+    adapter: str
+    iterations: int
+    resumed_from: int
+    seconds: float
+
+
+def read_job(path: Path) -> TrainingJob:
+    """The job in a JSON file; ``JobError`` says which key or value is wrong."""
+    try:
+        values: dict[str, Any] = json.loads(_read(path))
+    except ValueError as error:
+        raise JobError(f"{path} is not JSON: {error}") from error
+    known = {f.name for f in fields(TrainingJob)}
+    required = {f.name for f in fields(TrainingJob) if f.default is dataclasses.MISSING}
+    if unknown := sorted(set(values) - known):
+        raise JobError(f"{path}: unknown key {unknown[0]!r}")
+    if missing := sorted(required - set(values)):
+        raise JobError(f"{path}: {missing[0]!r} is missing")
+    return TrainingJob(**values)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise JobError(f"cannot read {path}: {error.strerror}") from error

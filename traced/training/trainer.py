@@ -1,0 +1,180 @@
+"""TRL's GRPOTrainer held to the paper's equations (TRACE, section 3), where TRL 1.16 differs or has no switch.
+
+What TRL does as it is: the rollout function's rows, masks and padding, the fused log-probs, the clipped per-token loss
+averaged per sequence over the policy's own tokens (``loss_type="grpo"``), the gradient norm's bound, AdamW, resuming.
+
+What this subclass changes, and why:
+
+- Advantages use the population deviation (1/K); TRL uses the sample's (1/(K-1)).
+- Groups with identical rewards, or that lost a rollout, are taken out of the batch before the loss, so that |B| counts
+  the kept trajectories only; TRL keeps them with advantage 0. With none left there is no backward pass: gradients stay
+  None, AdamW then skips every parameter, and neither weights nor moments move.
+- ``old_per_token_logps`` is the engine's log-prob of each sampled token, so the ratio is to the policy that sampled, as
+  in the paper; TRL without vLLM takes the ratio to its own forward pass, which is 1 by construction.
+- One TRL step is one iteration; it runs in micro-batches of bounded size, sorted by length, with padding cut off.
+- A checkpoint appears by rename, whole or not at all, without TRL's model card; only the newest is kept.
+
+Not covered: several processes, evaluation during training, KL terms, completions without log-probs.
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer
+from trl import GRPOTrainer
+
+from traced.training.advantages import Advantages, group_advantages
+from traced.training.publish import publish_folder
+from traced.training.rollout_function import RolloutFunction
+
+Batch = dict[str, Any]
+PER_ROW = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps")
+CHECKPOINT = "checkpoint"
+
+
+class GroupRelativeTrainer(GRPOTrainer):
+    """GRPO as in the module's docstring; ``on_iteration(metrics)`` is called after every optimizer step."""
+
+    def __init__(
+        self,
+        *,
+        rollout_function: RolloutFunction,
+        micro_batch_tokens: int,
+        on_iteration: Callable[[dict[str, float]], None],
+        **settings: Any,
+    ) -> None:
+        self.rollout_function = rollout_function
+        self.micro_batch_tokens = micro_batch_tokens
+        self.on_iteration = on_iteration
+        self.groups = Advantages(torch.empty(0), torch.empty(0), 0)
+        self._update_seconds = 0.0
+        self._chunk_tokens: list[int] = []
+        super().__init__(rollout_func=rollout_function, reward_funcs=[environment_reward], **settings)
+
+    def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
+        """TRL's batch, reduced to the rows of mixed groups, with population advantages and the engine's log-probs."""
+        batch = super()._generate_and_score_completions(inputs)
+        self.groups = group_advantages(self.rollout_function.last.rewards, self.num_generations)
+        kept = self.groups.kept
+        rows = {name: batch[name][kept] for name in PER_ROW}
+        rows["old_per_token_logps"] = rows.pop("sampling_per_token_logps")
+        rows["advantages"] = self.groups.values[kept]
+        return rows
+
+    def _prepare_inputs(self, generation_batch: Batch) -> Batch:
+        """Micro-batches are ready as they come; TRL's buffering over accumulation steps is not used."""
+        return generation_batch
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Roll out one iteration and accumulate its gradient: -1/|B| sum over kept trajectories."""
+        model.train()
+        batch = self._generate_and_score_completions(inputs)
+        started = time.perf_counter()
+        total = len(batch["advantages"])
+        loss = torch.zeros(())
+        self._chunk_tokens = []
+        for chunk in micro_batches(batch, self.micro_batch_tokens):
+            share = len(chunk["advantages"]) / total
+            chunk["advantages"] = chunk["advantages"] * share  # the loss is a mean over the chunk and linear in these
+            self._chunk_tokens.append(int(chunk["tool_mask"].sum()))
+            loss += super().training_step(model, chunk, None)
+        self._update_seconds = time.perf_counter() - started
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Report the iteration before TRL clears its metrics; TRL's closing summary has no gradient norm."""
+        if "grad_norm" in logs:
+            self.on_iteration(self._iteration_metrics(logs))
+        super().log(logs, start_time)
+
+    def _iteration_metrics(self, logs: dict[str, float]) -> dict[str, float]:
+        last = self.rollout_function.last
+        rewards = [reward for reward in last.rewards if reward is not None]
+        groups = len(last.rewards) // self.num_generations
+        seconds = last.seconds + self._update_seconds
+        return {
+            "iteration": self.state.global_step,
+            "reward": sum(rewards) / len(rewards),
+            "success": last.successes / last.scored,
+            "mixed_groups": self.groups.mixed / groups,
+            "lost_groups": last.lost_groups,
+            "retried": last.retried,
+            "trajectories_kept": int(self.groups.kept.sum()),
+            "policy_tokens": last.policy_tokens,
+            "mean_length": last.policy_tokens / last.scored,
+            "mean_turns": last.turns / last.scored,
+            "clip_fraction": self._mean("clip_ratio/region_mean"),
+            "entropy": self._mean("entropy"),
+            "grad_norm": float(logs["grad_norm"]),
+            "loss": float(logs["loss"]),
+            "rollout_seconds": last.seconds,
+            "update_seconds": self._update_seconds,
+            "tokens_per_second": last.policy_tokens / seconds,
+        }
+
+    def _mean(self, name: str) -> float:
+        """The mean over this iteration's policy tokens of a metric that TRL took per micro-batch; 0 without any."""
+        values = self._metrics["train"].get(name, [])
+        weighted = sum(v * tokens for v, tokens in zip(values, self._chunk_tokens, strict=True))
+        return weighted / max(1, sum(self._chunk_tokens))
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Adapter, optimizer, scheduler, RNG and trainer state, published whole; older checkpoints go afterwards."""
+        folder = Path(self.args.output_dir)
+        name = f"{CHECKPOINT}-{self.state.global_step}"
+
+        def fill(staging: Path) -> None:
+            self.args.output_dir = str(staging)
+            try:
+                Trainer._save_checkpoint(self, model, trial)
+            finally:
+                self.args.output_dir = str(folder)
+            for entry in (staging / name).iterdir():
+                os.replace(entry, staging / entry.name)
+            (staging / name).rmdir()
+
+        publish_folder(folder / name, fill)
+        for older in folder.glob(f"{CHECKPOINT}-*"):
+            if older.name != name:
+                shutil.rmtree(older)
+
+
+def environment_reward(completions: list[Any], reward: list[float | None], **_: Any) -> list[float | None]:
+    """TRL's reward function: the environment's own score, which the rollout function put in the row."""
+    return reward
+
+
+def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
+    """Split rows into chunks of similar length with at most ``tokens`` padded tokens (at least one row each).
+
+    ``batch`` holds left-padded prompts [n, p] and right-padded completions [n, c]; a chunk drops the padding it shares.
+    """
+    prompts, completions = batch["prompt_mask"].sum(1), batch["completion_mask"].sum(1)
+    order = torch.argsort(prompts + completions, descending=True, stable=True).tolist()
+    while order:
+        count, p, c = 0, 0, 0
+        for row in order:
+            wider_p, wider_c = max(p, int(prompts[row])), max(c, int(completions[row]))
+            if count and (count + 1) * (wider_p + wider_c) > tokens:
+                break
+            count, p, c = count + 1, wider_p, wider_c
+        rows, order = order[:count], order[count:]
+        yield {name: _cut(name, value[rows], p, c) for name, value in batch.items()}
+
+
+def _cut(name: str, rows: Tensor, prompt: int, completion: int) -> Tensor:
+    if name == "advantages":
+        return rows
+    return rows[:, rows.shape[1] - prompt :] if name.startswith("prompt") else rows[:, :completion]
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint with the highest iteration, or None."""
+    found = [(int(path.name.rpartition("-")[2]), path) for path in folder.glob(f"{CHECKPOINT}-*")]
+    return max(found)[1] if found else None
