@@ -1,0 +1,116 @@
+"""What the builtin analyst mines from a sample of trajectories before it labels: tools, parameters, preconditions.
+
+Nothing here is about one conversation; ``Corpus`` holds the target's habits as far as the sample shows them. Outcomes
+are used only as evidence of which habits matter. Deterministic in the sample and its order. Not covered: parameters
+deeper than JSON leaves (an array is one path, "flights[].date").
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agents.analyst.intents import Intents, learn_intents
+from agents.analyst.preconditions import Link, mine_links
+from agents.analyst.tools import ToolKind, classify, functions
+from agents.analyst.values import is_date, leaves
+from agents.analyst.view import View
+from agents.transcript import Call
+from store.types import Outcome, Tool
+
+Parameter = tuple[str, str]  # tool, path
+_FEW = 8  # a string parameter with at most so many values, often repeated, is a choice
+_OFTEN = 0.85
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The mined habits. ``choices`` gives the values of parameters that are picked from a small set."""
+
+    declared: dict[str, Tool]
+    kinds: dict[str, ToolKind]
+    choices: dict[Parameter, list[str]]
+    copied: set[Parameter]
+    dated: set[Parameter]
+    described: set[Parameter]
+    links: list[Link]
+    intents: Intents
+
+    def writes(self, view: View) -> list[Call]:
+        """The calls of a conversation that change something."""
+        return [call for call in view.spoken.calls if self.kinds.get(call.name) is ToolKind.WRITE]
+
+    def handoffs(self, view: View) -> list[Call]:
+        """The calls of a conversation that hand it over to a person."""
+        return [call for call in view.spoken.calls if self.kinds.get(call.name) is ToolKind.HANDOFF]
+
+
+def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
+    """Mine a sample; ``outcomes`` stands beside ``views``."""
+    spoken = [view.spoken for view in views]
+    declared = functions(spoken)
+    kinds = classify(declared, spoken)
+    uses = _uses(views, declared)
+    return Corpus(
+        declared=declared,
+        kinds=kinds,
+        choices=_choices(declared, uses),
+        copied={parameter for parameter, seen in uses.items() if _copied(seen)},
+        dated={parameter for parameter, seen in uses.items() if _share(is_date(use.value) for use in seen) > 0.5},
+        described={parameter for parameter, seen in uses.items() if _share(_picked(use) for use in seen) >= 0.5},
+        links=mine_links(views, outcomes, kinds),
+        intents=learn_intents(views, declared, kinds),
+    )
+
+
+@dataclass(frozen=True)
+class _Use:
+    value: object
+    call: Call
+    view: View
+
+
+def _uses(views: Sequence[View], declared: dict[str, Tool]) -> dict[Parameter, list[_Use]]:
+    uses: dict[Parameter, list[_Use]] = defaultdict(list)
+    for view in views:
+        for call in view.spoken.calls:
+            if call.name in declared:
+                for path, value in leaves(call.arguments or {}):
+                    uses[call.name, path].append(_Use(value, call, view))
+    return uses
+
+
+def _choices(declared: dict[str, Tool], uses: dict[Parameter, list[_Use]]) -> dict[Parameter, list[str]]:
+    choices = dict(_enums(declared))
+    for (tool, path), seen in uses.items():
+        if declared[tool] or len(seen) < 10 or not all(isinstance(use.value, str) for use in seen):
+            continue
+        values = Counter(str(use.value) for use in seen)
+        if 2 <= len(values) <= _FEW and all(value.replace("_", "").isalpha() for value in values):
+            choices[tool, path] = sorted(values)
+    return choices
+
+
+def _enums(declared: dict[str, Tool]) -> Iterator[tuple[Parameter, list[str]]]:
+    for name, function in declared.items():
+        properties = (function.get("parameters") or {}).get("properties") or {}
+        for path, schema in properties.items():
+            values = [value for value in schema.get("enum") or [] if isinstance(value, str)]
+            if values:
+                yield (name, path), values
+
+
+def _copied(seen: Sequence[_Use]) -> bool:
+    """Whether the values are codes or names that nearly always stood in an earlier text."""
+    texts = [use for use in seen if isinstance(use.value, str) and not is_date(use.value)]
+    if len(texts) < len(seen) or not texts or _share(str(use.value).count(" ") > 4 for use in texts) > 0.2:
+        return False
+    return _share(use.view.grounded(use.value, use.call.index) for use in texts) >= _OFTEN
+
+
+def _picked(use: _Use) -> bool:
+    return isinstance(use.value, str) and use.view.described(use.value, use.call.index) is not None
+
+
+def _share(flags: Iterator[bool]) -> float:
+    every = list(flags)
+    return sum(every) / len(every) if every else 0.0

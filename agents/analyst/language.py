@@ -1,0 +1,99 @@
+"""English as far as the builtin analyst reads it: words, stems, clauses, identifiers, cues.
+
+Pure functions over text. Words are lower case; stems are Snowball's (Porter 2). Not covered: other languages, spelling
+mistakes, negation beyond the few words before a mention.
+"""
+
+import re
+from functools import lru_cache
+from itertools import pairwise
+
+import snowballstemmer
+
+WORD = re.compile(r"[a-z0-9]+")
+IDENTIFIER = re.compile(r"(?<![\w-])(?=[\w-]*\d)[A-Za-z][\w-]*|(?<![\w.$-])\d{4,}(?![\w-])|(?<!\w)[A-Z]{5,}(?!\w)")
+REFUSAL = re.compile(
+    r"\b(cannot|can't|can not|unable|not able|not possible|isn't possible|not allowed|not permitted|not eligible|"
+    r"ineligible|refuse|decline|won't be able|does not allow|doesn't allow|against (our|the) policy)\b",
+    re.IGNORECASE,
+)
+RETRACTION = re.compile(
+    r"\b(never ?mind|forget (it|that|about)|leave it|keep (it|the|my)|don't (want|need)|do not (want|need)|"
+    r"no longer)\b",
+    re.IGNORECASE,
+)
+_TERMINATOR = re.compile(r"(?<=[.?!;])\s+|\n+")
+_JOINT = re.compile(
+    r"\b(?:and also|also|in addition|additionally|as well as|another thing|secondly|i have a second request|and then"
+    r"|plus|and (?=(?:please|i want|i need|i'd like|could you|can you)\b))[,:]?\s+",
+    re.IGNORECASE,
+)
+_ORDINAL = re.compile(r"\d+(st|nd|rd|th|am|pm|x|k|kg|lb|lbs)$", re.IGNORECASE)
+_NOT_MEANT = re.compile(
+    r"(?:instead of|rather than|not|other than|than|from)\s+(?:the|a|an|my|any)?\s*$", re.IGNORECASE
+)
+STOP = frozenset(
+    WORD.findall(
+        "a about after all also am an and any are as at be been before but by can could did do does for from had has "
+        "have hi hello help her here him his how i if in into is it its just like make may me more most my need new no "
+        "not now of ok okay on one only or other our out over please so some such than thank thanks that the their "
+        "them then there these they this those to too up us use very want was we were what when where which who why "
+        "will with would yes you your"
+    )
+)
+
+
+@lru_cache(maxsize=50_000)
+def stem(word: str) -> str:
+    """The stem of a lower-case word."""
+    return str(snowballstemmer.stemmer("english").stemWord(word))
+
+
+def words(text: str) -> list[str]:
+    """Lower-case alphanumeric words, in order."""
+    return WORD.findall(text.lower())
+
+
+def stems(text: str) -> list[str]:
+    """Stems of the words that carry meaning (stop words left out), in order."""
+    return [stem(word) for word in words(text) if word not in STOP]
+
+
+def content(text: str) -> set[str]:
+    """The stems of a text plus those of neighbouring words written as one ("pick up" gives "pickup")."""
+    every = words(text)
+    joined = {stem(first + second) for first, second in pairwise(every)}
+    return {*stems(text), *joined}
+
+
+def related(one: str, other: str) -> bool:
+    """Whether two stems are the same, or one continues the other ("pay", "payment")."""
+    if one == other:
+        return True
+    short, long = sorted((one, other), key=len)
+    return len(short) >= 3 and long.startswith(short) and len(long) - len(short) <= 5 and long.isalpha()
+
+
+def clauses(text: str) -> list[str]:
+    """A text cut at the ends of sentences and at joints such as "also"."""
+    return [
+        part.strip() for sentence in _TERMINATOR.split(text) for part in _JOINT.split(sentence) if part and part.strip()
+    ]
+
+
+def identifiers(text: str) -> set[str]:
+    """Codes that name a record: letters with digits, long numbers, words in capitals; no dates or ordinals."""
+    return {code for code in IDENTIFIER.findall(text) if not _ORDINAL.fullmatch(code)}
+
+
+def last_mention(text: str, phrase: str) -> int | None:
+    """Where ``phrase`` is last meant in ``text`` as whole words, skipping "instead of ..."; None when it is not."""
+    parts = words(phrase)
+    if not parts:
+        return None
+    pattern = r"(?<![a-z0-9])" + r"[\W_]+".join(map(re.escape, parts)) + r"(?![a-z0-9])"
+    found = None
+    for match in re.finditer(pattern, text.lower()):
+        if not _NOT_MEANT.search(text[: match.start()][-24:]):
+            found = match.start()
+    return found

@@ -1,0 +1,115 @@
+"""Which reads belong before which writes: mined from what successful agents do and from the policy's sentences.
+
+A link says: before writing with ``write_parameter = v``, read with ``read_parameter = v`` (or have a read whose answer
+holds v). A link is kept when nearly all successful writes obey it, or when a fair share does and either disobeying
+goes with failure or the policy demands it. Only first attempts count, so that a read made in answer to an error is no
+precondition. Not covered: conditions on what the read said.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.analyst.language import content, related, stem, words
+from agents.analyst.tools import ToolKind
+from agents.analyst.values import leaves
+from agents.analyst.view import View
+from agents.transcript import Call
+from store.types import Outcome
+
+_ALWAYS, _SOMETIMES, _LIFT, _FEW = 0.9, 0.1, 0.15, 5
+_DEMAND = re.compile(r"\b(before|first|must|only|verify|check|ensure|until|unless|make sure)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A read that belongs before a write on the same object."""
+
+    write: str
+    write_parameter: str
+    read: str
+    read_parameter: str
+
+
+def satisfied(link: Link, calls: Sequence[Call], write: Call) -> bool:
+    """Whether a successful read on the object of ``write`` came before it."""
+    value = dict(leaves(write.arguments or {})).get(link.write_parameter)
+    return any(
+        call.index < write.index and call.name == link.read and call.succeeded and _about(call, link, value)
+        for call in calls
+    )
+
+
+def mine_links(views: Sequence[View], outcomes: Sequence[Outcome], kinds: Mapping[str, ToolKind]) -> list[Link]:
+    """The links that the sample supports, sorted."""
+    attempts = [
+        (view, call, outcome is Outcome.SUCCESS)
+        for view, outcome in zip(views, outcomes, strict=True)
+        for call in _first_attempts(view, kinds)
+    ]
+    seen = Counter(link for view, call, _ in attempts for link in set(_candidates(view, call, kinds)))
+    prompts = {view.spoken.system for view in views[:20]}
+    links = []
+    for link, count in seen.items():
+        if count >= _FEW and _kept(link, [one for one in attempts if one[1].name == link.write], prompts):
+            links.append(link)
+    return sorted(links, key=lambda link: (link.write, link.write_parameter, link.read, link.read_parameter))
+
+
+def _kept(link: Link, attempts: Sequence[tuple[View, Call, bool]], prompts: set[str]) -> bool:
+    obeyed = [(satisfied(link, view.spoken.calls, call), success) for view, call, success in attempts]
+    support = _share([kept for kept, success in obeyed if success])
+    if support >= _ALWAYS:
+        return True
+    with_read = [not success for kept, success in obeyed if kept]
+    without = [not success for kept, success in obeyed if not kept]
+    harmful = min(len(with_read), len(without)) >= _FEW and _share(without) - _share(with_read) >= _LIFT
+    return support >= _SOMETIMES and (harmful or demanded(link, prompts))
+
+
+def demanded(link: Link, prompts: set[str]) -> bool:
+    """Whether a sentence of the policy asks for the read before the write."""
+    for prompt in prompts:
+        for sentence in re.split(r"(?<=[.!?])\s+|\n+", prompt):
+            if _DEMAND.search(sentence) and all(
+                any(related(one, stem(word)) for one in content(sentence) for word in words(tool)[1:])
+                for tool in (link.write, link.read)
+            ):
+                return True
+    return False
+
+
+def _first_attempts(view: View, kinds: Mapping[str, ToolKind]) -> Iterator[Call]:
+    tried: set[str] = set()
+    for call in view.spoken.calls:
+        if kinds.get(call.name) is ToolKind.WRITE and call.name not in tried and call.arguments:
+            tried.add(call.name)
+            if call.succeeded:
+                yield call
+
+
+def _candidates(view: View, write: Call, kinds: Mapping[str, ToolKind]) -> Iterator[Link]:
+    given = [(path, value) for path, value in leaves(write.arguments or {}) if _identifying(value)]
+    for call in view.spoken.calls:
+        if call.index >= write.index or kinds.get(call.name) is not ToolKind.READ:
+            continue
+        for read_path, read_value in leaves(call.arguments or {}):
+            for path, value in given:
+                if value == read_value:
+                    yield Link(write.name, path, call.name, read_path)
+
+
+def _identifying(value: Any) -> bool:
+    return isinstance(value, str) and any(c.isdigit() for c in value)
+
+
+def _about(call: Call, link: Link, value: Any) -> bool:
+    if dict(leaves(call.arguments or {})).get(link.read_parameter) == value:
+        return True
+    return call.result is not None and any(leaf == value for _, leaf in leaves(call.result.value))
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0

@@ -1,0 +1,141 @@
+"""Which of several sibling records did the user describe?
+
+The user's words are held against the fields of the records: attribute values ("the green one"), codes of three digits
+or more ("the card ending in 7447") and superlatives ("the cheapest"). Of several values of one field the one mentioned
+last counts, so a change of mind is followed. A record that the user named by its id or name was not described, and no
+selection comes of it. Not covered: ranges ("after 11 am"), negations beyond "instead of ...", groups within groups.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.analyst.language import last_mention, stem, words
+from agents.analyst.values import Record, names_record, siblings
+from agents.transcript import Said, Transcript
+
+_MAX_GROUP = 60
+_PRICE = frozenset(map(stem, ("price", "prices", "cost", "fare", "amount", "fee", "total")))
+_TIME = frozenset(map(stem, ("time", "date", "departure", "arrival", "created", "day", "year")))
+_SIZE = frozenset(map(stem, ("size", "capacity", "weight", "quantity", "seats", "stock", "volume")))
+_SUPERLATIVES: tuple[tuple[re.Pattern[str], frozenset[str], Callable[[list[Any]], Any]], ...] = (
+    (re.compile(r"\b(cheapest|least expensive|lowest[- ](price|fare|cost)\w*)\b", re.I), _PRICE, min),
+    (re.compile(r"\b(most expensive|priciest|dearest|highest[- ](price|fare|cost)\w*)\b", re.I), _PRICE, max),
+    (re.compile(r"\b(earliest|oldest)\b", re.I), _TIME, min),
+    (re.compile(r"\b(latest|newest|most recent)\b", re.I), _TIME, max),
+    (re.compile(r"\b(smallest|lightest)\b", re.I), _SIZE, min),
+    (re.compile(r"\b(largest|biggest|heaviest)\b", re.I), _SIZE, max),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sibling records of the observation in message ``index``."""
+
+    index: int
+    records: list[Record]
+
+    def position(self, value: str) -> int | None:
+        """The record that ``value`` means, or None when it means none or several."""
+        found = [place for place, record in enumerate(self.records) if value in record.handles]
+        return found[0] if len(found) == 1 else None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A described choice: ``scores[i]`` of the user's wishes fit record ``i``; ``chosen`` was taken."""
+
+    scores: list[int]
+    chosen: int
+
+    @property
+    def right(self) -> bool:
+        """Whether no sibling fits strictly better than the chosen record."""
+        return self.scores[self.chosen] == max(self.scores)
+
+
+def groups(spoken: Transcript) -> list[Group]:
+    """Every group of sibling records that the tools answered with, in order."""
+    return [
+        Group(call.result.index, records)
+        for call in spoken.calls
+        if call.result is not None and not call.result.error
+        for records in siblings(call.result.value)
+        if len(records) <= _MAX_GROUP
+    ]
+
+
+def select(group: Group, value: str, said: Sequence[Said]) -> Selection | None:
+    """Judge the choice of ``value`` by what the user said; None unless words describe some siblings and not others."""
+    chosen = group.position(value)
+    if chosen is None or _named(group, said):
+        return None
+    wishes = [*_wished_values(group, said), *_wished_extremes(group, said)]
+    telling = [wish for wish in wishes if 0 < len(wish) < len(group.records)]
+    if not telling:
+        return None
+    return Selection([sum(place in wish for wish in telling) for place in range(len(group.records))], chosen)
+
+
+def _named(group: Group, said: Sequence[Said]) -> bool:
+    handles = {handle for record in group.records for handle in record.handles}
+    return any(last_mention(one.text, handle) is not None for one in said for handle in handles)
+
+
+def _wished_values(group: Group, said: Sequence[Said]) -> Iterator[set[int]]:
+    """For each describing field: the records that carry the value which the user mentioned last."""
+    for path in sorted({path for record in group.records for path in record.fields if not names_record(path)}):
+        carried = [record.fields.get(path) for record in group.records]
+        places = {value: _last(said, value) for value in {str(one) for one in carried if _mentionable(one)}}
+        mentioned = [(place, value) for value, place in places.items() if place is not None]
+        if mentioned:
+            wanted = max(mentioned)[1]
+            yield {place for place, value in enumerate(carried) if str(value) == wanted}
+
+
+def _wished_extremes(group: Group, said: Sequence[Said]) -> Iterator[set[int]]:
+    last: dict[frozenset[str], tuple[tuple[int, int], Callable[[list[Any]], Any]]] = {}
+    for one in said:
+        for pattern, field, extreme in _SUPERLATIVES:
+            for match in pattern.finditer(one.text):
+                last[field] = max(
+                    last.get(field, ((-1, -1), extreme)), ((one.index, match.start()), extreme), key=_place
+                )
+    for field, (_, extreme) in last.items():
+        values = _comparable(group, field, said)
+        if values:
+            wanted = extreme(list(values.values()))
+            yield {place for place, value in values.items() if value == wanted}
+
+
+def _place(entry: tuple[tuple[int, int], Any]) -> tuple[int, int]:
+    return entry[0]
+
+
+def _comparable(group: Group, field: frozenset[str], said: Sequence[Said]) -> dict[int, Any]:
+    """The values of the one path of a field's kind, by record; empty when there is none or no telling which."""
+    paths = {path for record in group.records for path in record.fields if field & {stem(word) for word in words(path)}}
+    if len(paths) > 1:
+        paths = {path for path in paths if _last(said, path.split(".")[-1]) is not None}
+    if len(paths) != 1:
+        return {}
+    path = paths.pop()
+    values = {place: record.fields[path] for place, record in enumerate(group.records) if path in record.fields}
+    kinds = {isinstance(value, str) for value in values.values() if value is not None}
+    return {place: value for place, value in values.items() if value is not None} if len(kinds) == 1 else {}
+
+
+def _mentionable(value: object) -> bool:
+    if isinstance(value, bool) or value is None:
+        return False
+    text = str(value)
+    return any(c.isalpha() for c in text) if not text.isdigit() else len(text) >= 3
+
+
+def _last(said: Sequence[Said], value: str) -> tuple[int, int] | None:
+    for one in reversed(said):
+        place = last_mention(one.text, value)
+        if place is not None:
+            return one.index, place
+    return None

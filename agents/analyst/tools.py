@@ -1,0 +1,95 @@
+"""What a tool does, inferred: reads, writes, hands the conversation over, or only computes.
+
+The evidence is the tool's name, its description and how it behaves: reads answer with records and answer alike when
+asked alike; writes acknowledge. No tool list of any target is known here. Not covered: tools that read and write at
+once (they count as writes).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from enum import StrEnum
+
+from agents.analyst.language import words
+from agents.analyst.values import leaves
+from agents.transcript import Call, Transcript, tool_function
+from store.types import Tool
+
+
+class ToolKind(StrEnum):
+    """What calling a tool amounts to."""
+
+    READ = "read"
+    WRITE = "write"
+    HANDOFF = "handoff"
+    PURE = "pure"
+
+
+_READ = frozenset(
+    words("get list search find lookup look read fetch show check query view retrieve describe browse count see")
+)
+_WRITE = frozenset(
+    words(
+        "create update cancel book return exchange set add remove delete send schedule change modify order make place "
+        "submit pay refund issue open close reset turn enable disable toggle write edit insert post put move rename "
+        "assign approve reject apply buy sell purchase register subscribe unsubscribe reserve grant revoke upload suspend "
+        "resume charge activate deactivate upgrade downgrade"
+    )
+)
+_PURE = frozenset(words("calculate compute think reason plan note convert reflect sum"))
+_HANDOFF = frozenset(words("transfer escalate handoff hand handover"))
+_PEOPLE = frozenset(words("human humans person people operator representative agent agents staff"))
+
+
+def functions(spoken: Sequence[Transcript]) -> dict[str, Tool]:
+    """The function schema of every tool that is declared, by name; tools that are only called get an empty one."""
+    found: dict[str, Tool] = {}
+    for one in spoken:
+        for tool in one.tools:
+            function = tool_function(tool)
+            found.setdefault(str(function.get("name", "")), function)
+    declared = {name for name in found if name}
+    called = {call.name for one in spoken for call in one.calls if call.succeeded}
+    return {name: found.get(name, {}) for name in sorted(declared | (called if not declared else set()))}
+
+
+def classify(declared: dict[str, Tool], spoken: Sequence[Transcript]) -> dict[str, ToolKind]:
+    """The kind of every declared tool."""
+    answered: dict[str, list[Call]] = defaultdict(list)
+    for one in spoken:
+        for call in one.calls:
+            if call.succeeded:
+                answered[call.name].append(call)
+    return {
+        name: _kind(words(name), words(str(function.get("description", ""))), answered[name])
+        for name, function in declared.items()
+    }
+
+
+def _kind(name: list[str], description: list[str], calls: Sequence[Call]) -> ToolKind:
+    if _HANDOFF & set(name[:2]) and _PEOPLE & {*name, *description}:
+        return ToolKind.HANDOFF
+    if _PURE & set(name[:1]):
+        return ToolKind.PURE
+    weight = 2.0 * _leaning(name[:1]) + 1.0 * _leaning(description[:1]) + _behaviour(calls)
+    if weight == 0:
+        weight = 0.5 * _leaning([*name[1:], *description[1:6]])
+    return ToolKind.READ if weight > 0 else ToolKind.WRITE
+
+
+def _leaning(named: Sequence[str]) -> int:
+    """Positive for a verb of reading, negative for one of writing; the first verb counts."""
+    for word in named:
+        if word in _READ:
+            return 1
+        if word in _WRITE:
+            return -1
+    return 0
+
+
+def _behaviour(calls: Sequence[Call]) -> float:
+    """Between -0.5 (acknowledges) and 0.5 (answers with records)."""
+    sizes = [sum(1 for _ in leaves(call.result.value)) for call in calls if call.result is not None]
+    if len(sizes) < 3:
+        return 0.0
+    records = sum(size >= 3 for size in sizes) / len(sizes)
+    return records - 0.5

@@ -1,0 +1,93 @@
+"""Arguments and observations as values: leaves with their paths, sibling records, and the words seen so far.
+
+A path joins keys with dots and writes ``[]`` for any element of a list ("flights[].date"). Pure functions; values are
+parsed JSON of any shape.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agents.analyst.language import WORD
+from agents.transcript import Transcript
+
+ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_NAMING = re.compile(r"(^|_|\.)(id|ids|name|title|label|number|code|key)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One of several siblings in an observation; ``key`` is its key where the siblings stand in a dict."""
+
+    fields: dict[str, Any]
+    key: str | None
+
+    @property
+    def handles(self) -> set[str]:
+        """The values by which a call can mean this record: its key and its naming fields."""
+        values = {str(value) for path, value in self.fields.items() if names_record(path) and value is not None}
+        return values | ({self.key} if self.key else set())
+
+
+def names_record(path: str) -> bool:
+    """Whether a field names its record (an id, a name, a number) rather than describing it."""
+    return bool(_NAMING.search(path))
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf of a JSON value with its path."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from leaves(inner, f"{path}[]")
+    else:
+        yield path, value
+
+
+def siblings(value: Any) -> Iterator[list[Record]]:
+    """Every group of two or more records that stand side by side: a list of objects, or a dict of objects."""
+    if isinstance(value, list):
+        records = [Record(dict(leaves(item)), None) for item in value if isinstance(item, dict)]
+        inner: list[Any] = value
+    elif isinstance(value, dict):
+        alike = [key for key, item in value.items() if isinstance(item, dict) and any(c.isdigit() for c in str(key))]
+        records = [Record(dict(leaves(value[key])), str(key)) for key in alike]
+        inner = list(value.values())
+    else:
+        return
+    if len(records) >= 2 and set.intersection(*(set(record.fields) for record in records)):
+        yield records
+    for item in inner:
+        yield from siblings(item)
+
+
+def is_date(value: object) -> bool:
+    """Whether a value is an ISO date."""
+    return isinstance(value, str) and bool(ISO_DATE.fullmatch(value))
+
+
+def tokens(value: object) -> list[str]:
+    """The lower-case words of a value's text."""
+    return WORD.findall(str(value).lower())
+
+
+def first_seen(spoken: Transcript) -> dict[str, int]:
+    """For each word of the system prompt, the user and the observations: the index where it first appeared.
+
+    The agent's own words are no source. Words of the system prompt have index -1.
+    """
+    seen: dict[str, int] = dict.fromkeys(tokens(spoken.system), -1)
+    texts = [(said.index, said.text) for said in spoken.user]
+    texts += [(call.result.index, call.result.text) for call in spoken.calls if call.result is not None]
+    for index, text in sorted(texts):
+        for word in set(tokens(text)):
+            seen.setdefault(word, index)
+    return seen
+
+
+def grounded(value: object, before: int, seen: dict[str, int]) -> bool:
+    """Whether every word of ``value`` had appeared in a source before message ``before``."""
+    return all(seen.get(word, before) < before for word in tokens(value))
