@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox.channel import Channel
-from sandbox.docker_engine import attach, connect, create, ended, engine_errors, labels, remove
+from sandbox.docker_engine import attach, connect, create, detach, ended, engine_errors, labels, remove
 from sandbox.errors import ProtocolFault, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash, image_tag
 from sandbox.policy import SandboxLimits
@@ -32,7 +32,7 @@ class _Started:
         try:
             remove(self.container)
         finally:
-            self.wrapper.close()
+            detach(self.wrapper)
             self.client.close()
 
 

@@ -76,6 +76,14 @@ def attach(container: Any) -> tuple[socket.socket, Any]:
     return raw, wrapper
 
 
+def detach(wrapper: Any) -> None:
+    """Close what ``attach`` opened; the HTTP response first, for it flushes the stream that the wrapper closes."""
+    response = getattr(wrapper, "_response", None)
+    if response is not None:
+        response.close()
+    wrapper.close()
+
+
 def ended(container: Any, wait_seconds: float) -> tuple[int | None, bool]:
     """(exit code, out of memory) of a container that is ending; (None, False) when it still runs after the wait."""
     try:
