@@ -12,7 +12,7 @@ from typing import Any
 
 from agents.synthesizer.corpus import Corpus, Record, deciding
 from agents.synthesizer.lift import Template, calls_of, texts_of
-from agents.synthesizer.records import IDENTIFIER, has_word, is_identifier, is_number, leaves, style_of
+from agents.synthesizer.records import DATE, IDENTIFIER, has_word, is_identifier, is_number, leaves, style_of
 
 
 def content(template: Template) -> list[tuple[str, Any]]:
@@ -104,7 +104,8 @@ def unread(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[
     calls = list(calls_of(template["steps"]))
     read = {(call["tool"], value) for call in calls if call["kind"] == "read" for value in call["args"].values()}
     writes = tuple(sorted({call["tool"] for call in calls if call["kind"] == "write"}))
-    mentioned = _mentioned(template)
+    policy = DATE.sub("", template["system"])
+    mentioned, unplaced = _mentioned(template)
     taken = set(identifiers({**template, "extra": []}))
     found: list[dict[str, Any]] = []
     for tool, donors in sorted(corpus.records.items()):
@@ -112,33 +113,43 @@ def unread(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[
         if len(prefixes) != 1 or any(len(d.arguments) != 1 for d in donors):
             continue
         ((argument, letters),) = prefixes.items()
-        wanted = [v for v in mentioned if re.split(r"\d", v)[0] in letters and (tool, v) not in read]
-        like = [d for d in donors if d.writes == writes]
+        wanted = [v for v in mentioned if _letters(v) in letters and (tool, v) not in read]
+        like = [d for d in donors if d.writes == writes and _agrees(d, policy)]
         for identifier in wanted[:3] if like else []:
-            found.append(_borrowed(rng.choice(like), argument, identifier, mentioned, taken, rng))
+            found.append(_borrowed(rng.choice(like), (argument, identifier), unplaced, taken, rng))
     return found[:6]
 
 
-def _mentioned(template: Template) -> list[str]:
+def _mentioned(template: Template) -> tuple[list[str], list[str]]:
+    """Identifiers of the conversation: all, and those that only texts and arguments name."""
     texts = " ".join([*texts_of(template), json.dumps([c["args"] for c in calls_of(template["steps"])])])
+    spoken = list(dict.fromkeys(IDENTIFIER.findall(texts)))
     inside = [v for c in calls_of(template["steps"]) for _, v in leaves(c["result"], ()) if is_identifier(v)]
-    return list(dict.fromkeys([*IDENTIFIER.findall(texts), *inside]))
+    return list(dict.fromkeys([*spoken, *inside])), [v for v in spoken if v not in inside]
+
+
+def _agrees(donor: Record, policy: str) -> bool:
+    """A record that decides behaviour is only lent to a conversation under the same policy."""
+    return donor.policy == policy or not any(deciding(path) for path, _ in leaves(donor.value, (donor.tool,)))
 
 
 def _borrowed(
-    donor: Record, argument: str, identifier: str, mentioned: list[str], taken: set[str], rng: random.Random
+    donor: Record, key: tuple[str, str], spare: list[str], taken: set[str], rng: random.Random
 ) -> dict[str, Any]:
-    """A donor's record under a new key; what it refers to becomes the conversation's own where the letters agree."""
-    key = str(donor.arguments[argument])
-    mapping = {key: identifier}
-    spare = [value for value in mentioned if value != identifier]
+    """A donor's record under a new key (argument, identifier); where letters agree it refers to ``spare`` things."""
+    argument, identifier = key
+    mapping = {str(donor.arguments[argument]): identifier}
+    spare = [value for value in spare if value != identifier]
     for _, value in leaves(donor.value, ()):
         if is_identifier(value) and value not in mapping:
-            letters = re.split(r"\d", value)[0]
-            own = next((v for v in spare if re.split(r"\d", v)[0] == letters), None)
+            own = next((v for v in spare if _letters(v) == _letters(value)), None)
             if own is not None:
                 spare.remove(own)
             mapping[value] = own or fresh_identifier(value, taken, rng)
     style = style_of(donor.text, donor.value)
     value = renamed(donor.text if style == "text" else donor.value, mapping)
     return {"tool": donor.tool, "args": {argument: identifier}, "result": value, "style": style, "kind": "read"}
+
+
+def _letters(identifier: str) -> str:
+    return re.split(r"\d", identifier)[0]

@@ -1,7 +1,7 @@
 """The builtin synthesizer: an environment for a capability, lifted from the target's own recorded conversations.
 
-Invariants: reads ``Trajectory.messages``, ``tools`` and ``outcome`` and the labels, nothing else; the same input and seed
-give the same bytes; every template's recorded solution reached reward 1 on several seeds before it was written down.
+Invariants: reads ``Trajectory.messages``, ``tools`` and ``outcome`` and the labels, nothing else; the same input and
+seed give the same bytes; every template's recorded solution reached reward 1 on several seeds before it was written.
 Sources are successes in which the capability was exercised (by majority over the labelling runs); failures that lacked
 it say which kinds of request come up most. Fails with ``SynthesisError`` when too few conversations can be lifted.
 
@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import Any
 
 from agents.errors import SynthesisError
-from agents.synthesizer import compose as joining
 from agents.synthesizer import manners
+from agents.synthesizer.compose import compose, is_compound, manner_of
 from agents.synthesizer.corpus import Corpus, read_corpus
 from agents.synthesizer.emit import environment_source
 from agents.synthesizer.generalise import generalise
@@ -52,8 +52,8 @@ def synthesize(
     """
     rng = random.Random(f"synthesize:{capability.name}:{seed}")
     kept = sorted((t for t in trajectories if t.outcome is not Outcome.INFRASTRUCTURE), key=lambda t: t.id)
-    sources = _sources(kept, majority(labels, capability.name))
-    corpus = read_corpus(transcripts(kept))
+    sources = _sources(kept, labels, capability.name)
+    corpus = read_corpus(transcripts(kept), {t.trajectory_id for t in [*sources.present, *sources.controls]})
     lifted, refused = _lift_all(sources.present, corpus)
     compounds = _compose(lifted, sources, corpus, rng)
     controls = _controls(sources, lifted, corpus)
@@ -76,7 +76,7 @@ def synthesize(
 
 
 def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
-    """The verdict that most labelling runs gave each trajectory; ties go to NA, which uses the trajectory for nothing."""
+    """The verdict that most labelling runs gave each trajectory; without a majority it is NA."""
     votes: dict[str, Counter[Verdict]] = defaultdict(Counter)
     for label in labels:
         if label.capability == capability:
@@ -105,14 +105,21 @@ def is_solvable(template: Template, common: dict[str, Any]) -> bool:
     return True
 
 
-def _sources(trajectories: Sequence[Trajectory], verdicts: dict[str, Verdict]) -> _Sources:
-    def pick(outcome: Outcome, verdict: Verdict) -> list[Transcript]:
-        return transcripts([t for t in trajectories if t.outcome is outcome and verdicts.get(t.id) is verdict])
+def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str) -> _Sources:
+    """Sort by outcome and verdict; successes that lacked another capability are lucky, not exemplary."""
+    verdicts = majority(labels, capability)
+    others = sorted({label.capability for label in labels} - {capability})
+    lucky = {i for name in others for i, v in majority(labels, name).items() if v is Verdict.LACKING}
 
+    def pick(outcome: Outcome, verdict: Verdict, without: set[str]) -> list[Transcript]:
+        fits = [t for t in trajectories if t.outcome is outcome and verdicts.get(t.id) is verdict]
+        return transcripts([t for t in fits if t.id not in without])
+
+    present = pick(Outcome.SUCCESS, Verdict.PRESENT, lucky)
     return _Sources(
-        present=pick(Outcome.SUCCESS, Verdict.PRESENT),
-        controls=pick(Outcome.SUCCESS, Verdict.NA),
-        lacking=pick(Outcome.FAILURE, Verdict.LACKING),
+        present=present if len(present) >= MINIMUM_TEMPLATES else pick(Outcome.SUCCESS, Verdict.PRESENT, set()),
+        controls=pick(Outcome.SUCCESS, Verdict.NA, lucky),
+        lacking=pick(Outcome.FAILURE, Verdict.LACKING, set()),
     )
 
 
@@ -131,20 +138,16 @@ def _lift_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Templ
 def _compose(lifted: list[Template], sources: _Sources, corpus: Corpus, rng: random.Random) -> list[Template]:
     """Compounds of single-request successes, where the capability's own conversations are mostly compound."""
     openings = [t.user[0].text for t in corpus.transcripts if t.user]
-    greetings = joining.greetings_of(openings)
-    phrases = joining.joiners(openings, greetings)
-    compound = [joining.is_compound(t["opening"][0], phrases) for t in lifted]
-    if not phrases or sum(compound) < _COMPOUND_SHARE * max(1, len(compound)):
+    manner = manner_of(openings, manners.farewells(corpus.transcripts))
+    compound = [is_compound(t["opening"][0], manner.phrases) for t in lifted]
+    if not manner.phrases or sum(compound) < _COMPOUND_SHARE * max(1, len(compound)):
         return []
-    singles = [t for t in _lift_all(sources.controls, corpus)[0] if not joining.is_compound(t["opening"][0], phrases)]
-    farewells = manners.farewells(corpus.transcripts)
+    singles = [t for t in _lift_all(sources.controls, corpus)[0] if not is_compound(t["opening"][0], manner.phrases)]
     found = []
     for _ in range(6):
         rng.shuffle(singles)
-        for one, two in pairwise(singles):
-            made = joining.compose(one, two, rng.choice(phrases), greetings, farewells, rng)
-            if made is not None:
-                found.append(made)
+        made = [compose(one, two, manner, rng) for one, two in pairwise(singles)]
+        found += [template for template in made if template is not None]
     return found[:_COMPOSITIONS]
 
 

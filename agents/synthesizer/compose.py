@@ -10,6 +10,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Any
 
@@ -44,13 +45,26 @@ def is_compound(opening: str, found: Sequence[str]) -> bool:
     return any(re.search(rf"(?<=[.?!] ){re.escape(phrase)}", opening) for phrase in found)
 
 
-def compose(
-    one: Template, two: Template, joiner: str, greetings: set[str], farewells: list[list[str]], rng: random.Random
-) -> Template | None:
+@dataclass(frozen=True)
+class Manner:
+    """How users of a target speak: masked greetings, joining phrases; and the words of the agent's farewells."""
+
+    greetings: set[str]
+    phrases: list[str]
+    farewells: list[list[str]]
+
+
+def manner_of(openings: Sequence[str], farewells: list[list[str]]) -> Manner:
+    """Mine greetings and joining phrases from opening messages."""
+    greetings = greetings_of(openings)
+    return Manner(greetings, joiners(openings, greetings), farewells)
+
+
+def compose(one: Template, two: Template, manner: Manner, rng: random.Random) -> Template | None:
     """The compound of two single-request templates, or None where they do not fit together."""
     two = _same_day(one, two)
-    greeting_one, _ = _split(one, greetings)
-    greeting_two, request = _split(two, greetings)
+    greeting_one, _ = _split(one, manner.greetings)
+    greeting_two, request = _split(two, manner.greetings)
     if one["system"] != two["system"] or not greeting_one or not request or not (_plain(one) and _plain(two)):
         return None
     mapping = dict(zip(IDENTIFIER.findall(greeting_two), IDENTIFIER.findall(greeting_one), strict=False))
@@ -63,12 +77,12 @@ def compose(
     if _conflict(one, other):
         return None
     request = renamed(request, mapping)
-    opening = f"{one['opening'][0]} {joiner}{request[:1].lower()}{request[1:]}"
+    opening = f"{one['opening'][0]} {rng.choice(manner.phrases)}{request[:1].lower()}{request[1:]}"
     return {
         **one,
         "from": [*one["from"], *two["from"]],
         "opening": [opening],
-        "steps": _joined(one["steps"], other["steps"], farewells),
+        "steps": _joined(one["steps"], other["steps"], manner.farewells),
         "told": list(dict.fromkeys([*one["told"], *other["told"]])),
         "refusal": one["refusal"] or two["refusal"],
     }

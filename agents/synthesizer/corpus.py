@@ -10,30 +10,31 @@ Not covered: fields that are named by numbers; languages in which a word's form 
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.synthesizer.records import Path, has_word, is_identifier, is_name, is_number, leaves, shape
+from agents.synthesizer.records import DATE, Path, has_word, is_identifier, is_name, is_number, leaves, shape
 from agents.transcript import Call, Transcript, tool_function
 from store.types import Tool
 
-_READ_VERBS = frozenset(
-    "get find list search lookup look check read view show fetch query retrieve describe count calculate compute think"
-    " convert verify".split()
+_READ_VERB = re.compile(
+    "get|find|list|search|lookup|look|check|read|view|show|fetch|query|retrieve|describe|count|calculate|compute|think"
+    "|convert|verify"
 )
 _DECIDING = re.compile(r"(^|_)(status|state|type|kind|role|reason|currency|membership|tier|category)$")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A successful read, with the write tools (sorted) that its conversation went on to use."""
+    """A read of a successful conversation, with that conversation's write tools (sorted) and policy (days masked)."""
 
     tool: str
     arguments: dict[str, Any]
     text: str
     value: Any
     writes: tuple[str, ...]
+    policy: str
 
 
 @dataclass
@@ -52,8 +53,8 @@ class Corpus:
     policy: str = ""  # every system prompt and tool schema
 
 
-def read_corpus(transcripts: Sequence[Transcript]) -> Corpus:
-    """Mine the conversations; cost is linear in their length but for the pools."""
+def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -> Corpus:
+    """Mine the conversations; records are lent by those whose trajectory ids are ``exemplary``."""
     tools = merged_tools(transcripts)
     writes = {name for tool in tools if not is_read(name := str(tool_function(tool).get("name", "")))}
     systems = sorted({t.system for t in transcripts})
@@ -66,7 +67,7 @@ def read_corpus(transcripts: Sequence[Transcript]) -> Corpus:
         writes=writes,
         pools=pools,
         pool_of=pool_of,
-        records=_records(transcripts, writes),
+        records=_records([t for t in transcripts if t.trajectory_id in exemplary], writes),
         prefixes=_prefixes(calls),
         free_text=_free_text(calls),
         shapes=_shapes(calls),
@@ -76,7 +77,7 @@ def read_corpus(transcripts: Sequence[Transcript]) -> Corpus:
 
 def is_read(tool: str) -> bool:
     """A tool that only looks, by the verb in its name."""
-    return tool.lower().split("_")[0] in _READ_VERBS
+    return _READ_VERB.fullmatch(tool.lower().split("_")[0]) is not None
 
 
 def merged_tools(transcripts: Iterable[Transcript]) -> list[Tool]:
@@ -99,10 +100,12 @@ def _records(transcripts: Sequence[Transcript], writes: set[str]) -> dict[str, l
     records: dict[str, list[Record]] = defaultdict(list)
     for transcript in transcripts:
         written = tuple(sorted({call.name for call in transcript.calls if call.succeeded and call.name in writes}))
+        policy = DATE.sub("", transcript.system)
         for call in transcript.calls:
             if call.name not in writes and call.arguments is not None and call.result is not None and call.succeeded:
                 result = call.result
-                records[call.name].append(Record(call.name, call.arguments, result.text, result.value, written))
+                record = Record(call.name, call.arguments, result.text, result.value, written, policy)
+                records[call.name].append(record)
     return dict(records)
 
 
@@ -156,7 +159,7 @@ def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, i
 
 
 def _prefixes(calls: list[Call]) -> dict[str, dict[str, list[str]]]:
-    """By tool and argument, the letters in front of its identifiers; arguments that are not always identifiers left out."""
+    """By tool and argument, the letters in front of its identifiers, where all values are identifiers."""
     seen: dict[tuple[str, str], list[str]] = defaultdict(list)
     for call in calls:
         for name, value in (call.arguments or {}).items():

@@ -32,7 +32,7 @@ def environment_source(data: dict[str, Any]) -> str:
 
 
 def _json(data: dict[str, Any]) -> str:
-    """JSON with one line per field, and per entry of a field that is a list; quotes that would end the literal escaped."""
+    """JSON, one line per field and per entry of a list field; quotes that would end the literal are escaped."""
     rows = []
     for key, value in data.items():
         if isinstance(value, list) and value:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from agents.synthesizer.corpus import Corpus
-from agents.synthesizer.records import DATE, is_identifier, masked
+from agents.synthesizer.records import DATE, IDENTIFIER, is_identifier
 from agents.synthesizer.runtime import likeness, question_words
 from agents.transcript import Call, Transcript
 
@@ -78,18 +78,19 @@ def farewells(transcripts: list[Transcript]) -> list[list[str]]:
 
 
 def small_talk(transcripts: list[Transcript]) -> list[tuple[list[str], str]]:
-    """Recurring questions whose usual reply holds no fact ("Shall I go ahead?" - "Yes, please.")."""
+    """Recurring questions and their usual reply; identifiers in it become their letters, as in "It is order {W}."."""
     replies: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for transcript in transcripts:
         for said in transcript.agent:
             after = next((u for u in transcript.user if u.index == said.index + 1), None)
             if after is not None and "?" in said.text:
-                replies[tuple(sorted(question_words(said.text)))][after.text] += 1
+                reply = IDENTIFIER.sub(lambda match: "{" + re.split(r"\d", match.group())[0] + "}", after.text)
+                replies[tuple(sorted(question_words(said.text)))][reply] += 1
     found: list[tuple[list[str], str]] = []
     for words, counts in sorted(replies.items(), key=lambda item: (-sum(item[1].values()), item[0])):
         reply, count = counts.most_common(1)[0]
         alike = any(likeness(set(words), set(other)) >= 0.9 for other, _ in found)
-        if count >= 3 and "#" not in masked(reply) and len(reply.split()) <= 8 and not alike:
+        if count >= 3 and not any(c.isdigit() for c in reply) and len(reply.split()) <= 8 and not alike:
             found.append((list(words), reply))
     return found[:20]
 

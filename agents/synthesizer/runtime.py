@@ -91,6 +91,7 @@ class TemplateEnvironment:
         self.verified: set[tuple[str, str]] = set()
         self.served: Counter[str] = Counter()
         self.said: list[str] = []
+        self.given: set[str] = set()  # long tool answers: a text that repeats one word for word tells nothing
         self.turns = self.next_reply = self.small_talk = 0
         self.finished = False
         opening: list[Message] = [{"role": "user", "content": text} for text in self.scenario.opening]
@@ -101,7 +102,7 @@ class TemplateEnvironment:
         self.turns += 1
         calls = message.get("tool_calls") or []
         text = message.get("content")
-        if isinstance(text, str) and text:
+        if isinstance(text, str) and not any(answer in text for answer in self.given):
             self.said.append(text)
         answers = [self._answer_message(call) for call in calls] if calls else self._user(str(text or ""))
         if self.turns >= 2 * len(self.scenario.steps) + 8:
@@ -192,6 +193,8 @@ class TemplateEnvironment:
         function = call.get("function") or {}
         raw = function.get("arguments")
         result = self._call(str(function.get("name")), raw if isinstance(raw, str) else json.dumps(raw))
+        if len(result) > 40:
+            self.given.add(result)
         return {"role": "tool", "tool_call_id": call.get("id", ""), "content": result}
 
     def _call(self, tool: str, raw: str) -> str:
@@ -273,6 +276,11 @@ class TemplateEnvironment:
         best, reply = max(close, default=(0.0, ""))
         if "?" not in text or best < 0.6 or self.small_talk == 2:
             return None
+        for letters in re.findall(r"\{(\w+)\}", reply):
+            known = re.findall(rf"(?<!\w){letters}\d\w*", " ".join(self.scenario.opening))
+            if not known:
+                return None
+            reply = reply.replace("{" + letters + "}", " and ".join(dict.fromkeys(known)))
         self.small_talk += 1
         return str(reply)
 

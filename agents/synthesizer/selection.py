@@ -70,8 +70,10 @@ def strata(templates: Sequence[Template], lacking: Sequence[str], *, balanced: b
         _raise([row for row in needing if row.kind.startswith("act:")], needing)
         _raise([row for row in needing if row.kind.startswith("answer:")], needing)
     controls = [row for row in found if row not in needing]
-    for row in controls:
-        row.weight *= CONTROL_SHARE / (1 - CONTROL_SHARE) * _total(needing) / _total(controls)
+    if controls:
+        factor = CONTROL_SHARE / (1 - CONTROL_SHARE) * _total(needing) / _total(controls)
+        for row in controls:
+            row.weight *= factor
     return found
 
 
