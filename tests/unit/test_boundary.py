@@ -1,0 +1,108 @@
+import errno
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from agents.errors import SynthesisError
+from sandbox.errors import EngineDown
+from store.errors import NotFound
+from traced.commands.boundary import Terminated, Verbs
+from traced.commands.options import parse_pair
+from traced.commands.output import plain
+from traced.errors import ConfigError, TracedError
+from traced.gates.paired import Pair
+
+RAISED: dict[str, BaseException] = {
+    "traced": TracedError("the adapter is gone", hint="traced status"),
+    "config": ConfigError("unknown key"),
+    "store": NotFound("adapter", "x@v1"),
+    "sandbox": EngineDown("refused"),
+    "agents": SynthesisError("no trajectories"),
+    "group": ExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("inner", [TracedError("from a task")])]),
+    "disk": OSError(errno.ENOSPC, "No space left on device", "/data/x"),
+    "defect": KeyError("missing"),
+    "stop": KeyboardInterrupt(),
+    "term": Terminated(),
+    "usage": typer.BadParameter("not a number"),
+}
+
+app = typer.Typer(cls=Verbs, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def options(debug: bool = False) -> None:
+    """Options before the verb."""
+
+
+@app.command()
+def fail(what: str, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:
+    raise RAISED[what]
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["fail", *words])
+    return result.exit_code, result.stdout, result.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("traced", 1, "Error: the adapter is gone Try: traced status"),
+        ("config", 2, "Error: unknown key"),
+        ("store", 1, "there is no adapter 'x@v1' in the store"),
+        ("sandbox", 1, "no Docker engine answers (refused)"),
+        ("agents", 1, "Error: no trajectories"),
+        ("group", 1, "Error: from a task"),
+        ("disk", 1, "the disk is full: [Errno 28] No space left on device: '/data/x' Try: free some space"),
+        ("defect", 70, "Defect in traced: KeyError: 'missing' Try: traced --debug fail defect"),
+        ("stop", 130, "To carry on: traced fail stop"),
+        ("term", 143, "To carry on: traced fail term"),
+        ("usage", 2, "not a number"),
+    ],
+)
+def test_each_failure_is_one_message_and_one_exit_code(what: str, code: int, said: str) -> None:
+    exit_code, out, err = run(what)
+    assert exit_code == code
+    assert said in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_with_json_a_failure_is_an_object_on_stdout() -> None:
+    code, out, _ = run("traced", "--json")
+    assert code == 1
+    assert json.loads(out) == {
+        "error": {"type": "TracedError", "message": "the adapter is gone", "hint": "traced status"}
+    }
+
+
+def test_debug_lets_the_exception_through() -> None:
+    result = CliRunner().invoke(app, ["--debug", "fail", "defect"])
+    assert isinstance(result.exception, KeyError)
+    assert isinstance(CliRunner(env={"TRACED_DEBUG": "1"}).invoke(app, ["fail", "traced"]).exception, TracedError)
+
+
+def test_set_takes_toml_values_and_bare_words() -> None:
+    assert parse_pair("training.lr=1e-3") == ("training.lr", 0.001)
+    assert parse_pair("gate.seeds = 7") == ("gate.seeds", 7)
+    assert parse_pair("model.spec=/models/a=b") == ("model.spec", "/models/a=b")
+    assert parse_pair("routing.router=hidden-state") == ("routing.router", "hidden-state")
+    with pytest.raises(typer.BadParameter, match="is not KEY=VALUE"):
+        parse_pair("training.lr")
+
+
+def test_plain_values_are_json() -> None:
+    told = plain(
+        {"pair": Pair("1", 0, True, False), "at": datetime(2026, 1, 2, tzinfo=UTC), "p": Path("/x"), "n": float("nan")}
+    )
+    assert json.loads(json.dumps(told, allow_nan=False)) == {
+        "pair": {"task_id": "1", "trial": 0, "base": True, "adapter": False},
+        "at": "2026-01-02T00:00:00+00:00",
+        "p": "/x",
+        "n": None,
+    }
