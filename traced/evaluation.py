@@ -92,7 +92,7 @@ def by_capability(
 
 
 def routing_quality(picked: Mapping[str, str], options: Mapping[str, Sequence[Trajectory]]) -> RoutingQuality:
-    """Compare the picks (task id -> model) with what each option (model -> its episodes) did alone on the same tasks."""
+    """Compare the picks (task id -> model) with what each option (model -> episodes) did alone on the same tasks."""
     solved = {model: successes_by_task(episodes) for model, episodes in options.items()}
     tasks = [task for task in sorted(picked) if all(task in of for of in solved.values())]
     possible = [any(of[task] for of in solved.values()) for task in tasks]

@@ -1,0 +1,96 @@
+"""What one cycle found, in figures: the plain types behind the table, the plots, the report and ``--json``.
+
+Invariants: rates are in 0-1 and come from ``traced.evaluation``; nothing here reads the store or draws. Not covered:
+how the figures are gathered (``traced.stages.report``).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from store.records import Finding
+from store.types import GateResult
+from traced.evaluation import Change, Rate, RoutingQuality
+from traced.gates.paired import Interval
+
+FLOOR = "do-nothing"
+BASE = "base"
+ROUTED = "routed"
+ON_TARGET = "grpo-on-target"
+
+
+@dataclass(frozen=True)
+class AdapterFigures:
+    """One adapter version: its gate, what was decided about it, and its success alone on the test split."""
+
+    name: str
+    capability: str
+    gate: GateResult | None
+    decision: str  # "approved", "rejected" or "waiting"
+    promoted: bool
+    alone: Rate | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A retained capability that came to its end at ``stage``, and why."""
+
+    capability: str
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CycleFigures:
+    """One cycle. ``rates`` by policy name (FLOOR, BASE, adapter versions, ROUTED, ON_TARGET); empty until evaluated."""
+
+    cycle_id: str
+    target: str
+    model: str
+    seed: int
+    findings: list[Finding] = field(default_factory=list)
+    adapters: list[AdapterFigures] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # capability -> iterations, in order
+    rates: dict[str, Rate] = field(default_factory=dict)
+    gain: Interval | None = None  # routed minus base
+    routing: RoutingQuality | None = None
+    capabilities: dict[str, Change] = field(default_factory=dict)
+    rollouts: int = 0  # training rollouts of all adapters
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+    def rate(self, name: str) -> float | None:
+        """A policy's success rate, None when it was not evaluated."""
+        return self.rates[name].rate if name in self.rates else None
+
+
+def as_json(figures: CycleFigures) -> dict[str, Any]:
+    """The object that ``traced demo --json`` prints; figures that there are not are null."""
+    gain = figures.gain
+    told: dict[str, Any] = {
+        "floor": figures.rate(FLOOR),
+        "base": figures.rate(BASE),
+        "routed": figures.rate(ROUTED),
+        "gain": gain.difference if gain else None,
+        "ci": [gain.low, gain.high] if gain else None,
+        "test_seeds": gain.tasks if gain else 0,
+        "adapters": [
+            {
+                "name": adapter.name,
+                "capability": adapter.capability,
+                "gate": adapter.gate.answer.value if adapter.gate else None,
+                "promoted": adapter.promoted,
+                "alone": adapter.alone.rate if adapter.alone else None,
+            }
+            for adapter in figures.adapters
+        ],
+        "capabilities": {
+            name: {"before": change.before, "after": change.after} for name, change in figures.capabilities.items()
+        },
+        "rollouts": figures.rollouts,
+        "seconds": round(figures.seconds, 1),
+        "peak_rss_bytes": figures.peak_rss_bytes,
+    }
+    if ON_TARGET in figures.rates:
+        told["grpo_on_target"] = figures.rate(ON_TARGET)
+    return told

@@ -1,0 +1,139 @@
+"""The report of a cycle: a table for the terminal, and one self-contained HTML page with its plots beside it.
+
+Invariants: every text from the store is escaped; the page loads nothing from anywhere; files appear by rename. A cycle
+that retained nothing, or lost every capability on the way, has a report that says so and why. Not covered: what the
+figures mean (``traced.figures``).
+"""
+
+import base64
+import os
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from traced.evaluation import Rate
+from traced.figures import BASE, FLOOR, ON_TARGET, ROUTED, CycleFigures
+from traced.plots import capability_bars, training_curves
+
+TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "routed", ON_TARGET: "GRPO on the target itself"}
+
+
+def percent(value: float) -> str:
+    """A rate in 0-1 as the terminal and the page show it."""
+    return f"{100 * value:.1f} %"
+
+
+def points(value: float) -> str:
+    """A difference of rates in percentage points, with its sign."""
+    return f"{100 * value:+.1f}"
+
+
+def verdict(figures: CycleFigures) -> str:
+    """One sentence: what the cycle won, or why it won nothing."""
+    gain = figures.gain
+    if gain is not None:
+        end = "" if gain.low > 0 else " The interval holds zero: no gain is shown."
+        return (
+            f"Routed minus base: {points(gain.difference)} points "
+            f"[95 % interval {points(gain.low)} to {points(gain.high)}] on {gain.tasks} untouched test tasks.{end}"
+        )
+    if not any(finding.retained for finding in figures.findings):
+        return "No capability was found lacking, so nothing was trained."
+    if not figures.adapters:
+        return "No adapter was trained: every retained capability came to its end on the way."
+    return "No adapter was promoted, so there is nothing to route to."
+
+
+def routing_sentence(figures: CycleFigures) -> str:
+    """How good the router's picks were, empty when nothing was routed."""
+    routing = figures.routing
+    if routing is None:
+        return ""
+    picks = ", ".join(f"{model} {count}" for model, count in routing.picks.items())
+    return (
+        f"Routing: as good as the best choice on {percent(routing.accuracy)} of {routing.tasks} tasks "
+        f"({routing.right} of the {routing.decisive} where the choice matters); always the best choice would reach "
+        f"{percent(routing.oracle)}. Picks: {picks}."
+    )
+
+
+def summary_table(figures: CycleFigures) -> Group:
+    """What a person sees at the end of a cycle."""
+    lines: list[Table | Text] = []
+    if figures.rates:
+        lines.append(_rates_table(figures))
+    for ending in figures.endings:
+        lines.append(Text(f"{ending.capability} ended at {ending.stage}: {ending.reason}", style="yellow"))
+    lost = sum(rate.infrastructure for rate in figures.rates.values())
+    if lost:
+        lines.append(Text(f"{lost} episodes lost to infrastructure failures are left out", style="yellow"))
+    lines.append(Text(verdict(figures), style="bold"))
+    if figures.routing is not None:
+        lines.append(Text(routing_sentence(figures)))
+    return Group(*lines)
+
+
+def write_report(figures: CycleFigures, folder: Path) -> Path:
+    """Write ``report.html``, ``training.png`` and ``capabilities.png`` into ``folder``; returns the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plots: dict[str, bytes] = {}
+    if figures.curves:
+        plots["training"] = training_curves(figures.curves)
+    if figures.capabilities:
+        plots["capabilities"] = capability_bars(figures.capabilities)
+    for name, picture in plots.items():
+        _write(folder / f"{name}.png", picture)
+    return _write(folder / "report.html", render(figures, plots).encode())
+
+
+def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
+    """The page; ``plots`` are PNG bytes by name and are embedded."""
+    environment = Environment(loader=PackageLoader("traced", "."), autoescape=True, undefined=StrictUndefined)
+    environment.filters |= {"percent": percent, "points": points}
+    return environment.get_template("report_template.html").render(
+        figures=figures,
+        verdict=verdict(figures),
+        routing=routing_sentence(figures),
+        rows=[(title_of(name), rate) for name, rate in _in_order(figures)],
+        plots={name: base64.b64encode(picture).decode() for name, picture in plots.items()},
+    )
+
+
+def title_of(policy: str) -> str:
+    """What a policy is called in the table: an adapter version alone keeps its name."""
+    return TITLES.get(policy, f"{policy} alone")
+
+
+def _in_order(figures: CycleFigures) -> list[tuple[str, Rate]]:
+    alone = [name for name in figures.rates if name not in TITLES]
+    names = [FLOOR, BASE, *alone, ROUTED, ON_TARGET]
+    return [(name, figures.rates[name]) for name in names if name in figures.rates]
+
+
+def _rates_table(figures: CycleFigures) -> Table:
+    table = Table(title=f"Success on {figures.target}'s test split")
+    for column, justify in [
+        ("policy", "left"),
+        ("success", "right"),
+        ("95 % interval", "right"),
+        ("episodes", "right"),
+    ]:
+        table.add_column(column, justify="right" if justify == "right" else "left")
+    for name, rate in _in_order(figures):
+        style = "bold" if name == ROUTED else ""
+        interval = f"{percent(rate.low)} to {percent(rate.high)}"
+        table.add_row(title_of(name), percent(rate.rate), interval, str(rate.episodes), style=style)
+    return table
+
+
+def _write(path: Path, content: bytes) -> Path:
+    staging = path.with_name(f".{path.name}.partial")
+    try:
+        staging.write_bytes(content)
+        os.replace(staging, path)
+    finally:
+        staging.unlink(missing_ok=True)
+    return path
