@@ -4,11 +4,13 @@ Invariants: ``open_store`` leaves the schema at the newest migration or changes 
 transaction; a second process that opens the store meanwhile waits). SQLite runs in WAL mode with foreign keys on; a
 writing session takes the write lock at once (``BEGIN IMMEDIATE``), so that two processes wait for each other instead of
 failing halfway. ``session`` commits at its end, or rolls back when its body raises.
+In JSON columns a number that is not finite is stored as null.
 Fails: database errors leave ``session`` and ``reading`` as ``store.errors`` and nothing else.
 Not covered: asynchronous sessions (call these from a thread), several databases in one process sharing a transaction.
 """
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,4 +208,15 @@ def _shown(url: URL) -> str:
 
 
 def _to_json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:  # NaN and infinities are no JSON and PostgreSQL refuses them
+        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

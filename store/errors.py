@@ -5,7 +5,9 @@
     ├── StoreVersionError  the database was written by a newer traced
     ├── StoreConflict      an immutable row is there already, with other content
     ├── BrokenReference    a row refers to one that is not in the store, or breaks another constraint
-    └── NotFound           nothing is stored under this name or id
+    ├── NotFound           nothing is stored under this name or id
+    ├── NotApproved        an adapter version cannot go live without a person's approval
+    └── NotLive            an adapter version that is not live cannot be rolled back
 
 Each message says the cause, the value seen and the next command to try.
 """
@@ -36,3 +38,11 @@ class NotFound(StoreError):
 
     def __init__(self, kind: str, key: str, try_next: str = "`traced status` lists what there is") -> None:
         super().__init__(f"there is no {kind} {key!r} in the store; {try_next}")
+
+
+class NotApproved(StoreError):
+    """An adapter version cannot go live without a person's approval."""
+
+
+class NotLive(StoreError):
+    """An adapter version that is not live cannot be rolled back."""

@@ -146,7 +146,7 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class IterationMetrics:
-    """The figures of one training iteration; a figure that is not finite is stored as such and comes back as NaN."""
+    """The figures of one training iteration; one that is not finite comes back as NaN."""
 
     run_id: str
     iteration: int

@@ -4,7 +4,7 @@ Invariants: every row carries the ids of the rows it came from, as foreign keys;
 once written, except for a cycle's and a training run's state and an iteration's metrics. Append-only tables have
 ``seq`` (order of writing) and ``id`` (SHA-256 of the content), so that the same save twice is one row.
 Fails: a missing parent breaks a foreign key (``store.errors.BrokenReference`` at the session's border).
-Not covered: adapter weights and checkpoints (directories on disk; their hashes are here). A change here needs a migration.
+Not covered: adapter weights and checkpoints (directories on disk; their hashes are here). Changes need a migration.
 """
 
 from datetime import datetime

@@ -1,0 +1,114 @@
+"""People's decisions, and the log of what was promoted and rolled back.
+
+Invariants: decisions and log entries are only added, the newest one counts; a decision keeps the gate result that the
+person had before them; only an adapter version whose newest decision is approval can go live; at most one version of a
+capability is live; rolling back brings back the version that was live before and is still approved.
+Fails: ``NotApproved``, ``NotLive``, ``NotFound``. Not covered: whether a gate has to pass first (``traced.gates``).
+"""
+
+from dataclasses import asdict
+from datetime import datetime
+
+from sqlmodel import Session, col, select
+
+from store.content import digest, insert_new
+from store.errors import NotApproved, NotLive
+from store.records import Approval, Decision, Promotion, PromotionState
+from store.repositories.adapters import get_adapter
+from store.repositories.gates import latest_gate
+from store.tables import AdapterRow, ApprovalRow, PromotionRow
+
+
+def save_approval(session: Session, approval: Approval) -> Approval:
+    """Store a decision and return it with the gate result it was about (the newest one unless named)."""
+    get_adapter(session, approval.adapter)
+    gate = latest_gate(session, approval.adapter)
+    gate_id = approval.gate_id or (gate.id if gate is not None else None)
+    values = {**asdict(approval), "decision": approval.decision.value, "gate_id": gate_id}
+    insert_new(session, ApprovalRow, [{"id": digest(values), **values}])
+    return Approval(**{**values, "decision": approval.decision})
+
+
+def list_approvals(session: Session, adapter: str) -> list[Approval]:
+    """The decisions on an adapter version, oldest first."""
+    query = select(ApprovalRow).where(ApprovalRow.adapter == adapter).order_by(col(ApprovalRow.seq))
+    return [
+        Approval(**{**row.model_dump(exclude={"seq", "id"}), "decision": Decision(row.decision)})
+        for row in session.exec(query)
+    ]
+
+
+def latest_approval(session: Session, adapter: str) -> Approval | None:
+    """The newest decision on an adapter version, None when nobody has decided."""
+    return next(reversed(list_approvals(session, adapter)), None)
+
+
+def promote(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Promotion:
+    """Put an approved adapter version live in place of its capability's live one; live already is no error."""
+    version = get_adapter(session, adapter)
+    decided = latest_approval(session, adapter)
+    if decided is None or decided.decision is not Decision.APPROVED:
+        raise NotApproved(f"adapter {adapter!r} has no approval; run `traced approve {adapter}` first")
+    live = {promotion.adapter: promotion for promotion in live_adapters(session)}
+    if adapter in live:
+        return live[adapter]
+    previous = next((name for name in live if get_adapter(session, name).capability == version.capability), None)
+    if previous is not None:
+        before = live[previous].previous
+        _append(session, Promotion(previous, PromotionState.SUPERSEDED, who, at, f"by {adapter}", before))
+    return _append(session, Promotion(adapter, PromotionState.LIVE, who, at, reason, previous))
+
+
+def roll_back(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> str | None:
+    """Take a live adapter version back; returns the version of the capability that is live now, None for the base."""
+    get_adapter(session, adapter)
+    live = {promotion.adapter: promotion for promotion in live_adapters(session)}
+    if adapter not in live:
+        raise NotLive(
+            f"adapter {adapter!r} is not live (live: {', '.join(sorted(live)) or 'none'}); see `traced status`"
+        )
+    previous = _approved(session, live[adapter].previous)
+    _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, who, at, reason, previous))
+    if previous is not None:
+        before = _latest(session, previous).previous
+        _append(session, Promotion(previous, PromotionState.LIVE, who, at, f"{adapter} was rolled back", before))
+    return previous
+
+
+def live_adapters(session: Session) -> list[Promotion]:
+    """The newest log entry of every adapter version that is live, by capability."""
+    query = select(PromotionRow, AdapterRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
+    newest: dict[str, Promotion] = {}
+    for row, adapter in session.exec(query.order_by(col(AdapterRow.capability), col(PromotionRow.seq))):
+        newest[adapter.name] = _promotion(row)
+    return [promotion for promotion in newest.values() if promotion.state is PromotionState.LIVE]
+
+
+def list_promotions(session: Session, adapter: str) -> list[Promotion]:
+    """The promotion log of an adapter version, oldest first."""
+    query = select(PromotionRow).where(PromotionRow.adapter == adapter).order_by(col(PromotionRow.seq))
+    return [_promotion(row) for row in session.exec(query)]
+
+
+def _approved(session: Session, adapter: str | None) -> str | None:
+    """``adapter`` or the nearest version live before it whose newest decision is still approval."""
+    while adapter is not None:
+        decided = latest_approval(session, adapter)
+        if decided is not None and decided.decision is Decision.APPROVED:
+            return adapter
+        adapter = _latest(session, adapter).previous
+    return None
+
+
+def _latest(session: Session, adapter: str) -> Promotion:
+    return list_promotions(session, adapter)[-1]
+
+
+def _append(session: Session, promotion: Promotion) -> Promotion:
+    session.add(PromotionRow(**{**asdict(promotion), "state": promotion.state.value}))
+    session.flush()
+    return promotion
+
+
+def _promotion(row: PromotionRow) -> Promotion:
+    return Promotion(**{**row.model_dump(exclude={"seq"}), "state": PromotionState(row.state)})

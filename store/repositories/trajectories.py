@@ -1,0 +1,203 @@
+"""Trajectories, their tools (stored once per list) and their packed token ids.
+
+Invariants: a stored trajectory is evidence, so the first recording under an id stays; an ``infrastructure`` outcome is
+not evidence of the agent and gives way to a later attempt, unless something refers to it. Listings come in the order of
+source, split, task id, trial, model and id, whatever the order of saving and whatever the cycle's id.
+Fails: an unknown ``cycle_id`` is a ``BrokenReference``. Not covered: deleting.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+from sqlalchemy import ColumnElement, delete, func, tuple_
+from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import SelectOfScalar
+
+from store.content import digest, insert_new
+from store.errors import NotFound
+from store.tables import LabelRow, RoutingRow, ToolsetRow, TrajectoryRow, TurnsRow
+from store.turns import pack, unpack
+from store.types import EndCause, Outcome, Tool, Trajectory
+
+ORDER = tuple(col(getattr(TrajectoryRow, name)) for name in ("source", "split", "task_id", "trial", "model", "id"))
+IDS_PER_QUERY = 500
+
+
+@dataclass(frozen=True)
+class TrajectoryFilter:
+    """Which trajectories to list; None leaves a property open."""
+
+    outcome: Outcome | None = None
+    source: str | None = None
+    split: str | None = None
+    model: str | None = None
+    cycle_id: str | None = None
+    task_id: str | None = None
+
+
+EVERYTHING = TrajectoryFilter()
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a save did. ``kept``: ids stored before with other content, which stays; read those back from the store."""
+
+    added: int = 0
+    same: int = 0
+    replaced: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+
+def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> Saved:
+    """Store trajectories; those that are there already are no error (see ``Saved`` and the module's invariants)."""
+    offered = {trajectory.id: trajectory for trajectory in trajectories}
+    stored = _stored_digests(session, list(offered))
+    new, same = [], 0
+    replaced: list[str] = []
+    kept: list[str] = []
+    for trajectory in offered.values():
+        known = stored.get(trajectory.id)
+        if known is None:
+            new.append(trajectory)
+        elif known[0] == _digest(trajectory):
+            same += 1
+        elif known[1] == Outcome.INFRASTRUCTURE and not _is_cited(session, trajectory.id):
+            replaced.append(trajectory.id)
+        else:
+            kept.append(trajectory.id)
+    _forget(session, replaced)
+    _insert(session, new + [offered[key] for key in replaced])
+    return Saved(len(new), same, replaced, kept)
+
+
+def known_trajectories(session: Session, ids: Iterable[str]) -> set[str]:
+    """Those of ``ids`` that are stored with an outcome of the agent, so that there is no need to run them again."""
+    stored = _stored_digests(session, list(ids))
+    return {key for key, (_, outcome) in stored.items() if outcome != Outcome.INFRASTRUCTURE}
+
+
+def get_trajectory(session: Session, trajectory_id: str, *, tokens: bool = True) -> Trajectory:
+    """The trajectory of this id; raises ``NotFound``."""
+    found = get_trajectories(session, [trajectory_id], tokens=tokens)
+    if not found:
+        raise NotFound("trajectory", trajectory_id)
+    return found[0]
+
+
+def get_trajectories(session: Session, ids: Sequence[str], *, tokens: bool = True) -> list[Trajectory]:
+    """The trajectories of these ids, in the listing's order; unknown ids are left out."""
+    found: list[Trajectory] = []
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        chosen = col(TrajectoryRow.id).in_(ids[start : start + IDS_PER_QUERY])
+        found += _read(session, select(TrajectoryRow).where(chosen), tokens=tokens)
+    return sorted(found, key=lambda t: (t.source, t.split, t.task_id, t.trial, t.model, t.id))
+
+
+def list_trajectories(
+    session: Session,
+    wanted: TrajectoryFilter = EVERYTHING,
+    *,
+    tokens: bool = False,
+    limit: int | None = None,
+    after: str | None = None,
+) -> list[Trajectory]:
+    """One page of trajectories: at most ``limit``, beginning behind the trajectory of id ``after``.
+
+    ``tokens=False`` leaves ``turns`` empty (they are most of the bytes). Raises ``NotFound`` for an unknown ``after``.
+    """
+    query = select(TrajectoryRow).where(*_conditions(wanted)).order_by(*ORDER).limit(limit)
+    if after is not None:
+        row = session.get(TrajectoryRow, after)
+        if row is None:
+            raise NotFound("trajectory", after, "take `after` from the page before")
+        query = query.where(tuple_(*ORDER) > tuple_(row.source, row.split, row.task_id, row.trial, row.model, row.id))
+    return _read(session, query, tokens=tokens)
+
+
+def iterate_trajectories(
+    session: Session, wanted: TrajectoryFilter = EVERYTHING, *, tokens: bool = False, page: int = 200
+) -> Iterator[Trajectory]:
+    """All trajectories of a filter, page by page, so that memory stays bounded."""
+    after: str | None = None
+    while found := list_trajectories(session, wanted, tokens=tokens, limit=page, after=after):
+        yield from found
+        after = found[-1].id
+
+
+def count_outcomes(session: Session, wanted: TrajectoryFilter = EVERYTHING) -> dict[Outcome, int]:
+    """How many trajectories of each outcome there are; every outcome has an entry."""
+    outcome = col(TrajectoryRow.outcome)
+    rows = session.exec(select(outcome, func.count()).where(*_conditions(wanted)).group_by(outcome))
+    return dict.fromkeys(Outcome, 0) | {Outcome(name): count for name, count in rows}
+
+
+def _conditions(wanted: TrajectoryFilter) -> list[ColumnElement[bool]]:
+    chosen = {name: value for name, value in asdict(wanted).items() if value is not None}
+    return [col(getattr(TrajectoryRow, name)) == str(value) for name, value in chosen.items()]
+
+
+def _read(session: Session, query: SelectOfScalar[TrajectoryRow], *, tokens: bool) -> list[Trajectory]:
+    rows = session.exec(query).all()
+    toolsets: dict[str, list[Tool]] = {}
+    for hashed in {row.toolset_hash for row in rows}:
+        toolset = session.get(ToolsetRow, hashed)
+        toolsets[hashed] = toolset.tools if toolset is not None else []
+    packed = _packed_turns(session, [row.id for row in rows]) if tokens else {}
+    return [_trajectory(row, toolsets[row.toolset_hash], packed.get(row.id)) for row in rows]
+
+
+def _packed_turns(session: Session, ids: Sequence[str]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        chosen = col(TurnsRow.trajectory_id).in_(ids[start : start + IDS_PER_QUERY])
+        found.update(session.exec(select(col(TurnsRow.trajectory_id), col(TurnsRow.packed)).where(chosen)).all())
+    return found
+
+
+def _trajectory(row: TrajectoryRow, tools: list[Tool], packed: bytes | None) -> Trajectory:
+    values = row.model_dump(exclude={"digest", "toolset_hash"})
+    values["outcome"], values["end_cause"] = Outcome(row.outcome), EndCause(row.end_cause)
+    return Trajectory(**values, tools=tools, turns=unpack(packed) if packed is not None else [])
+
+
+def _stored_digests(session: Session, ids: Sequence[str]) -> dict[str, tuple[str, str]]:
+    columns = (col(TrajectoryRow.id), col(TrajectoryRow.digest), col(TrajectoryRow.outcome))
+    found: dict[str, tuple[str, str]] = {}
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        chosen = columns[0].in_(ids[start : start + IDS_PER_QUERY])
+        found.update({key: (digest, outcome) for key, digest, outcome in session.exec(select(*columns).where(chosen))})
+    return found
+
+
+def _digest(trajectory: Trajectory) -> str:
+    return digest({key: value for key, value in vars(trajectory).items() if key != "turns"})
+
+
+def _is_cited(session: Session, trajectory_id: str) -> bool:
+    label = session.exec(select(LabelRow).where(LabelRow.trajectory_id == trajectory_id).limit(1)).first()
+    return label is not None or session.get(RoutingRow, trajectory_id) is not None
+
+
+def _forget(session: Session, ids: Sequence[str]) -> None:
+    for key in ids:
+        session.execute(delete(TurnsRow).where(col(TurnsRow.trajectory_id) == key))
+        session.execute(delete(TrajectoryRow).where(col(TrajectoryRow.id) == key))
+
+
+def _insert(session: Session, trajectories: Sequence[Trajectory]) -> None:
+    toolsets = {digest(trajectory.tools): trajectory.tools for trajectory in trajectories}
+    insert_new(session, ToolsetRow, [{"hash": key, "tools": tools} for key, tools in toolsets.items()])
+    insert_new(session, TrajectoryRow, [_trajectory_values(trajectory) for trajectory in trajectories])
+    insert_new(session, TurnsRow, [_turns_values(trajectory) for trajectory in trajectories if trajectory.turns])
+
+
+def _trajectory_values(trajectory: Trajectory) -> dict[str, object]:
+    values = {key: value for key, value in vars(trajectory).items() if key not in ("turns", "tools")}
+    values |= {"outcome": trajectory.outcome.value, "end_cause": trajectory.end_cause.value}
+    return values | {"digest": _digest(trajectory), "toolset_hash": digest(trajectory.tools)}
+
+
+def _turns_values(trajectory: Trajectory) -> dict[str, object]:
+    completion_tokens = sum(len(turn.completion_ids) for turn in trajectory.turns)
+    counts = {"turns": len(trajectory.turns), "completion_tokens": completion_tokens}
+    return {"trajectory_id": trajectory.id, **counts, "packed": pack(trajectory.turns)}
