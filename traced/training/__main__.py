@@ -1,8 +1,9 @@
 """``python -m traced.training JOB.json``: one training run as a process of its own.
 
-Standard output carries one JSON object per line and nothing else: ``{"metric": ...}`` per iteration, then ``{"result": ...}``
-or ``{"error": {"type", "message", "hint"}}``; whatever libraries print goes to standard error. SIGTERM, Ctrl-C and, with
-``--supervised``, the end of standard input (the parent died) unwind the run: the sandbox closes, checkpoints stay.
+Standard output carries one JSON object per line and nothing else: ``{"metric": ...}`` per iteration, then
+``{"result": ...}`` or ``{"error": {"type", "message", "hint"}}``; whatever libraries print goes to standard error.
+SIGTERM, Ctrl-C and, with ``--supervised``, the end of standard input (the parent died) unwind the run: the sandbox
+closes, checkpoints stay.
 Exit codes: 0 finished, 1 a ``TracedError``, 143 stopped, anything else a crash with its traceback on standard error.
 """
 

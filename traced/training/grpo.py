@@ -11,7 +11,7 @@ more than one process or device; children (``supervise`` runs this module in one
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,12 @@ from transformers.utils import logging
 from trl import GRPOConfig
 
 from sandbox.episodes import EpisodeSource
+from sandbox.errors import SandboxError
 from traced.rollout.conversation import TurnTemplate
 from traced.serving.embedded.core import Engine
-from traced.training.errors import JobChangedError
+from traced.training.errors import EnvironmentFailed, JobChangedError
 from traced.training.job import TrainingJob, TrainingResult
-from traced.training.metrics import Metrics, append, keep_until, read_metrics
+from traced.training.metrics import Metrics, append, keep_until
 from traced.training.publish import publish_file, publish_folder
 from traced.training.rollout_function import RolloutFunction
 from traced.training.rollouts import RolloutLimits, Sampler
@@ -54,7 +55,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
         on_metric(metrics)
 
     with start_blocking_portal() as portal, _opened(portal, open_source(job)) as source:
-        trainer = _trainer(job, source, portal, record)
+        trainer = build_trainer(job, source, portal, record)
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     _publish(job, trainer)
     result = TrainingResult(str(job.adapter), job.iterations, done, time.perf_counter() - started)
@@ -78,13 +79,19 @@ def _claim(job: TrainingJob) -> TrainingResult | None:
 
 @contextmanager
 def _opened(portal: BlockingPortal, source: AbstractAsyncContextManager[EpisodeSource]) -> Iterator[EpisodeSource]:
-    with portal.wrap_async_context_manager(source) as opened:
+    """Enter the source on the portal's loop; what hinders it is the environment's failure, told in its own words."""
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(portal.wrap_async_context_manager(source))
+        except SandboxError as error:
+            raise EnvironmentFailed(str(error)) from error
         yield opened
 
 
-def _trainer(
+def build_trainer(
     job: TrainingJob, source: EpisodeSource, portal: BlockingPortal, record: Callable[[Metrics], None]
 ) -> GroupRelativeTrainer:
+    """The trainer with its engine around the model under training; ``source`` lives on the portal's loop."""
     logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(job.model_path)
     model = AutoModelForCausalLM.from_pretrained(job.model_path, dtype=torch.float32)
@@ -169,8 +176,3 @@ def _publish(job: TrainingJob, trainer: GroupRelativeTrainer) -> None:
         (folder / "README.md").unlink()  # PEFT's empty model card
 
     publish_folder(job.adapter, fill)
-
-
-def history(job: TrainingJob) -> list[Metrics]:
-    """The metrics of every iteration so far."""
-    return read_metrics(job.metrics)

@@ -1,7 +1,7 @@
 """A training run in a child process: started, watched, stopped.
 
 Invariants: the child dies with its parent (it watches a pipe that the parent holds open); cancelling ``train`` stops it
-cleanly, then by force after ``GRACE_S``; the child has a session of its own, so Ctrl-C reaches it through the parent only.
+cleanly, then by force after ``GRACE_S``; the child has a session of its own, so Ctrl-C reaches it through the parent.
 How it fails: the child's own ``TrainingError`` is raised again here; a child that ends without a word raises
 ``TrainerDied`` with the last lines of its log. Checkpoints survive all of it: the same call carries on.
 """
@@ -44,7 +44,8 @@ async def train(job: TrainingJob, on_metric: Callable[[Metrics], None]) -> Train
         await _stop(process)
     if result is None:
         raise TrainerDied(
-            f"the training process of {job.run_id!r} ended with code {code} and no result; {log} ends with:\n{_tail(log)}",
+            f"the training process of {job.run_id!r} ended with code {code} and no result; "
+            f"{log} ends with:\n{_tail(log)}",
             hint="run the same command again: it carries on from the last checkpoint",
         )
     return result

@@ -20,7 +20,7 @@ Not covered: several processes, evaluation during training, KL terms, completion
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,10 @@ from transformers import Trainer
 from trl import GRPOTrainer
 
 from traced.training.advantages import Advantages, group_advantages
+from traced.training.micro_batches import Batch, micro_batches
 from traced.training.publish import publish_folder
 from traced.training.rollout_function import RolloutFunction
 
-Batch = dict[str, Any]
 PER_ROW = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps")
 CHECKPOINT = "checkpoint"
 
@@ -148,30 +148,6 @@ class GroupRelativeTrainer(GRPOTrainer):
 def environment_reward(completions: list[Any], reward: list[float | None], **_: Any) -> list[float | None]:
     """TRL's reward function: the environment's own score, which the rollout function put in the row."""
     return reward
-
-
-def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
-    """Split rows into chunks of similar length with at most ``tokens`` padded tokens (at least one row each).
-
-    ``batch`` holds left-padded prompts [n, p] and right-padded completions [n, c]; a chunk drops the padding it shares.
-    """
-    prompts, completions = batch["prompt_mask"].sum(1), batch["completion_mask"].sum(1)
-    order = torch.argsort(prompts + completions, descending=True, stable=True).tolist()
-    while order:
-        count, p, c = 0, 0, 0
-        for row in order:
-            wider_p, wider_c = max(p, int(prompts[row])), max(c, int(completions[row]))
-            if count and (count + 1) * (wider_p + wider_c) > tokens:
-                break
-            count, p, c = count + 1, wider_p, wider_c
-        rows, order = order[:count], order[count:]
-        yield {name: _cut(name, value[rows], p, c) for name, value in batch.items()}
-
-
-def _cut(name: str, rows: Tensor, prompt: int, completion: int) -> Tensor:
-    if name == "advantages":
-        return rows
-    return rows[:, rows.shape[1] - prompt :] if name.startswith("prompt") else rows[:, :completion]
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -1,0 +1,277 @@
+"""The real thing, in this process: TRL, PEFT and the embedded engine on a random tiny model."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from anyio.from_thread import start_blocking_portal
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+from sandbox.contract import Message, Score
+from tests.unit.training.bandit import Bandit
+from tests.unit.training.tiny import save_model
+from traced.serving.embedded.requests import Generation, Request
+from traced.targets.local import LocalSource
+from traced.training import grpo
+from traced.training.advantages import EPSILON
+from traced.training.errors import DiskError, JobChangedError
+from traced.training.job import TrainingJob
+from traced.training.metrics import Metrics, read_metrics
+from traced.training.rollouts import Rollout
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def job(model_path: Path, out: Path, **changes: Any) -> TrainingJob:
+    fixed = TrainingJob(
+        "r", "bandit", {"target": "bandit"}, str(model_path), str(out), groups=4, rollouts=8, lr=1e-2,
+        max_turns=2, max_tokens=4, seed=1, iterations=1, checkpoint_every=3,
+    )  # fmt: skip
+    return dataclasses.replace(fixed, **changes)
+
+
+def train(chosen: TrainingJob, factory: Callable[[], Any] = Bandit) -> list[Metrics]:
+    metrics: list[Metrics] = []
+    grpo.train(chosen, metrics.append, lambda _: LocalSource("bandit", factory))
+    return metrics
+
+
+def weights(chosen: TrainingJob) -> dict[str, torch.Tensor]:
+    return load_file(chosen.adapter / "adapter_model.safetensors")
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_grpo_raises_the_reward_of_a_bandit(model_path: Path, tmp_path: Path) -> None:
+    metrics = train(job(model_path, tmp_path / "out", iterations=26))
+    before = sum(m["reward"] for m in metrics[:5]) / 5
+    after = sum(m["reward"] for m in metrics[-5:]) / 5
+    assert before < 0.3
+    assert after > before + 0.2
+    assert read_metrics(tmp_path / "out" / "metrics.jsonl") == metrics
+    assert [m["iteration"] for m in metrics] == list(range(1, 27))
+
+
+def test_six_iterations_equal_three_and_three_resumed(model_path: Path, tmp_path: Path) -> None:
+    straight, halves = job(model_path, tmp_path / "a", iterations=6), job(model_path, tmp_path / "b", iterations=3)
+    whole = train(straight)
+    first = train(halves)
+    resumed = dataclasses.replace(halves, iterations=6)
+    second = train(resumed)
+    assert [m["iteration"] for m in second] == [4, 5, 6]
+    assert equal(weights(straight), weights(resumed))
+    times = ("rollout_seconds", "update_seconds", "tokens_per_second")
+    assert [{k: v for k, v in m.items() if k not in times} for m in first + second] == [
+        {k: v for k, v in m.items() if k not in times} for m in whole
+    ]
+    config = [json.loads((j.adapter / "adapter_config.json").read_text()) for j in (straight, resumed)]
+    assert config[0] == config[1]
+    assert config[0]["base_model_name_or_path"] == model_path.name
+    assert not equal(weights(straight), {name: torch.zeros_like(w) for name, w in weights(straight).items()})
+
+
+def test_an_interrupted_run_carries_on_from_its_checkpoint(model_path: Path, tmp_path: Path) -> None:
+    straight, broken = job(model_path, tmp_path / "a", iterations=5), job(model_path, tmp_path / "b", iterations=5)
+    train(straight)
+
+    def stop(metrics: Metrics) -> None:
+        if metrics["iteration"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grpo.train(broken, stop, lambda _: LocalSource("bandit", Bandit))
+    assert not broken.adapter.exists()
+    assert [m["iteration"] for m in train(broken)] == [4, 5]
+    assert [m["iteration"] for m in read_metrics(broken.metrics)] == [1, 2, 3, 4, 5]
+    assert equal(weights(straight), weights(broken))
+
+
+def test_a_finished_job_is_not_trained_again_and_another_job_is_refused(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out")
+    train(chosen)
+    written = (chosen.adapter / "adapter_model.safetensors").stat().st_mtime_ns
+    assert train(chosen) == []
+    assert (chosen.adapter / "adapter_model.safetensors").stat().st_mtime_ns == written
+    with pytest.raises(JobChangedError, match="different job"):
+        train(dataclasses.replace(chosen, seed=2))
+
+
+def test_without_a_mixed_group_neither_weights_nor_moments_move(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out", iterations=2)
+
+    class Later(Bandit):
+        """Mixed in the first iteration (32 rollouts), constant in the second."""
+
+        def reset(self, seed: int) -> Any:
+            self.constant = seed in chosen.group_seeds(1)
+            return super().reset(seed)
+
+        def score(self) -> Score:
+            return Score(0.5, False) if self.constant else super().score()
+
+    one = job(model_path, tmp_path / "one", iterations=1)
+    train(one, Later)
+    metrics = train(chosen, Later)
+    assert [m["mixed_groups"] > 0 for m in metrics] == [True, False]
+    assert metrics[1]["grad_norm"] == 0.0
+    assert metrics[1]["trajectories_kept"] == 0
+    assert equal(weights(one), weights(chosen))
+
+
+def test_a_lost_group_gives_no_gradient_and_no_reward(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out")
+    lost = chosen.group_seeds(0)[0]
+
+    class Breaking(Bandit):
+        def step(self, message: Message) -> list[Message]:
+            if self.seed == lost:
+                raise RuntimeError("container gone")
+            return super().step(message)
+
+    [metrics] = train(chosen, Breaking)
+    assert (metrics["lost_groups"], metrics["retried"]) == (1, 8)
+    assert metrics["trajectories_kept"] <= 24
+
+
+def test_a_full_disk_leaves_no_adapter_and_the_run_can_carry_on(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = job(model_path, tmp_path / "out")
+
+    def full(self: PeftModel, folder: Path, **_: Any) -> None:
+        (Path(folder) / "adapter_model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PeftModel, "save_pretrained", full)
+        with pytest.raises(DiskError, match="No space left on device"):
+            train(chosen)
+    assert not chosen.adapter.exists()
+    assert not list(chosen.out.rglob("*.partial"))
+    train(chosen)
+    assert chosen.adapter.is_dir()
+
+
+class Gradients(TrainerCallback):  # type: ignore[misc]
+    """Keeps the gradients of the first optimizer step."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.kept = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [100, 100_000])
+def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path: Path, micro_batch_tokens: int) -> None:
+    """L = -1/|B| sum_(g,k) 1/T sum_t min(rho A, clip(rho, 1 - e, 1 + e) A), in plain torch, token by token.
+
+    The engine's log-probs are shifted by up to half a nat, so that ratios differ from 1 and the clip acts.
+    """
+    chosen = job(model_path, tmp_path / "out", max_grad_norm=1e9, micro_batch_tokens=micro_batch_tokens)
+    gradients, played = Gradients(), []
+    with start_blocking_portal() as portal:
+        source = LocalSource("bandit", Bandit)
+        metrics: list[Metrics] = []
+        trainer = grpo.build_trainer(chosen, source, portal, metrics.append)
+        trainer.add_callback(gradients)
+        sampler = trainer.rollout_function.sampler
+        generate, sample = sampler.generate, sampler.sample
+        shift = torch.Generator().manual_seed(0)
+
+        def shifted(requests: Sequence[Request]) -> list[Generation]:
+            made = generate(requests)
+            return [
+                dataclasses.replace(g, logprobs=[p + float(torch.rand((), generator=shift)) - 0.5 for p in g.logprobs])
+                for g in made
+            ]
+
+        def remembered(*arguments: Any) -> list[Rollout]:
+            played.extend(sample(*arguments))
+            return list(played)
+
+        sampler.generate = shifted
+        sampler.sample = remembered  # type: ignore[method-assign]
+        torch.manual_seed(0)
+        for name, parameter in trainer.model.named_parameters():
+            if "lora_B" in name:  # zero at first, which would leave every lora_A without a gradient
+                torch.nn.init.normal_(parameter, std=0.05)
+        state = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
+        trainer.train()
+        for name, parameter in trainer.model.named_parameters():
+            if name in state:
+                parameter.data.copy_(state[name])
+                parameter.grad = None
+        clipped = papers_loss(trainer.model, played, chosen)
+    assert metrics[0]["clip_fraction"] == pytest.approx(clipped, abs=1e-6)
+    assert clipped > 0.05
+    assert gradients.kept.keys() == state.keys()
+    for name, parameter in trainer.model.named_parameters():
+        if name in state:
+            torch.testing.assert_close(gradients.kept[name], parameter.grad, rtol=2e-3, atol=2e-6)
+
+
+def papers_loss(model: Any, played: list[Rollout], chosen: TrainingJob) -> float:
+    """Backpropagate the loss, one trajectory at a time without padding; returns the clipped share of its tokens."""
+    groups = [[r for r in played if r.group == g] for g in range(chosen.groups)]
+    kept = [group for group in groups if len({r.reward for r in group}) > 1]
+    size = sum(len(group) for group in kept)
+    clipped = tokens = 0
+    for group in kept:
+        rewards = [r.reward for r in group if r.reward is not None]
+        mean = sum(rewards) / len(rewards)
+        sigma = (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
+        for rollout in group:
+            assert rollout.conversation is not None
+            assert rollout.reward is not None
+            advantage = (rollout.reward - mean) / (sigma + EPSILON)
+            ids = torch.tensor([rollout.conversation.prompt])
+            logits = model(input_ids=ids).logits[0].log_softmax(-1)
+            start = len(rollout.conversation.prompt_ids)
+            own = [start + i for i, m in enumerate(rollout.conversation.mask) if m]
+            sampled = torch.tensor([rollout.conversation.logprobs[i - start] for i in own])
+            ratio = torch.exp(torch.stack([logits[i - 1, ids[0, i]] for i in own]) - sampled)
+            inside = ratio.clamp(1 - chosen.clip, 1 + chosen.clip)
+            objective = torch.minimum(ratio * advantage, inside * advantage)
+            (-objective.sum() / len(own) / size).backward()
+            beyond = (ratio > 1 + chosen.clip) if advantage > 0 else (ratio < 1 - chosen.clip)
+            clipped, tokens = clipped + int(beyond.sum()), tokens + len(own)
+    return clipped / tokens
+
+
+def test_the_engines_logprobs_are_the_trainers(model_path: Path, tmp_path: Path) -> None:
+    """On-policy: the ratio to the sampling policy is 1 up to rounding, so nothing is clipped and L is about 0."""
+    for metrics in train(job(model_path, tmp_path / "out", iterations=4)):
+        assert metrics["clip_fraction"] == 0.0
+        assert abs(metrics["loss"]) < 1e-4
+
+
+def test_the_adapter_loads_with_peft_and_changes_the_model(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out", iterations=3)
+    train(chosen)
+    ids = torch.arange(3, 20)[None]
+    base = AutoModelForCausalLM.from_pretrained(model_path)
+    before = base(ids).logits
+    after = PeftModel.from_pretrained(base, chosen.adapter)(ids).logits
+    assert not torch.allclose(before, after, atol=1e-3)
+    assert sorted(path.name for path in chosen.adapter.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]

@@ -1,0 +1,36 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traced.training.advantages import EPSILON, group_advantages
+
+rewards = st.lists(st.floats(0, 1), min_size=4, max_size=4)
+
+
+def test_the_deviation_is_the_populations() -> None:
+    made = group_advantages([1.0, 0.0, 0.0, 0.0], 4)
+    sigma = math.sqrt(0.25 * 0.75)
+    assert made.values.tolist() == pytest.approx([0.75 / (sigma + EPSILON)] + [-0.25 / (sigma + EPSILON)] * 3)
+
+
+@given(st.lists(rewards, min_size=1, max_size=5))
+def test_kept_groups_have_mean_zero_and_about_unit_deviation(groups: list[list[float]]) -> None:
+    made = group_advantages([r for group in groups for r in group], 4)
+    for index, group in enumerate(groups):
+        values = made.values[4 * index : 4 * index + 4].tolist()
+        kept = made.kept[4 * index : 4 * index + 4].tolist()
+        assert kept == [max(group) - min(group) > 1e-6] * 4
+        if kept[0] and max(group) - min(group) > 0.1:
+            assert sum(values) == pytest.approx(0, abs=1e-4)
+            assert sum(v * v for v in values) / 4 == pytest.approx(1, abs=0.01)
+        if not kept[0]:
+            assert values == [0.0] * 4
+
+
+def test_identical_and_lost_groups_are_discarded() -> None:
+    made = group_advantages([0.5, 0.5, 1.0, None, 0.0, 1.0], 2)
+    assert made.kept.tolist() == [False, False, False, False, True, True]
+    assert made.values[:4].tolist() == [0.0] * 4
+    assert made.mixed == 1

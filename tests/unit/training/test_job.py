@@ -1,0 +1,75 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from traced.training.errors import JobError
+from traced.training.job import TrainingJob, read_job
+
+
+def job(**changes: object) -> TrainingJob:
+    fixed = TrainingJob("r1", "multi-step-completion", {"target": "desk", "split": "train"}, "model", "out")
+    return dataclasses.replace(fixed, **changes)  # type: ignore[arg-type]
+
+
+def test_a_job_survives_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(job(seed=3).to_json())
+    assert read_job(path) == job(seed=3)
+
+
+def test_group_seeds_are_distinct_in_range_and_do_not_depend_on_the_number_of_iterations() -> None:
+    chosen = job(seed=7, groups=8, seed_low=100, seed_high=120)
+    for iteration in range(20):
+        seeds = chosen.group_seeds(iteration)
+        assert len(set(seeds)) == 8
+        assert all(100 <= seed < 120 for seed in seeds)
+        assert seeds == dataclasses.replace(chosen, iterations=99).group_seeds(iteration)
+    assert chosen.group_seeds(0) != chosen.group_seeds(1)
+
+
+def test_the_fingerprint_covers_what_chooses_the_weights_and_nothing_else(tmp_path: Path) -> None:
+    same = [job(run_id="r2"), job(out_dir="elsewhere"), job(iterations=3), job(threads=2), job(checkpoint_every=1)]
+    assert {other.fingerprint() for other in same} == {job().fingerprint()}
+    other = [job(seed=1), job(lr=2e-3), job(clip=0.2), job(rollouts=8), job(max_turns=3), job(model_path="m2")]
+    assert len({changed.fingerprint() for changed in [job(), *other]}) == 7
+    source = tmp_path / "env.py"
+    source.write_text("a = 1\n")
+    before = job(environment_source={"environment": str(source)}).fingerprint()
+    source.write_text("a = 2\n")
+    assert job(environment_source={"environment": str(source)}).fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"environment_source": {"url": "x"}}, "environment_source"),
+        ({"rollouts": 1}, "rollouts is 1"),
+        ({"iterations": 0}, "iterations is 0"),
+        ({"seed_low": 5, "seed_high": 6}, "fewer seeds"),
+    ],
+)
+def test_an_unusable_job_is_refused_by_name(change: dict[str, object], text: str) -> None:
+    with pytest.raises(JobError, match=text):
+        job(**change)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("{", "not JSON"), ('{"run_id": "r"}', "is missing"), (None, "cannot read")],
+)
+def test_an_unusable_job_file_is_refused_with_its_path(tmp_path: Path, content: str | None, text: str) -> None:
+    path = tmp_path / "job.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(JobError, match=text) as caught:
+        read_job(path)
+    assert str(path) in str(caught.value)
+
+
+def test_an_unknown_key_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps({**dataclasses.asdict(job()), "learning_rate": 1}))
+    with pytest.raises(JobError, match="unknown key 'learning_rate'"):
+        read_job(path)

@@ -1,0 +1,41 @@
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traced.training.micro_batches import micro_batches
+
+sizes = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=12)
+
+
+def padded(rows: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
+    p, c = max(r[0] for r in rows) + 2, max(r[1] for r in rows) + 1
+    batch: dict[str, Any] = {name: torch.zeros(len(rows), p if name.startswith("prompt") else c) for name in NAMES}
+    for i, (prompt, completion) in enumerate(rows):
+        batch["prompt_mask"][i, p - prompt :] = 1
+        batch["completion_mask"][i, :completion] = 1
+        batch["prompt_ids"][i, p - prompt :] = i + 1
+        batch["completion_ids"][i, :completion] = i + 1
+    batch["advantages"] = torch.arange(len(rows), dtype=torch.float32)
+    return batch
+
+
+NAMES = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+
+
+@given(rows=sizes, tokens=st.integers(1, 60))
+def test_every_row_appears_once_within_the_budget_and_keeps_its_tokens(
+    rows: list[tuple[int, int]], tokens: int
+) -> None:
+    seen = []
+    for chunk in micro_batches(padded(rows), tokens):
+        count, width = chunk["prompt_ids"].shape[0], chunk["prompt_ids"].shape[1] + chunk["completion_ids"].shape[1]
+        assert count == 1 or count * width <= tokens
+        for k, index in enumerate(int(a) for a in chunk["advantages"]):
+            assert int(chunk["prompt_mask"][k].sum()) == rows[index][0]
+            assert int(chunk["completion_mask"][k].sum()) == rows[index][1]
+            assert int((chunk["prompt_ids"][k] == index + 1).sum()) == rows[index][0]
+            assert int((chunk["completion_ids"][k] == index + 1).sum()) == rows[index][1]
+            seen.append(index)
+    assert sorted(seen) == list(range(len(rows)))

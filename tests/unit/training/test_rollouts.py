@@ -1,0 +1,168 @@
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from tests.unit.training.bandit import Bandit
+from tests.unit.training.tiny import tokenizer
+from traced.rollout.conversation import TurnTemplate
+from traced.serving.embedded.requests import Generation, Request
+from traced.targets.local import LocalSource
+from traced.training.errors import EnvironmentFailed
+from traced.training.rollout_function import RolloutFunction
+from traced.training.rollouts import Rollout, RolloutLimits, Sampler
+
+TOK = tokenizer()
+LIMITS = RolloutLimits(max_turns=4, max_length=200, max_tokens=5, step_timeout_s=20.0)
+
+
+@dataclass
+class Spelling:
+    """Answers every request with one letter chosen by its sampling seed; remembers the batches it was given."""
+
+    batches: list[list[Request]]
+
+    def __call__(self, requests: Sequence[Request]) -> list[Generation]:
+        self.batches.append(list(requests))
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> Generation:
+        assert request.sampling.seed is not None
+        letter = "abcdefghijklmnopqrstuvwxyz"[request.sampling.seed % 26]
+        ids = [TOK.convert_tokens_to_ids(letter), TOK.eos_token_id]
+        return Generation(ids, [-1.0, -2.0], "stop")
+
+
+def sampled(
+    limits: RolloutLimits = LIMITS,
+    fail: Callable[[int], None] | None = None,
+    use: Callable[[Sampler], Any] = lambda sampler: sampler.sample([11, 12], 3, 5),
+) -> tuple[Any, Spelling]:
+    engine = Spelling([])
+    with start_blocking_portal() as portal:
+        source = LocalSource("bandit", lambda: Bandit(fail))
+        sampler = Sampler(source, engine, TurnTemplate(TOK), portal.call, limits)
+        return use(sampler), engine
+
+
+def test_every_round_is_one_batch_in_a_fixed_order() -> None:
+    played, engine = sampled()
+    assert [len(batch) for batch in engine.batches] == [6, 6]
+    assert [(r.group, r.number, r.seed) for r in played] == [(g, k, 11 + g) for g in range(2) for k in range(3)]
+    again, same = sampled()
+    assert same.batches == engine.batches
+    assert [r.reward for r in again] == [r.reward for r in played]
+    seeds = [request.sampling.seed for batch in engine.batches for request in batch]
+    assert len(set(seeds)) == 12
+
+
+def test_prompts_extend_what_was_said_before() -> None:
+    _, engine = sampled()
+    first, second = engine.batches
+    for before, after in zip(first, second, strict=True):
+        answered = before.prompt_ids + engine._answer(before).ids
+        assert after.prompt_ids[: len(answered)] == answered
+
+
+def test_running_out_of_turns_or_room_ends_a_rollout_with_its_score() -> None:
+    short, engine = sampled(RolloutLimits(1, 200, 5, 20.0))
+    assert len(engine.batches) == 1
+    assert all(r.reward is not None and r.turns == 1 and not r.failure for r in short)
+    length = len(TurnTemplate(TOK).opening(Bandit().reset(11)))
+    _tight, engine = sampled(RolloutLimits(4, length + 3, 5, 20.0))
+    assert {request.sampling.max_tokens for request in engine.batches[0]} == {3}
+    assert len(engine.batches) == 1
+    none, engine = sampled(RolloutLimits(4, length, 5, 20.0))
+    assert engine.batches == []
+    assert [r.reward for r in none] == [0.0] * 6
+
+
+def test_a_failure_is_tried_once_more_before_it_counts() -> None:
+    failures = iter([True])
+    lock = threading.Lock()
+
+    def once(seed: int) -> None:
+        with lock:
+            broken = next(failures, False)
+        if broken:
+            raise RuntimeError("container gone")
+
+    def use(sampler: Sampler) -> tuple[list[Rollout], list[str]]:
+        return sampler.sample([11, 12], 3, 5), sampler.retried
+
+    (played, retried), _ = sampled(fail=once, use=use)
+    assert all(r.failure is None and r.reward is not None for r in played)
+    assert len(retried) == 1
+    assert "container gone" in retried[0]
+    undisturbed, _ = sampled()
+    assert [r.reward for r in played] == [r.reward for r in undisturbed]
+
+
+def broken_seed(*seeds: int) -> Callable[[int], None]:
+    def fail(seed: int) -> None:
+        if seed in seeds:
+            raise RuntimeError(f"no container for {seed}")
+
+    return fail
+
+
+def rows(sampler: Sampler) -> tuple[dict[str, list[Any]], RolloutFunction]:
+    function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id)
+    model = SimpleNamespace(eval=lambda: None, train=lambda: None)
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=0), model=model)
+    return function(["11"] * 3 + ["12"] * 3, trainer), function
+
+
+def test_rows_carry_the_engines_tokens_masks_and_logprobs() -> None:
+    (made, function), _ = sampled(use=rows)
+    assert {len(column) for column in made.values()} == {6}
+    for ids, mask, logprobs in zip(made["completion_ids"], made["env_mask"], made["logprobs"], strict=True):
+        assert len(ids) == len(mask) == len(logprobs)
+        assert [lp for lp, m in zip(logprobs, mask, strict=True) if m] == [-1.0, -2.0] * 2
+        assert {lp for lp, m in zip(logprobs, mask, strict=True) if not m} == {0.0}
+    assert function.last.policy_tokens == 24
+    assert function.last.scored == 6
+
+
+def test_a_group_that_lost_a_rollout_twice_has_no_reward_at_all() -> None:
+    (made, function), _ = sampled(fail=broken_seed(12), use=rows)
+    assert made["reward"][3:] == [None] * 3
+    assert None not in made["reward"][:3]
+    assert made["completion_ids"][3:] == [[TOK.eos_token_id]] * 3
+    assert made["env_mask"][3:] == [[0]] * 3
+    assert (function.last.lost_groups, function.last.retried) == (1, 3)
+
+
+def test_losing_every_group_stops_training_with_the_first_failure() -> None:
+    with pytest.raises(EnvironmentFailed, match="no container for 11"):
+        sampled(fail=broken_seed(11, 12), use=rows)
+
+
+def test_a_hanging_step_is_a_failure_and_holds_up_nobody_else() -> None:
+    hold = threading.Event()
+
+    def hang(seed: int) -> None:
+        if seed == 12:
+            hold.wait(20)
+
+    def use(sampler: Sampler) -> list[Rollout]:
+        played = sampler.sample([11, 12], 2, 5)
+        hold.set()
+        return played
+
+    played, _ = sampled(RolloutLimits(4, 200, 5, 0.1), fail=hang, use=use)
+    assert [r.failure is None for r in played] == [True, True, False, False]
+    assert "no answer in time" in str(played[2].failure)
+
+
+def test_asyncio_is_not_blocked_by_the_portal() -> None:
+    async def inside() -> list[Rollout]:
+        played, _ = await asyncio.to_thread(sampled)
+        return played
+
+    assert len(asyncio.run(inside())) == 6
