@@ -29,7 +29,7 @@ def training_curves(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> byte
 
 def capability_bars(changes: Mapping[str, Change]) -> bytes:
     """Success on the test tasks that need each capability: base beside routed."""
-    figure = Figure(figsize=(7.2, 0.7 + 0.55 * max(len(changes), 1)), layout="constrained")
+    figure = Figure(figsize=(7.2, 1.0 + 0.55 * max(len(changes), 1)), layout="constrained")
     axes = figure.add_subplot()
     places = range(len(changes))
     values = list(changes.values())
@@ -39,7 +39,7 @@ def capability_bars(changes: Mapping[str, Change]) -> bytes:
     axes.invert_yaxis()
     axes.set(xlabel="success on test tasks that need it", xlim=(0, 1))
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(frameon=False, fontsize="small", loc="lower right")
+    figure.legend(frameon=False, fontsize="small", loc="outside upper right", ncols=2)
     return _png(figure)
 
 
