@@ -1,0 +1,117 @@
+"""Admit a synthetic environment, or say by name why not.
+
+Every check runs in containers and leaves a named result with evidence and seconds. The source must load and run on two
+seeds before the rest is tried; where it does not, the report holds the checks made so far and refuses. EngineDown and
+ImageMissing are no verdict on the environment and are raised. The order is from cheap to dear; the base model's rewards
+come last, and are asked for only when everything else has passed.
+
+Not covered: whether training on the environment helps (the gate's question).
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from sandbox.admission import checks
+from sandbox.admission.bench import Bench
+from sandbox.admission.checks import BaseRewards, fault_evidence
+from sandbox.admission.interface import interface
+from sandbox.admission.static import inspect_source
+from sandbox.admission.thresholds import Thresholds
+from sandbox.client import SandboxSource
+from sandbox.contract import Tool
+from sandbox.errors import EngineDown, ImageMissing, SandboxError
+from sandbox.hashing import environment_hash
+from sandbox.policy import SandboxLimits
+from store.types import AdmissionReport, Check
+
+TWIN_HASH_SEED = 4242
+PLAYED: dict[str, Callable[[Bench], Awaitable[checks.Verdict]]] = {
+    "determinism": checks.determinism,
+    "oracle": checks.oracle,
+    "diversity": checks.diversity,
+    "floor": checks.floor,
+    "exploits": checks.exploits,
+    "interface": interface,
+    "leak": checks.leak,
+    "latency": checks.latency,
+    "effects": checks.effects,
+}
+
+
+async def admit(
+    source_code: str,
+    *,
+    target_tools: list[Tool],
+    target_error_examples: list[str],
+    base_rewards: BaseRewards | None,
+    thresholds: Thresholds | None = None,
+    owner: str = "traced",
+    clock: Callable[[], float] = time.perf_counter,
+) -> AdmissionReport:
+    """Run every check on ``source_code``; admitted when all passed. Raises EngineDown or ImageMissing.
+
+    ``target_tools`` are the target's OpenAI schemas, ``target_error_examples`` contents of its tool messages that tell
+    an error. ``base_rewards(source, seeds, k)`` answers the base model's rewards, one group of k per seed; with None
+    the check "spread" is left out and its evidence says so (``left_out``).
+    """
+    thresholds = thresholds or Thresholds()
+    report: list[Check] = []
+
+    async def judge(name: str, check: Awaitable[checks.Verdict]) -> bool:
+        report.append(await _judged(name, check, clock))
+        return report[-1].passed
+
+    await judge("source", _at_once(inspect_source(source_code)))
+    limits = SandboxLimits(call_seconds=thresholds.call_seconds, start_seconds=10.0, restarts=len(PLAYED) + 4)
+    sources = [SandboxSource(source_code, limits=limits, owner=owner, hash_seed=seed) for seed in (0, TWIN_HASH_SEED)]
+    bench = Bench(sources[0], sources[1], thresholds, target_tools, target_error_examples)
+    async with AsyncExitStack() as stack:
+        if await judge("runs", _start_and_run(stack, bench)):
+            for name, check in PLAYED.items():
+                if not await judge(name, check(bench)) and _stuck(report[-1]):
+                    await judge("runs again", _restart(bench))
+            if base_rewards is None:
+                await judge("spread", _at_once((True, {"left_out": "no base model was given"})))
+            elif all(check.passed for check in report):
+                await judge("spread", checks.spread(bench, base_rewards))
+    return AdmissionReport(environment_hash(source_code), all(check.passed for check in report), report)
+
+
+async def _judged(name: str, check: Awaitable[checks.Verdict], clock: Callable[[], float]) -> Check:
+    """The one border where a failure of the environment becomes a failed check."""
+    begin = clock()
+    try:
+        passed, evidence = await check
+    except (EngineDown, ImageMissing):
+        raise
+    except SandboxError as error:
+        passed, evidence = False, fault_evidence(error)
+    return Check(name, passed, evidence, round(clock() - begin, 3))
+
+
+async def _at_once(verdict: checks.Verdict) -> checks.Verdict:
+    return verdict
+
+
+async def _start_and_run(stack: AsyncExitStack, bench: Bench) -> checks.Verdict:
+    await stack.enter_async_context(bench.source)
+    await stack.enter_async_context(bench.twin)
+    return await checks.runs(bench)
+
+
+def _stuck(check: Check) -> bool:
+    """A check that ended otherwise than by the environment's own exception may have left calls running."""
+    return check.evidence.get("fault") in {"Deadline", "WorkerDied", "ProtocolFault"}
+
+
+async def _restart(bench: Bench) -> checks.Verdict:
+    await bench.source.restart()
+    await bench.twin.restart()
+    return True, {}
+
+
+def refusals(report: AdmissionReport) -> dict[str, dict[str, Any]]:
+    """The failed checks and their evidence."""
+    return {check.name: check.evidence for check in report.checks if not check.passed}

@@ -1,0 +1,129 @@
+"""The bench that checks work at: two containers of the candidate, a panel of seeds, and ways to play an episode.
+
+The panel is drawn from the environment's hash over 31 bits, so that no source can know the seeds it is probed with.
+A play that fails raises the SandboxError with its seed noted; siblings started with it are cancelled.
+"""
+
+import asyncio
+import random
+from collections.abc import Coroutine, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from sandbox.admission.policies import Policy
+from sandbox.admission.thresholds import Thresholds
+from sandbox.client import SandboxEpisode, SandboxSource
+from sandbox.contract import Message, Score, Task, Tool
+from sandbox.errors import SandboxError
+from sandbox.hashing import environment_hash
+from sandbox.wire import OraclePlay
+
+T = TypeVar("T")
+
+
+@dataclass
+class Bench:
+    """What every check may use. ``twin`` runs the same source in another process under another hash seed."""
+
+    source: SandboxSource
+    twin: SandboxSource
+    thresholds: Thresholds
+    target_tools: list[Tool]
+    target_error_examples: list[str]
+    plays: dict[int, OraclePlay] = field(default_factory=dict)
+
+    def panel(self, count: int) -> list[int]:
+        """The first ``count`` probing seeds, the same every time for this source."""
+        rng = random.Random(environment_hash(self.source.source_code))
+        return [rng.randrange(2**31) for _ in range(count)]
+
+    async def oracle_plays(self, count: int) -> list[OraclePlay]:
+        """The oracle's episodes on the panel's first ``count`` seeds, each played once and kept."""
+        missing = [seed for seed in self.panel(count) if seed not in self.plays]
+        played = await together(noting(seed, self.source.oracle(seed)) for seed in missing)
+        self.plays.update(zip(missing, played, strict=True))
+        return [self.plays[seed] for seed in self.panel(count)]
+
+
+@dataclass(frozen=True)
+class Played:
+    """An episode as a probing policy played it."""
+
+    seed: int
+    task: Task
+    messages: list[Message]  # assistant messages and what followed, in order
+    score: Score
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An episode with given assistant messages, and the worker's seconds for its reset and each step."""
+
+    data: list[Any]
+    reset_seconds: float
+    step_seconds: list[float]
+
+
+async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order; on the first failure the others are cancelled and that failure is raised bare."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def noting(seed: int, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await; a SandboxError gets the seed as a note."""
+    try:
+        return await coroutine
+    except SandboxError as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
+async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> Played:
+    """One episode of ``seed`` under ``policy``, at most ``turns`` assistant messages."""
+    episode = source.episode()
+    rng = random.Random(seed)
+    messages: list[Message] = []
+    try:
+        task = await episode.reset(seed)
+        for turn in range(turns):
+            message = policy(task, messages, turn, rng)
+            step = await episode.step(message)
+            messages += [message, *step.messages]
+            if step.done:
+                break
+        return Played(seed, task, messages, await episode.score())
+    finally:
+        await episode.close()
+
+
+async def play_panel(bench: Bench, policy: Policy) -> list[Played]:
+    """``policy`` on every seed of the panel, all at once."""
+    seeds = bench.panel(bench.thresholds.seeds)
+    return await together(noting(seed, play(bench.source, seed, policy, bench.thresholds.turns)) for seed in seeds)
+
+
+async def replay(source: SandboxSource, seed: int, messages: list[Message]) -> Replay:
+    """Send the given assistant messages, whatever is answered, until they or the episode end."""
+    episode: SandboxEpisode = source.episode()
+    try:
+        task = await episode.reset(seed)
+        reset_seconds = episode.seconds
+        seconds: list[float] = []
+        data: list[Any] = [task.system, task.messages, task.tools]
+        for message in messages:
+            step = await episode.step(message)
+            seconds.append(episode.seconds)
+            data.append([step.messages, step.done])
+            if step.done:
+                break
+        score = await episode.score()
+        return Replay([*data, [score.reward, score.success, score.parts]], reset_seconds, seconds)
+    finally:
+        await episode.close()
