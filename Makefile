@@ -8,7 +8,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 ARGS ?=
 
 .DEFAULT_GOAL := help

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from traced.commands import setup
+from traced.commands import decide, setup, show
 from traced.commands.boundary import Verbs, stop_on_sigterm
 
 app = typer.Typer(
@@ -31,6 +31,11 @@ def options(
 
 app.command()(setup.init)
 app.command()(setup.doctor)
+app.command()(decide.approve)
+app.command()(decide.reject)
+app.command()(decide.rollback)
+app.command()(show.status)
+app.command()(show.explain)
 app.add_typer(setup.sandbox, name="sandbox")
 
 

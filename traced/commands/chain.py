@@ -1,0 +1,105 @@
+"""The chain of evidence behind an adapter, as lines of text in the order of the data's way."""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+
+from store.records import AdmissionRecord, Finding, GateRecord
+from store.repositories.evidence import EvidenceChain, LabelCounts
+from store.types import PairedDifference, Verdict
+
+SHOWN = 5
+
+
+def chain_lines(chain: EvidenceChain) -> Iterator[str]:
+    """One station after the other, from the trajectories to the traffic; links that are not stored are named last."""
+    yield f"{chain.adapter.name}, of {chain.adapter.created_at:%Y-%m-%d %H:%M} UTC, in {chain.adapter.path}"
+    cycle = chain.cycle
+    yield f"cycle        {cycle.id}: target {cycle.target}, model {cycle.model}, seed {cycle.seed}, {cycle.state}"
+    yield from _trajectories(chain)
+    yield f"capability   {chain.capability.name}: {chain.capability.description}"
+    if chain.finding:
+        yield _finding(chain.finding)
+    made = chain.environment
+    yield f"environment  {made.hash[:16]}, written by the {made.synthesizer} synthesizer with seed {made.seed}"
+    for admission in chain.admissions:
+        yield from _admission(admission)
+    yield from _training(chain)
+    for gate in chain.gates:
+        yield from _gate(gate)
+    for decision in chain.approvals:
+        yield f"decision     {decision.decision} {_signed(decision.who, decision.at, decision.reason)}"
+    for entry in chain.promotions:
+        yield f"promotion    {entry.state} {_signed(entry.who, entry.at, entry.reason)}"
+    share = "no conversation routed yet" if chain.traffic.share is None else f"{100 * chain.traffic.share:.1f} %"
+    yield f"traffic      {chain.traffic.conversations} of {chain.traffic.routed} conversations, {share}"
+    if chain.missing:
+        yield f"not stored   {', '.join(chain.missing)}"
+
+
+def _trajectories(chain: EvidenceChain) -> Iterator[str]:
+    outcomes = Counter(str(evidence.outcome) for evidence in chain.trajectories)
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    yield f"trajectories {len(chain.trajectories)} analysed: {counted}"
+    lacking = [e for e in chain.trajectories if Verdict.LACKING in e.verdicts.values()]
+    for evidence in lacking[:SHOWN]:
+        cited = f", messages {', '.join(map(str, evidence.cited))}" if evidence.cited else ""
+        yield f"             lacking in {evidence.id[:16]} ({evidence.source} task {evidence.task_id}{cited})"
+    if len(lacking) > SHOWN:
+        yield f"             and in {len(lacking) - SHOWN} more (--json lists all)"
+    yield f"labels       {_label_text(chain.labels)}"
+
+
+def _label_text(labels: list[LabelCounts]) -> str:
+    if not labels:
+        return "none"
+    runs = len({count.run for count in labels})
+    totals: Counter[Verdict] = Counter()
+    for count in labels:
+        totals[count.verdict] += count.trajectories
+    return f"{runs} runs: " + ", ".join(f"{total} {verdict}" for verdict, total in sorted(totals.items()))
+
+
+def _finding(finding: Finding) -> str:
+    gap = "undefined" if finding.delta is None else f"{finding.delta:+.2f}"
+    coverage = "undefined" if finding.coverage is None else f"{finding.coverage:.2f}"
+    kept = "retained" if finding.retained else "not retained"
+    return f"contrast     gap {gap}, coverage {coverage}, {finding.runs_agreeing} of {finding.runs} runs agree: {kept}"
+
+
+def _admission(admission: AdmissionRecord) -> Iterator[str]:
+    checks = admission.report.checks
+    verdict = "admitted" if admission.report.admitted else "refused"
+    yield f"admission    {verdict}, {sum(check.passed for check in checks)} of {len(checks)} checks passed"
+    for check in checks:
+        if not check.passed:
+            yield f"             failed: {check.name} {check.evidence}"
+
+
+def _training(chain: EvidenceChain) -> Iterator[str]:
+    run = chain.training
+    yield f"training     {run.id}: {run.state}, seed {run.seed}, {run.rollouts} rollouts"
+    if chain.iterations:
+        first, last = chain.iterations[0].values, chain.iterations[-1].values
+        moved = [f"{name} {first[name]:.3g} to {last[name]:.3g}" for name in sorted(first) if name in last]
+        yield f"             {len(chain.iterations)} iterations: {', '.join(moved)}"
+
+
+def _gate(gate: GateRecord) -> Iterator[str]:
+    yield f"gate         {gate.result.answer} after {gate.result.rounds} rounds"
+    for comparison in gate.result.comparisons:
+        yield f"             {comparison_line(comparison)}"
+
+
+def comparison_line(comparison: PairedDifference) -> str:
+    """One paired comparison in words: rates and bounds in per cent and points."""
+    return (
+        f"{comparison.name}: base {100 * comparison.base:.1f} %, adapter {100 * comparison.adapter:.1f} %, "
+        f"{100 * comparison.difference:+.1f} points [{100 * comparison.low:+.1f}, {100 * comparison.high:+.1f}] at "
+        f"{100 * comparison.level:.1f} % on {comparison.seeds} seeds, required above {100 * comparison.required:+.1f}: "
+        f"{comparison.answer}"
+    )
+
+
+def _signed(who: str, at: datetime, reason: str) -> str:
+    return f"by {who}, {at:%Y-%m-%d %H:%M} UTC{', because ' + reason if reason else ''}"

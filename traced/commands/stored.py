@@ -1,0 +1,34 @@
+"""Sessions on the data directory's store, for the length of one verb."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlmodel import Session
+
+from store.database import open_store, reading, session
+from traced.config import Settings
+from traced.errors import TracedError
+
+
+@contextmanager
+def writing(settings: Settings) -> Iterator[Session]:
+    """A transaction on the store, which is made where it does not exist."""
+    engine = open_store(settings.store_url)
+    try:
+        with session(engine) as opened:
+            yield opened
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def looking(settings: Settings) -> Iterator[Session]:
+    """A look at the store; raises TracedError where there is none yet, instead of making an empty one."""
+    if not settings.store.url and not (settings.data_dir / "traced.db").exists():
+        raise TracedError(f"{settings.data_dir} holds no store yet", hint="traced demo, or traced collect")
+    engine = open_store(settings.store_url)
+    try:
+        with reading(engine) as opened:
+            yield opened
+    finally:
+        engine.dispose()

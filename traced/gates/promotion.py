@@ -1,0 +1,85 @@
+"""A person's decision on an adapter version, and what follows from it.
+
+Invariants: only a version whose newest gate passed can be approved (inconclusive is never a pass); only an approved
+version whose files are what was published goes live; one ``roll_back`` undoes the last promotion and brings back the
+version that was live before. Repeating a decision or a promotion changes nothing.
+
+How it fails: PromotionError, or the store's NotFound, NotApproved and NotLive. Not covered: who may decide; ``who`` is
+recorded as given.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from sqlmodel import Session
+
+from store.records import Approval, Decision, Promotion
+from store.repositories import promotions
+from store.repositories.adapters import get_adapter
+from store.repositories.gates import latest_gate
+from store.types import GateAnswer
+from traced.gates.errors import PromotionError
+from traced.gates.publication import verify
+
+
+def approve(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Approval:
+    """Record that ``adapter`` may take traffic; raises PromotionError unless its newest gate passed."""
+    get_adapter(session, adapter)
+    gate = latest_gate(session, adapter)
+    if gate is None or gate.result.answer is not GateAnswer.PASS:
+        answer = "has not been run" if gate is None else f"answered {gate.result.answer.value}"
+        hint = "traced evaluate" if gate is None else f"traced explain {adapter}"
+        raise PromotionError(f"{adapter} cannot be approved: its gate {answer}", hint=hint)
+    return _decide(session, Approval(adapter, Decision.APPROVED, who, at, reason, gate.id))
+
+
+def reject(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Approval:
+    """Record that ``adapter`` shall not take traffic. Raises PromotionError while it is live."""
+    get_adapter(session, adapter)
+    if adapter in live(session):
+        raise PromotionError(f"{adapter} is live", hint=f"traced rollback {adapter}")
+    return _decide(session, Approval(adapter, Decision.REJECTED, who, at, reason))
+
+
+def undecided(session: Session, adapters: Iterable[str]) -> list[str]:
+    """Those of ``adapters`` whose newest gate passed and about which nobody has decided."""
+    return [name for name in adapters if _passed(session, name) and promotions.latest_approval(session, name) is None]
+
+
+def promote(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Promotion:
+    """Check the published files, then put the approved ``adapter`` live in place of its capability's live version."""
+    verify(Path(get_adapter(session, adapter).path))
+    return promotions.promote(session, adapter, who=who, at=at, reason=reason)
+
+
+def roll_back(
+    session: Session, adapter: str | None, *, who: str, at: datetime, reason: str = ""
+) -> tuple[str, str | None]:
+    """Undo the promotion of ``adapter``, or the last one; returns what was undone and what is live in its place now.
+
+    The second is None when the base model takes over.
+    """
+    if adapter is None:
+        standing = promotions.live_adapters(session)
+        if not standing:
+            raise PromotionError("nothing is live, so there is nothing to undo", hint="traced status")
+        adapter = max(standing, key=lambda promotion: promotion.at).adapter
+    return adapter, promotions.roll_back(session, adapter, who=who, at=at, reason=reason)
+
+
+def live(session: Session) -> list[str]:
+    """The adapter versions that take traffic, by capability."""
+    return [promotion.adapter for promotion in promotions.live_adapters(session)]
+
+
+def _passed(session: Session, adapter: str) -> bool:
+    gate = latest_gate(session, adapter)
+    return gate is not None and gate.result.answer is GateAnswer.PASS
+
+
+def _decide(session: Session, decision: Approval) -> Approval:
+    standing = promotions.latest_approval(session, decision.adapter)
+    if standing is not None and standing.decision is decision.decision:
+        return standing
+    return promotions.save_approval(session, decision)
