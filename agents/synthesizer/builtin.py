@@ -28,7 +28,7 @@ from agents.transcript import Transcript, transcripts
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
 MINIMUM_TEMPLATES = 8
-ROOM = 300_000  # bytes of template JSON
+ROOM = 190_000  # bytes of template JSON; admission takes files up to 256 KiB
 _COMPOUND_SHARE = 0.6  # above it, the capability is about several requests at once
 _PROBES = 6  # seeds on which every template's recorded solution is replayed
 _COMPOSITIONS = 150
@@ -39,6 +39,7 @@ _USUAL = 0.15  # share of the sources that write with a tool
 @dataclass(frozen=True)
 class _Sources:
     present: list[Transcript]
+    lucky: list[Transcript]  # present as well, but another capability was lacking
     controls: list[Transcript]
     lacking: list[Transcript]
 
@@ -55,12 +56,14 @@ def synthesize(
     sources = _sources(kept, labels, capability.name)
     corpus = read_corpus(transcripts(kept), {t.trajectory_id for t in [*sources.present, *sources.controls]})
     lifted, refused = _lift_all(sources.present, corpus)
+    if len(lifted) < MINIMUM_TEMPLATES:
+        lifted += _lift_all(sources.lucky, corpus)[0]
     compounds = _compose(lifted, sources, corpus, rng)
     controls = _controls(sources, lifted, corpus)
     common = _common(capability, corpus)
     reads_first = _needs_reads(capability)
-    drafts = [{**t, "control": False, "reads_first": reads_first} for t in [*lifted, *compounds]]
-    drafts += [{**t, "control": True, "reads_first": False} for t in controls]
+    drafts = [{**t, "control": False, "reads_first": reads_first or t["handoff"]} for t in [*lifted, *compounds]]
+    drafts += [{**t, "control": True, "reads_first": t["handoff"]} for t in controls]
     templates = [generalise(draft, corpus, rng) for draft in drafts]
     solvable = [template for template in templates if is_solvable(template, common)]
     refused["its recorded solution does not replay"] += len(templates) - len(solvable)
@@ -111,15 +114,15 @@ def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capabi
     others = sorted({label.capability for label in labels} - {capability})
     lucky = {i for name in others for i, v in majority(labels, name).items() if v is Verdict.LACKING}
 
-    def pick(outcome: Outcome, verdict: Verdict, without: set[str]) -> list[Transcript]:
-        fits = [t for t in trajectories if t.outcome is outcome and verdicts.get(t.id) is verdict]
-        return transcripts([t for t in fits if t.id not in without])
+    def pick(outcome: Outcome, verdict: Verdict) -> list[Trajectory]:
+        return [t for t in trajectories if t.outcome is outcome and verdicts.get(t.id) is verdict]
 
-    present = pick(Outcome.SUCCESS, Verdict.PRESENT, lucky)
+    present = pick(Outcome.SUCCESS, Verdict.PRESENT)
     return _Sources(
-        present=present if len(present) >= MINIMUM_TEMPLATES else pick(Outcome.SUCCESS, Verdict.PRESENT, set()),
-        controls=pick(Outcome.SUCCESS, Verdict.NA, lucky),
-        lacking=pick(Outcome.FAILURE, Verdict.LACKING, set()),
+        present=transcripts([t for t in present if t.id not in lucky]),
+        lucky=transcripts([t for t in present if t.id in lucky]),
+        controls=transcripts([t for t in pick(Outcome.SUCCESS, Verdict.NA) if t.id not in lucky]),
+        lacking=transcripts(pick(Outcome.FAILURE, Verdict.LACKING)),
     )
 
 
@@ -193,10 +196,11 @@ def _numbered(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _too_few(capability: Capability, sources: _Sources, solvable: list[Template], refused: Counter[str]) -> str:
+    exercised = len(sources.present) + len(sources.lucky)
     reasons = "; ".join(f"{reason}: {count}" for reason, count in refused.most_common() if count)
     return (
         f"{capability.name}: {sum(not t['control'] for t in solvable)} usable scenario templates, "
-        f"{MINIMUM_TEMPLATES} are needed. Successful conversations that exercised it: {len(sources.present)} "
+        f"{MINIMUM_TEMPLATES} are needed. Successful conversations that exercised it: {exercised} "
         f"(left out: {reasons or 'none'}). Collect more episodes of the target with `traced collect`, then run "
         "`traced analyze` and `traced synthesize` again"
     )

@@ -115,8 +115,9 @@ def _split(template: Template, greetings: set[str]) -> tuple[str, str]:
 
 
 def _plain(template: Template) -> bool:
-    """The user withholds nothing: the first thing that the agent does is a call."""
-    return bool(template["steps"][0]["calls"]) and "reply" not in template["steps"][-1]
+    """The user withholds nothing: the agent begins with a call, and has the last word."""
+    last = template["steps"][-1]
+    return bool(template["steps"][0]["calls"]) and "say" in last and "reply" not in last
 
 
 def _conflict(one: Template, two: Template) -> bool:

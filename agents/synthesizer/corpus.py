@@ -81,14 +81,35 @@ def is_read(tool: str) -> bool:
 
 
 def merged_tools(transcripts: Iterable[Transcript]) -> list[Tool]:
-    """Every tool's most frequent schema, in the order of first sight."""
+    """Every tool's most frequent schema, in the order of first sight; of tools without one, a schema of their calls."""
     seen: dict[str, Counter[str]] = {}
+    calls: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for transcript in transcripts:
         for tool in transcript.tools:
             function = tool_function(tool)
             wrapped = {"type": "function", "function": function}
             seen.setdefault(str(function.get("name", "")), Counter())[json.dumps(wrapped, ensure_ascii=False)] += 1
-    return [json.loads(versions.most_common(1)[0][0]) for versions in seen.values()]
+        for call in transcript.calls:
+            if call.succeeded and call.arguments is not None:
+                calls[call.name].append(call.arguments)
+    given = [json.loads(versions.most_common(1)[0][0]) for versions in seen.values()]
+    return given + [_schema_of_calls(name, calls[name]) for name in sorted(calls) if name not in seen]
+
+
+def _schema_of_calls(name: str, calls: list[dict[str, Any]]) -> Tool:
+    """The schema that recorded arguments fit: the type of each, and as required those that every call gives."""
+    properties: dict[str, Any] = {}
+    for arguments in calls:
+        for argument, value in arguments.items():
+            properties.setdefault(argument, {"type": _json_type(value)})
+    required = [argument for argument in properties if all(argument in arguments for arguments in calls)]
+    parameters = {"type": "object", "properties": properties, "required": required}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+
+
+def _json_type(value: Any) -> str:
+    kinds = {bool: "boolean", str: "string", list: "array", dict: "object"}
+    return kinds.get(type(value), "number")
 
 
 def deciding(path: Path) -> bool:

@@ -50,8 +50,8 @@ def lift(transcript: Transcript, corpus: Corpus) -> Template | Unliftable:
     if any(call.result is None or call.arguments is None for call in transcript.calls):
         return Unliftable("a call is malformed or was never answered")
     steps = _steps(transcript, corpus)
-    if not steps or "say" not in steps[-1]:
-        return Unliftable("it does not end with the agent's words")
+    if not steps:
+        return Unliftable("the agent neither said nor did anything")
     template: Template = {
         "from": [transcript.trajectory_id],
         "system": transcript.system,
@@ -61,9 +61,17 @@ def lift(transcript: Transcript, corpus: Corpus) -> Template | Unliftable:
         "extra": [],
     }
     template["told"] = _told(template)
-    if not template["told"] and not any(call["kind"] == "write" for call in calls_of(steps)):
-        return Unliftable("neither a write nor a told value shows that the work was done")
+    written = [call for call in calls_of(steps) if call["kind"] == "write"]
+    template["handoff"] = bool(written) and all(_only_prose(call, corpus) for call in written)
+    looked = any(call["kind"] == "read" for call in calls_of(steps))
+    if not (template["told"] if not written else looked or not template["handoff"]):
+        return Unliftable("nothing that can be checked shows that the work was done")
     return template
+
+
+def _only_prose(call: dict[str, Any], corpus: Corpus) -> bool:
+    """A write whose arguments are the agent's own words, such as handing over with a summary."""
+    return set(call["args"]) <= set(corpus.free_text.get(call["tool"], []))
 
 
 def calls_of(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -155,7 +163,7 @@ def _told(template: Template) -> list[str]:
                 found.append(text)
     found += [phrase for phrase in _policy_amounts(template["system"]) if has_word(said, phrase)]
     unique = list(dict.fromkeys(found))
-    last = template["steps"][-1]["say"]
+    last = template["steps"][-1].get("say", "")
     return [v for v in unique if has_word(last, v)][:_MOST_TOLD] or unique[:_MOST_TOLD]
 
 

@@ -105,9 +105,14 @@ class TemplateEnvironment:
         if isinstance(text, str) and not any(answer in text for answer in self.given):
             self.said.append(text)
         answers = [self._answer_message(call) for call in calls] if calls else self._user(str(text or ""))
-        if self.turns >= 2 * len(self.scenario.steps) + 8:
+        if self.turns >= 2 * len(self.scenario.steps) + 8 or self._handed_over():
             self.finished = True
         return answers
+
+    def _handed_over(self) -> bool:
+        """The recorded conversation ended in a call, and that call was made."""
+        last = self.scenario.steps[-1]["calls"]
+        return bool(last) and all(self._key(call["tool"], call["args"]) in self.tried for call in last)
 
     @property
     def done(self) -> bool:
@@ -169,7 +174,7 @@ class TemplateEnvironment:
             return len(self.verified & self.rests) / len(self.rests)
         reads = {key for key, calls in self.answers.items() if any(call["kind"] == "read" for call in calls)}
         reads -= self.spare
-        return len(reads & self.tried) / len(reads) if reads and not self.expected else 1.0
+        return len(reads & self.tried) / len(reads) if reads else 1.0
 
     def _rests(self) -> set[tuple[str, str]]:
         """Pairs (write, read): the recorded read came first and holds a value that the write was given."""
@@ -261,7 +266,7 @@ class TemplateEnvironment:
         step = self.replies[self.next_reply] if self.next_reply < len(self.replies) else None
         if step is not None and "reply" in step and self._answers(text, step["say"]):
             self.next_reply += 1
-            self.finished = self.next_reply == len(self.replies)
+            self.finished = step is self.scenario.steps[-1]
             return [{"role": "user", "content": step["reply"]}]
         reply = self._small_talk(text)
         if reply is not None:
