@@ -71,8 +71,9 @@ class SlotCache(Cache):
     def clear(self, row: int) -> None:
         """Zero a slot, so that nothing non-finite stays behind."""
         if row < self.rows:
-            for layer in (*self.keys, *self.values):
-                layer[row] = 0
+            with torch.inference_mode():
+                for layer in (*self.keys, *self.values):
+                    layer[row] = 0
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any

@@ -164,13 +164,15 @@ class Engine:
                 continue
             try:
                 placement = self._place(running)
-            except (ServingError, RuntimeError) as error:
+            except ServingError as error:
                 self._fail([running], error)
-                continue
-            if placement is None:
-                deferred.append(running)
-                break
-            admitted.append(running)
+            except RuntimeError as error:  # torch could not allocate or copy
+                self._fail([running], EngineError(f"no room for the request in the key-value cache: {error}"))
+            else:
+                if placement is None:
+                    deferred.append(running)
+                    break
+                admitted.append(running)
         self._waiting.extendleft(reversed(deferred))
         return _prefill_batches(admitted)
 
@@ -179,10 +181,8 @@ class Engine:
         placement = self._slots.place(running.request.prompt_ids, running.request.adapter)
         if placement is not None:
             running.take_slot(placement.slot)
-            cache = self._forward.cache
-            cache.reserve(len(self._slots.slots), len(running.request.prompt_ids) + running.limit)
             if placement.source is not placement.slot:
-                cache.copy_prefix(placement.source.index, placement.slot.index, placement.reused)
+                self._forward.copy_prefix(placement.source.index, placement.slot.index, placement.reused)
         return placement
 
     def _worth_waiting(self, running: Running, admitted: list[Running]) -> bool:

@@ -52,6 +52,7 @@ class Forward:
 
     def prefill(self, spans: Sequence[Span]) -> Tensor:
         """Write the spans and return the logits [n, vocabulary] after each one's last token."""
+        self._reserve(spans)
         rows = torch.tensor([span.slot for span in spans])
         width = max(len(span.tokens) for span in spans)
         pads = [width - len(span.tokens) for span in spans]
@@ -70,6 +71,7 @@ class Forward:
         low, high = min(indices), max(indices) + 1
         if high - low > SPARSE * len(spans):
             return self.prefill(spans)
+        self._reserve(spans)
         tokens, positions = [0] * (high - low), [0] * (high - low)
         writes = [self.cache.scratch] * (high - low)
         names: list[str | None] = [None] * (high - low)
@@ -80,6 +82,14 @@ class Forward:
         aim = Aim(slice(low, high), torch.arange(low, high), torch.tensor(writes)[:, None], max(positions) + 1)
         logits = self._run(torch.tensor(tokens)[:, None], torch.tensor(positions)[:, None], aim, names)
         return logits[torch.tensor(indices) - low]
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` positions of one slot to another."""
+        self.cache.reserve(max(source, target) + 1, length)
+        self.cache.copy_prefix(source, target, length)
+
+    def _reserve(self, spans: Sequence[Span]) -> None:
+        self.cache.reserve(max(span.slot for span in spans) + 1, max(span.end for span in spans))
 
     def _run(self, tokens: Tensor, positions: Tensor, aim: Aim, names: list[str | None]) -> Tensor:
         self.cache.aim(aim)

@@ -1,0 +1,130 @@
+"""What the HTTP API accepts, as pydantic models, and the shapes it answers with.
+
+OpenAI's fields, plus vLLM's ``return_token_ids``. A field that would change the answer and is not implemented is
+refused when it asks for more than the default; fields without influence (``user``, ``metadata``) are ignored.
+"""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from traced.serving.embedded.requests import Generation, Sampling
+from traced.serving.errors import RequestError
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "stop": ([],),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+}
+MAX_TOP_LOGPROBS = 20
+
+
+class GenerationRequest(BaseModel):
+    """The fields that chat and text completions share."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    temperature: float | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    stream: bool | None = False
+    return_token_ids: bool | None = False
+
+    def refuse_unsupported(self) -> None:
+        """Raise ``RequestError`` if a field asks for something that this engine does not do."""
+        for name, value in (self.model_extra or {}).items():
+            if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
+                raise RequestError(f"{name}={value!r} is not supported by the embedded engine; leave it out")
+
+    def sampling(self, max_tokens: int, top_logprobs: int) -> Sampling:
+        """The engine's view of the request."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        return Sampling(temperature, max_tokens, self.seed, top_logprobs)
+
+
+class StreamOptions(BaseModel):
+    """Whether a stream ends with the token counts."""
+
+    include_usage: bool | None = False
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    stream_options: StreamOptions | None = None
+
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools to show to the model; none when ``tool_choice`` is "none"."""
+        if self.tool_choice not in (None, "auto", "none"):
+            raise RequestError(f"tool_choice={self.tool_choice!r} is not supported; use 'auto' or 'none'")
+        return [] if self.tool_choice == "none" else self.tools or []
+
+
+class TextRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: str | list[int] | list[str]
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+
+
+class LoadAdapter(BaseModel):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1)
+
+
+class UnloadAdapter(BaseModel):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+
+
+def usage(prompt_ids: list[int], generation: Generation) -> dict[str, int]:
+    """Token counts."""
+    made = len(generation.ids)
+    return {"prompt_tokens": len(prompt_ids), "completion_tokens": made, "total_tokens": len(prompt_ids) + made}
+
+
+def chat_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
+    """``choices[0].logprobs`` of a chat completion: one entry per sampled token."""
+    tops = generation.top or [{} for _ in generation.ids]
+    content = [
+        {**_token(tokenizer, i, lp), "top_logprobs": [_token(tokenizer, j, p) for j, p in top.items()]}
+        for i, lp, top in zip(generation.ids, generation.logprobs, tops, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
+    """``choices[0].logprobs`` of a text completion; of tokens that read the same, the likeliest is shown."""
+    tokens = [tokenizer.decode([i]) for i in generation.ids]
+    offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
+    tops: list[dict[str, float]] = []
+    for top in generation.top:
+        named: dict[str, float] = {}
+        for token_id, logprob in top.items():
+            named.setdefault(tokenizer.decode([token_id]), logprob)
+        tops.append(named)
+    return {"tokens": tokens, "token_logprobs": generation.logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _token(tokenizer: Any, token_id: int, logprob: float) -> dict[str, Any]:
+    text = tokenizer.decode([token_id])
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

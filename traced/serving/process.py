@@ -1,0 +1,154 @@
+"""The embedded engine as a supervised child process.
+
+``start_embedded`` returns when the engine answers ``/health`` or raises ``EngineStartError`` with the last lines of
+its log. The child has a session of its own (a Ctrl-C in the terminal reaches the parent alone, which then stops the
+engine in order) and never outlives its parent: it ends when the pipe on its standard input closes, even if the parent
+was killed.
+
+The parent binds the socket and hands it over, so that a free port is never lost to another process in between.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+
+from traced.serving.errors import EngineStartError
+
+LOG_LINES = 12
+POLL_S = 0.1
+STOP_S = 10.0
+
+
+@dataclass
+class EngineProcess:
+    """A running engine: its address, its log, and the handle to stop it. A context manager that stops it at the end."""
+
+    url: str
+    log: Path
+    child: "subprocess.Popen[bytes]"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the engine, which is also its process group's."""
+        return self.child.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return self.child.poll() is None
+
+    def stop(self) -> None:
+        """End the engine: asked first, killed with its whole group if it does not go. Stopping twice is harmless."""
+        if self.alive:
+            _signal_group(self.pid, signal.SIGTERM)
+            try:
+                self.child.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                _signal_group(self.pid, signal.SIGKILL)
+                self.child.wait()
+        if self.child.stdin is not None:
+            self.child.stdin.close()
+
+    def __enter__(self) -> "EngineProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def start_embedded(
+    model_path: Path,
+    *,
+    data_dir: Path,
+    port: int = 0,
+    threads: int = 1,
+    adapters: Mapping[str, Path] | None = None,
+    timeout_s: float = 180.0,
+) -> EngineProcess:
+    """Start the engine on the loopback; ``port`` 0 takes a free one. Raises ``EngineStartError``."""
+    with _bound_socket(port) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        log = data_dir / "logs" / f"engine-{listener.getsockname()[1]}.log"
+        engine = EngineProcess(url, log, _spawn(model_path, listener, log, threads, adapters or {}))
+    try:
+        _wait_ready(engine, timeout_s)
+    except BaseException:
+        engine.stop()
+        raise
+    return engine
+
+
+def _bound_socket(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise EngineStartError(f"cannot listen on port {port}: {error}", hint="another port, or 0 for any") from error
+    return listener
+
+
+def _spawn(
+    model_path: Path, listener: socket.socket, log: Path, threads: int, adapters: Mapping[str, Path]
+) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "traced.serving.embedded", "--die-with-parent"]
+    command += ["--model", str(model_path), "--fd", str(listener.fileno()), "--threads", str(threads)]
+    for name, path in adapters.items():
+        command += ["--adapter", f"{name}={path}"]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    root = str(Path(__file__).parents[2])  # the child imports the same code as its parent, installed or not
+    imports = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": imports, "PYTHONUNBUFFERED": "1"},
+        )
+
+
+def _wait_ready(engine: EngineProcess, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if not engine.alive:
+            raise EngineStartError(
+                f"the engine ended with exit code {engine.child.returncode} before it was ready; its log says:\n"
+                f"{_last_lines(engine.log)}",
+                hint=f"less {engine.log}",
+            )
+        try:
+            if httpx.get(f"{engine.url}/health", timeout=1.0, trust_env=False).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            time.sleep(POLL_S)
+    raise EngineStartError(
+        f"the engine did not answer within {timeout_s:.0f} s; its log says:\n{_last_lines(engine.log)}",
+        hint=f"less {engine.log}",
+    )
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    return "\n".join(f"  {line}" for line in lines) or "  (nothing)"
+
+
+def _signal_group(pid: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return  # gone already

@@ -1,0 +1,108 @@
+"""Which adapter serves a conversation: the arg-max over the label tokens after the routing prompt (TRACE, section 3.5).
+
+The base model is asked once per conversation, and the choice holds for all its turns. Routing never fails a request:
+when the engine cannot answer or no label is among the likely tokens, the base model serves and the decision says why.
+"""
+
+import asyncio
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sandbox.contract import Message, Task, Tool
+from traced.rollout.policy import Completion
+from traced.serving.client import EngineClient
+from traced.serving.errors import ServingError
+from traced.serving.routing_prompt import opening_text, route_options, routing_prompt
+
+BASE = "base"
+REMEMBERED = 10_000  # conversations whose choice is kept
+
+
+@dataclass(frozen=True)
+class Route:
+    """An adapter on offer: the name it is served under, and its line in the routing prompt."""
+
+    model: str
+    title: str
+    description: str
+    example: str = ""
+
+
+@dataclass(frozen=True)
+class RoutingDecision:
+    """The chosen model, the labels' log-probs (nats) by model name, the time taken, and why if base by default."""
+
+    model: str
+    logprobs: dict[str, float]
+    seconds: float
+    why: str = ""
+
+
+async def choose(client: EngineClient, task: Task, adapters: Sequence[Route], *, base: str = BASE) -> RoutingDecision:
+    """Ask the base model which adapter the task needs. Never raises a ``ServingError``."""
+    started = time.perf_counter()
+    if not adapters:
+        return RoutingDecision(base, {}, 0.0, "no adapter is on offer")
+    try:
+        options = route_options([(route.title, route.description, route.example) for route in adapters])
+        models = dict(zip((o.label for o in options), [*(route.model for route in adapters), base], strict=True))
+        prompt = routing_prompt(opening_text(task.messages), options)
+        found = await client.label_logprobs(prompt, list(models), base)
+    except ServingError as error:
+        return RoutingDecision(base, {}, time.perf_counter() - started, f"routing failed: {error}")
+    logprobs = {models[label]: logprob for label, logprob in found.items()}
+    seconds = time.perf_counter() - started
+    if not logprobs:
+        return RoutingDecision(base, {}, seconds, "no label was among the likely next tokens")
+    return RoutingDecision(max(logprobs, key=lambda model: logprobs[model]), logprobs, seconds)
+
+
+class RoutedPolicy:
+    """The rollout's ``Policy`` over the base model and its adapters: the first completion of a conversation decides."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        adapters: Sequence[Route],
+        *,
+        temperature: float = 1.0,
+        max_tokens: int = 256,
+        base: str = BASE,
+    ) -> None:
+        self.client = client
+        self.adapters = list(adapters)
+        self.temperature = temperature
+        self.max_tokens = max_tokens
+        self.base = base
+        self._choices: OrderedDict[str, asyncio.Task[RoutingDecision]] = OrderedDict()
+
+    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
+        """One completion by the model that this conversation was routed to; the client's errors pass through."""
+        decision = await self.route(messages)
+        return await self.client.chat(
+            decision.model, messages, tools, temperature=self.temperature, max_tokens=self.max_tokens, seed=seed
+        )
+
+    async def route(self, messages: Sequence[Message]) -> RoutingDecision:
+        """The conversation's decision, made at its first turn. Conversations that open alike share one."""
+        opening = opening_messages(messages)
+        key = json.dumps(opening, sort_keys=True)
+        if key not in self._choices:
+            task = Task("", opening, [])
+            self._choices[key] = asyncio.create_task(choose(self.client, task, self.adapters, base=self.base))
+            if len(self._choices) > REMEMBERED:
+                self._choices.popitem(last=False)
+        return await asyncio.shield(self._choices[key])  # one caller's cancellation is not the others'
+
+
+def opening_messages(messages: Sequence[Message]) -> list[Message]:
+    """The messages before the assistant first answers a user."""
+    asked = False
+    for index, message in enumerate(messages):
+        if asked and message["role"] == "assistant":
+            return list(messages[:index])
+        asked = asked or message["role"] == "user"
+    return list(messages)
