@@ -1,0 +1,151 @@
+"""The records of a JSON array in a file, one at a time, each with its place; damaged ones are given back as errors.
+
+Invariants: memory holds one record and one block of the file; lines and columns count from 1, columns in characters.
+After a damaged record reading goes on at the next text that looks like the beginning of a record (``start``), so a
+damaged record never takes a good one behind it along, unless it hides that beginning.
+How it fails: ``UnreadableFile`` when the file cannot be opened or holds no array; a damaged record is a ``BadRecord``
+in the stream, and so is whatever stands where a comma or the end of the array should.
+Not covered: JSON Lines, and arrays whose records do not begin alike.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from traced.importers.errors import BadRecord, UnreadableFile
+
+BLOCK = 1 << 18  # characters
+SPACE = re.compile(r"[ \t\r\n]*")
+NOT_UTF8 = re.compile(r"[\udc80-\udcff]")  # what errors="surrogateescape" makes of a byte that is not UTF-8
+LONGEST_TOKEN = 12  # characters: a literal or an escape that the end of the window may cut
+MARGIN = 256  # characters kept back while looking for the next record: more than the beginning of one is long
+
+
+@dataclass(frozen=True)
+class Record:
+    """One element of the array and where it begins; ``number`` counts from 1."""
+
+    number: int
+    line: int
+    column: int
+    value: Any
+
+
+def read_array(path: Path, start: re.Pattern[str]) -> Iterator[Record | BadRecord]:
+    """The elements of the array in ``path``; ``start`` matches the beginning of a record."""
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            yield from _elements(_Window(path, file), start)
+    except OSError as error:
+        raise UnreadableFile(f"{path} cannot be read: {error.strerror}", hint=f"ls -l {path}") from error
+
+
+class _Window:
+    """The part of the file in memory, and the line and column where it begins."""
+
+    def __init__(self, path: Path, file: IO[str]) -> None:
+        self.path, self.file = path, file
+        self.text, self.line, self.column, self.ended = "", 1, 1, False
+
+    def grow(self) -> bool:
+        """Read on, as much again as there is (so that a long record is not parsed too often); False at the end."""
+        block = self.file.read(max(BLOCK, len(self.text)))
+        self.text += block
+        self.ended = not block
+        return bool(block)
+
+    def place(self, offset: int) -> tuple[int, int]:
+        """Line and column of ``text[offset]``."""
+        newlines = self.text.count("\n", 0, offset)
+        if not newlines:
+            return self.line, self.column + offset
+        return self.line + newlines, offset - self.text.rindex("\n", 0, offset)
+
+    def drop(self, count: int) -> None:
+        """Forget the first ``count`` characters."""
+        self.line, self.column = self.place(count)
+        self.text = self.text[count:]
+
+    def next_sign(self) -> str:
+        """The next character that is no white space, left standing at the beginning of ``text``; "" at the end."""
+        while True:
+            self.drop(_skip_space(self.text))
+            if self.text or not self.grow():
+                return self.text[:1]
+
+    def bad(self, record: int, offset: int, cause: str) -> BadRecord:
+        return BadRecord(self.path, record, *self.place(offset), cause)
+
+
+def _elements(window: _Window, start: re.Pattern[str]) -> Iterator[Record | BadRecord]:
+    if window.next_sign() == "\ufeff":
+        window.drop(1)
+    if (sign := window.next_sign()) != "[":
+        raise UnreadableFile(f"{window.path}: expected '[' (a JSON array of records), found {_shown(sign)}")
+    window.drop(1)
+    number = 0
+    sign = window.next_sign()
+    while sign != "]":
+        number += 1
+        window.next_sign()
+        element = _element(window, number)
+        yield element
+        if isinstance(element, BadRecord):
+            sign = _seek(window, start)
+            continue
+        sign = window.next_sign()
+        if sign == ",":
+            window.drop(1)  # and whatever follows the comma has to be a record
+        elif sign != "]":
+            number += 1
+            yield window.bad(number, 0, f"expected ',' or ']' behind the record before, found {_shown(sign)}")
+            sign = _seek(window, start)
+    window.drop(len("]") if window.text else 0)
+    if sign := window.next_sign():
+        yield window.bad(number + 1, 0, f"expected nothing behind the array, found {_shown(sign)}")
+
+
+def _element(window: _Window, number: int) -> Record | BadRecord:
+    """The element at the beginning of ``window``, which it leaves there when it is damaged."""
+    while True:
+        try:
+            value, end = json.JSONDecoder().raw_decode(window.text)
+        except (ValueError, RecursionError) as error:
+            at, cause = (error.pos, error.msg) if isinstance(error, json.JSONDecodeError) else (0, str(error))
+            if not (_may_be_cut(window, at, cause) and window.grow()):
+                return window.bad(number, at, cause)
+            continue
+        if alien := NOT_UTF8.search(window.text, 0, end):
+            return window.bad(number, alien.start(), f"byte 0x{ord(alien[0]) - 0xDC00:02x} is not UTF-8")
+        record = Record(number, window.line, window.column, value)
+        window.drop(end)
+        return record
+
+
+def _may_be_cut(window: _Window, at: int, cause: str) -> bool:
+    """Whether the error may only mean that the record goes on behind the window."""
+    return not window.ended and (cause.startswith("Unterminated string") or at >= len(window.text) - LONGEST_TOKEN)
+
+
+def _seek(window: _Window, start: re.Pattern[str]) -> str:
+    """Leave the damaged record at the beginning of ``window``; the next one's sign, "]" where there is none."""
+    window.drop(1)
+    while not (found := start.search(window.text)):
+        window.drop(max(0, len(window.text) - MARGIN))
+        if not window.grow():
+            window.drop(len(window.text))
+            return "]"
+    window.drop(found.start())
+    return window.text[:1]
+
+
+def _skip_space(text: str) -> int:
+    match = SPACE.match(text)
+    return match.end() if match else 0
+
+
+def _shown(sign: str) -> str:
+    return repr(sign) if sign else "the end of the file"
