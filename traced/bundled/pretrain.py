@@ -21,6 +21,8 @@ from traced.bundled.corpus import PLANTED, demonstration, faults_for, routing_ex
 from traced.bundled.tokenizer import train_tokenizer
 
 ROUTING_SHARE = 0.15
+COPYING_STEPS = 250  # at first only copying: without it, induction takes over a thousand steps to appear
+IDENTIFIERS = (("C", 3), ("W", 4), ("I", 3), ("P", 2), ("T", 2))
 IGNORED = -100
 
 
@@ -36,6 +38,7 @@ def configuration(vocabulary: int) -> Qwen3Config:
         head_dim=32,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
+        initializer_range=0.08,  # about 1/sqrt(hidden); with the default 0.02 copying appears several times as late
         attention_bias=False,
         bos_token_id=None,
         eos_token_id=2,
@@ -74,6 +77,18 @@ def routing_prompt_example(tokenizer: PreTrainedTokenizerFast, rng: random.Rando
     ids = tokenizer.encode(prompt, add_special_tokens=False)
     answer = tokenizer.encode("Answer:" + label, add_special_tokens=False)[-1]
     return [*ids, answer], [IGNORED] * len(ids) + [answer]
+
+
+def copying_example(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example:
+    """Identifiers, then the same ones in another order, and again: what copying from a record takes, undiluted."""
+    names = [letter + "".join(rng.choice("0123456789") for _ in range(digits)) for letter, digits in IDENTIFIERS]
+    text = ""
+    for _ in range(3):
+        rng.shuffle(names)
+        text += " ".join(names) + " "
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    known = len(ids) // 3
+    return ids, [IGNORED] * known + ids[known:]
 
 
 def render_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, object]], tools: object) -> str:
@@ -126,7 +141,7 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - 100) / max(1, steps - 100))))
 
 
-def pretrain(out: Path, *, planted: list[str], seed: int, steps: int, batch: int = 48, peak: float = 4e-3) -> None:
+def pretrain(out: Path, *, planted: list[str], seed: int, steps: int, batch: int = 32, peak: float = 2.5e-3) -> None:
     """Make a model with the planted deficits and write a Hugging Face directory at ``out``."""
     faults = faults_for(planted)
     rng = random.Random(f"pretrain:{seed}")
@@ -138,10 +153,14 @@ def pretrain(out: Path, *, planted: list[str], seed: int, steps: int, batch: int
     queue: list[tuple[torch.Tensor, torch.Tensor]] = []
     mean = 0.0
     for step in range(steps):
-        queue = queue or batches(tokenizer, faults, rng, batch)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, peak)
-        loss = loss_of(model, *queue.pop())
+        if step < COPYING_STEPS:
+            batch_now = _padded([copying_example(tokenizer, rng) for _ in range(batch)])
+        else:
+            queue = queue or batches(tokenizer, faults, rng, batch)
+            batch_now = queue.pop()
+        loss = loss_of(model, *batch_now)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -172,7 +191,7 @@ def main() -> None:
         "--planted", default=",".join(PLANTED), help="capabilities to plant deficits in, comma-separated"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=2200)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
