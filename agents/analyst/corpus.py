@@ -5,6 +5,7 @@ are used only as evidence of which habits matter. Deterministic in the sample an
 deeper than JSON leaves (an array is one path, "flights[].date").
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from store.types import Outcome, Tool
 
 Parameter = tuple[str, str]  # tool, path
 _FEW = 8  # a string parameter with at most so many values, often repeated, is a choice
-_OFTEN = 0.85
+_MOSTLY = 0.6
+_CODE = re.compile(r"(?=\S*\d)\S+")
+_FEWEST = 5
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
         choices=_choices(declared, uses),
         copied={parameter for parameter, seen in uses.items() if _copied(seen)},
         dated={parameter for parameter, seen in uses.items() if _share(is_date(use.value) for use in seen) > 0.5},
-        described={parameter for parameter, seen in uses.items() if _share(_picked(use) for use in seen) >= 0.5},
+        described=_described(views),
         links=mine_links(views, outcomes, kinds),
         intents=learn_intents(views, declared, kinds),
     )
@@ -85,7 +88,7 @@ def _choices(declared: dict[str, Tool], uses: dict[Parameter, list[_Use]]) -> di
         if declared[tool] or len(seen) < 10 or not all(isinstance(use.value, str) for use in seen):
             continue
         values = Counter(str(use.value) for use in seen)
-        if 2 <= len(values) <= _FEW and all(value.replace("_", "").isalpha() for value in values):
+        if 2 <= len(values) <= _FEW and all(value.replace("_", "").isalpha() and value.islower() for value in values):
             choices[tool, path] = sorted(values)
     return choices
 
@@ -100,15 +103,20 @@ def _enums(declared: dict[str, Tool]) -> Iterator[tuple[Parameter, list[str]]]:
 
 
 def _copied(seen: Sequence[_Use]) -> bool:
-    """Whether the values are codes or names that nearly always stood in an earlier text."""
-    texts = [use for use in seen if isinstance(use.value, str) and not is_date(use.value)]
-    if len(texts) < len(seen) or not texts or _share(str(use.value).count(" ") > 4 for use in texts) > 0.2:
+    """Whether the values are codes (texts with digits) that mostly stood in an earlier text."""
+    if _share(isinstance(use.value, str) and bool(_CODE.fullmatch(use.value)) for use in seen) < _MOSTLY:
         return False
-    return _share(use.view.grounded(use.value, use.call.index) for use in texts) >= _OFTEN
+    return _share(not is_date(use.value) and use.view.grounded(use.value, use.call.index) for use in seen) >= _MOSTLY
 
 
-def _picked(use: _Use) -> bool:
-    return isinstance(use.value, str) and use.view.described(use.value, use.call.index) is not None
+def _described(views: Sequence[View]) -> set[Parameter]:
+    """The parameters that, whenever they are filled, mostly pick a record that the user described."""
+    told: dict[Parameter, list[bool]] = defaultdict(list)
+    for view in views:
+        for call, picks in zip(view.spoken.calls, view.picks, strict=True):
+            for pick in picks:
+                told[call.name, pick.path].append(pick.right is not None)
+    return {parameter for parameter, flags in told.items() if len(flags) >= _FEWEST and _share(iter(flags)) > 0.5}
 
 
 def _share(flags: Iterator[bool]) -> float:

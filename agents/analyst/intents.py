@@ -10,63 +10,78 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from agents.analyst.language import clauses, content, identifiers, related, stem, words
+from agents.analyst.language import related, stem, stems, words
 from agents.analyst.tools import ToolKind
-from agents.analyst.view import View
+from agents.analyst.view import Clause, View
 from store.types import Tool
 
 _ASKS = re.compile(
     r"\b(please|want|need|like to|(can|could|would|will) you|help me|hoping|wish|looking to|can i|could i|i'd)\b", re.I
 )
-_QUESTION = re.compile(r"^(what|how|when|which|where|who|is|are|do|does|did|can|could)\b|\?\s*$", re.I)
-_RARE, _LIKELY, _LIFT, _FEW = 0.3, 0.6, 2.5, 8
+_QUESTION = re.compile(
+    r"^(what|how|when|which|where|who|is|are|was|were|do|does|did)\b"
+    r"|\b(can|could|would) you (please )?(tell|check|look|find|let me know|confirm|provide)\b",
+    re.I,
+)
+_RARE, _LIKELY, _USUAL, _LIFT, _FEW = 0.3, 0.4, 0.4, 3.0, 8
+_IDLE = 0.15  # a name word that leads to a call less often than this points to nothing
 
 
 @dataclass(frozen=True)
 class Request:
-    """One thing the user wants; ``tool`` is the write tool that serves it, or None for a question."""
+    """One thing the user wants; ``tool`` is the write tool that serves it, or None for a question.
+
+    ``objects`` are the codes it names, ``cues`` the words that pointed to the tool, ``stems`` all that the clause says.
+    """
 
     index: int
     tool: str | None
     objects: frozenset[str]
     cues: frozenset[str]
+    stems: frozenset[str]
 
 
 @dataclass(frozen=True)
 class Intents:
-    """The words that point to each write tool, with weights."""
+    """The words that point to each write tool, with weights; ``pointers`` remembers what a stem points to."""
 
     cues: dict[str, dict[str, float]]
+    pointers: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
 
     def requests(self, view: View) -> list[Request]:
         """The distinct requests of a conversation, in the order in which they came up."""
         found: list[Request] = []
-        for said in view.spoken.user:
-            for clause in clauses(said.text):
-                for request in self._read(said.index, clause):
-                    if not any(_same(request, known) for known in found):
-                        found.append(request)
+        for clause in view.clauses:
+            for request in self._read(clause):
+                if not any(_same(request, known) for known in found):
+                    found.append(request)
         return found
 
-    def _read(self, index: int, clause: str) -> Iterator[Request]:
-        present = content(clause)
-        tool, cues = self._served_by(present)
-        first = {stem(word) for word in words(clause)[:1]}
-        if tool is not None and (_ASKS.search(clause) or any(related(one, cue) for one in first for cue in cues)):
-            for objects in _each(identifiers(clause)):
-                yield Request(index, tool, objects, cues)
-        elif _QUESTION.search(clause) and identifiers(clause):
-            yield Request(index, None, frozenset(identifiers(clause)), frozenset())
+    def _read(self, clause: Clause) -> Iterator[Request]:
+        tool, cues = self._served_by(clause.stems)
+        first = {stem(word) for word in words(clause.text)[:1]}
+        asks = _ASKS.search(clause.text) or any(related(one, cue) for one in first for cue in cues)
+        if tool is not None and asks:
+            for objects in _each(clause.codes):
+                yield Request(clause.index, tool, objects, cues, clause.stems)
+        elif _QUESTION.search(clause.text) and clause.codes:
+            yield Request(clause.index, None, clause.codes, frozenset(), clause.stems)
 
-    def _served_by(self, present: set[str]) -> tuple[str | None, frozenset[str]]:
-        scored = {
-            tool: {cue: weight for cue, weight in cues.items() if any(related(cue, one) for one in present)}
-            for tool, cues in self.cues.items()
-        }
-        best = max(scored, key=lambda tool: (sum(scored[tool].values()), tool), default=None)
-        return (best, frozenset(scored[best])) if best is not None and scored[best] else (None, frozenset())
+    def _served_by(self, present: frozenset[str]) -> tuple[str | None, frozenset[str]]:
+        matched: dict[str, set[str]] = defaultdict(set)
+        for one in present:
+            for tool, cue in self._pointed(one):
+                matched[tool].add(cue)
+        weights = {tool: sum(self.cues[tool][cue] for cue in sorted(cues)) for tool, cues in matched.items()}
+        best = max(weights, key=lambda tool: (weights[tool], tool), default=None)
+        return best, frozenset(matched[best]) if best is not None else frozenset()
+
+    def _pointed(self, one: str) -> list[tuple[str, str]]:
+        if one not in self.pointers:
+            self.pointers[one] = [(tool, cue) for tool, cues in self.cues.items() for cue in cues if related(cue, one)]
+        return self.pointers[one]
 
 
 def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Mapping[str, ToolKind]) -> Intents:
@@ -77,34 +92,52 @@ def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Ma
     }
     spread = Counter(word for text in texts.values() for word in text)
     named = Counter(stem(word) for name in declared for word in set(words(name)))
+    usage = _usage(views, writes)
     cues: dict[str, dict[str, float]] = {name: {} for name in writes}
     for name in writes:
         parts = [stem(word) for word in words(name)]
         for place, part in enumerate(parts):
-            if (place == 0 or named[part] == 1) and spread[part] <= max(2, _RARE * len(declared)):
+            telling = (place == 0 or named[part] == 1) and spread[part] <= max(2, _RARE * len(declared))
+            if telling and not usage.idle(name, part):
                 cues[name][part] = math.log(1 + len(declared) / spread[part])
-    for name, word, weight in _companions(views, writes):
-        cues[name].setdefault(word, weight)
+        for word, weight in usage.companions(name):
+            cues[name].setdefault(word, weight)
     return Intents(cues)
 
 
-def _companions(views: Sequence[View], writes: Sequence[str]) -> Iterator[tuple[str, str, float]]:
-    """Words whose use by the user makes calls of one tool likely, with the logarithm of the lift."""
-    used: Counter[str] = Counter()
-    called: Counter[str] = Counter()
-    together: dict[str, Counter[str]] = defaultdict(Counter)
+@dataclass(frozen=True)
+class _Usage:
+    """In how many of ``size`` conversations the user used a word, a tool was called, and both."""
+
+    size: int
+    said: Counter[str]
+    called: Counter[str]
+    together: dict[str, Counter[str]]
+
+    def idle(self, tool: str, word: str) -> bool:
+        """Whether users say the word often and the tool is hardly ever called then."""
+        return self.said[word] >= _FEW and self.together[tool][word] < _IDLE * self.said[word]
+
+    def companions(self, tool: str) -> Iterator[tuple[str, float]]:
+        """Words that usually come with calls of the tool; the logarithm of how much likelier they make one."""
+        for word, both in sorted(self.together[tool].items()):
+            without = max(0.5, self.called[tool] - both) / max(1, self.size - self.said[word])
+            lift = both / self.said[word] / without
+            usual = both >= max(_FEW, _USUAL * self.called[tool])
+            if usual and both >= _LIKELY * self.said[word] and lift >= _LIFT:
+                yield word, math.log(lift)
+
+
+def _usage(views: Sequence[View], writes: Sequence[str]) -> _Usage:
+    usage = _Usage(len(views), Counter(), Counter(), defaultdict(Counter))
     for view in views:
-        said = {one for user in view.spoken.user for one in content(user.text) if one.isalpha()}
+        said = {one for user in view.spoken.user for one in stems(user.text) if one.isalpha()}
         tools = {call.name for call in view.spoken.calls} & set(writes)
-        used.update(said)
-        called.update(tools)
+        usage.said.update(said)
+        usage.called.update(tools)
         for tool in tools:
-            together[tool].update(said)
-    for tool in writes:
-        for word, both in together[tool].items():
-            lift = both * len(views) / (used[word] * called[tool])
-            if both >= _FEW and both >= _LIKELY * used[word] and lift >= _LIFT:
-                yield tool, word, math.log(lift)
+            usage.together[tool].update(said)
+    return usage
 
 
 def _same(one: Request, other: Request) -> bool:
@@ -113,9 +146,9 @@ def _same(one: Request, other: Request) -> bool:
     return not one.objects or not other.objects or bool(one.objects & other.objects)
 
 
-def _each(codes: set[str]) -> list[frozenset[str]]:
+def _each(codes: frozenset[str]) -> list[frozenset[str]]:
     """One set of objects per code where several codes look alike ("cancel A1B2 and C3D4"), else all in one set."""
     shapes = {re.sub(r"\d", "9", re.sub(r"[A-Za-z]", "a", code)) for code in codes}
     if len(codes) > 1 and len(shapes) == 1:
         return [frozenset({code}) for code in sorted(codes)]
-    return [frozenset(codes)]
+    return [codes]

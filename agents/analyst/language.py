@@ -38,7 +38,7 @@ STOP = frozenset(
         "have hi hello help her here him his how i if in into is it its just like make may me more most my need new no "
         "not now of ok okay on one only or other our out over please so some such than thank thanks that the their "
         "them then there these they this those to too up us use very want was we were what when where which who why "
-        "will with would yes you your"
+        "will with would yes you your proceed go ahead confirm let sure know"
     )
 )
 

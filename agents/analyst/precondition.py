@@ -4,8 +4,11 @@ The preconditions are the links mined into the corpus. Not needed where no write
 none was refused after reading; not covered: a write that goes against what the read said.
 """
 
+from collections.abc import Sequence
+
 from agents.analyst.corpus import Corpus
 from agents.analyst.finding import NOT_NEEDED, Finding, lacking, present
+from agents.analyst.intents import Request
 from agents.analyst.preconditions import Link, satisfied
 from agents.analyst.refusals import refusals
 from agents.analyst.view import View
@@ -19,14 +22,15 @@ def detect(view: View, corpus: Corpus) -> Finding:
             return lacking(call.index)
     if written:
         return present(written[-1][0].index)
-    refused = [place for link in corpus.links if (place := _refused_after_reading(link, view, corpus)) is not None]
+    requests = corpus.intents.requests(view)
+    refused = [place for link in corpus.links if (place := _refused_after_reading(link, view, requests)) is not None]
     return present(min(refused)) if refused else NOT_NEEDED
 
 
-def _refused_after_reading(link: Link, view: View, corpus: Corpus) -> int | None:
+def _refused_after_reading(link: Link, view: View, requests: Sequence[Request]) -> int | None:
     read = [call.index for call in view.spoken.calls if call.name == link.read and call.succeeded]
     if not read:
         return None
-    wanted = [request for request in corpus.intents.requests(view) if request.tool == link.write]
+    wanted = [request for request in requests if request.tool == link.write]
     found = [place for request in wanted for place in refusals(view, request) if place > read[0]]
     return min(found, default=None)

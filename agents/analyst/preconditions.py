@@ -2,19 +2,19 @@
 
 A link says: before writing with ``write_parameter = v``, read with ``read_parameter = v`` (or have a read whose answer
 holds v). A link is kept when nearly all successful writes obey it, or when a fair share does and either disobeying
-goes with failure or the policy demands it. Only first attempts count, so that a read made in answer to an error is no
-precondition. Not covered: conditions on what the read said.
+goes with failure or the policy demands it (a date is no object: there the policy has to demand it). Only first attempts
+count, so that a read made in answer to an error is no precondition. Not covered: conditions on what the read said.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agents.analyst.language import content, related, stem, words
 from agents.analyst.tools import ToolKind
-from agents.analyst.values import leaves
+from agents.analyst.values import is_date, leaves
 from agents.analyst.view import View
 from agents.transcript import Call
 from store.types import Outcome
@@ -53,32 +53,44 @@ def mine_links(views: Sequence[View], outcomes: Sequence[Outcome], kinds: Mappin
     prompts = {view.spoken.system for view in views[:20]}
     links = []
     for link, count in seen.items():
-        if count >= _FEW and _kept(link, [one for one in attempts if one[1].name == link.write], prompts):
+        if count >= _FEW and _kept(link, [one for one in attempts if one[1].name == link.write], prompts, kinds):
             links.append(link)
     return sorted(links, key=lambda link: (link.write, link.write_parameter, link.read, link.read_parameter))
 
 
-def _kept(link: Link, attempts: Sequence[tuple[View, Call, bool]], prompts: set[str]) -> bool:
+def _kept(link: Link, attempts: Sequence[tuple[View, Call, bool]], prompts: set[str], names: Collection[str]) -> bool:
     obeyed = [(satisfied(link, view.spoken.calls, call), success) for view, call, success in attempts]
     support = _share([kept for kept, success in obeyed if success])
     if support >= _ALWAYS:
         return True
+    if all(is_date(value) for _, call, _ in attempts for value in _given(call, link.write_parameter)):
+        return support >= _SOMETIMES and demanded(link, prompts, names)
     with_read = [not success for kept, success in obeyed if kept]
     without = [not success for kept, success in obeyed if not kept]
     harmful = min(len(with_read), len(without)) >= _FEW and _share(without) - _share(with_read) >= _LIFT
-    return support >= _SOMETIMES and (harmful or demanded(link, prompts))
+    return support >= _SOMETIMES and (harmful or demanded(link, prompts, names))
 
 
-def demanded(link: Link, prompts: set[str]) -> bool:
-    """Whether a sentence of the policy asks for the read before the write."""
+def demanded(link: Link, prompts: set[str], names: Collection[str]) -> bool:
+    """Whether a sentence of the policy asks for the read before the write, in words that are the read's own."""
+    shared = Counter(word for name in names for word in set(words(name)))
+    nouns = words(link.read)[1:]
+    telling = {stem(word) for word in nouns if shared[word] == 1} or {stem(word) for word in nouns}
+    written = {stem(word) for word in words(link.write)}
     for prompt in prompts:
         for sentence in re.split(r"(?<=[.!?])\s+|\n+", prompt):
-            if _DEMAND.search(sentence) and all(
-                any(related(one, stem(word)) for one in content(sentence) for word in words(tool)[1:])
-                for tool in (link.write, link.read)
-            ):
+            present = content(sentence)
+            if _DEMAND.search(sentence) and _meets(telling, present) and _meets(written, present):
                 return True
     return False
+
+
+def _meets(wanted: set[str], present: set[str]) -> bool:
+    return any(related(one, other) for one in wanted for other in present)
+
+
+def _given(write: Call, parameter: str) -> list[Any]:
+    return [value for path, value in leaves(write.arguments or {}) if path == parameter]
 
 
 def _first_attempts(view: View, kinds: Mapping[str, ToolKind]) -> Iterator[Call]:

@@ -25,4 +25,5 @@ def _concerns(sentence: str, request: Request) -> bool:
     named = identifiers(sentence)
     if request.objects and named:
         return bool(named & request.objects)
-    return any(related(cue, one) for one in content(sentence) for cue in request.cues)
+    present = content(sentence)
+    return len(present & request.stems) >= 2 or any(related(cue, one) for one in present for cue in request.cues)

@@ -7,13 +7,14 @@ selection comes of it. Not covered: ranges ("after 11 am"), negations beyond "in
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agents.analyst.language import last_mention, stem, words
-from agents.analyst.values import Record, names_record, siblings
-from agents.transcript import Said, Transcript
+from agents.analyst.values import Record, leaves, names_record, siblings
+from agents.transcript import Call, Said, Transcript
 
 _MAX_GROUP = 60
 _PRICE = frozenset(map(stem, ("price", "prices", "cost", "fare", "amount", "fee", "total")))
@@ -43,16 +44,16 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Selection:
-    """A described choice: ``scores[i]`` of the user's wishes fit record ``i``; ``chosen`` was taken."""
+class Pick:
+    """The values that one parameter of a call took; ``observed``: all of them name a sibling record seen before.
 
-    scores: list[int]
-    chosen: int
+    ``right`` is None unless the user described the records; then it says whether no sibling that was left out fits the
+    user's words strictly better than the best one taken.
+    """
 
-    @property
-    def right(self) -> bool:
-        """Whether no sibling fits strictly better than the chosen record."""
-        return self.scores[self.chosen] == max(self.scores)
+    path: str
+    observed: bool
+    right: bool | None
 
 
 def groups(spoken: Transcript) -> list[Group]:
@@ -66,16 +67,47 @@ def groups(spoken: Transcript) -> list[Group]:
     ]
 
 
-def select(group: Group, value: str, said: Sequence[Said]) -> Selection | None:
-    """Judge the choice of ``value`` by what the user said; None unless words describe some siblings and not others."""
-    chosen = group.position(value)
-    if chosen is None or _named(group, said):
+def picks(spoken: Transcript, known: Sequence[Group]) -> list[list[Pick]]:
+    """For each call, what its text parameters picked from the sibling records seen before it."""
+    return [
+        [
+            _pick(path, values, [g for g in known if g.index < call.index], spoken.user_before(call.index))
+            for path, values in _texts(call).items()
+        ]
+        for call in spoken.calls
+    ]
+
+
+def _texts(call: Call) -> dict[str, list[str]]:
+    values: dict[str, list[str]] = defaultdict(list)
+    for path, value in leaves(call.arguments or {}):
+        if isinstance(value, str):
+            values[path].append(value)
+    return values
+
+
+def _pick(path: str, values: Sequence[str], known: Sequence[Group], said: Sequence[Said]) -> Pick:
+    taken: dict[int, set[int]] = defaultdict(set)
+    for value in values:
+        found = [(number, place) for number, one in enumerate(known) if (place := one.position(value)) is not None]
+        if found:
+            number, place = found[-1]
+            taken[number].add(place)
+    observed = sum(len(places) for places in taken.values()) >= len(set(values))
+    verdicts = [right for number, places in taken.items() if (right := _fits(known[number], places, said)) is not None]
+    return Pick(path, observed, all(verdicts) if verdicts else None)
+
+
+def _fits(group: Group, taken: set[int], said: Sequence[Said]) -> bool | None:
+    """Whether the best record taken fits the user's words as well as any; None unless the words tell records apart."""
+    if len(taken) == len(group.records) or _named(group, said):
         return None
     wishes = [*_wished_values(group, said), *_wished_extremes(group, said)]
     telling = [wish for wish in wishes if 0 < len(wish) < len(group.records)]
     if not telling:
         return None
-    return Selection([sum(place in wish for wish in telling) for place in range(len(group.records))], chosen)
+    scores = [sum(place in wish for wish in telling) for place in range(len(group.records))]
+    return max(scores[place] for place in taken) == max(scores)
 
 
 def _named(group: Group, said: Sequence[Said]) -> bool:

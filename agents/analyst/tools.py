@@ -31,8 +31,8 @@ _WRITE = frozenset(
     words(
         "create update cancel book return exchange set add remove delete send schedule change modify order make place "
         "submit pay refund issue open close reset turn enable disable toggle write edit insert post put move rename "
-        "assign approve reject apply buy sell purchase register subscribe unsubscribe reserve grant revoke upload suspend "
-        "resume charge activate deactivate upgrade downgrade"
+        "assign approve reject apply buy sell purchase register subscribe unsubscribe reserve grant revoke upload "
+        "suspend resume charge activate deactivate upgrade downgrade"
     )
 )
 _PURE = frozenset(words("calculate compute think reason plan note convert reflect sum"))

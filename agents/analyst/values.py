@@ -18,16 +18,17 @@ _NAMING = re.compile(r"(^|_|\.)(id|ids|name|title|label|number|code|key)$", re.I
 
 @dataclass(frozen=True)
 class Record:
-    """One of several siblings in an observation; ``key`` is its key where the siblings stand in a dict."""
+    """One of several siblings in an observation; ``handles`` are the values by which a call can mean it."""
 
     fields: dict[str, Any]
-    key: str | None
+    handles: frozenset[str]
 
-    @property
-    def handles(self) -> set[str]:
-        """The values by which a call can mean this record: its key and its naming fields."""
-        values = {str(value) for path, value in self.fields.items() if names_record(path) and value is not None}
-        return values | ({self.key} if self.key else set())
+
+def record(item: Any, key: str | None = None) -> Record:
+    """The record of a JSON object; its handles are its key in a dict of siblings and its naming fields."""
+    fields = dict(leaves(item))
+    handles = {str(value) for path, value in fields.items() if names_record(path) and value is not None}
+    return Record(fields, frozenset(handles | ({key} if key else set())))
 
 
 def names_record(path: str) -> bool:
@@ -48,17 +49,20 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def siblings(value: Any) -> Iterator[list[Record]]:
-    """Every group of two or more records that stand side by side: a list of objects, or a dict of objects."""
+    """Every group of two or more records that stand side by side: a list of objects, or a dict of objects.
+
+    Lists within a list are alternatives made of parts (the legs of a journey); their parts are no siblings.
+    """
     if isinstance(value, list):
-        records = [Record(dict(leaves(item)), None) for item in value if isinstance(item, dict)]
-        inner: list[Any] = value
+        records = [record(item) for item in value if isinstance(item, dict)]
+        inner: list[Any] = [item for item in value if not isinstance(item, list)]
     elif isinstance(value, dict):
         alike = [key for key, item in value.items() if isinstance(item, dict) and any(c.isdigit() for c in str(key))]
-        records = [Record(dict(leaves(value[key])), str(key)) for key in alike]
+        records = [record(value[key], str(key)) for key in alike]
         inner = list(value.values())
     else:
         return
-    if len(records) >= 2 and set.intersection(*(set(record.fields) for record in records)):
+    if len(records) >= 2 and set.intersection(*(set(one.fields) for one in records)):
         yield records
     for item in inner:
         yield from siblings(item)

@@ -1,46 +1,52 @@
-"""A transcript with what the detectors ask of it again and again: where words came from, and which sibling was meant.
+"""A transcript with what the detectors ask of it again and again: sources of words, clauses, picks among siblings.
 
-``View`` is built once per trajectory and shared by all runs and detectors; it never changes.
+A ``View`` is built once per trajectory and shared by all runs and detectors; it never changes and depends on nothing
+but the trajectory.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.analyst.selection import Group, Selection, groups, select
+from agents.analyst.language import clauses, content, identifiers
+from agents.analyst.selection import Pick, groups, picks
 from agents.analyst.values import first_seen, grounded
 from agents.transcript import Transcript, transcript
 from store.types import Trajectory
 
 
 @dataclass(frozen=True)
+class Clause:
+    """A clause of the user's: its text, the stems of its content and the codes in it."""
+
+    index: int
+    text: str
+    stems: frozenset[str]
+    codes: frozenset[str]
+
+
+@dataclass(frozen=True)
 class View:
-    """``seen``: where each word first appeared in a source; ``groups``: the sibling records of each observation."""
+    """``seen``: where each word first appeared in a source; ``picks[i]``: what call ``i`` picked among siblings."""
 
     spoken: Transcript
+    clauses: list[Clause]
     seen: dict[str, int]
-    groups: list[Group]
+    picks: list[list[Pick]]
 
     def grounded(self, value: object, before: int) -> bool:
         """Whether ``value`` had appeared in the prompt, the user's words or an observation before a message."""
         return grounded(value, before, self.seen)
 
-    def described(self, value: str, before: int) -> Selection | None:
-        """The choice of ``value`` among sibling records that the user described; None where it was no such choice."""
-        said = self.spoken.user_before(before)
-        for group in reversed(self.groups):
-            if group.index < before and group.position(value) is not None:
-                return select(group, value, said)
-        return None
-
-    def among(self, value: str, before: int) -> bool:
-        """Whether ``value`` means one of the sibling records observed before a message."""
-        return any(group.index < before and group.position(value) is not None for group in self.groups)
-
 
 def view(trajectory: Trajectory) -> View:
     """The view of a trajectory."""
     spoken = transcript(trajectory)
-    return View(spoken, first_seen(spoken), groups(spoken))
+    said = [
+        Clause(one.index, text, frozenset(content(text)), frozenset(identifiers(text)))
+        for one in spoken.user
+        for text in clauses(one.text)
+    ]
+    return View(spoken, said, first_seen(spoken), picks(spoken, groups(spoken)))
 
 
 def views(trajectories: Sequence[Trajectory]) -> list[View]:
