@@ -21,6 +21,7 @@ from sandbox.errors import EngineDown, ImageMissing
 from sandbox.policy import LABEL, LABEL_ENVIRONMENT, LABEL_OWNER, LABEL_PROCESS, SandboxLimits, container_options
 
 ENGINE_TIMEOUT_SECONDS = 60
+DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 
 @contextmanager
@@ -36,6 +37,7 @@ def engine_errors(tag: str = "") -> Iterator[None]:
 
 def connect() -> Any:
     """A Docker client that has answered a ping; raises EngineDown. The caller closes it."""
+    _knock()
     with engine_errors():
         client = docker.from_env(timeout=ENGINE_TIMEOUT_SECONDS)
         try:
@@ -44,6 +46,17 @@ def connect() -> Any:
             client.close()
             raise
         return client
+
+
+def _knock() -> None:
+    """Try the unix socket first: the Docker client leaks its own socket where nobody listens."""
+    host = os.environ.get("DOCKER_HOST", "") or DEFAULT_HOST
+    if host.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as knocking:
+            try:
+                knocking.connect(host.removeprefix("unix://"))
+            except OSError as error:
+                raise EngineDown(f"{host}: {error.strerror or error}") from error
 
 
 def create(

@@ -17,7 +17,7 @@ _PREFIXES = ("os.", "socket.", "subprocess.", "ctypes.", "shutil.", "tempfile.",
 _NAMES = frozenset({"_thread.start_new_thread", "signal.pthread_kill", "mmap.__new__", "sqlite3.connect"})
 _READS = frozenset({"open", "os.listdir", "os.scandir"})  # the import system reads too, below these folders:
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARY = tuple(os.path.join(os.path.realpath(path), "") for path in (sys.prefix, _HERE))
+_LIBRARY = tuple(os.path.join(os.path.realpath(path), "") for path in (sys.base_prefix, _HERE))
 
 
 class Effects:

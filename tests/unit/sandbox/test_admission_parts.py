@@ -1,0 +1,187 @@
+import random
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.admission.checks import first_difference, leaks
+from sandbox.admission.fingerprint import exact, shape
+from sandbox.admission.interface import call_complaints, error_form, junk_messages
+from sandbox.admission.policies import EXPLOITS, FLOOR, call, guess, say, visible_values, write_tools
+from sandbox.admission.static import inspect_source
+from sandbox.contract import Score, Task
+from sandbox.wire import OraclePlay, OracleTurn
+
+LAMP_SHOP = Path(__file__).parents[2] / "data/environments/lamp_shop.py"
+ENVIRONMENT = "class Environment:\n    pass\n"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "return_item",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "order_id": {"type": "string"},
+                "reason": {"enum": ["a", "b"]},
+                "count": {"type": "integer"},
+            },
+            "required": ["order_id"],
+        },
+    },
+}
+
+
+def the_play(order: str, name: str = "lamp", wish: str = "Please return the", price: int = 3) -> OraclePlay:
+    task = Task(
+        "Policy. Today is 2026-03-14.", [{"role": "user", "content": f"Hi, I am Ann. {wish} {name} of {order}."}], []
+    )
+    message = call(0, ("get_order", f'{{"order_id": "{order}"}}'))
+    reply = {"role": "tool", "tool_call_id": "call_0_0", "content": f'{{"name": "{name}", "price": {price}}}'}
+    return OraclePlay(task, [OracleTurn(message, [reply]), OracleTurn(say("It is done."), [])], True, Score(1.0, True))
+
+
+def test_names_ids_and_numbers_do_not_make_a_shape_but_wording_does() -> None:
+    base = the_play("W1234")
+    renamed = the_play("W9", name="desk", price=99)
+    assert exact(base) != exact(renamed)
+    assert shape(base) == shape(renamed)
+    assert shape(base) != shape(the_play("W1234", wish="Could you send back the"))
+
+
+def test_a_timing_is_no_part_of_an_episode() -> None:
+    slow = the_play("W1")
+    assert exact(OraclePlay(slow.task, slow.turns, slow.done, slow.score, 9.0)) == exact(slow)
+
+
+@given(st.text(), st.text())
+def test_a_difference_is_reported_exactly_when_there_is_one(one: str, other: str) -> None:
+    assert bool(first_difference(one, other)) == (one != other)
+
+
+def test_the_lamp_shop_reads_clean() -> None:
+    passed, evidence = inspect_source(LAMP_SHOP.read_text())
+    assert passed, evidence
+
+
+@pytest.mark.parametrize(
+    ("line", "refusal"),
+    [
+        ("import time", "line 1: imports time"),
+        ("import os.path", "line 1: imports os.path"),
+        ("from socket import socket", "line 1: imports from socket"),
+        ("from . import x", "line 1: imports from ."),
+        ("from sandbox.worker import main", "line 1: imports from sandbox.worker"),
+        ("print(1)", "line 1: calls print"),
+        ("open('x')", "line 1: calls open"),
+        ("import datetime; datetime.date.today()", "line 1: reads the clock: today()"),
+        ("import random; random.Random()", "line 1: seeds random.Random from nothing"),
+        ("import random; random.SystemRandom()", "line 1: uses SystemRandom"),
+        ("x = (", "line 1: does not parse: '(' was never closed (<unknown>, line 1)"),
+    ],
+)
+def test_what_the_source_may_not_hold_is_named_with_its_line(line: str, refusal: str) -> None:
+    passed, evidence = inspect_source(f"{line}\n{ENVIRONMENT}")
+    assert not passed
+    assert evidence["refused"] == [refusal]
+
+
+def test_the_clocks_names_are_free_where_no_clock_is() -> None:
+    assert inspect_source(f"def f(x): return x.today()\n{ENVIRONMENT}")[0]
+    assert inspect_source(f"import collections.abc\nfrom sandbox.contract import Task\n{ENVIRONMENT}")[0]
+
+
+def test_a_source_without_an_environment_or_of_any_size_is_refused() -> None:
+    assert inspect_source("x = 1")[1]["refused"] == ["line 0: defines no class Environment"]
+    assert not inspect_source(ENVIRONMENT + "#" * 300_000)[0]
+
+
+def test_visible_values_are_ids_dates_and_numbers_in_order() -> None:
+    play = the_play("W1234")
+    assert visible_values(play.task, []) == ["2026-03-14", "W1234"]
+
+
+@given(st.integers())
+def test_guessed_arguments_fit_the_schema(seed: int) -> None:
+    arguments = error_form(guess(TOOL, ["W1", "7"], random.Random(seed)))
+    assert arguments == ("object", "count", "order_id", "reason")
+
+
+def test_writing_tools_are_those_that_do_not_begin_like_a_read() -> None:
+    reading = {"type": "function", "function": {"name": "get_order", "parameters": {}}}
+    assert write_tools(Task("", [], [reading, TOOL])) == [TOOL]
+    assert write_tools(Task("", [], [reading])) == [reading]
+
+
+@pytest.mark.parametrize("name", [*FLOOR, *EXPLOITS])
+def test_policies_are_seeded_and_end_in_words(name: str) -> None:
+    policy = (FLOOR | EXPLOITS)[name]
+    task = Task("s", [{"role": "user", "content": "order W1"}], [TOOL])
+
+    def transcript() -> list[dict[str, Any]]:
+        rng, said = random.Random(1), []
+        for turn in range(12):
+            said.append(policy(task, said, turn, rng))
+        return said
+
+    said = transcript()
+    assert said == transcript()
+    assert any(not message.get("tool_calls") for message in said)
+
+
+def test_exploits_differ_in_what_they_do() -> None:
+    task = Task(
+        "s", [{"role": "user", "content": "order W1"}], [TOOL, {**TOOL, "function": {**TOOL["function"], "name": "x"}}]
+    )
+    first = {
+        name: len(policy(task, [], 0, random.Random(1)).get("tool_calls") or []) for name, policy in EXPLOITS.items()
+    }
+    assert first == {"say_success": 0, "write_first": 1, "repeat_calls": 1, "every_tool": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "form"),
+    [
+        ('{"error": "no such order"}', ("object", "error")),
+        ('{"error": "x", "code": 1}', ("object", "code", "error")),
+        ("Error: user not found", ("text", "error:")),
+        ("[1]", ("list",)),
+        ("", ("text", "")),
+    ],
+)
+def test_error_forms(text: str, form: tuple[str, ...]) -> None:
+    assert error_form(text) == form
+
+
+def test_each_call_needs_exactly_one_answer() -> None:
+    message = call(0, ("a", "{}"), ("b", "{}"))
+    answers = [{"role": "tool", "tool_call_id": f"call_0_{n}", "content": ""} for n in (1, 0)]
+    assert call_complaints(message, answers) == []
+    assert call_complaints(message, answers[:1])
+    assert call_complaints(message, [*answers, answers[0]])
+    assert call_complaints(say("x"), answers)
+
+
+def test_junk_covers_unknown_tools_and_broken_arguments() -> None:
+    messages = [message for message, must_fail in junk_messages(Task("", [], [TOOL]), 1) if must_fail]
+    calls = [message["tool_calls"][0]["function"] for message in messages]
+    assert {one["name"] for one in calls} == {"no_such_tool", "return_item"}
+    assert {"{not json", "[]", "{}"} <= {one["arguments"] for one in calls}
+
+
+def test_a_prompt_that_holds_the_oracles_call_leaks() -> None:
+    play = the_play("W1234")
+    assert leaks(play) == []
+    telling = Task('Call get_order {"order_id": "W1234"}', play.task.messages, [])
+    assert leaks(OraclePlay(telling, play.turns, True, play.score)) == ['{"order_id": "W1234"}']
+
+
+def test_the_lamp_shops_oracle_needs_no_container_to_be_right() -> None:
+    environment = runpy.run_path(str(LAMP_SHOP))["Environment"]()
+    for seed in range(50):
+        environment.reset(seed)
+        for message in environment.oracle():
+            environment.step(message)
+        assert environment.score() == Score(1.0, True, {"requests": 1.0})

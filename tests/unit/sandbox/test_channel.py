@@ -1,0 +1,173 @@
+"""The channel against a scripted container end, framed as Docker frames an attached stream."""
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from sandbox import channel as channel_module
+from sandbox.channel import Channel
+from sandbox.errors import Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+Use = Callable[[Channel], Awaitable[Any]]
+
+
+def frame(data: bytes, kind: int = 1) -> bytes:
+    return struct.pack(">BxxxL", kind, len(data)) + data
+
+
+def answer(request: dict[str, Any], **value: Any) -> bytes:
+    return json.dumps({"id": request["id"], "seconds": 0, "ok": value}).encode() + b"\n"
+
+
+def talk(script: Script, use: Use, max_bytes: int = 4096) -> tuple[Any, list[str]]:
+    """Run ``use`` on a channel whose other end is ``script``; answers (its result or error, what was ended)."""
+    ends: list[str] = []
+
+    async def post_mortem(stderr: str) -> SandboxError:
+        return WorkerDied(137, True, stderr)
+
+    async def on_failure() -> None:
+        ends.append("ended")
+
+    async def main() -> Any:
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=ours)
+        their_reader, their_writer = await asyncio.open_connection(sock=theirs)
+        other = asyncio.create_task(script(their_reader, their_writer))
+        channel = Channel(reader, writer, max_bytes=max_bytes, post_mortem=post_mortem, on_failure=on_failure)
+        try:
+            return await use(channel)
+        except SandboxError as error:
+            return error
+        finally:
+            await channel.close()
+            other.cancel()
+            await asyncio.gather(other, return_exceptions=True)
+            their_writer.close()
+
+    return asyncio.run(main()), ends
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while line := await reader.readline():
+        request = json.loads(line)
+        data = answer(request, said=request.get("word"))
+        writer.write(frame(data[:5]) + frame(b"noise", kind=2) + frame(data[5:]))  # a line may be cut anywhere
+
+
+def speak(data: bytes, *, close: bool = False) -> Script:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(data)
+        if close:
+            writer.close()
+
+    return script
+
+
+async def once(channel: Channel) -> Any:
+    return await channel.call("step", 5.0, word="w")
+
+
+def test_many_calls_in_flight_get_their_own_answers() -> None:
+    async def use(channel: Channel) -> list[Any]:
+        return await asyncio.gather(*(channel.call("say", 5.0, word=number) for number in range(100)))
+
+    answers, _ = talk(echo, use)
+    assert [one.value["said"] for one in answers] == list(range(100))
+
+
+def test_a_cancelled_call_leaves_the_others_their_answers() -> None:
+    async def use(channel: Channel) -> Any:
+        lost = asyncio.ensure_future(channel.call("say", 5.0, word="lost"))
+        await asyncio.sleep(0)
+        lost.cancel()
+        return await channel.call("say", 5.0, word="kept")
+
+    result, _ = talk(echo, use)
+    assert result.value == {"said": "kept"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(b'{"id": 7, "ok": {}}\n'),
+        frame(b"hello\n"),
+        frame(b'{"id": 1, "ok": {"x": NaN}}\n'),
+        frame(b"\xff\xfe\n"),
+        frame(b"x" * 5000),
+        frame(b"x" * 3000) + frame(b"x" * 3000 + b"\n"),
+        frame(b'{"id": 1, "ok": {}}\n{"id": 2, "ok": {}}\n'),
+        struct.pack(">BxxxL", 9, 1) + b"x",
+    ],
+    ids=["foreign id", "text", "nan", "bytes", "no newline", "long line", "unasked second answer", "frame type"],
+)
+def test_what_is_not_the_protocol_ends_the_container_once(data: bytes) -> None:
+    async def use(channel: Channel) -> Any:
+        await asyncio.gather(once(channel), return_exceptions=True)
+        return await once(channel)  # later calls meet the same failure
+
+    result, ends = talk(speak(data), use)
+    assert isinstance(result, ProtocolFault)
+    assert ends == ["ended"]
+
+
+def test_the_end_of_the_stream_is_judged_by_the_engine_and_keeps_the_last_words() -> None:
+    result, ends = talk(speak(frame(b"Fatal Python error", kind=2), close=True), once)
+    assert isinstance(result, WorkerDied)
+    assert result.oom
+    assert "Fatal Python error" in str(result)
+    assert ends == ["ended"]
+
+
+def test_stderr_is_bounded() -> None:
+    result, _ = talk(speak(frame(b"a" * 100_000, kind=2) + frame(b"b" * 4096, kind=2), close=True), once)
+    assert "aa" not in str(result)
+
+
+def test_silence_meets_the_hosts_deadline_and_the_others_die_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "GRACE_SECONDS", 0.01)
+
+    async def use(channel: Channel) -> list[Any]:
+        calls = (channel.call("step", 0.01), channel.call("reset", 100.0))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    (first, second), ends = talk(speak(b""), use)
+    assert isinstance(first, Deadline)
+    assert first.where == "host"
+    assert isinstance(second, WorkerDied)
+    assert ends == ["ended"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("raised", EnvironmentFault), ("deadline", Deadline), ("request", ProtocolFault)]
+)
+def test_faults_of_one_call_leave_the_channel_open(kind: str, error: type[SandboxError]) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = json.loads(await reader.readline())
+        fault = {"kind": kind, "error": "E: x", "traceback": "t"}
+        writer.write(frame(json.dumps({"id": request["id"], "fault": fault}).encode() + b"\n"))
+        await echo(reader, writer)
+
+    async def use(channel: Channel) -> Any:
+        with pytest.raises(error):
+            await once(channel)
+        return await once(channel)
+
+    result, _ = talk(script, use)
+    assert result.value == {"said": "w"}
+
+
+def test_a_message_too_long_for_the_worker_is_never_sent() -> None:
+    async def use(channel: Channel) -> Any:
+        return await channel.call("step", 5.0, message="x" * 5000)
+
+    result, ends = talk(echo, use)
+    assert isinstance(result, EnvironmentFault)
+    assert ends == ["ended"]  # by closing alone

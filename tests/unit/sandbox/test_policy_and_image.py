@@ -1,0 +1,114 @@
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from sandbox import hashing, host_files
+from sandbox.docker_engine import connect, process_identity
+from sandbox.errors import EVIDENCE_CHARS, EngineDown, EnvironmentFault, ImageMissing, clipped
+from sandbox.hashing import environment_hash
+from sandbox.image import dockerfile
+from sandbox.policy import SandboxLimits, container_options
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("memory_mb", 1),
+        ("memory_mb", 10**6),
+        ("pids", 0),
+        ("pids", -1),
+        ("cpus", 0),
+        ("call_seconds", 0),
+        ("tmp_mb", 0),
+    ],
+)
+def test_limits_are_bounded_and_say_the_value(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value}"):
+        SandboxLimits(**{name: value})  # type: ignore[arg-type]
+
+
+def test_limits_reach_the_engine_and_swap_is_never_allowed() -> None:
+    options = container_options(SandboxLimits(memory_mb=100, pids=9, cpus=0.5), hash_seed=3)
+    assert options["mem_limit"] == options["memswap_limit"] == 100 * 1024 * 1024
+    assert (options["pids_limit"], options["nano_cpus"]) == (9, 500_000_000)
+    assert options["environment"] == {"PYTHONHASHSEED": "3"}
+
+
+def test_an_engine_that_does_not_answer_names_the_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    with pytest.raises(EngineDown, match=r"scripts/docker-engine\.sh"):
+        connect()
+
+
+def test_a_missing_image_names_the_command() -> None:
+    assert "traced sandbox image --from-host" in str(ImageMissing("traced-sandbox:x"))
+
+
+def test_text_from_the_container_is_bounded_in_errors() -> None:
+    fault = EnvironmentFault("step", "e" * 10**6, "t" * 10**6)
+    assert len(str(fault)) < 1000
+    assert len(fault.traceback) < EVIDENCE_CHARS + 100
+    assert clipped("short") == "short"
+
+
+def test_the_image_tag_follows_every_file_in_the_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in hashing.IMAGE_FILES:
+        (tmp_path / name).write_bytes((hashing.PACKAGE / name).read_bytes())
+    before = hashing.image_tag()
+    monkeypatch.setattr(hashing, "PACKAGE", tmp_path)
+    assert hashing.image_tag() == before
+    for name in hashing.IMAGE_FILES:
+        original = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(original + b"\n")
+        assert hashing.image_tag() != before
+        (tmp_path / name).write_bytes(original)
+
+
+def test_environment_hash_is_sha256_of_the_bytes() -> None:
+    assert environment_hash("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_tars_are_reproducible_sorted_and_without_owner_or_time() -> None:
+    files = {"b/x": (b"1", 0o644), "a": (b"22", 0o755)}
+    one = host_files.tar_bytes(files, {"l": "a"}, ["tmp"])
+    assert one == host_files.tar_bytes(dict(reversed(files.items())), {"l": "a"}, ["tmp"])
+    with tarfile.open(fileobj=io.BytesIO(one)) as archive:
+        entries = archive.getmembers()
+    assert [entry.name for entry in entries] == ["b", "tmp", "a", "b/x", "l"]
+    assert {(entry.mtime, entry.uid, entry.gid, entry.uname) for entry in entries} == {(0, 0, 0, "")}
+    assert [oct(entry.mode) for entry in entries[:2]] == ["0o755", "0o1777"]
+
+
+def test_the_packed_library_leaves_out_what_an_environment_has_no_use_for(tmp_path: Path) -> None:
+    root = tmp_path / "python3.11"
+    for name in (
+        "json/__init__.py",
+        "test/a.py",
+        "site-packages/b.py",
+        "idlelib/c.py",
+        "lib-dynload/_ctypes.so",
+        "d.txt",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    assert list(host_files.standard_library(root)) == ["opt/python/lib/python3.11/json/__init__.py"]
+
+
+def test_a_binary_that_is_no_dynamic_elf_is_refused(tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\n")
+    with pytest.raises(ImageMissing, match="no 64-bit"):
+        host_files.interpreter_path(script)
+
+
+def test_the_registry_variant_uses_no_shell() -> None:
+    lines = dockerfile("python:3.11-slim").splitlines()
+    assert lines[0] == "FROM python:3.11-slim"
+    assert all(line.split(" ", 1)[1].startswith("[") for line in lines if line.startswith(("RUN", "ENTRYPOINT")))
+
+
+def test_a_process_identity_tells_processes_apart_that_share_a_number() -> None:
+    assert process_identity(1).startswith("1@")
+    assert float(process_identity(1).partition("@")[2]) > 0

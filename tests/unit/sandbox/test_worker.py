@@ -1,0 +1,201 @@
+"""The worker as a plain child process: the protocol and what code may not do to it. (Isolation: integration.)"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LAMP_SHOP = (Path(__file__).parents[2] / "data/environments/lamp_shop.py").read_text()
+HEAD = "from sandbox.contract import Score, Task\n"
+TINY = (
+    HEAD
+    + """
+import sys
+class Environment:
+    def reset(self, seed):
+        self.seed = seed
+        {reset}
+        return Task("s", [{{"role": "user", "content": "u"}}], [])
+    def step(self, message):
+        {step}
+        return []
+    done = True
+    def score(self):
+        return Score(0.0, False)
+    def oracle(self):
+        yield {{"role": "assistant", "content": "x"}}
+"""
+)
+
+
+class Child:
+    """A worker on pipes."""
+
+    def __init__(self, call_seconds: float = 0.5, episodes: int = 8, message_kb: int = 64) -> None:
+        command = [sys.executable, "-m", "sandbox.worker", "--call-seconds", str(call_seconds)]
+        command += ["--episodes", str(episodes), "--message-kb", str(message_kb)]
+        root = Path(__file__).parents[3]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=root)
+        self.count = 0
+
+    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        self.count += 1
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps({"id": self.count, "op": op, **fields}) + "\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        assert answer.pop("id") == self.count
+        answer.pop("seconds")
+        return answer
+
+    def load(self, source: str) -> dict[str, Any]:
+        return self.ask("load", source=source, budget=10)
+
+
+@pytest.fixture
+def worker() -> Iterator[Child]:
+    child = Child()
+    yield child
+    _, errors = child.process.communicate(timeout=20)  # closes its input, upon which it ends
+    assert child.process.returncode == 0, errors
+
+
+def tiny(reset: str = "pass", step: str = "pass") -> str:
+    return TINY.format(reset=reset, step=step)
+
+
+def test_an_episode_from_reset_to_score(worker: Child) -> None:
+    assert worker.load(LAMP_SHOP) == {"ok": {}}
+    task = worker.ask("reset", episode="a", seed=5)["ok"]["task"]
+    assert task["messages"][0]["role"] == "user"
+    call = {"id": "c1", "type": "function", "function": {"name": "get_order", "arguments": "{}"}}
+    step = worker.ask("step", episode="a", message={"role": "assistant", "content": None, "tool_calls": [call]})
+    assert step["ok"]["messages"][0]["tool_call_id"] == "c1"
+    assert worker.ask("score", episode="a")["ok"]["score"]["success"] is False
+    assert worker.ask("close", episode="a") == {"ok": {}}
+    assert worker.ask("score", episode="a")["fault"]["kind"] == "request"
+
+
+def test_the_oracle_plays_a_whole_episode(worker: Child) -> None:
+    worker.load(LAMP_SHOP)
+    play = worker.ask("oracle", seed=11, turns=64)["ok"]
+    assert play["score"] == {"reward": 1.0, "success": True, "parts": {"requests": 1.0}}
+    assert play["done"]
+    assert [turn["message"]["role"] for turn in play["turns"]] == ["assistant"] * len(play["turns"])
+
+
+def test_two_episodes_do_not_share_state(worker: Child) -> None:
+    worker.load(LAMP_SHOP)
+    alone = worker.ask("reset", episode="a", seed=1)["ok"]
+    worker.ask("reset", episode="b", seed=2)
+    worker.ask("step", episode="b", message={"role": "assistant", "content": "hello"})
+    assert worker.ask("reset", episode="a", seed=1)["ok"] == alone
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("x = (", "SyntaxError"),
+        ("x = 1", "TypeError: the source defines no class Environment"),
+        ("raise SystemExit(7)", "SystemExit: 7"),
+        ("import missing_module", "ModuleNotFoundError"),
+        ("class Environment:\n    def __init__(self): raise KeyError('k')", "KeyError: 'k'"),
+    ],
+)
+def test_a_source_that_cannot_be_loaded_is_a_fault(worker: Child, source: str, error: str) -> None:
+    fault = worker.load(source)["fault"]
+    assert fault["kind"] == "raised"
+    assert fault["error"].startswith(error)
+
+
+def test_a_fault_names_the_line_and_the_worker_lives_on(worker: Child) -> None:
+    worker.load(tiny(step="raise RuntimeError('broken shelf')"))
+    worker.ask("reset", episode="a", seed=1)
+    fault = worker.ask("step", episode="a", message={})["fault"]
+    assert fault["error"] == "RuntimeError: broken shelf"
+    assert "raise RuntimeError('broken shelf')" in fault["traceback"]
+    assert "ok" in worker.ask("score", episode="a")
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        "while True: pass",
+        "exec('while True:\\n try:\\n  while True: pass\\n except Exception: pass')",
+        "exec('try:\\n while True: pass\\nexcept BaseException: pass\\nwhile True: pass')",
+    ],
+)
+def test_an_endless_loop_ends_at_the_deadline_even_when_it_swallows_the_alarm(worker: Child, loop: str) -> None:
+    worker.load(tiny(step=loop))
+    worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("step", episode="a", message={})["fault"]["kind"] == "deadline"
+    assert "ok" in worker.ask("score", episode="a")
+
+
+def test_printing_cannot_corrupt_an_answer_and_is_counted(worker: Child) -> None:
+    noise = "print('{\"id\": 2}'); sys.__stdout__.write('x\\n'); __import__('os').write(1, b'y\\n')"
+    worker.load(tiny(reset=noise))
+    assert "ok" in worker.ask("reset", episode="a", seed=1)
+    effects = worker.ask("effects")["ok"]
+    assert effects["printed"] == len('{"id": 2}\n')
+    assert effects["printed_head"] == '{"id": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("deed", "event"),
+    [
+        ("open('/etc/hostname').close()", "open('/etc/hostname'"),
+        ("__import__('socket').socket().close()", "socket.__new__("),
+        ("__import__('os').listdir('/')", "os.listdir('/'"),
+        ("__import__('subprocess').run(['/nonexistent'], check=False) if 0 else __import__('os').umask(0)", ""),
+    ],
+)
+def test_effects_outside_are_recorded_and_imports_are_not(worker: Child, deed: str, event: str) -> None:
+    worker.load(tiny(reset=f"import csv, fractions; {deed}"))
+    worker.ask("reset", episode="a", seed=1)
+    events = worker.ask("effects")["ok"]["events"]
+    assert len(events) == bool(event)
+    assert "".join(events).startswith(event)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["float('nan')", "object()", "{1, 2}", "'\\ud800'", "'x' * 100_000"],
+    ids=["nan", "object", "set", "surrogate", "huge"],
+)
+def test_a_value_that_is_no_json_is_a_fault(worker: Child, value: str) -> None:
+    worker.load(tiny(step=f"return [{{'role': 'user', 'content': {value}}}]"))
+    worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("step", episode="a", message={})["fault"]["kind"] == "raised"
+
+
+def test_an_exception_that_cannot_be_read_is_still_a_fault(worker: Child) -> None:
+    bad = "\nclass Bad(Exception):\n    def __str__(self): raise ValueError\n"
+    worker.load(tiny(step="raise Bad").replace("import sys\n", "import sys\n" + bad))
+    worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("step", episode="a", message={})["fault"]["error"] == "Bad: (its text could not be read)"
+
+
+def test_episodes_are_bounded() -> None:
+    child = Child(episodes=2)
+    child.load(tiny())
+    answers = [child.ask("reset", episode=str(number), seed=1) for number in range(3)]
+    assert [next(iter(answer)) for answer in answers] == ["ok", "ok", "fault"]
+    child.process.communicate(timeout=20)
+
+
+def test_a_request_that_is_no_json_ends_the_worker() -> None:
+    child = Child()
+    child.process.communicate("not json\n", timeout=20)
+    assert child.process.returncode == 3
+
+
+def test_unknown_operations_and_missing_source_are_the_hosts_fault(worker: Child) -> None:
+    assert worker.ask("dance")["fault"]["kind"] == "request"
+    assert worker.ask("reset", episode="a", seed=1)["fault"]["kind"] == "request"
