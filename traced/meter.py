@@ -1,0 +1,62 @@
+"""Seconds and peak memory of this process and its children, for the record of a run.
+
+The memory is the sum of resident set sizes over the process tree, sampled; pages that processes share count once in
+each, so the peak is never understated by sharing. Not covered: containers, which are the Docker engine's children, and
+peaks shorter than the sampling interval.
+"""
+
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+INTERVAL_S = 0.5
+
+
+class Meter:
+    """Measures while it is entered."""
+
+    def __init__(self, interval_s: float = INTERVAL_S) -> None:
+        self.peak_rss_bytes = 0
+        self._interval_s = interval_s
+        self._started = time.monotonic()
+        self._ended = threading.Event()
+        self._sampler = threading.Thread(target=self._sample_until_ended, name="meter", daemon=True)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the meter was made."""
+        return time.monotonic() - self._started
+
+    def sample(self) -> None:
+        """Look at the process tree once."""
+        self.peak_rss_bytes = max(self.peak_rss_bytes, tree_rss_bytes(psutil.Process()))
+
+    def _sample_until_ended(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            self.sample()
+
+    def __enter__(self) -> Self:
+        self.sample()
+        self._sampler.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.sample()
+        self._ended.set()
+        self._sampler.join()
+
+
+def tree_rss_bytes(root: psutil.Process) -> int:
+    """Resident bytes of a process and all its descendants; those that end meanwhile count 0."""
+    total = 0
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total

@@ -1,0 +1,154 @@
+"""Gate: base and adapter on the same seeds of the capability's environment and of the target's gate split.
+
+Invariants: the base's episodes on the gate split are run once and serve every adapter; each round takes seeds that no
+earlier round took; the tasks that the capability does not touch are those that the analyst labels NA in the base's own
+episodes. How it fails: anything but a pass ends the capability (``CapabilityError`` with the figures).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agents.analyst.builtin import label
+from sandbox.client import SandboxSource
+from sandbox.episodes import EpisodeSource
+from sandbox.policy import SandboxLimits
+from store.repositories.adapters import get_adapter
+from store.repositories.analysis import get_capability
+from store.repositories.environments import get_environment
+from store.repositories.gates import latest_gate, save_gate
+from store.types import GateAnswer, GateResult, PairedDifference, Trajectory
+from traced.gates.errors import GateError
+from traced.gates.gate import ComparisonName, GatePolicy, run_gate, untouched_tasks
+from traced.gates.paired import Pair, pair
+from traced.report import points
+from traced.rollout.episodes import EpisodeJob
+from traced.stages.context import Context, Shown
+from traced.stages.episodes import BASE, episodes, model_policy, split_jobs
+from traced.stages.errors import CapabilityError
+from traced.stages.train import TRAINING_SEEDS, adapter_path
+
+GATE_SEEDS = TRAINING_SEEDS[1]  # a synthetic environment's gate seeds begin here
+
+
+async def gate(context: Context, adapter: str) -> GateResult:
+    """The gate's result on an adapter version; raises CapabilityError unless it passed."""
+    capability = adapter.partition("@")[0]
+    total = 4 * context.settings.gate.seeds * context.settings.gate.trials
+    with context.stage("gate", f"Gate {adapter}", capability, total) as shown:
+        result = stored_gate(context, adapter) or await _compare(context, adapter, capability, shown)
+        shown.found = {"adapter": adapter, "answer": result.answer.value}
+        shown.figure = result.answer.value
+    if result.answer is not GateAnswer.PASS:
+        raise CapabilityError(f"the gate of {adapter} answered {result.answer.value}: {figures_of(result)}")
+    return result
+
+
+def stored_gate(context: Context, adapter: str) -> GateResult | None:
+    """The newest stored result on an adapter version, None when there is none."""
+    with context.reading() as session:
+        record = latest_gate(session, adapter)
+    return record.result if record else None
+
+
+def figures_of(result: GateResult) -> str:
+    """The comparisons in one line: difference and interval in percentage points."""
+    return "; ".join(_sentence(comparison) for comparison in result.comparisons)
+
+
+def _sentence(one: PairedDifference) -> str:
+    interval = f"[{points(one.low)}, {points(one.high)}]"
+    return f"{one.name} {points(one.difference)} {interval} over {one.seeds} seeds, {one.answer.value}"
+
+
+async def _compare(context: Context, adapter: str, capability: str, shown: Shown) -> GateResult:
+    settings = context.settings.gate
+    policy = GatePolicy(
+        settings.level,
+        settings.max_rounds,
+        settings.environment_margin,
+        settings.target_margin,
+        settings.untouched_margin,
+    )
+    await context.serve(adapter, adapter_path(context, adapter))
+    with context.reading() as session:
+        source_code = get_environment(session, get_adapter(session, adapter).environment_hash).source_code
+    async with (
+        SandboxSource(source_code, limits=sandbox_limits(context)) as environment,
+        context.target.source() as target,
+    ):
+        rounds = _Rounds(context, adapter, capability, environment, target, shown)
+        try:
+            result = await run_gate(adapter, rounds.gather, policy)
+        except GateError as error:
+            raise CapabilityError(f"the gate of {adapter} could not compare: {error}") from error
+    with context.writing() as session:
+        save_gate(session, result, cycle_id=context.cycle_id, at=context.now())
+    return result
+
+
+def sandbox_limits(context: Context) -> SandboxLimits:
+    """The settings' container limits."""
+    settings = context.settings.sandbox
+    return SandboxLimits(
+        memory_mb=settings.memory_mb,
+        cpus=settings.cpus,
+        pids=settings.pids,
+        call_seconds=settings.call_seconds,
+        start_seconds=settings.start_seconds,
+    )
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """Gathers the pairs of one gate, round by round."""
+
+    context: Context
+    adapter: str
+    capability: str
+    environment: EpisodeSource
+    target: EpisodeSource
+    shown: Shown
+
+    async def gather(self, round_number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
+        """The round's new pairs of the named comparisons."""
+        found: dict[ComparisonName, Sequence[Pair]] = {}
+        if "environment" in names:
+            base, adapter = await self._both(self.environment, self._jobs(round_number, GATE_SEEDS, ""))
+            found["environment"] = pair(base, adapter)
+        if "target" in names or "untouched" in names:
+            first = self.context.target.splits["gate"].start
+            base, adapter = await self._both(self.target, self._jobs(round_number, first, "gate"))
+            pairs = pair(base, adapter)
+            untouched = self._untouched(base)
+            if "target" in names:
+                found["target"] = pairs
+            if "untouched" in names:
+                found["untouched"] = [one for one in pairs if one.task_id in untouched]
+        return found
+
+    def _jobs(self, round_number: int, first: int, split: str) -> list[EpisodeJob]:
+        settings = self.context.settings.gate
+        begin = first + (round_number - 1) * settings.seeds
+        return split_jobs(split, range(begin, begin + settings.seeds), settings.trials)
+
+    async def _both(self, source: EpisodeSource, jobs: list[EpisodeJob]) -> tuple[list[Trajectory], list[Trajectory]]:
+        return await self._run(source, jobs, BASE), await self._run(source, jobs, self.adapter)
+
+    async def _run(self, source: EpisodeSource, jobs: list[EpisodeJob], model: str) -> list[Trajectory]:
+        temperature = self.context.settings.engine.temperature
+        policy = await model_policy(self.context, model, temperature)
+        return await episodes(
+            self.context,
+            source,
+            jobs,
+            policy,
+            model=model,
+            temperature=temperature,
+            tick=lambda _: self.shown.advance(figure=f"{model} in {source.name}"),
+        )
+
+    def _untouched(self, base: Sequence[Trajectory]) -> set[str]:
+        with self.context.reading() as session:
+            meant = get_capability(session, self.context.cycle_id, self.capability)
+        labels = label(base, [meant], run=0, seed=self.context.settings.seed)
+        return untouched_tasks(base, labels, self.capability)

@@ -1,0 +1,44 @@
+"""Approval and promotion of a cycle's adapters: who still waits, what was decided, and what goes live.
+
+Invariants: the store's decisions count, whoever made them; promoting again changes nothing; only approved versions go
+live (``traced.gates.promotion``).
+"""
+
+from collections.abc import Sequence
+
+from store.records import Decision, StageState
+from store.repositories.promotions import latest_approval
+from traced.gates import promotion
+from traced.stages.context import Context
+
+WHO = "traced cycle"
+
+
+def waiting(context: Context, adapters: Sequence[str]) -> list[str]:
+    """Those of ``adapters`` that passed their gate and that nobody has decided about."""
+    with context.reading() as session:
+        return promotion.undecided(session, adapters)
+
+
+def decide(context: Context, adapter: str, approved: bool, *, who: str, reason: str = "") -> None:
+    """Record a person's answer on an adapter version."""
+    with context.writing() as session:
+        verdict = promotion.approve if approved else promotion.reject
+        verdict(session, adapter, who=who, at=context.now(), reason=reason)
+
+
+def decision_of(context: Context, adapter: str) -> str:
+    """ "approved", "rejected" or "waiting"."""
+    with context.reading() as session:
+        decided = latest_approval(session, adapter)
+    return decided.decision.value if decided else "waiting"
+
+
+async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
+    """Put the approved ones live; returns their names in order."""
+    approved = [name for name in adapters if decision_of(context, name) == Decision.APPROVED.value]
+    for name in approved:
+        with context.writing() as session:
+            promotion.promote(session, name, who=WHO, at=context.now(), reason=f"cycle {context.cycle_id}")
+    context.event("promote", StageState.FINISHED, promoted=approved)
+    return approved

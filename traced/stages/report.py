@@ -1,0 +1,121 @@
+"""Report: gather a cycle's figures from the store, write its page, and close the cycle's row.
+
+Invariants: figures come from stored rows alone (and the running meter), so a report can be made again at any time;
+seconds add up over the processes that worked on the cycle, the peak is the highest of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sqlmodel import Session
+
+from store.records import CycleState, StageState
+from store.repositories.adapters import list_adapters
+from store.repositories.cycles import get_cycle, list_stage_events, set_cycle_state
+from store.repositories.gates import latest_gate
+from store.repositories.promotions import list_promotions
+from store.repositories.routing import list_routing
+from store.repositories.training import list_iterations, list_training_runs
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.types import Trajectory
+from traced.evaluation import Change, RoutingQuality, by_capability, rate, routing_quality
+from traced.figures import BASE, ROUTED, AdapterFigures, CycleFigures, Ending, as_json
+from traced.gates.paired import Interval, compare, pair
+from traced.report import write_report
+from traced.stages.analyze import stored_findings
+from traced.stages.context import Context
+from traced.stages.promote import decision_of
+
+SESSION = "session"  # the event that a process leaves when it stops working on a cycle
+
+Arms = Mapping[str, Sequence[Trajectory]]
+
+
+async def report(context: Context) -> Path:
+    """Write the report and close the cycle; returns the page's path."""
+    with context.stage("report", "Report"):
+        found = gather(context)
+        page = write_report(found, context.run_dir)
+        with context.writing() as session:
+            set_cycle_state(session, context.cycle_id, CycleState.FINISHED, at=context.now(), summary=as_json(found))
+    return page
+
+
+def gather(context: Context) -> CycleFigures:
+    """The cycle's figures as they stand."""
+    arms = test_arms(context)
+    with context.reading() as session:
+        cycle = get_cycle(session, context.cycle_id)
+        runs = list_training_runs(session, context.cycle_id)
+        curves = {
+            run.capability: [{**one.values, "iteration": one.iteration} for one in list_iterations(session, run.id)]
+            for run in runs
+        }
+        adapters = _adapters(context, session, arms)
+        events = list_stage_events(session, context.cycle_id)
+    sessions = [event.detail for event in events if event.stage == SESSION]
+    failed = [event for event in events if event.state is StageState.FAILED and event.capability]
+    return CycleFigures(
+        cycle_id=cycle.id,
+        target=cycle.target,
+        model=cycle.model,
+        seed=cycle.seed,
+        findings=stored_findings(context),
+        adapters=adapters,
+        endings=[Ending(str(event.capability), event.stage, str(event.detail.get("reason"))) for event in failed],
+        curves={name: curve for name, curve in curves.items() if curve},
+        rates={name: rate(name, played) for name, played in arms.items()},
+        gain=_gain(arms),
+        routing=_routing(context, arms),
+        capabilities=_changes(context, arms),
+        rollouts=sum(run.rollouts for run in runs),
+        seconds=context.meter.seconds + sum(float(one["seconds"]) for one in sessions),
+        peak_rss_bytes=max([context.meter.peak_rss_bytes, *(int(one["peak_rss_bytes"]) for one in sessions)]),
+    )
+
+
+def test_arms(context: Context) -> dict[str, list[Trajectory]]:
+    """The test split's episodes of this cycle by policy."""
+    wanted = TrajectoryFilter(source=context.target.name, split="test", cycle_id=context.cycle_id)
+    arms: dict[str, list[Trajectory]] = {}
+    with context.reading() as session:
+        for trajectory in list_trajectories(session, wanted):
+            arms.setdefault(trajectory.model, []).append(trajectory)
+    return arms
+
+
+def _adapters(context: Context, session: Session, arms: Arms) -> list[AdapterFigures]:
+    found = []
+    for adapter in list_adapters(session, cycle_id=context.cycle_id):
+        gate = latest_gate(session, adapter.name)
+        found.append(
+            AdapterFigures(
+                name=adapter.name,
+                capability=adapter.capability,
+                gate=gate.result if gate else None,
+                decision=decision_of(context, adapter.name),
+                promoted=bool(list_promotions(session, adapter.name)),
+                alone=rate(adapter.name, arms[adapter.name]) if adapter.name in arms else None,
+            )
+        )
+    return found
+
+
+def _gain(arms: Arms) -> Interval | None:
+    return compare(pair(arms[BASE], arms[ROUTED])) if ROUTED in arms and BASE in arms else None
+
+
+def _changes(context: Context, arms: Arms) -> dict[str, Change]:
+    if ROUTED not in arms or BASE not in arms:
+        return {}
+    return by_capability(arms[BASE], arms[ROUTED], lambda task: context.target.needed(int(task)))
+
+
+def _routing(context: Context, arms: Arms) -> RoutingQuality | None:
+    if ROUTED not in arms:
+        return None
+    with context.reading() as session:
+        chosen = {choice.trajectory_id: choice.model for choice in list_routing(session, cycle_id=context.cycle_id)}
+    picked = {one.task_id: chosen[one.id] for one in arms[ROUTED] if one.id in chosen}
+    options = {model: arms[model] for model in arms if model == BASE or "@v" in model}
+    return routing_quality(picked, options)

@@ -1,0 +1,67 @@
+"""Synthesize: write a candidate environment for a capability from the cycle's trajectories and labels.
+
+Invariants: the synthesizer sees trajectories under ids that depend on their order alone, so the same recordings give
+the same source in any cycle; an attempt's seed is the settings' seed plus its number. How it fails: ``CapabilityError``
+when no environment can be written.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+
+from agents.errors import SynthesisError
+from agents.synthesizer.builtin import synthesize as write_environment
+from sandbox.hashing import environment_hash
+from store.records import EnvironmentRecord
+from store.repositories.analysis import get_capability, list_labels
+from store.repositories.environments import list_environments, save_environment
+from store.types import Label, Trajectory
+from traced.stages.collect import collected
+from traced.stages.context import Context
+from traced.stages.errors import CapabilityError
+
+SYNTHESIZER = "builtin"
+
+
+async def synthesize(context: Context, capability: str, attempt: int) -> str:
+    """The hash of the environment of this attempt (from 0)."""
+    seed = context.settings.seed + attempt
+    with context.stage("synthesize", f"Write an environment for {capability}", capability) as shown:
+        source = stored_source(context, capability, seed) or await _write(context, capability, seed)
+        found = environment_hash(source)
+        shown.found = {"environment": found, "attempt": attempt}
+        shown.figure = f"env:{found[:12]}"
+    return found
+
+
+def stored_source(context: Context, capability: str, seed: int) -> str | None:
+    """The environment that this cycle wrote for the capability from this seed, None if it has not."""
+    with context.reading() as session:
+        made = list_environments(session, context.cycle_id)
+    return next((one.source_code for one in made if (one.capability, one.seed) == (capability, seed)), None)
+
+
+async def _write(context: Context, capability: str, seed: int) -> str:
+    with context.reading() as session:
+        meant = get_capability(session, context.cycle_id, capability)
+        labels = list_labels(session, context.cycle_id, capability=capability)
+    trajectories, labels = by_order(collected(context), labels)
+    try:
+        source = await asyncio.to_thread(write_environment, meant, trajectories, labels, seed=seed)
+    except SynthesisError as error:
+        raise CapabilityError(str(error)) from error
+    record = EnvironmentRecord(
+        environment_hash(source), source, context.cycle_id, capability, seed, SYNTHESIZER, context.now()
+    )
+    with context.writing() as session:
+        save_environment(session, record)
+    return source
+
+
+def by_order(trajectories: Sequence[Trajectory], labels: Sequence[Label]) -> tuple[list[Trajectory], list[Label]]:
+    """The same trajectories and labels under ids that number the trajectories."""
+    names = {trajectory.id: f"{place:06d}" for place, trajectory in enumerate(trajectories)}
+    return (
+        [dataclasses.replace(trajectory, id=names[trajectory.id]) for trajectory in trajectories],
+        [dataclasses.replace(label, trajectory_id=names[label.trajectory_id]) for label in labels],
+    )
