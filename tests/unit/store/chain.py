@@ -1,0 +1,126 @@
+"""A small, complete evidence chain for tests, saved through the repositories in the order of the data's way."""
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+
+from sqlmodel import Session
+
+from store.records import (
+    AdapterVersion,
+    Approval,
+    Cycle,
+    CycleState,
+    Decision,
+    EnvironmentRecord,
+    Finding,
+    IterationMetrics,
+    RoutingChoice,
+    RunState,
+    StageEvent,
+    StageState,
+    TrainingRun,
+)
+from store.repositories import adapters, analysis, cycles, environments, gates, promotions, routing, training
+from store.repositories.trajectories import save_trajectories
+from store.types import (
+    AdmissionReport,
+    Capability,
+    Check,
+    EndCause,
+    GateAnswer,
+    GateResult,
+    Label,
+    Outcome,
+    PairedDifference,
+    Trajectory,
+    Turn,
+    Verdict,
+)
+
+T0 = datetime(2026, 3, 14, 9, 26, 53, 589793, tzinfo=UTC)
+CYCLE = Cycle("c1", "desk", "bundled", 7, {"delta": 0.2}, CycleState.RUNNING, T0)
+TOOLS = [{"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}, "description": "d"}}]
+SOURCE = "class Environment:\n    '''café'''\n"
+HASH = hashlib.sha256(SOURCE.encode()).hexdigest()
+CAPABILITY = Capability("date-reasoning", "Date reasoning", "Counts days.", "a date is asked", "counts", "miscounts")
+REPORT = AdmissionReport(HASH, True, [Check("oracle", True, {"seeds": [1, 2]}, 0.5), Check("floor", True, {}, 0.25)])
+GATE = GateResult(
+    "date-reasoning@v1",
+    GateAnswer.PASS,
+    [PairedDifference("target", 300, 0.4, 0.6, 0.2, 0.1, 0.3, 0.95, 0.0, GateAnswer.PASS)],
+    2,
+)
+FINDING = Finding("c1", "date-reasoning", 0.9, 0.5, 0.0, None, 2, 2, True, {"lacking_in_failures": 1})
+
+
+def later(seconds: float) -> datetime:
+    return T0 + timedelta(seconds=seconds)
+
+
+def trajectory(key: str = "t1", outcome: Outcome = Outcome.FAILURE, **changes: object) -> Trajectory:
+    values: dict[str, object] = {
+        "id": key,
+        "source": "desk",
+        "split": "train",
+        "task_id": "41",
+        "trial": 0,
+        "model": "base",
+        "temperature": 1.0,
+        "messages": [
+            {"role": "system", "content": "Be exact. \u2028 \ud800 \x00"},
+            {"role": "user", "content": f"I am {key}"},
+            {"role": "assistant", "content": None, "tool_calls": [{"z": 1, "a": 2}]},
+        ],
+        "tools": TOOLS,
+        "turns": [Turn(2, [1, 2, 3], [4, 5], [-0.25, -1e-9], "stop")],
+        "reward": 1.0 if outcome is Outcome.SUCCESS else 0.25,
+        "outcome": outcome,
+        "end_cause": EndCause.DONE,
+        "parts": {"state": 0.5},
+        "detail": "",
+        "cycle_id": "c1",
+    }
+    return Trajectory(**(values | changes))  # type: ignore[arg-type]
+
+
+def training_run(key: str = "r1") -> TrainingRun:
+    return TrainingRun(key, "c1", "date-reasoning", HASH, "bundled", 2**40, {"lr": 2e-3}, RunState.RUNNING, later(4))
+
+
+def adapter(version: int = 1) -> AdapterVersion:
+    name = f"date-reasoning@v{version}"
+    files = {"adapter_model.safetensors": f"{version:064d}"}
+    return AdapterVersion(name, "date-reasoning", version, f"/data/{name}", files, "c1", "r1", HASH, later(5))
+
+
+def approval(name: str = "date-reasoning@v1", decision: Decision = Decision.APPROVED, seconds: float = 7) -> Approval:
+    return Approval(name, decision, "Ada", later(seconds), "looks right")
+
+
+def save_origin(session: Session) -> None:
+    """From the cycle to the admission."""
+    cycles.save_cycle(session, CYCLE)
+    cycles.save_stage_event(session, StageEvent("c1", "collect", StageState.STARTED, T0, detail={"episodes": 2}))
+    save_trajectories(session, [trajectory("t1"), trajectory("t2", Outcome.SUCCESS, trial=1)])
+    analysis.save_capabilities(session, "c1", [CAPABILITY])
+    labels = [Label("t1", CAPABILITY.name, run, Verdict.LACKING, 2) for run in (0, 1)]
+    labels += [Label("t2", CAPABILITY.name, run, Verdict.NA) for run in (0, 1)]
+    analysis.save_labels(session, "c1", labels)
+    analysis.save_findings(session, [FINDING])
+    made = EnvironmentRecord(HASH, SOURCE, "c1", CAPABILITY.name, 7, "builtin", later(2))
+    environments.save_environment(session, made)
+    environments.save_admission(session, REPORT, cycle_id="c1", at=later(3))
+
+
+def save_chain(session: Session) -> None:
+    """Everything, up to a live adapter with traffic."""
+    save_origin(session)
+    training.save_training_run(session, training_run())
+    training.save_iterations(session, [IterationMetrics("r1", 0, {"reward": 0.3, "loss": float("nan")})])
+    training.set_training_state(session, "r1", RunState.FINISHED, at=later(5), rollouts=64)
+    adapters.save_adapter(session, adapter())
+    gates.save_gate(session, GATE, cycle_id="c1", at=later(6))
+    promotions.save_approval(session, approval())
+    promotions.promote(session, "date-reasoning@v1", who="Ada", at=later(8))
+    save_trajectories(session, [trajectory("t3", Outcome.SUCCESS, model="date-reasoning@v1", split="test")])
+    routing.save_routing(session, [RoutingChoice("t3", "date-reasoning@v1", {"A": -0.1, "B": -2.5}, 0.01)])

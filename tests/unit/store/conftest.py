@@ -1,0 +1,20 @@
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Engine
+from sqlmodel import Session
+
+from store.database import open_store, session
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    opened = open_store("sqlite://")
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def db(engine: Engine) -> Iterator[Session]:
+    with session(engine) as opened:
+        yield opened

@@ -1,0 +1,131 @@
+from dataclasses import replace
+
+import pytest
+from sqlmodel import Session
+
+from store.errors import BrokenReference, NotFound
+from store.repositories.analysis import save_capabilities, save_labels
+from store.repositories.cycles import save_cycle
+from store.repositories.trajectories import (
+    Saved,
+    TrajectoryFilter,
+    count_outcomes,
+    get_trajectory,
+    iterate_trajectories,
+    known_trajectories,
+    list_trajectories,
+    save_trajectories,
+)
+from store.types import Label, Outcome, Verdict
+from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
+
+
+@pytest.fixture(autouse=True)
+def cycle(db: Session) -> None:
+    save_cycle(db, CYCLE)
+
+
+def test_a_trajectory_comes_back_as_it_was(db: Session) -> None:
+    assert save_trajectories(db, [trajectory()]) == Saved(added=1)
+    found = get_trajectory(db, "t1")
+    assert found == trajectory()
+    assert list(found.messages[2]["tool_calls"][0]) == ["z", "a"]  # the order of keys is part of the prompt
+    assert list(found.tools[0]["function"]) == ["name", "parameters", "description"]
+
+
+def test_saving_twice_is_no_error(db: Session) -> None:
+    save_trajectories(db, [trajectory(), trajectory("t2")])
+    assert save_trajectories(db, [trajectory(), trajectory("t3")]) == Saved(added=1, same=1)
+    assert len(list_trajectories(db)) == 3
+
+
+def test_the_first_recording_stays_and_the_caller_is_told(db: Session) -> None:
+    save_trajectories(db, [trajectory()])
+    assert save_trajectories(db, [replace(trajectory(), reward=0.5)]) == Saved(kept=["t1"])
+    assert get_trajectory(db, "t1").reward == 0.25
+
+
+def test_an_infrastructure_outcome_gives_way_to_a_later_attempt(db: Session) -> None:
+    broken = trajectory(outcome=Outcome.INFRASTRUCTURE, detail="engine \x00 \udcff died")
+    save_trajectories(db, [broken])
+    assert get_trajectory(db, "t1").detail == "engine \ufffd \ufffd died"
+    assert known_trajectories(db, ["t1", "t9"]) == set()
+    assert save_trajectories(db, [trajectory()]) == Saved(replaced=["t1"])
+    assert get_trajectory(db, "t1") == trajectory()
+    assert known_trajectories(db, ["t1", "t9"]) == {"t1"}
+
+
+def test_a_cited_infrastructure_outcome_stays(db: Session) -> None:
+    save_trajectories(db, [trajectory(outcome=Outcome.INFRASTRUCTURE)])
+    save_capabilities(db, "c1", [CAPABILITY])
+    save_labels(db, "c1", [Label("t1", CAPABILITY.name, 0, Verdict.NA)])
+    assert save_trajectories(db, [trajectory()]).kept == ["t1"]
+
+
+def test_listing_can_leave_token_ids_out(db: Session) -> None:
+    save_trajectories(db, [trajectory()])
+    assert list_trajectories(db) == [replace(trajectory(), turns=[])]
+    assert list_trajectories(db, tokens=True) == [trajectory()]
+
+
+def test_filters(db: Session) -> None:
+    save_trajectories(
+        db,
+        [
+            trajectory("a", Outcome.SUCCESS, trial=1),
+            trajectory("b", split="gate"),
+            trajectory("c", model="x@v1"),
+            trajectory("d", source="env:1", cycle_id=None),
+            trajectory("e", task_id="9"),
+        ],
+    )
+
+    def ids(wanted: TrajectoryFilter) -> str:
+        return "".join(found.id for found in list_trajectories(db, wanted))
+
+    assert ids(TrajectoryFilter(outcome=Outcome.SUCCESS)) == "a"
+    assert ids(TrajectoryFilter(split="gate")) == "b"
+    assert ids(TrajectoryFilter(model="x@v1")) == "c"
+    assert ids(TrajectoryFilter(source="env:1")) == "d"
+    assert ids(TrajectoryFilter(task_id="9")) == "e"
+    assert ids(TrajectoryFilter(cycle_id="c1", split="train")) == "cae"
+    assert count_outcomes(db, TrajectoryFilter(cycle_id="c1")) == {
+        Outcome.SUCCESS: 1,
+        Outcome.FAILURE: 3,
+        Outcome.INFRASTRUCTURE: 0,
+    }
+
+
+@pytest.mark.parametrize("page", [1, 2, 3, 100])
+def test_pages_meet_without_gap_or_overlap_in_one_order(db: Session, page: int) -> None:
+    made = [trajectory(f"t{n}", task_id=str(n % 3), trial=n // 3) for n in range(11)]
+    save_trajectories(db, reversed(made))
+    expected = [t.id for t in sorted(made, key=lambda t: (t.task_id, t.trial))]
+    assert [t.id for t in iterate_trajectories(db, page=page)] == expected
+    assert [t.id for t in list_trajectories(db)] == expected
+
+
+def test_the_order_does_not_depend_on_ids(db: Session) -> None:
+    save_trajectories(db, [trajectory("z", task_id="1"), trajectory("a", task_id="2")])
+    assert [t.id for t in list_trajectories(db)] == ["z", "a"]
+
+
+def test_more_ids_than_one_statement_takes(db: Session) -> None:
+    made = [trajectory(f"t{n:04d}", trial=n) for n in range(1203)]
+    assert save_trajectories(db, made).added == 1203
+    assert save_trajectories(db, made).same == 1203
+    assert len(list_trajectories(db, tokens=True)) == 1203
+
+
+def test_unknown_ids(db: Session) -> None:
+    with pytest.raises(NotFound, match="'t9'"):
+        get_trajectory(db, "t9")
+    with pytest.raises(NotFound, match="'t9'"):
+        list_trajectories(db, after="t9")
+
+
+def test_an_unknown_cycle_is_a_broken_reference() -> None:
+    from store.database import open_store, session
+
+    with pytest.raises(BrokenReference, match="save what it refers to"), session(open_store("sqlite://")) as opened:
+        save_trajectories(opened, [trajectory(cycle_id="c9")])
