@@ -1,0 +1,90 @@
+from pathlib import Path
+
+import pytest
+
+from store.database import open_store, session, sqlite_url
+from store.types import GateAnswer
+from tests.acceptance.conftest import Traced
+from tests.unit.gates.chain import seed_adapter, seed_cycle
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A data directory with one adapter whose gate passed and one whose gate was inconclusive."""
+    directory = tmp_path / "traced-data"
+    engine = open_store(sqlite_url(directory / "traced.db"))
+    with session(engine) as opened:
+        seed_cycle(opened)
+        seed_adapter(opened, directory, 1)
+        seed_adapter(opened, directory, 2, GateAnswer.INCONCLUSIVE)
+    engine.dispose()
+    return directory
+
+
+def test_approve_then_rollback(traced: Traced, data_dir: Path) -> None:
+    assert traced("status", "--json").json["waiting"] == ["error-recovery@v1"]
+    approved = traced("approve", "error-recovery@v1", "--who", "ann", "--reason", "good", "--json")
+    assert approved.code == 0, approved.err
+    assert approved.json["decision"]["who"] == "ann"
+    assert approved.json["live"] == ["error-recovery@v1"]
+    assert traced("status", "--json").json["live"] == ["error-recovery@v1"]
+    undone = traced("rollback", "--json")
+    assert undone.json["rolled_back"] == "error-recovery@v1"
+    assert (undone.json["restored"], undone.json["live"]) == (None, [])
+    again = traced("rollback")
+    assert again.code == 1
+    assert "nothing is live" in again.err
+
+
+def test_inconclusive_cannot_be_approved_and_nothing_is_written(traced: Traced, data_dir: Path) -> None:
+    ran = traced("approve", "error-recovery@v2")
+    assert ran.code == 1
+    assert "error-recovery@v2 cannot be approved: its gate answered inconclusive" in ran.err
+    assert "Try: traced explain error-recovery@v2" in ran.err
+    rejected = traced("reject", "error-recovery@v2", "--reason", "not shown", "--json")
+    assert rejected.json["decision"]["decision"] == "rejected"
+
+
+def test_status_and_explain_show_the_chain(traced: Traced, data_dir: Path) -> None:
+    traced("approve", "error-recovery@v1", "--who", "ann", "--reason", "good")
+    shown = traced("status")
+    assert "error-recovery@v1" in shown.out
+    assert "live" in shown.out
+    told = traced("explain", "error-recovery@v1")
+    assert told.code == 0, told.err
+    for piece in (
+        "lacking in t1 (desk task 7, messages 1)",
+        "10 runs: 10 lacking",
+        "gap +0.50, coverage 0.40, 10 of 10 runs agree: retained",
+        "admitted, 1 of 1 checks passed",
+        "run-1: finished, seed 0, 64 rollouts",
+        "target: base 20.0 %, adapter 50.0 %, +30.0 points [+20.0, +40.0]",
+        "approved by ann",
+        "because good",
+        "live by ann",
+    ):
+        assert piece in told.out
+    chain = traced("explain", "error-recovery@v1", "--json").json
+    assert chain["environment"]["source_code"] == "class Environment: ..."
+    assert chain["missing"] == []
+
+
+def test_an_unknown_adapter_and_an_empty_directory_are_clear_messages(
+    traced: Traced, data_dir: Path, tmp_path: Path
+) -> None:
+    unknown = traced("explain", "nothing@v1", "--json")
+    assert unknown.code == 1
+    assert unknown.json["error"]["type"] == "NotFound"
+    empty = traced("status", "--data-dir", tmp_path / "empty")
+    assert empty.code == 1
+    assert "holds no store yet" in empty.err
+    assert not (tmp_path / "empty").exists()
+
+
+def test_a_file_that_is_no_database_is_one_clear_message(traced: Traced, tmp_path: Path) -> None:
+    (tmp_path / "traced-data").mkdir()
+    (tmp_path / "traced-data" / "traced.db").write_text("this is no database" * 100)
+    ran = traced("status")
+    assert ran.code == 1
+    assert "traced.db failed: file is not a database" in ran.err
+    assert "Traceback" not in ran.err
