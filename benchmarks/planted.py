@@ -1,0 +1,161 @@
+"""Planted deficits: does the builtin analyst find what is known to be missing, and only that?
+
+    python -m benchmarks.planted [--source demonstrator] [--conversations 600] [--runs 10] [--json]
+
+For each plant (a set of capabilities that the agent is made to lack) a source yields desk conversations. The analyst
+sees their messages, tools and outcomes; what it retains is held against the plant, its labels against the desk's
+ground truth. Per plant: planted, found, and found from the ground truth's own labels ("ideal": what the thresholds of
+the method allow at best). Over all plants: precision, recall, label agreement (share of equal cells of run 0) per
+capability. Aims: precision, recall and each capability's agreement at least 0.9 over at least 6 plants.
+
+Deterministic in the seed. Exit code 1 when an aim is missed. Not covered: capabilities that the desk does not have.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, islice
+from time import perf_counter
+from typing import Any
+
+from agents.analyst.builtin import discover, label_runs
+from agents.contrast import agreement, retained
+from store.types import Label, Trajectory, Verdict
+from traced.targets.desk import CAPABILITIES, SPLITS, demonstrate, truth
+
+Plant = tuple[str, ...]
+Source = Callable[[Plant, int, int], list[Trajectory]]  # planted capabilities, conversations, seed
+AIMS = {"plants": 6, "precision": 0.9, "recall": 0.9, "agreement": 0.9}
+PLANTED_FAULT, OTHER_FAULT = 0.7, 0.05
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the analysis made of one plant; ``cells[capability]`` is (equal cells, cells) against the truth."""
+
+    planted: Plant
+    found: list[str]
+    ideal: list[str]
+    failures: int
+    cells: dict[str, tuple[int, int]]
+    alpha: float | None
+    seconds: float
+
+
+def demonstrator(plant: Plant, conversations: int, seed: int) -> list[Trajectory]:
+    """Scripted conversations on the train split with the planted faults at 0.7 and all others at 0.05."""
+    faults = {name: PLANTED_FAULT if name in plant else OTHER_FAULT for name in CAPABILITIES}
+    first = SPLITS["train"].start + seed * conversations
+    return [demonstrate(task, faults, seed) for task in range(first, first + conversations)]
+
+
+SOURCES: dict[str, Source] = {"demonstrator": demonstrator}
+
+
+def plants() -> list[Plant]:
+    """Each capability alone, and every second of the twenty triples."""
+    return [*((name,) for name in CAPABILITIES), *islice(combinations(CAPABILITIES, 3), 0, None, 2)]
+
+
+def examine(plant: Plant, trajectories: Sequence[Trajectory], *, runs: int, seed: int) -> Finding:
+    """Analyse one plant's conversations and compare with the ground truth."""
+    begun = perf_counter()
+    outcomes = {one.id: one.outcome for one in trajectories}
+    candidates = discover(trajectories, seed=seed)
+    labels = label_runs(trajectories, candidates, runs=range(runs), seed=seed)
+    found = [one.capability for one in retained(labels, outcomes)]
+    seconds = perf_counter() - begun
+    known = {one.id: truth(int(one.task_id), one.messages) for one in trajectories}
+    ideal = [Label(key, name, 0, row[name]) for key, row in known.items() for name in CAPABILITIES]
+    alpha = agreement(labels)
+    return Finding(
+        planted=plant,
+        found=found,
+        ideal=[one.capability for one in retained(ideal, outcomes)],
+        failures=sum(one.outcome == "failure" for one in trajectories),
+        cells=_cells(labels, known),
+        alpha=None if alpha is None else float(alpha),
+        seconds=seconds,
+    )
+
+
+def _cells(labels: Sequence[Label], known: dict[str, dict[str, Verdict]]) -> dict[str, tuple[int, int]]:
+    """Equal cells and all cells by capability in run 0; one that was not discovered counts as NA throughout."""
+    given = {(one.trajectory_id, one.capability): one.verdict for one in labels if one.run == 0}
+    equal = Counter(
+        name for key, row in known.items() for name in CAPABILITIES if given.get((key, name), Verdict.NA) == row[name]
+    )
+    return {name: (equal[name], len(known)) for name in CAPABILITIES}
+
+
+def summary(source: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    """The figures over all plants, with the aims and whether each is met; a rate without a denominator is None."""
+    hits = sum(len(set(one.planted) & set(one.found)) for one in findings)
+    figures: dict[str, Any] = {
+        "source": source,
+        "plants": len(findings),
+        "precision": _rate(hits, sum(len(one.found) for one in findings)),
+        "recall": _rate(hits, sum(len(one.planted) for one in findings)),
+        "ideal_recall": _rate(
+            sum(len(set(one.planted) & set(one.ideal)) for one in findings), sum(len(one.planted) for one in findings)
+        ),
+        "agreement": {
+            name: _rate(sum(one.cells[name][0] for one in findings), sum(one.cells[name][1] for one in findings))
+            for name in CAPABILITIES
+        },
+        "details": [
+            {"planted": one.planted, "found": one.found, "ideal": one.ideal, "alpha": one.alpha} for one in findings
+        ],
+        "aims": AIMS,
+    }
+    lowest = min((rate or 0.0) for rate in figures["agreement"].values())
+    reached = {name: figures[name] or 0.0 for name in ("plants", "precision", "recall")} | {"agreement": lowest}
+    figures["meets"] = {name: reached[name] >= aim for name, aim in AIMS.items()}
+    return figures
+
+
+def _rate(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _line(one: Finding) -> str:
+    equal = sum(cells[0] for cells in one.cells.values()) / sum(cells[1] for cells in one.cells.values())
+    missed = [name for name in one.planted if name not in one.found]
+    extra = [name for name in one.found if name not in one.planted]
+    verdict = "ok" if not missed and not extra else f"missed {missed or '-'} extra {extra or '-'}"
+    by_truth = [name for name in one.planted if name not in one.ideal]
+    note = f" (the truth's own labels miss {by_truth})" if by_truth else ""
+    return (
+        f"{' + '.join(one.planted)}\n    found {', '.join(one.found) or 'none'}: {verdict}{note}; labels {equal:.3f},"
+        f" {one.failures} failures, {one.seconds:.1f} s"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planted", description="Find planted deficits.")
+    parser.add_argument("--source", choices=sorted(SOURCES), default="demonstrator")
+    parser.add_argument("--conversations", type=int, default=600)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    given = parser.parse_args(arguments)
+    findings = []
+    for plant in plants():
+        trajectories = SOURCES[given.source](plant, given.conversations, given.seed)
+        findings.append(examine(plant, trajectories, runs=given.runs, seed=given.seed))
+        print(_line(findings[-1]), flush=True)
+    figures = summary(given.source, findings)
+    rates = ", ".join(f"{name} {rate:.3f}" for name, rate in figures["agreement"].items())
+    print(f"precision {figures['precision']}, recall {figures['recall']} (with true labels {figures['ideal_recall']})")
+    print(f"label agreement: {rates}")
+    if given.json:
+        print(json.dumps(figures))
+    return 0 if all(figures["meets"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""The contrast arithmetic: hand-computed tables, and properties that hold for every table."""
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.contrast import Contrast, Counts, agreement, contrast, retained
+from agents.errors import LabelTableError
+from store.types import Label, Outcome, Verdict
+
+NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
+Row = tuple[Outcome, Verdict]
+rows = st.lists(st.tuples(st.sampled_from(list(Outcome)), st.sampled_from(list(Verdict))), min_size=1, max_size=60)
+
+
+def table(cells: list[Row], run: int = 0, name: str = "c") -> tuple[list[Label], dict[str, Outcome]]:
+    labels = [Label(f"t{place}", name, run, verdict) for place, (_, verdict) in enumerate(cells)]
+    return labels, {f"t{place}": outcome for place, (outcome, _) in enumerate(cells)}
+
+
+def of(cells: list[Row]) -> Contrast:
+    return contrast(*table(cells))[0]
+
+
+def test_rates_of_a_table_computed_by_hand() -> None:
+    cells = [
+        *[(Outcome.SUCCESS, PRESENT)] * 9,
+        (Outcome.SUCCESS, LACKING),
+        *[(Outcome.SUCCESS, NA)] * 5,
+        *[(Outcome.FAILURE, LACKING)] * 4,
+        *[(Outcome.FAILURE, PRESENT)] * 2,
+        *[(Outcome.FAILURE, NA)] * 14,
+    ]
+    one = of(cells)
+    assert one.success == Counts(total=15, needed=10, lacking=1)
+    assert one.delta == Fraction(2, 3) - Fraction(1, 10)
+    assert one.coverage == Fraction(4, 20)
+    assert one.passes()
+
+
+def test_newcombe_interval_agrees_with_the_published_example() -> None:
+    # Newcombe (1998), Statistics in Medicine 17:873-890, table II (a): 56/70 - 48/80, method 10: 0.0524 to 0.3339
+    one = Contrast("c", 0, success=Counts(80, 80, 48), failure=Counts(70, 70, 56))
+    interval = one.delta_interval()
+    assert interval is not None
+    assert (round(interval.low, 4), round(interval.high, 4)) == (0.0524, 0.3339)
+
+
+@pytest.mark.parametrize("needy", [Outcome.SUCCESS, Outcome.FAILURE])
+def test_an_empty_denominator_gives_none_and_passes_nothing(needy: Outcome) -> None:
+    other = Outcome.FAILURE if needy is Outcome.SUCCESS else Outcome.SUCCESS
+    one = of([(needy, LACKING)] * 5 + [(other, NA)] * 5)
+    assert one.delta is None
+    assert one.delta_interval() is None
+    assert not one.passes(delta=-1.0, rho=0.0)
+
+
+def test_without_failures_coverage_is_none() -> None:
+    assert of([(Outcome.SUCCESS, LACKING)]).coverage is None
+
+
+def test_thresholds_are_met_exactly() -> None:
+    cells = [*[(Outcome.SUCCESS, PRESENT)] * 10, *[(Outcome.FAILURE, LACKING)] * 2, *[(Outcome.FAILURE, PRESENT)] * 8]
+    one = of(cells)
+    assert one.delta == Fraction(1, 5)
+    assert one.passes(delta=0.20, rho=0.20)
+    assert not one.passes(delta=0.21, rho=0.10)
+    assert not one.passes(delta=0.20, rho=0.21)
+
+
+def test_retained_needs_enough_runs() -> None:
+    good = [(Outcome.SUCCESS, PRESENT)] * 5 + [(Outcome.FAILURE, LACKING)] * 5
+    bad = [(Outcome.SUCCESS, PRESENT)] * 5 + [(Outcome.FAILURE, PRESENT)] * 5
+    labels = [label for run in range(10) for label in table(good if run < 8 else bad, run)[0]]
+    outcomes = table(good)[1]
+    (kept,) = retained(labels, outcomes)
+    assert (kept.passed, kept.runs, kept.delta) == (8, 10, Fraction(8, 10))
+    assert retained(labels, outcomes, consistency=0.81) == []
+
+
+def test_retained_puts_the_widest_gap_first() -> None:
+    wide = [(Outcome.SUCCESS, PRESENT)] * 4 + [(Outcome.FAILURE, LACKING)] * 4
+    narrow = [(Outcome.SUCCESS, PRESENT)] * 4 + [(Outcome.FAILURE, LACKING)] * 2 + [(Outcome.FAILURE, PRESENT)] * 2
+    labels = table(narrow, name="a")[0] + table(wide, name="b")[0]
+    assert [kept.capability for kept in retained(labels, table(wide)[1])] == ["b", "a"]
+
+
+def test_a_doubled_a_missing_and_an_unknown_cell_are_refused() -> None:
+    labels, outcomes = table([(Outcome.SUCCESS, PRESENT), (Outcome.FAILURE, LACKING)])
+    with pytest.raises(LabelTableError, match="labelled twice"):
+        contrast([*labels, labels[0]], outcomes)
+    with pytest.raises(LabelTableError, match="no label of 'c' for 1"):
+        contrast(labels[:1], outcomes)
+    with pytest.raises(LabelTableError, match="no outcome"):
+        contrast(labels, {"t0": Outcome.SUCCESS})
+    with pytest.raises(LabelTableError, match="one run"):
+        contrast([*labels, *table([(Outcome.SUCCESS, NA)], run=1)[0]], outcomes)
+
+
+def test_alpha_of_krippendorffs_nominal_example() -> None:
+    # Krippendorff (2011), "Computing Krippendorff's Alpha-Reliability", section B: two observers, nominal: 0.692
+    first, second = "aabbdcccedda", "babbbccceddd"
+    values = dict(zip("abcde", [NA, PRESENT, LACKING, "d", "e"], strict=True))
+    labels = [
+        Label(f"t{place}", "c", run, values[value])  # type: ignore[arg-type]
+        for run, row in enumerate((first, second))
+        for place, value in enumerate(row)
+    ]
+    alpha = agreement(labels)
+    assert alpha is not None
+    assert round(float(alpha), 3) == 0.692
+
+
+def test_alpha_is_none_with_one_run_or_without_variation() -> None:
+    assert agreement(table([(Outcome.SUCCESS, NA), (Outcome.FAILURE, LACKING)])[0]) is None
+    same = [(Outcome.SUCCESS, NA)] * 3
+    assert agreement(table(same)[0] + table(same, run=1)[0]) is None
+
+
+@given(rows)
+def test_rates_stay_in_bounds(cells: list[Row]) -> None:
+    one = of(cells)
+    assert one.delta is None or -1 <= one.delta <= 1
+    assert one.coverage is None or 0 <= one.coverage <= 1
+    interval = one.delta_interval()
+    assert (interval is None) == (one.delta is None)
+    if interval is not None and one.delta is not None:
+        assert -1 <= interval.low <= float(one.delta) + 1e-9
+        assert float(one.delta) - 1e-9 <= interval.high <= 1
+
+
+@given(rows, st.randoms(use_true_random=False))
+def test_the_order_of_labels_does_not_matter(cells: list[Row], rng: object) -> None:
+    labels, outcomes = table(cells)
+    shuffled = list(labels)
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert contrast(shuffled, outcomes) == contrast(labels, outcomes)
+
+
+@given(rows, st.lists(st.sampled_from([Outcome.SUCCESS, Outcome.FAILURE]), max_size=20))
+def test_na_rows_leave_the_rates_alone(cells: list[Row], more: list[Outcome]) -> None:
+    before, after = of(cells), of(cells + [(outcome, NA) for outcome in more])
+    assert (before.success.error_rate, before.failure.error_rate) == (
+        after.success.error_rate,
+        after.failure.error_rate,
+    )
+    assert before.delta == after.delta
+
+
+@given(rows, st.lists(st.sampled_from(list(Verdict)), max_size=20))
+def test_infrastructure_outcomes_change_nothing(cells: list[Row], more: list[Verdict]) -> None:
+    assert of(cells) == of(cells + [(Outcome.INFRASTRUCTURE, verdict) for verdict in more])
+
+
+@given(rows)
+def test_one_more_failure_that_lacks_it_never_lowers_the_gap(cells: list[Row]) -> None:
+    before, after = of(cells), of([*cells, (Outcome.FAILURE, LACKING)])
+    assert before.delta is None or (after.delta is not None and after.delta >= before.delta)
+    assert before.coverage is None or (after.coverage is not None and after.coverage >= before.coverage)
+
+
+@given(st.lists(st.lists(st.sampled_from(list(Verdict)), min_size=2, max_size=4), min_size=1, max_size=20))
+def test_alpha_is_at_most_one_and_one_only_without_disagreement(units: list[list[Verdict]]) -> None:
+    labels = [Label(f"t{n}", "c", run, one) for n, unit in enumerate(units) for run, one in enumerate(unit)]
+    alpha = agreement(labels)
+    varied = len(Counter(one for unit in units for one in unit)) > 1
+    assert (alpha is None) == (not varied)
+    if alpha is not None:
+        assert alpha <= 1
+        assert (alpha == 1) == all(len(set(unit)) == 1 for unit in units)
