@@ -54,7 +54,7 @@ def gather(context: Context) -> CycleFigures:
         adapters = _adapters(context, session, arms)
         events = list_stage_events(session, context.cycle_id)
     sessions = [event.detail for event in events if event.stage == SESSION]
-    failed = [event for event in events if event.state is StageState.FAILED and event.capability]
+    failed = {event.capability: event for event in events if event.state is StageState.FAILED and event.capability}
     return CycleFigures(
         cycle_id=cycle.id,
         target=cycle.target,
@@ -62,7 +62,7 @@ def gather(context: Context) -> CycleFigures:
         seed=cycle.seed,
         findings=stored_findings(context),
         adapters=adapters,
-        endings=[Ending(str(event.capability), event.stage, str(event.detail.get("reason"))) for event in failed],
+        endings=[Ending(name, event.stage, str(event.detail.get("reason"))) for name, event in failed.items()],
         curves={name: curve for name, curve in curves.items() if curve},
         rates={name: rate(name, played) for name, played in arms.items()},
         gain=_gain(arms),

@@ -1,0 +1,155 @@
+"""``traced demo``: one full cycle on the target with the base model, from first episode to report.
+
+Invariants: the same command carries on an unfinished cycle from its last checkpoint; nothing is approved silently:
+``--yes`` says so on the screen, a terminal is asked with the gate's figures, and without one the demo stops and names
+the command that goes on. Ctrl-C passes through as KeyboardInterrupt once the children have ended.
+
+Not covered: what is printed at the end (``traced.commands``).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.prompt import Confirm
+
+from sandbox.client import reap_orphans
+from sandbox.image import ensure_image
+from store.database import open_store, session
+from store.records import Cycle, CycleState
+from store.repositories.cycles import set_cycle_state
+from traced.config import Settings
+from traced.figures import CycleFigures, as_json
+from traced.meter import Meter
+from traced.models import resolve_model
+from traced.progress import Progress
+from traced.report import write_report
+from traced.running import find_cycle, run_cycle
+from traced.stages.compare import grpo_on_target
+from traced.stages.context import Context, opened, utc_now
+from traced.stages.gate import figures_of, stored_gate
+from traced.stages.promote import decide
+from traced.stages.report import gather
+
+OWNER = "traced"
+COMPARED = "grpo_on_target"
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the command line said; ``console`` is where progress and questions go (stderr)."""
+
+    settings: Settings
+    console: Console
+    yes: bool = False
+    compare: bool = False
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """How the demo ended: ``waiting`` names the adapters that it stopped for, empty when the cycle is finished."""
+
+    cycle_id: str
+    figures: CycleFigures
+    report: Path | None
+    waiting: list[str]
+
+
+def run_demo(options: DemoOptions) -> DemoResult:
+    """Run or carry on the cycle. Raises TracedError, StoreError, SandboxError, AgentsError or KeyboardInterrupt."""
+    ensure_image(build_missing=True)
+    reap_orphans(OWNER)
+    cycle = _cycle(options)
+    progress = Progress(options.console)
+    with Meter() as meter, progress.shown():
+        result = asyncio.run(_run(options, cycle.id, progress, meter))
+        while result.waiting and options.console.is_terminal:
+            with progress.paused():
+                if not _ask(options, result):
+                    break
+            result = asyncio.run(_run(options, cycle.id, progress, meter))
+    return result
+
+
+async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: Meter) -> DemoResult:
+    async with opened(options.settings, cycle_id, progress, meter) as context:
+        standing = await run_cycle(context, _approver(options))
+        figures = gather(context)
+        if standing.finished and options.compare:
+            figures = await _compared(context, figures)
+        page = context.run_dir / "report.html"
+        return DemoResult(cycle_id, figures, page if standing.finished else None, standing.waiting)
+
+
+def _cycle(options: DemoOptions) -> Cycle:
+    """The cycle to work on; with ``compare`` a finished one that was not compared yet will do."""
+    settings = options.settings
+    model = resolve_model(settings.model.spec, settings.data_dir)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    store = open_store(settings.store_url)
+
+    def uncompared(cycle: Cycle) -> bool:
+        return options.compare and cycle.state is CycleState.FINISHED and cycle.summary.get(COMPARED) is None
+
+    try:
+        with session(store) as opened_session:
+            return find_cycle(opened_session, settings, model.name, at=utc_now(), wanted=uncompared)
+    finally:
+        store.dispose()
+
+
+def _approver(options: DemoOptions) -> Callable[[Context, Sequence[str]], bool]:
+    def approve(context: Context, adapters: Sequence[str]) -> bool:
+        if not options.yes:
+            return False
+        for adapter in adapters:
+            context.progress.note(f"--yes: approving {adapter} without asking ({_gate_line(context, adapter)})")
+            decide(context, adapter, True, who="traced demo --yes", reason="approved by the demo itself")
+        return True
+
+    return approve
+
+
+def _ask(options: DemoOptions, result: DemoResult) -> bool:
+    """Ask about every adapter that waits; False when standard input has ended."""
+    gates = {adapter.name: adapter.gate for adapter in result.figures.adapters}
+    answers: dict[str, bool] = {}
+    for name in result.waiting:
+        gate = gates[name]
+        options.console.print(f"\n{name} passed its gate: {figures_of(gate) if gate else ''}", highlight=False)
+        try:
+            answers[name] = Confirm.ask(f"Promote {name}?", console=options.console, default=False)
+        except EOFError:
+            return False
+    return _record(options.settings, result.cycle_id, answers)
+
+
+def _record(settings: Settings, cycle_id: str, answers: dict[str, bool]) -> bool:
+    async def write() -> None:
+        async with opened(settings, cycle_id, Progress(Console(quiet=True)), Meter()) as context:
+            for name, approved in answers.items():
+                decide(context, name, approved, who="traced demo", reason="asked on the terminal")
+
+    asyncio.run(write())
+    return True
+
+
+def _gate_line(context: Context, adapter: str) -> str:
+    result = stored_gate(context, adapter)
+    return figures_of(result) if result else "no gate result"
+
+
+async def _compared(context: Context, figures: CycleFigures) -> CycleFigures:
+    """The figures with GRPO on the target itself beside them; the page and the cycle's row follow."""
+    if ON_TARGET not in figures.rates and not figures.rollouts:
+        raise StageError(
+            "there is nothing to compare with: no adapter was trained", hint="traced demo without --compare"
+        )
+    await grpo_on_target(context, figures.rollouts)
+    compared = gather(context)
+    write_report(compared, context.run_dir)
+    with context.writing() as written:
+        set_cycle_state(written, context.cycle_id, CycleState.FINISHED, at=context.now(), summary=as_json(compared))
+    return compared

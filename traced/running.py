@@ -1,0 +1,175 @@
+"""A cycle on a data directory: which one to carry on, its stages wired to the graph, and its row kept up to date.
+
+Invariants: the same target, model, seed and settings name the same unfinished cycle, so the same command carries it on;
+however a process ends, it leaves an event with its seconds and peak memory. Not covered: asking a person (``demo``).
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlmodel import Session
+
+from store.records import Cycle, CycleState, StageState
+from store.repositories.cycles import get_cycle, list_cycles, list_stage_events, save_cycle, set_cycle_state
+from store.types import GateAnswer
+from traced.config import Settings
+from traced.cycle import Stages, Standing, advance, build_graph, checkpoints
+from traced.stages import admit, analyze, collect, evaluate, gate, promote, report, synthesize, train
+from traced.stages.analyze import stored_findings
+from traced.stages.context import Context
+from traced.stages.report import SESSION
+
+EXPECTED_S = {
+    "collect": 0.1,
+    "analyze": 15.0,
+    "synthesize": 8.0,
+    "admit": 30.0,
+    "train": 0.1,
+    "gate": 0.06,
+    "test": 0.08,
+}
+TYPICAL_CAPABILITIES = 3
+REST = "capabilities"
+
+
+def find_cycle(
+    session: Session, settings: Settings, model: str, *, at: datetime, wanted: Callable[[Cycle], bool] | None = None
+) -> Cycle:
+    """The newest unfinished cycle of this target, model, seed and configuration (or one that is ``wanted``), else a
+    new one."""
+    config = configuration(settings)
+    same = [
+        cycle
+        for cycle in list_cycles(session, target=settings.target.name)
+        if (cycle.model, cycle.seed) == (model, settings.seed)
+    ]
+    open_states = (CycleState.RUNNING, CycleState.WAITING, CycleState.INTERRUPTED)
+    for cycle in same:
+        if cycle.config == config and (cycle.state in open_states or (wanted is not None and wanted(cycle))):
+            return cycle
+    cycle_id = f"{settings.target.name}-{re.sub(r'[^A-Za-z0-9._]+', '_', model)}-{settings.seed}-{len(same) + 1}"
+    cycle = Cycle(cycle_id, settings.target.name, model, settings.seed, config, CycleState.RUNNING, at)
+    save_cycle(session, cycle)
+    return cycle
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """The settings that a cycle's results depend on, as JSON."""
+    return settings.model_dump(mode="json", exclude={"data_dir", "store", "seed"})
+
+
+async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]], bool]) -> Standing:
+    """Begin or carry on the context's cycle until it ends, or until ``decide`` leaves adapters undecided.
+
+    ``decide`` is given the adapters that wait for approval; it records decisions and says whether to go on.
+    """
+    _announce(context)
+    try:
+        async with checkpoints(context.data_dir) as saver:
+            graph = build_graph(cycle_stages(context), saver, attempts=context.settings.synthesis.attempts)
+            _mark(context, CycleState.RUNNING)
+            standing = await advance(graph, context.cycle_id)
+            while standing.waiting and decide(context, standing.waiting):
+                standing = await advance(graph, context.cycle_id)
+    except BaseException:
+        _leave(context, CycleState.INTERRUPTED)
+        raise
+    _leave(context, CycleState.FINISHED if standing.finished else CycleState.WAITING)
+    return standing
+
+
+def cycle_stages(context: Context) -> Stages:
+    """The stations of ``traced.stages`` as the graph calls them."""
+
+    async def collect_(cycle_id: str) -> None:
+        await collect.collect(context)
+
+    async def analyze_(cycle_id: str) -> list[str]:
+        kept = await analyze.analyze(context)
+        _announce_capabilities(context, kept)
+        return kept
+
+    async def gate_(cycle_id: str, adapter: str) -> bool:
+        return (await gate.gate(context, adapter)).answer is GateAnswer.PASS
+
+    async def waiting_(cycle_id: str, adapters: list[str]) -> list[str]:
+        return promote.waiting(context, adapters)
+
+    async def report_(cycle_id: str) -> None:
+        await report.report(context)
+
+    async def drop_(cycle_id: str, capability: str, stage: str, reason: str) -> None:
+        context.event(stage, StageState.FAILED, capability, reason=reason)
+        for later in ("admit", "train", "gate"):
+            context.progress.drop(f"{later} {capability}")
+        context.progress.note(f"{capability} ends at {stage}: {reason}")
+
+    return Stages(
+        collect=collect_,
+        analyze=analyze_,
+        synthesize=lambda cycle_id, capability, attempt: synthesize.synthesize(context, capability, attempt),
+        admit=lambda cycle_id, capability, environment: admit.admit(context, capability, environment),
+        train=lambda cycle_id, capability, environment: train.train(context, capability, environment),
+        gate=gate_,
+        waiting=waiting_,
+        promote=lambda cycle_id, adapters: promote.promote(context, adapters),
+        evaluate=lambda cycle_id, promoted: evaluate.evaluate(context, promoted),
+        report=report_,
+        drop=drop_,
+    )
+
+
+def _mark(context: Context, state: CycleState) -> None:
+    with context.writing() as session:
+        if get_cycle(session, context.cycle_id).state is not CycleState.FINISHED:
+            set_cycle_state(session, context.cycle_id, state, at=context.now())
+
+
+def _leave(context: Context, state: CycleState) -> None:
+    """Record what this process used and where it left the cycle."""
+    context.meter.sample()
+    meter = context.meter
+    context.event(SESSION, StageState.FINISHED, seconds=meter.seconds, peak_rss_bytes=meter.peak_rss_bytes)
+    _mark(context, state)
+
+
+def _announce(context: Context) -> None:
+    """The stages to come; those that an earlier process finished are left out."""
+    findings = stored_findings(context)
+    if findings:
+        _announce_capabilities(context, [finding.capability for finding in findings if finding.retained])
+        return
+    settings, plan = context.settings, context.progress.plan
+    plan("collect", "Collect the base model's episodes", EXPECTED_S["collect"] * settings.collect.episodes)
+    plan("analyze", "Analyze successes against failures", EXPECTED_S["analyze"])
+    each = sum(_expected_of_capability(settings).values())
+    plan(REST, "Environments, adapters and gates", TYPICAL_CAPABILITIES * (each + _expected_test(settings)))
+
+
+def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> None:
+    titles = {"synthesize": "Write an environment for", "admit": "Admit the environment for"}
+    titles |= {"train": "Train an adapter for", "gate": "Gate the adapter for"}
+    with context.reading() as session:
+        events = list_stage_events(session, context.cycle_id)
+    over = {(event.stage, event.capability) for event in events if event.state is not StageState.STARTED}
+    context.progress.drop(REST)
+    for capability in capabilities:
+        for stage, seconds in _expected_of_capability(context.settings).items():
+            if (stage, capability) not in over:
+                context.progress.plan(f"{stage} {capability}", f"{titles[stage]} {capability}", seconds)
+
+
+def _expected_of_capability(settings: Settings) -> dict[str, float]:
+    training, gated = settings.training, settings.gate
+    return {
+        "synthesize": EXPECTED_S["synthesize"],
+        "admit": EXPECTED_S["admit"],
+        "train": EXPECTED_S["train"] * training.iterations * training.groups * training.rollouts,
+        "gate": EXPECTED_S["gate"] * 4 * gated.seeds * gated.trials,
+    }
+
+
+def _expected_test(settings: Settings) -> float:
+    return EXPECTED_S["test"] * settings.test.seeds
