@@ -73,18 +73,14 @@ def _siblings(call: dict[str, Any], name: str, siblings: Any, template: Template
     amounts = [v for _, v in leaves({k: v for k, v in call["result"].items() if k != name}, ()) if is_number(v)]
     if not any(is_identifier(v) for v in siblings[0].values()) or amounts:
         return []
-    lists = [
-        other.value[name]
-        for other in corpus.records.get(call["tool"], [])
-        if isinstance(other.value, dict) and name in other.value
-    ]
-    if len(siblings) >= max((len(found) for found in lists if isinstance(found, list)), default=0):
+    lists = corpus.siblings.get((call["tool"], name), [])
+    if len(siblings) >= max(map(len, lists), default=0):
         return []
     if any(isinstance(v, bool) for v in siblings[0].values()) or any(deciding((key,)) for key in keys):
         return []
     texts = "\n".join([*texts_of(template), json.dumps(call["result"])])
     found: dict[str, Any] = {}
-    for record in (record for records in lists if isinstance(records, list) for record in records):
+    for record in (record for records in lists for record in records):
         if (
             isinstance(record, dict)
             and set(record) == keys

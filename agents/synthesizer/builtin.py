@@ -8,6 +8,7 @@ it say which kinds of request come up most. Fails with ``SynthesisError`` when t
 Not covered: targets whose users must be simulated freely, and tools that compute.
 """
 
+import json
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -23,7 +24,7 @@ from agents.synthesizer.emit import environment_source
 from agents.synthesizer.generalise import generalise
 from agents.synthesizer.lift import Template, Unliftable, calls_of, lift
 from agents.synthesizer.runtime import TemplateEnvironment
-from agents.synthesizer.selection import choose, strata
+from agents.synthesizer.selection import in_turn, strata
 from agents.transcript import Transcript, transcripts
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
@@ -64,12 +65,9 @@ def synthesize(
     reads_first = _needs_reads(capability)
     drafts = [{**t, "control": False, "reads_first": reads_first or t["handoff"]} for t in [*lifted, *compounds]]
     drafts += [{**t, "control": True, "reads_first": t["handoff"]} for t in controls]
-    templates = [generalise(draft, corpus, rng) for draft in drafts]
-    solvable = [template for template in templates if is_solvable(template, common)]
-    refused["its recorded solution does not replay"] += len(templates) - len(solvable)
-    if sum(not template["control"] for template in solvable) < MINIMUM_TEMPLATES:
-        raise SynthesisError(_too_few(capability, sources, solvable, refused))
-    chosen = choose(solvable, ROOM, rng)
+    chosen = _fill(drafts, corpus, common, refused, rng)
+    if sum(not template["control"] for template in chosen) < MINIMUM_TEMPLATES:
+        raise SynthesisError(_too_few(capability, sources, chosen, refused))
     openings = [t.user[0].text for t in sources.lacking if t.user]
     rows = [
         {"kind": row.kind, "weight": round(row.weight, 6), "templates": row.templates}
@@ -124,6 +122,24 @@ def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capabi
         controls=transcripts([t for t in pick(Outcome.SUCCESS, Verdict.NA) if t.id not in lucky]),
         lacking=transcripts(pick(Outcome.FAILURE, Verdict.LACKING)),
     )
+
+
+def _fill(
+    drafts: list[Template], corpus: Corpus, common: dict[str, Any], refused: Counter[str], rng: random.Random
+) -> list[Template]:
+    """Generalised templates that can be solved, of every kind in turn, until the room is used up."""
+    chosen: list[Template] = []
+    used = 0
+    for draft in in_turn(drafts, rng):
+        template = generalise(draft, corpus, rng)
+        if not is_solvable(template, common):
+            refused["its recorded solution does not replay"] += 1
+            continue
+        used += len(json.dumps(template))
+        if used > ROOM:
+            break
+        chosen.append(template)
+    return chosen
 
 
 def _lift_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Template], Counter[str]]:

@@ -12,9 +12,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any
 
-from agents.synthesizer.records import DATE, Path, has_word, is_identifier, is_name, is_number, leaves, shape
+from agents.synthesizer.records import DATE, Path, days_of, has_word, is_identifier, is_name, is_number, leaves, shape
 from agents.transcript import Call, Transcript, tool_function
 from store.types import Tool
 
@@ -50,6 +51,8 @@ class Corpus:
     prefixes: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     free_text: dict[str, list[str]] = field(default_factory=dict)
     shapes: set[str] = field(default_factory=set)  # of every identifier in records and arguments
+    days: list[date] = field(default_factory=list)  # the first and the last that any system prompt names
+    siblings: dict[tuple[str, str], list[list[Any]]] = field(default_factory=dict)  # lists at (tool, key) of records
     policy: str = ""  # every system prompt and tool schema
 
 
@@ -61,16 +64,20 @@ def read_corpus(transcripts: Sequence[Transcript], exemplary: Collection[str]) -
     policy = "\n".join([*systems, json.dumps(tools, ensure_ascii=False)])
     calls = [call for t in transcripts for call in t.calls if call.succeeded and call.arguments is not None]
     pools, pool_of = _pools(transcripts, policy)
+    records = _records([t for t in transcripts if t.trajectory_id in exemplary], writes)
+    days = sorted({day for system in systems for day in days_of(system)})
     return Corpus(
         transcripts=list(transcripts),
         tools=tools,
         writes=writes,
         pools=pools,
         pool_of=pool_of,
-        records=_records([t for t in transcripts if t.trajectory_id in exemplary], writes),
+        records=records,
         prefixes=_prefixes(calls),
         free_text=_free_text(calls),
         shapes=_shapes(calls),
+        days=[*days[:1], *days[-1:]],
+        siblings=_siblings(records),
         policy=policy,
     )
 
@@ -133,6 +140,16 @@ def _records(transcripts: Sequence[Transcript], writes: set[str]) -> dict[str, l
 def _shapes(calls: list[Call]) -> set[str]:
     values = [v for call in calls for _, v in leaves([call.arguments, call.result and call.result.value], ())]
     return {shape(value) for value in values if is_identifier(value)}
+
+
+def _siblings(records: dict[str, list[Record]]) -> dict[tuple[str, str], list[list[Any]]]:
+    found: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
+    for tool, reads in records.items():
+        for record in reads:
+            for key, value in record.value.items() if isinstance(record.value, dict) else ():
+                if isinstance(value, list) and value:
+                    found[tool, key].append(value)
+    return dict(found)
 
 
 def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[str]], dict[Path, int]]:

@@ -10,13 +10,12 @@ import json
 import random
 import re
 from collections import defaultdict
-from datetime import date
 from typing import Any
 
 from agents.synthesizer.borrow import content, distractors, identifiers, unread
 from agents.synthesizer.corpus import Corpus
 from agents.synthesizer.lift import Template, texts_of, user_text
-from agents.synthesizer.records import DATE, IDENTIFIER, NUMBER, has_word, is_number, leaves, shape
+from agents.synthesizer.records import DATE, IDENTIFIER, NUMBER, days_of, has_word, is_number, leaves, shape
 
 _COMPARISON = re.compile(
     r"\b(\w{3,}(er|est)|more|less|most|least) (than|one|ones|size|option)\b|\bcheap|\bexpensive", re.I
@@ -93,18 +92,9 @@ def _is_sum(text: str, every: set[str]) -> bool:
 
 def _shift(template: Template, corpus: Corpus) -> list[int]:
     text = "\n".join([*texts_of(template), json.dumps([data for _, data in content(template)], ensure_ascii=False)])
-    here = [date.fromisoformat(found) for found in DATE.findall(template["system"]) if _is_date(found)]
-    days = [d for t in corpus.transcripts for found in DATE.findall(t.system) if _is_date(found) for d in [found]]
+    here = days_of(template["system"])
     if not here or _MONTH.search(text):
         return [0, 0, 1]
     step = 7 if _WEEKDAY.search(text) else 1
-    low, high = date.fromisoformat(min(days)), date.fromisoformat(max(days))
+    low, high = corpus.days[0], corpus.days[-1]
     return [-((min(here) - low).days // step), (high - max(here)).days // step, step]
-
-
-def _is_date(text: str) -> bool:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        return False
-    return True

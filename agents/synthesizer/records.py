@@ -7,6 +7,8 @@ that the same field of different records has the same path. Numbers are named by
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import date
 from typing import Any
 
 Path = tuple[str, ...]
@@ -49,7 +51,18 @@ def is_number(value: Any) -> bool:
 
 def has_word(text: str, word: str) -> bool:
     """``word`` stands in ``text`` as a whole word, case ignored."""
+    if word.lower() not in text.lower():
+        return False
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.IGNORECASE) is not None
+
+
+def days_of(text: str) -> list[date]:
+    """The ISO dates of a text that are days of the calendar, in order of appearance."""
+    found = []
+    for part in DATE.findall(text):
+        with suppress(ValueError):
+            found.append(date.fromisoformat(part))
+    return found
 
 
 def shape(identifier: str) -> str:

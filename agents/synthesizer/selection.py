@@ -6,11 +6,10 @@ the capability was seen lacking. Where looking before acting is what is learnt, 
 a third, and a small share of *controls* does not need the capability, so that no one-sided shortcut pays.
 """
 
-import json
 import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from agents.synthesizer.lift import Template, calls_of
@@ -37,23 +36,15 @@ def kind_of(template: Template) -> str:
     return ("control:" if template["control"] else "act:" if acts else "answer:") + " ".join(calls)
 
 
-def choose(templates: Sequence[Template], room: int, rng: random.Random) -> list[Template]:
-    """Templates of every kind in turn until ``room`` bytes of JSON are used."""
+def in_turn(templates: Sequence[Template], rng: random.Random) -> Iterator[Template]:
+    """Every template once, one of each kind before a second of any; shuffled within its kind."""
     groups: dict[str, list[Template]] = defaultdict(list)
     for template in templates:
         groups[kind_of(template)].append(template)
     for kind in sorted(groups):
         rng.shuffle(groups[kind])
-    chosen: list[Template] = []
-    used = 0
     for turn in range(max(map(len, groups.values()), default=0)):
-        for kind in sorted(groups):
-            if turn < len(groups[kind]):
-                used += len(json.dumps(groups[kind][turn]))
-                if used > room:
-                    return chosen
-                chosen.append(groups[kind][turn])
-    return chosen
+        yield from (groups[kind][turn] for kind in sorted(groups) if turn < len(groups[kind]))
 
 
 def strata(templates: Sequence[Template], lacking: Sequence[str], *, balanced: bool) -> list[Stratum]:
