@@ -13,7 +13,7 @@ import asyncio
 import json
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Channel:
         *,
         max_bytes: int,
         post_mortem: Callable[[str], Awaitable[SandboxError]],
-        on_failure: Callable[[], Awaitable[None]],
+        on_failure: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._reader, self._writer = reader, writer
         self._max_bytes = max_bytes
@@ -103,10 +103,8 @@ class Channel:
 
     def _ring(self) -> None:
         oldest = self._open[0]
-        deadline = Deadline(oldest.op, oldest.budget + GRACE_SECONDS, "host")
-        if not oldest.future.done():
-            oldest.future.set_exception(deadline)
-        self._overdue = asyncio.create_task(self._end(deadline))
+        if self._fail(Deadline(oldest.op, oldest.budget + GRACE_SECONDS, "host")):
+            self._overdue = asyncio.create_task(self._on_failure(), name="sandbox deadline")
 
     async def _read(self) -> None:
         try:
@@ -148,20 +146,25 @@ class Channel:
         if not entry.future.done():
             entry.future.set_result(answer)
 
-    async def _end(self, failure: SandboxError) -> None:
-        """Once: remember the failure, fail what is open, have the container ended."""
+    def _fail(self, failure: SandboxError) -> bool:
+        """Remember the first failure and raise it in every open call; True that first time."""
         if self.failure is not None:
-            return
+            return False
         self.failure = failure
         if self._alarm is not None:
             self._alarm.cancel()
-        others = failure if not isinstance(failure, Deadline) else WorkerDied(None, False, str(failure))
         for entry in self._open:
             if not entry.future.done():
-                entry.future.set_exception(others)
+                entry.future.set_exception(failure)
+            if isinstance(failure, Deadline):  # the others did not outlive theirs: they went down with the first
+                failure = WorkerDied(None, False, str(failure))
         self._open.clear()
         self._writer.close()
-        await self._on_failure()
+        return True
+
+    async def _end(self, failure: SandboxError) -> None:
+        if self._fail(failure):
+            await self._on_failure()
 
     async def close(self) -> None:
         """End the stream; open calls raise WorkerDied."""

@@ -42,7 +42,7 @@ class Sandbox:
     def __init__(self, started: _Started, limits: SandboxLimits) -> None:
         self._started = started
         self._limits = limits
-        self._removed = False
+        self._removal: asyncio.Task[None] | None = None
         self._channel: Channel | None = None
 
     @classmethod
@@ -95,9 +95,10 @@ class Sandbox:
         await self._remove()
 
     async def _remove(self) -> None:
-        if not self._removed:
-            self._removed = True
-            await asyncio.to_thread(self._started.discard)
+        """Once, whoever asks first, and to its end even if the asker is cancelled."""
+        if self._removal is None:
+            self._removal = asyncio.create_task(asyncio.to_thread(self._started.discard), name="sandbox removal")
+        await asyncio.shield(self._removal)
 
     async def _post_mortem(self, stderr: str) -> SandboxError:
         exit_code, oom = await asyncio.to_thread(ended, self._started.container, EXIT_WAIT_SECONDS)

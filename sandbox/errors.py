@@ -53,8 +53,14 @@ class WorkerDied(SandboxError):
     def __init__(self, exit_code: int | None, oom: bool, stderr: str = ""):
         self.exit_code = exit_code
         self.oom = oom
-        why = "it ran out of memory" if oom else f"exit code {exit_code}"
-        tail = f"; its last words: {clipped(stderr)}" if stderr else ""
+        why = (
+            "it ran out of memory"
+            if oom
+            else f"exit code {exit_code}"
+            if exit_code is not None
+            else "the host ended it"
+        )
+        tail = f"; last words: {clipped(stderr)}" if stderr else ""
         super().__init__(f"the sandbox's worker ended: {why}{tail}")
 
 

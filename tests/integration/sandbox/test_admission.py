@@ -1,0 +1,178 @@
+"""Admission in real containers: one honest environment comes in, and each bad one is refused by the right check."""
+
+import asyncio
+import runpy
+from typing import Any
+
+import pytest
+
+from sandbox.admission import Thresholds, admit, refusals
+from sandbox.client import SandboxSource
+from sandbox.docker_engine import connect
+from sandbox.errors import EngineDown
+from sandbox.hashing import environment_hash
+from sandbox.policy import LABEL_OWNER
+from store.types import AdmissionReport
+from tests.integration.sandbox.conftest import ENVIRONMENTS
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
+LAMP_SHOP = (ENVIRONMENTS / "lamp_shop.py").read_text()
+TOOLS = runpy.run_path(str(ENVIRONMENTS / "lamp_shop.py"))["TOOLS"]
+ERRORS = ['{"error": "no such order"}']
+QUICK = Thresholds(seeds=8, twin_seeds=4, diversity_seeds=24, distinct_shapes=4)
+OWNER = "test-admission"
+
+
+def judge(source: str, thresholds: Thresholds = QUICK, **options: Any) -> AdmissionReport:
+    given = {"target_tools": TOOLS, "target_error_examples": ERRORS, "base_rewards": None, **options}
+    return asyncio.run(admit(source, thresholds=thresholds, owner=OWNER, **given))
+
+
+def changed(old: str, new: str, source: str = LAMP_SHOP) -> str:
+    assert old in source
+    return source.replace(old, new, 1)
+
+
+RESET = "        rng = random.Random(seed)\n"
+STEP = '        calls = message.get("tool_calls") or []\n'
+BAD: dict[str, tuple[str, set[str]]] = {
+    "reads the time": (
+        changed(RESET, "        import time\n        rng = random.Random(time.time_ns())\n"),
+        {"source", "determinism"},
+    ),
+    "draws from hash()": (changed(RESET, "        rng = random.Random(hash(str(seed)))\n"), {"determinism"}),
+    "shares state between episodes": (
+        changed("class Environment:\n", "class Environment:\n    done_to = {}\n").replace(
+            "        self.done_to: dict[str, tuple[str, str]] = {}\n", "        self.done_to.clear()\n"
+        ),
+        {"determinism"},
+    ),
+    "unsolvable for some": (
+        changed(
+            '        yield {"role": "assistant", "content": "Everything',
+            "        if len(self.goal) == 1:\n            return\n"
+            '        yield {"role": "assistant", "content": "Everything',
+        ),
+        {"oracle"},
+    ),
+    "always rewards": (
+        changed("        right = sum(", "        return Score(1.0, True, {})\n        right = sum("),
+        {"floor", "exploits"},
+    ),
+    "pays for words": (
+        changed(
+            "success = self.done_to == self.goal and self.ended", "success = self.done_to == self.goal or self.spoke"
+        )
+        .replace(STEP, STEP + '        self.spoke = "success" in str(message.get("content")).lower()\n')
+        .replace("self.turn, ", "self.spoke, self.turn, ", 1)
+        .replace("= 0, False, 0", "= False, 0, False, 0", 1),
+        {"exploits"},
+    ),
+    "crashes at once": (changed(RESET, "        raise RuntimeError('no lamps')\n"), {"runs"}),
+    "crashes on a clumsy call": (
+        changed("except (KeyError, TypeError, ValueError)", "except ZeroDivisionError"),
+        {"interface"},
+    ),
+    "never ends a step": (changed(STEP, "        while True:\n            pass\n" + STEP), {"runs"}),
+    "never ends a step for some seeds": (
+        changed(STEP, "        while self.hangs:\n            pass\n" + STEP).replace(
+            RESET, RESET + "        self.hangs = seed % 5 == 0\n"
+        ),
+        {"oracle"},
+    ),
+    "prints": (changed(RESET, RESET + "        print('lamp', seed)\n"), {"source", "effects"}),
+    "opens a socket": (
+        changed(RESET, RESET + "        import socket\n        socket.socket().close()\n"),
+        {"source", "effects"},
+    ),
+    "writes a file": (
+        changed(RESET, RESET + "        with open('/tmp/lamp', 'w') as file:\n            file.write('x')\n"),
+        {"source", "effects"},
+    ),
+    "eats memory": (changed(RESET, RESET + "        held = ['x' * 10**6 * n for n in range(1000)]\n"), {"runs"}),
+    "has one task in many numbers": (
+        changed("rng.choice([1, 2, 3])", "1")
+        .replace("rng.random() < 0.6", "True")
+        .replace("if rng.random() < 0.5:", "if True:")
+        .replace("opening = rng.choice([", "opening = min(["),
+        {"diversity"},
+    ),
+    "tells the answer": (
+        changed(
+            "        return Task(policy, ",
+            "        policy += ' ' + json.dumps({'order_id': self.order_id})\n        return Task(policy, ",
+        ),
+        {"leak"},
+    ),
+    "offers other tools": (
+        changed('_tool("get_product", product_id=TEXT)', '_tool("get_product", product_id={})'),
+        {"interface"},
+    ),
+    "errs in another form": (changed('return {"error": f"bad call', 'return {"problem": f"bad call'), {"interface"}),
+    "forgets to answer a call": (changed("for call in calls]", "for call in calls[:1]]"), {"interface"}),
+    "answers booleans for reward": (
+        changed("Score(1.0 if success else round(0.5 * share, 3)", "Score(bool(success)"),
+        {"runs"},
+    ),
+    "does not parse": ("class Environment(:\n", {"source", "runs"}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_environment_is_refused_by_the_right_check(name: str) -> None:
+    source, expected = BAD[name]
+    report = judge(source)
+    refused = refusals(report)
+    assert not report.admitted
+    assert expected <= set(refused), refused
+    if expected & {"source", "effects", "leak", "diversity", "interface", "exploits"} and "runs" not in expected:
+        allowed = expected | ({"exploits", "floor"} if "exploits" in expected else set())
+        assert set(refused) <= allowed, refused
+
+
+def test_an_honest_environment_is_admitted_with_every_check_named() -> None:
+    async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
+        assert source.name == f"env:{environment_hash(LAMP_SHOP)[:12]}"
+        return [[float(rollout % 2) for rollout in range(k)] for _ in seeds]
+
+    report = judge(LAMP_SHOP, thresholds=Thresholds(), base_rewards=rewards)
+    assert report.admitted, refusals(report)
+    assert report.environment_hash == environment_hash(LAMP_SHOP)
+    names = "source runs determinism oracle diversity floor exploits interface leak latency effects spread"
+    assert [check.name for check in report.checks] == names.split()
+    evidence = {check.name: check.evidence for check in report.checks}
+    assert evidence["oracle"] == {"seeds": 32, "failed": 0, "mean_turns": evidence["oracle"]["mean_turns"]}
+    assert evidence["spread"]["mean"] == 0.5
+    assert all(check.seconds >= 0 for check in report.checks)
+
+
+@pytest.mark.parametrize(("reward", "why"), [(0.0, "all fail"), (1.0, "all succeed"), (0.5, "no group is mixed")])
+def test_a_base_model_that_leaves_nothing_to_learn_refuses(reward: float, why: str) -> None:
+    async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
+        return [[reward] * k for _ in seeds]
+
+    assert set(refusals(judge(LAMP_SHOP, base_rewards=rewards))) == {"spread"}, why
+
+
+def test_without_a_base_model_the_report_says_that_spread_was_left_out() -> None:
+    spread = judge(LAMP_SHOP).checks[-1]
+    assert (spread.name, list(spread.evidence)) == ("spread", ["left_out"])
+
+
+def test_slowness_is_refused_by_latency_alone() -> None:
+    thresholds = Thresholds(seeds=4, twin_seeds=2, diversity_seeds=24, distinct_shapes=4, step_seconds=0.0)
+    assert set(refusals(judge(LAMP_SHOP, thresholds=thresholds))) == {"latency"}
+
+
+def test_no_container_is_left_behind() -> None:
+    judge(BAD["never ends a step"][0])
+    client = connect()
+    left = client.containers.list(all=True, filters={"label": f"{LABEL_OWNER}={OWNER}"})
+    client.close()
+    assert left == []
+
+
+def test_a_missing_engine_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///nobody/here.sock")
+    with pytest.raises(EngineDown):
+        judge(LAMP_SHOP)

@@ -1,0 +1,203 @@
+"""Episodes over a real container: many, isolated, and every way of dying told apart."""
+
+import asyncio
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.admission.policies import call, say
+from sandbox.client import SandboxSource, reap_orphans
+from sandbox.contract import Score
+from sandbox.errors import Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
+from sandbox.hashing import environment_hash
+from sandbox.policy import LABEL_OWNER, SandboxLimits
+from tests.integration.sandbox.conftest import ENVIRONMENTS
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
+INTRUDER = (ENVIRONMENTS / "intruder.py").read_text()
+HOG, LEAVE, FORGE, FLOOD, BLOCK, SLEEP, EXIT = range(1, 8)
+
+
+def test_an_episode_comes_back_as_the_contracts_types(lamp_shop: str) -> None:
+    async def main() -> None:
+        async with SandboxSource(lamp_shop) as source:
+            assert source.name == f"env:{environment_hash(lamp_shop)[:12]}"
+            play = await source.oracle(7)
+            episode = source.episode()
+            assert await episode.reset(7) == play.task
+            for turn in play.turns:
+                step = await episode.step(turn.message)
+                assert step.messages == turn.replies
+            assert step.done
+            assert await episode.score() == play.score == Score(1.0, True, {"requests": 1.0})
+            await episode.close()
+
+    asyncio.run(main())
+
+
+def test_two_episodes_are_isolated(lamp_shop: str) -> None:
+    async def main() -> None:
+        async with SandboxSource(lamp_shop) as source:
+            first, second = source.episode(), source.episode()
+            await first.reset(7)
+            before = await first.score()
+            await second.reset(7)
+            for turn in (await source.oracle(7)).turns:
+                await second.step(turn.message)
+            assert (await second.score()).success
+            assert await first.score() == before
+
+    asyncio.run(main())
+
+
+def test_64_episodes_at_once_score_as_they_do_alone(lamp_shop: str) -> None:
+    async def run(source: SandboxSource, seed: int) -> tuple[str, Score]:
+        episode, rng = source.episode(), random.Random(seed)
+        task = await episode.reset(seed)
+        plays = (await source.oracle(seed)).turns[: rng.randrange(1, 8)]
+        for turn in plays:
+            await episode.step(turn.message)
+        result = await episode.score()
+        await episode.close()
+        return task.messages[0]["content"], result
+
+    async def main() -> tuple[list[Any], list[Any]]:
+        async with SandboxSource(lamp_shop) as source:
+            together = await asyncio.gather(*(run(source, seed) for seed in range(64)))
+            return together, [await run(source, seed) for seed in range(64)]
+
+    together, alone = asyncio.run(main())
+    assert together == alone
+    assert len({text for text, _ in together}) == 64
+    assert {result.success for _, result in together} == {True, False}
+
+
+def meet(seed: int, **limits: Any) -> tuple[SandboxError, str]:
+    """The error that the intruder's deed ends in, and what a fresh episode afterwards comes to."""
+
+    async def main() -> tuple[SandboxError, str]:
+        async with SandboxSource(INTRUDER, limits=SandboxLimits(call_seconds=1.0, **limits)) as source:
+            with pytest.raises(SandboxError) as raised:
+                await source.episode().reset(seed)
+            episode = source.episode()
+            with pytest.raises(EnvironmentFault) as after:
+                await episode.reset(99)
+            return raised.value, after.value.error
+
+    error, after = asyncio.run(main())
+    assert after == "IndexError: list index out of range"  # the sandbox, or a fresh one, serves again
+    return error, after
+
+
+def test_running_out_of_memory_is_read_from_the_engine() -> None:
+    error, _ = meet(HOG, memory_mb=64)
+    assert isinstance(error, WorkerDied)
+    assert error.oom
+
+
+def test_a_worker_that_leaves_is_not_out_of_memory() -> None:
+    error, _ = meet(LEAVE)
+    assert isinstance(error, WorkerDied)
+    assert (error.oom, error.exit_code) == (False, 5)
+
+
+@pytest.mark.parametrize("seed", [FORGE, FLOOD])
+def test_writing_on_the_protocols_stream_ends_the_container(seed: int) -> None:
+    error, _ = meet(seed)
+    assert isinstance(error, ProtocolFault)
+
+
+def test_an_endless_wait_ends_inside_and_the_others_live_on() -> None:
+    error, _ = meet(SLEEP, restarts=0)
+    assert isinstance(error, Deadline)
+    assert error.where == "worker"
+
+
+def test_code_that_blocks_in_c_is_ended_by_the_host() -> None:
+    error, _ = meet(BLOCK)
+    assert isinstance(error, Deadline)
+    assert error.where == "host"
+
+
+def test_leaving_by_exception_is_a_fault_with_its_traceback() -> None:
+    error, _ = meet(EXIT, restarts=0)
+    assert isinstance(error, EnvironmentFault)
+    assert error.error == "SystemExit: 3"
+    assert "sys.exit(3)" in error.traceback
+
+
+def test_restarts_are_bounded_and_the_cause_is_raised_again() -> None:
+    async def main() -> None:
+        async with SandboxSource(INTRUDER, limits=SandboxLimits(restarts=1)) as source:
+            for _ in range(2):
+                with pytest.raises(WorkerDied):
+                    await source.episode().reset(LEAVE)
+            with pytest.raises(WorkerDied, match="exit code 5"):
+                await source.episode().reset(99)
+            assert source.restarts == 1
+
+    asyncio.run(main())
+
+
+def test_a_source_that_cannot_be_loaded_leaves_no_container(engine: Any) -> None:
+    async def main() -> None:
+        async with SandboxSource("import nothing_here", owner="test-load"):
+            pytest.fail("loaded")
+
+    with pytest.raises(EnvironmentFault, match="nothing_here"):
+        asyncio.run(main())
+    assert engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}=test-load"}) == []
+
+
+def test_a_junk_message_from_the_agent_is_the_environments_to_answer(lamp_shop: str) -> None:
+    async def main() -> None:
+        async with SandboxSource(lamp_shop) as source:
+            episode = source.episode()
+            await episode.reset(1)
+            step = await episode.step(call(0, ("no_such", "{broken"), ("get_order", "[]")))
+            assert [message["tool_call_id"] for message in step.messages] == ["call_0_0", "call_0_1"]
+            assert not (await episode.step(say("\u2603"))).messages or not step.done
+
+    asyncio.run(main())
+
+
+ORPHAN_MAKER = """
+import asyncio, os, sys
+from sandbox.client import SandboxSource
+async def main():
+    async with SandboxSource(open(sys.argv[1]).read(), owner="test-orphans"):
+        print("up", flush=True)
+        os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+
+
+def test_what_a_killed_process_left_is_reaped_and_the_living_are_spared(engine: Any, lamp_shop: str) -> None:
+    path = str(ENVIRONMENTS / "lamp_shop.py")
+    root = str(Path(__file__).parents[3])
+    killed = subprocess.run(
+        [sys.executable, "-c", ORPHAN_MAKER, path], cwd=root, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (killed.stdout, killed.returncode) == ("up\n", -9)
+
+    def left() -> list[Any]:
+        found: list[Any] = engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}=test-orphans"})
+        return found
+
+    async def main() -> None:
+        async with SandboxSource(lamp_shop, owner="test-orphans") as source:
+            mine = (await source.sandbox()).container_id
+            orphans = [container for container in left() if container.id != mine]
+            assert len(orphans) == 1
+            orphans[0].wait(timeout=20)  # its input ended, so the worker has ended by itself
+            reaped = await asyncio.to_thread(reap_orphans, "test-orphans")
+            assert reaped == [orphans[0].short_id]
+            assert [container.id for container in left()] == [mine]
+            assert (await source.oracle(1)).score.success
+
+    asyncio.run(main())
+    assert left() == []
