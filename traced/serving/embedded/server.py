@@ -15,6 +15,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -105,8 +106,7 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
         http: Request, body: GenerationRequest, prompt_ids: list[int], sampling: Sampling
     ) -> Generation | None:
         adapter = None if body.model == base_name else body.model
-        future = asyncio.wrap_future(engine.submit(prompt_ids, sampling, adapter))
-        return await _unless_gone(http, future)
+        return await _unless_gone(http, engine.submit(prompt_ids, sampling, adapter))
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, http: Request) -> Response:
@@ -132,8 +132,9 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
         return JSONResponse(_text_answer(tokenizer, body, prompt_ids, generation))
 
 
-async def _unless_gone(http: Request, future: "asyncio.Future[Generation]") -> Generation | None:
+async def _unless_gone(http: Request, job: Future[Generation]) -> Generation | None:
     """The generation, or None with the request cancelled if the client hangs up first."""
+    future = asyncio.wrap_future(job)
     gone = asyncio.ensure_future(_disconnected(http))
     both: set[asyncio.Future[Any]] = {future, gone}
     try:
@@ -141,7 +142,7 @@ async def _unless_gone(http: Request, future: "asyncio.Future[Generation]") -> G
         return future.result() if future.done() else None
     finally:
         gone.cancel()
-        future.cancel()
+        job.cancel()
 
 
 async def _disconnected(http: Request) -> None:
