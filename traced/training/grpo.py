@@ -20,12 +20,13 @@ import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback
+from transformers import PrinterCallback
 from transformers.utils import logging
 from trl import GRPOConfig
 
 from sandbox.episodes import EpisodeSource
 from sandbox.errors import SandboxError
+from traced.models import ModelFiles, load_model
 from traced.rollout.conversation import TurnTemplate
 from traced.serving.embedded.core import Engine
 from traced.training.errors import EnvironmentFailed, JobChangedError
@@ -93,8 +94,7 @@ def build_trainer(
 ) -> GroupRelativeTrainer:
     """The trainer with its engine around the model under training; ``source`` lives on the portal's loop."""
     logging.set_verbosity_error()
-    tokenizer = AutoTokenizer.from_pretrained(job.model_path)
-    model = AutoModelForCausalLM.from_pretrained(job.model_path, dtype=torch.float32)
+    model, tokenizer = load_model(ModelFiles(Path(job.model_path).name, Path(job.model_path)))
     length = min(job.max_length, model.config.max_position_embeddings)
     limits = RolloutLimits(job.max_turns, length, job.max_tokens, job.step_timeout_s, job.temperature)
     engines: list[Engine] = []  # filled below: the engine wraps the model that the trainer makes

@@ -1,0 +1,115 @@
+"""A training run in a child process: metrics arrive, errors are told, stopping is clean, orphans end."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.unit.training.tiny import save_model
+from traced.training.errors import JobError, TrainerDied, TrainingError
+from traced.training.job import TrainingJob
+from traced.training.metrics import Metrics, read_metrics
+from traced.training.supervise import train
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+def job(model_path: Path, out: Path, **changes: Any) -> TrainingJob:
+    settings: dict[str, Any] = {"groups": 2, "rollouts": 2, "iterations": 2, "max_turns": 1, "max_tokens": 4}
+    settings |= {"max_length": 512, "environment_source": {"target": "desk", "split": "train"}}
+    settings |= {"model_path": str(model_path), "out_dir": str(out)}
+    return TrainingJob(run_id="r", capability="direct", **settings | changes)
+
+
+def test_metrics_arrive_and_the_adapter_is_there_at_the_end(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out")
+    seen: list[Metrics] = []
+    result = asyncio.run(train(chosen, seen.append))
+    assert [m["iteration"] for m in seen] == [1, 2]
+    assert seen == read_metrics(chosen.metrics)
+    assert Path(result.adapter) == chosen.adapter
+    assert (chosen.adapter / "adapter_model.safetensors").is_file()
+    assert (result.iterations, result.resumed_from) == (2, 0)
+
+
+def test_the_childs_own_error_is_raised_here(model_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="leave desk's split 'gate'"):
+        asyncio.run(
+            train(job(model_path, tmp_path / "a", environment_source={"target": "desk", "split": "gate"}), print)
+        )
+    with pytest.raises(TrainingError, match="cannot be loaded"):
+        asyncio.run(train(job(tmp_path / "nowhere", tmp_path / "b"), print))
+
+
+def test_a_child_that_dies_without_a_word_shows_its_last_lines(model_path: Path, tmp_path: Path) -> None:
+    def kill(metrics: Metrics) -> None:
+        [child] = [p for p in psutil.Process().children() if str(tmp_path) in " ".join(p.cmdline())]
+        child.kill()
+
+    chosen = job(model_path, tmp_path / "out", iterations=50)
+    chosen.out.mkdir()
+    (chosen.out / "train.log").write_text("the last line\n")
+    with pytest.raises(TrainerDied, match=r"code -9 and no result(.|\n)*the last line"):
+        asyncio.run(train(chosen, kill))
+
+
+def test_cancelling_stops_the_child_and_the_same_call_carries_on(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out", iterations=4, checkpoint_every=1)
+
+    async def cancelled() -> None:
+        begun = asyncio.Event()
+        task = asyncio.create_task(train(chosen, lambda m: begun.set() if m["iteration"] == 2 else None))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    assert not chosen.adapter.exists()
+    result = asyncio.run(train(chosen, print))
+    assert result.resumed_from >= 1
+    assert [m["iteration"] for m in read_metrics(chosen.metrics)] == [1, 2, 3, 4]
+
+
+def test_the_child_dies_with_its_parent(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out", iterations=10_000)
+    (tmp_path / "job.json").write_text(chosen.to_json())
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(
+                """
+                import asyncio, sys
+                from pathlib import Path
+                from traced.training.job import read_job
+                from traced.training.supervise import train
+                asyncio.run(train(read_job(Path(sys.argv[1])), lambda m: print(m, flush=True)))
+                """
+            ),
+            str(tmp_path / "job.json"),
+        ],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[3],
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        parent.stdout.readline()
+        children = psutil.Process(parent.pid).children()
+        assert len(children) == 1
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait(20)
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []
+    assert not chosen.adapter.exists()
