@@ -11,6 +11,7 @@ Not covered: asynchronous sessions (call these from a thread), several databases
 
 import json
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,8 @@ from store.errors import BrokenReference, StoreError, StoreUnavailable, StoreVer
 
 BUSY_TIMEOUT_MS = 30_000
 MIGRATION_LOCK = 7_236_203  # any constant: PostgreSQL's advisory lock that serialises migrations
+
+_ALEMBIC = threading.Lock()  # Alembic's current migration is a global of the process
 
 
 def sqlite_url(path: Path) -> str:
@@ -66,17 +69,19 @@ def connect(url: str) -> Engine:
 
 def migrate(engine: Engine, revision: str = "head") -> None:
     """Bring the schema to ``revision`` in one transaction ("head", "base" or a revision id)."""
-    known = {script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()}
+    newest_first = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()]
+    target = newest_first[0] if revision == "head" else revision
     try:
         with engine.connect() as connection, _foreign_keys_off(connection), connection.begin():
             if engine.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
             current = _current_revision(connection)
-            if current is not None and current not in known:
+            if current is not None and current not in newest_first:
                 raise StoreVersionError(
                     f"{_shown(engine.url)} has schema {current!r}, which this traced does not know; upgrade traced"
                 )
-            _run_alembic(connection, revision, current, sorted(known))
+            if current != target:
+                _run_alembic(connection, target, current)
     except DBAPIError as error:
         raise _unavailable(engine.url, error) from error
 
@@ -166,11 +171,11 @@ def _foreign_keys_off(connection: Connection) -> Iterator[None]:
         raw.execute("PRAGMA foreign_keys=ON")
 
 
-def _run_alembic(connection: Connection, revision: str, current: str | None, known: list[str]) -> None:
-    config = alembic_config(connection)
-    down = revision == "base" or (current is not None and revision in known and revision < current)
+def _run_alembic(connection: Connection, revision: str, current: str | None) -> None:
+    down = revision == "base" or revision < (current or "")  # revisions are numbers of one width
     try:
-        (command.downgrade if down else command.upgrade)(config, revision)
+        with _ALEMBIC:
+            (command.downgrade if down else command.upgrade)(alembic_config(connection), revision)
     except CommandError as error:
         raise StoreVersionError(f"cannot migrate from {current!r} to {revision!r}: {error}") from error
     if connection.dialect.name == "sqlite":

@@ -1,0 +1,66 @@
+import pytest
+from sqlalchemy import Engine
+
+from store.database import reading, session
+from store.errors import NotFound
+from store.records import PromotionState
+from store.repositories.adapters import save_adapter
+from store.repositories.evidence import LabelCounts, Traffic, TrajectoryEvidence, evidence_chain
+from store.repositories.training import save_training_run
+from store.types import Outcome, Verdict
+from tests.unit.store.chain import (
+    CAPABILITY,
+    CYCLE,
+    FINDING,
+    GATE,
+    HASH,
+    REPORT,
+    SOURCE,
+    adapter,
+    save_chain,
+    save_origin,
+    training_run,
+)
+
+NAME = "date-reasoning@v1"
+
+
+def test_the_chain_from_trajectories_to_traffic(engine: Engine) -> None:
+    with session(engine) as opened:
+        save_chain(opened)
+    with reading(engine) as opened:
+        chain = evidence_chain(opened, NAME)
+    failed, lacking = Outcome.FAILURE, Verdict.LACKING
+    assert chain.missing == []
+    assert chain.adapter == adapter()
+    assert chain.cycle == CYCLE
+    assert chain.trajectories == [
+        TrajectoryEvidence("t1", "desk", "train", "41", 0, "base", failed, {0: lacking, 1: lacking}, [2]),
+        TrajectoryEvidence("t2", "desk", "train", "41", 1, "base", Outcome.SUCCESS, {0: Verdict.NA, 1: Verdict.NA}, []),
+    ]
+    assert LabelCounts(0, failed, lacking, 1) in chain.labels
+    assert len(chain.labels) == 4
+    assert (chain.capability, chain.finding) == (CAPABILITY, FINDING)
+    assert (chain.environment.hash, chain.environment.source_code) == (HASH, SOURCE)
+    assert [admission.report for admission in chain.admissions] == [REPORT]
+    assert (chain.training.id, chain.training.rollouts, len(chain.iterations)) == ("r1", 64, 1)
+    assert [gate.result for gate in chain.gates] == [GATE]
+    assert [decided.who for decided in chain.approvals] == ["Ada"]
+    assert [promotion.state for promotion in chain.promotions] == [PromotionState.LIVE]
+    assert chain.traffic == Traffic(1, 1)
+    assert chain.traffic.share == 1.0
+
+
+def test_links_that_are_not_stored_are_named(engine: Engine) -> None:
+    with session(engine) as opened:
+        save_origin(opened)
+        save_training_run(opened, training_run())
+        save_adapter(opened, adapter())
+        chain = evidence_chain(opened, NAME)
+    assert chain.missing == ["training metrics", "gate", "approval", "promotion"]
+    assert chain.traffic.share is None
+
+
+def test_an_unknown_adapter_is_named(engine: Engine) -> None:
+    with reading(engine) as opened, pytest.raises(NotFound, match="'x@v1'"):
+        evidence_chain(opened, "x@v1")

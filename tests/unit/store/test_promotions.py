@@ -1,0 +1,105 @@
+import pytest
+from sqlmodel import Session
+
+from store.errors import NotApproved, NotFound, NotLive
+from store.records import Decision, PromotionState
+from store.repositories.adapters import save_adapter
+from store.repositories.gates import list_gates
+from store.repositories.promotions import (
+    latest_approval,
+    list_approvals,
+    list_promotions,
+    live_adapters,
+    promote,
+    roll_back,
+    save_approval,
+)
+from tests.unit.store.chain import adapter, approval, later, save_chain
+
+V1, V2, V3 = (f"date-reasoning@v{version}" for version in (1, 2, 3))
+
+
+@pytest.fixture(autouse=True)
+def chain(db: Session) -> None:
+    save_chain(db)
+    for version in (2, 3):
+        save_adapter(db, adapter(version))
+
+
+def live(db: Session) -> list[str]:
+    return [promotion.adapter for promotion in live_adapters(db)]
+
+
+def put_live(db: Session, name: str, seconds: float) -> None:
+    save_approval(db, approval(name, seconds=seconds))
+    promote(db, name, who="Ada", at=later(seconds + 1))
+
+
+def states(db: Session, name: str) -> list[PromotionState]:
+    return [promotion.state for promotion in list_promotions(db, name)]
+
+
+def test_a_decision_keeps_the_gate_result_it_was_about(db: Session) -> None:
+    [decided] = list_approvals(db, V1)
+    assert decided.gate_id == list_gates(db, V1)[0].id
+    assert save_approval(db, approval(V2)).gate_id is None
+
+
+def test_nothing_goes_live_without_approval(db: Session) -> None:
+    with pytest.raises(NotApproved, match=f"traced approve {V2}"):
+        promote(db, V2, who="Ada", at=later(20))
+    save_approval(db, approval(V2, seconds=20))
+    save_approval(db, approval(V2, Decision.REJECTED, seconds=21))
+    decided = latest_approval(db, V2)
+    assert decided is not None
+    assert decided.decision is Decision.REJECTED
+    with pytest.raises(NotApproved):
+        promote(db, V2, who="Ada", at=later(22))
+    assert live(db) == [V1]
+
+
+def test_a_new_version_supersedes_the_live_one(db: Session) -> None:
+    put_live(db, V2, 20)
+    assert live(db) == [V2]
+    assert states(db, V1) == [PromotionState.LIVE, PromotionState.SUPERSEDED]
+    assert list_promotions(db, V2)[-1].previous == V1
+
+
+def test_promoting_the_live_version_again_changes_nothing(db: Session) -> None:
+    before = list_promotions(db, V1)
+    assert promote(db, V1, who="Eve", at=later(20)) == before[-1]
+    assert list_promotions(db, V1) == before
+
+
+def test_rolling_back_walks_back_to_the_base_model(db: Session) -> None:
+    put_live(db, V2, 20)
+    put_live(db, V3, 30)
+    assert roll_back(db, V3, who="Ada", at=later(40), reason="worse") == V2
+    assert live(db) == [V2]
+    assert roll_back(db, V2, who="Ada", at=later(41)) == V1
+    assert roll_back(db, V1, who="Ada", at=later(42)) is None
+    assert live(db) == []
+    assert states(db, V2)[-3:] == [PromotionState.SUPERSEDED, PromotionState.LIVE, PromotionState.ROLLED_BACK]
+    assert list_promotions(db, V3)[-1].reason == "worse"
+
+
+def test_rolling_back_passes_over_a_version_that_was_rejected_since(db: Session) -> None:
+    put_live(db, V2, 20)
+    put_live(db, V3, 30)
+    save_approval(db, approval(V2, Decision.REJECTED, seconds=35))
+    assert roll_back(db, V3, who="Ada", at=later(40)) == V1
+    assert live(db) == [V1]
+
+
+def test_a_version_can_go_live_again(db: Session) -> None:
+    roll_back(db, V1, who="Ada", at=later(20))
+    promote(db, V1, who="Ada", at=later(21))
+    assert live(db) == [V1]
+    assert list_promotions(db, V1)[-1].previous is None
+
+
+def test_what_is_not_live_cannot_be_rolled_back(db: Session) -> None:
+    with pytest.raises(NotLive, match=V1):
+        roll_back(db, V2, who="Ada", at=later(20))
+    with pytest.raises(NotFound, match="nothing@v1"):
+        roll_back(db, "nothing@v1", who="Ada", at=later(20))

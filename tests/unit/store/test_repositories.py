@@ -1,0 +1,177 @@
+"""Cycles, analysis, environments, training, adapters and gates: same save twice, other content, unknown ids."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from sqlmodel import Session
+
+from store.errors import NotFound, StoreConflict
+from store.records import CycleState, EnvironmentRecord, IterationMetrics, RunState, StageEvent, StageState
+from store.repositories import adapters, analysis, cycles, environments, gates, routing, training
+from store.types import GateAnswer, Label, Verdict
+from tests.unit.store.chain import (
+    CAPABILITY,
+    CYCLE,
+    FINDING,
+    GATE,
+    HASH,
+    REPORT,
+    SOURCE,
+    adapter,
+    later,
+    save_chain,
+    training_run,
+)
+
+
+@pytest.fixture(autouse=True)
+def chain(db: Session) -> None:
+    save_chain(db)
+
+
+def test_the_whole_chain_saves_twice_without_a_second_row(db: Session) -> None:
+    save_chain(db)
+    assert len(cycles.list_stage_events(db, "c1")) == 1
+    assert len(analysis.list_labels(db, "c1")) == 4
+    assert len(environments.list_admissions(db, HASH)) == 1
+    assert len(gates.list_gates(db, "date-reasoning@v1")) == 1
+    assert routing.traffic(db) == {"date-reasoning@v1": 1}
+
+
+def test_cycles(db: Session) -> None:
+    assert cycles.get_cycle(db, "c1") == CYCLE
+    cycles.save_cycle(db, replace(CYCLE, id="c2", target="tau-bench", created_at=later(60)))
+    assert [cycle.id for cycle in cycles.list_cycles(db)] == ["c2", "c1"]
+    assert [cycle.id for cycle in cycles.list_cycles(db, limit=1)] == ["c2"]
+    assert [cycle.id for cycle in cycles.list_cycles(db, target="desk")] == ["c1"]
+    cycles.set_cycle_state(db, "c1", CycleState.FINISHED, at=later(99), summary={"gain": 0.2})
+    ended = cycles.get_cycle(db, "c1")
+    assert (ended.state, ended.finished_at, ended.summary) == (CycleState.FINISHED, later(99), {"gain": 0.2})
+    cycles.set_cycle_state(db, "c1", CycleState.RUNNING, at=later(100))
+    assert cycles.get_cycle(db, "c1") == replace(CYCLE, summary={"gain": 0.2})
+
+
+def test_a_cycle_id_is_not_used_for_another_cycle(db: Session) -> None:
+    with pytest.raises(StoreConflict, match="another id"):
+        cycles.save_cycle(db, replace(CYCLE, seed=8))
+
+
+def test_stage_events_come_in_the_order_of_writing(db: Session) -> None:
+    event = StageEvent("c1", "train", StageState.FAILED, later(1), CAPABILITY.name, {"reason": "loss", "at": math.inf})
+    cycles.save_stage_event(db, event)
+    collected, failed = cycles.list_stage_events(db, "c1")
+    assert collected.stage == "collect"
+    assert failed == replace(event, detail={"reason": "loss", "at": None})
+
+
+def test_analysis(db: Session) -> None:
+    assert analysis.list_capabilities(db, "c1") == [CAPABILITY]
+    assert analysis.get_capability(db, "c1", CAPABILITY.name) == CAPABILITY
+    assert analysis.list_findings(db, "c1") == [FINDING] == analysis.list_findings(db, "c1", retained=True)
+    assert analysis.list_findings(db, "c1", retained=False) == []
+    assert analysis.list_labels(db, "c1", run=1, capability=CAPABILITY.name) == [
+        Label("t1", CAPABILITY.name, 1, Verdict.LACKING, 2),
+        Label("t2", CAPABILITY.name, 1, Verdict.NA, None),
+    ]
+    assert analysis.list_labels(db, "c1", capability="other") == []
+    assert analysis.labelled_trajectories(db, "c1") == ["t1", "t2"]
+
+
+def test_evidence_of_the_analysis_does_not_change(db: Session) -> None:
+    with pytest.raises(StoreConflict, match="analyse again"):
+        analysis.save_capabilities(db, "c1", [replace(CAPABILITY, description="other")])
+    with pytest.raises(StoreConflict, match="analyse again"):
+        analysis.save_labels(db, "c1", [Label("t1", CAPABILITY.name, 0, Verdict.PRESENT, 2)])
+    with pytest.raises(StoreConflict, match="analyse again"):
+        analysis.save_findings(db, [replace(FINDING, retained=False)])
+
+
+def test_environments(db: Session) -> None:
+    made = environments.get_environment(db, HASH)
+    assert made == EnvironmentRecord(HASH, SOURCE, "c1", CAPABILITY.name, 7, "builtin", later(2))
+    admission = environments.latest_admission(db, HASH)
+    assert admission is not None
+    assert (admission.report, admission.cycle_id, admission.at) == (REPORT, "c1", later(3))
+    refused = replace(REPORT, admitted=False)
+    environments.save_admission(db, refused, cycle_id="c1", at=later(30))
+    newest = environments.latest_admission(db, HASH)
+    assert newest is not None
+    assert not newest.report.admitted
+    assert environments.list_admissions(db, HASH, cycle_id="c2") == []
+
+
+def test_the_same_source_from_two_cycles_has_two_origins(db: Session) -> None:
+    cycles.save_cycle(db, replace(CYCLE, id="c2"))
+    analysis.save_capabilities(db, "c2", [CAPABILITY])
+    again = replace(environments.get_environment(db, HASH), cycle_id="c2", at=later(50))
+    environments.save_environment(db, again)
+    assert environments.get_environment(db, HASH, cycle_id="c2") == again
+    assert environments.list_environments(db, "c2") == [again]
+    assert environments.get_environment(db, HASH).cycle_id == "c1"
+
+
+def test_a_hash_that_is_not_the_sources_is_refused(db: Session) -> None:
+    with pytest.raises(StoreConflict, match="hash it again"):
+        environments.save_environment(db, replace(environments.get_environment(db, HASH), source_code="other"))
+
+
+def test_training(db: Session) -> None:
+    ended = replace(training_run(), state=RunState.FINISHED, finished_at=later(5), rollouts=64)
+    assert training.get_training_run(db, "r1") == ended
+    assert training.list_training_runs(db, "c1") == [ended]
+    [first] = training.list_iterations(db, "r1")
+    assert first.values["reward"] == 0.3
+    assert math.isnan(first.values["loss"])
+    resumed = [IterationMetrics("r1", 0, {"reward": 0.4}), IterationMetrics("r1", 1, {"reward": 0.5})]
+    training.save_iterations(db, resumed)
+    assert training.list_iterations(db, "r1") == resumed
+    training.set_training_state(db, "r1", RunState.RUNNING, at=later(9))
+    assert training.get_training_run(db, "r1") == replace(training_run(), rollouts=64)
+    with pytest.raises(StoreConflict, match="seed"):
+        training.save_training_run(db, replace(training_run(), seed=1))
+
+
+def test_adapter_versions_are_immutable(db: Session) -> None:
+    assert adapters.get_adapter(db, "date-reasoning@v1") == adapter()
+    adapters.save_adapter(db, replace(adapter(), created_at=later(500)))
+    assert adapters.get_adapter(db, "date-reasoning@v1") == adapter()
+    with pytest.raises(StoreConflict, match="publish date-reasoning@v2"):
+        adapters.save_adapter(db, replace(adapter(), files={"adapter_model.safetensors": "f" * 64}))
+    with pytest.raises(StoreConflict, match="not the name"):
+        adapters.save_adapter(db, replace(adapter(), version=3))
+
+
+def test_adapters_are_listed_by_number(db: Session) -> None:
+    for version in (10, 2):
+        adapters.save_adapter(db, adapter(version))
+    expected = [adapter(1), adapter(2), adapter(10)]
+    assert adapters.list_adapters(db, capability="date-reasoning") == expected
+    assert adapters.list_adapters(db, cycle_id="c1") == expected
+    assert adapters.list_adapters(db, cycle_id="c2") == []
+
+
+def test_the_newest_gate_counts(db: Session) -> None:
+    [first] = gates.list_gates(db, "date-reasoning@v1")
+    assert (first.result, first.cycle_id, first.at) == (GATE, "c1", later(6))
+    gates.save_gate(db, replace(GATE, answer=GateAnswer.FAIL), cycle_id="c1", at=later(60))
+    newest = gates.latest_gate(db, "date-reasoning@v1")
+    assert newest is not None
+    assert newest.result.answer is GateAnswer.FAIL
+    assert gates.latest_gate(db, "other@v1") is None
+
+
+def test_routing_of_a_cycle(db: Session) -> None:
+    assert [choice.model for choice in routing.list_routing(db, cycle_id="c1")] == ["date-reasoning@v1"]
+    assert routing.list_routing(db, cycle_id="c2") == []
+    assert len(routing.list_routing(db)) == 1
+
+
+def test_unknown_ids_are_named(db: Session) -> None:
+    for ask in (cycles.get_cycle, training.get_training_run, adapters.get_adapter, environments.get_environment):
+        with pytest.raises(NotFound, match="'nothing'"):
+            ask(db, "nothing")
+    with pytest.raises(NotFound, match="'nothing'"):
+        analysis.get_capability(db, "c1", "nothing")
+    with pytest.raises(NotFound, match="'nothing'"):
+        cycles.set_cycle_state(db, "nothing", CycleState.FAILED, at=later(1))
