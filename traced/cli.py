@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from traced.commands import decide, setup, show
+from traced.commands import decide, run, setup, show, steps
 from traced.commands.boundary import Verbs, stop_on_sigterm
 
 app = typer.Typer(
@@ -31,6 +31,14 @@ def options(
 
 app.command()(setup.init)
 app.command()(setup.doctor)
+app.command()(run.demo)
+app.command()(steps.collect)
+app.command("import")(run.import_)
+app.command()(run.analyze)
+app.command()(steps.synthesize)
+app.command()(steps.admit)
+app.command()(steps.train)
+app.command()(steps.evaluate)
 app.command()(decide.approve)
 app.command()(decide.reject)
 app.command()(decide.rollback)

@@ -1,0 +1,114 @@
+"""The cycle that verbs work on, and what it holds so far.
+
+The current cycle is the newest one of the same target, model, seed and settings. Where only the settings differ, the
+error names the first difference, because results under other settings must not be mixed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from sqlmodel import Session
+
+from store.records import Cycle
+from store.repositories.adapters import list_adapters
+from store.repositories.cycles import list_cycles
+from store.repositories.environments import list_environments
+from traced.commands.output import progress
+from traced.commands.stored import writing
+from traced.config import Settings
+from traced.errors import TracedError
+from traced.meter import Meter
+from traced.models import resolve_model
+from traced.progress import Progress
+from traced.running import configuration, find_cycle
+from traced.stages.admit import stored_report
+from traced.stages.analyze import stored_findings
+from traced.stages.context import Context, opened
+
+Answer = TypeVar("Answer")
+
+
+def on_cycle(settings: Settings, work: Callable[[Context], Awaitable[Answer]], *, begin: bool = False) -> Answer:
+    """``work`` on the current cycle, with live progress; ``begin`` makes a cycle where there is none to carry on."""
+    model = resolve_model(settings.model.spec, settings.data_dir).name
+    with writing(settings) as session:
+        cycle = (
+            find_cycle(session, settings, model, at=datetime.now(UTC)) if begin else _current(session, settings, model)
+        )
+
+    async def run() -> Answer:
+        async with opened(settings, cycle.id, shown, meter) as context:
+            return await work(context)
+
+    shown = Progress(progress)
+    with Meter() as meter, shown.shown():
+        return asyncio.run(run())
+
+
+def applicable(context: Context, kind: str) -> list[str]:
+    """The cycle's retained capabilities of a kind: "retained", "written", "admitted" or "trained"."""
+    has: Mapping[str, Callable[[Context, str], list[str]]] = {
+        "retained": lambda context, name: [name],
+        "written": environments,
+        "admitted": admitted_environments,
+        "trained": adapters,
+    }
+    kept = [finding.capability for finding in stored_findings(context) if finding.retained]
+    return [name for name in kept if has[kind](context, name)]
+
+
+def environments(context: Context, capability: str) -> list[str]:
+    """Hashes of what this cycle wrote for the capability, oldest first."""
+    with context.reading() as session:
+        made = list_environments(session, context.cycle_id)
+    return [environment.hash for environment in made if environment.capability == capability]
+
+
+def admitted_environments(context: Context, capability: str) -> list[str]:
+    """Those of the capability's environments that this cycle admitted, oldest first."""
+    reports = [(found, stored_report(context, found)) for found in environments(context, capability)]
+    return [found for found, report in reports if report and report.admitted]
+
+
+def adapters(context: Context, capability: str) -> list[str]:
+    """The adapter versions that this cycle trained for the capability, oldest first."""
+    with context.reading() as session:
+        made = list_adapters(session, cycle_id=context.cycle_id, capability=capability)
+    return [version.name for version in made]
+
+
+def next_attempt(context: Context, capability: str) -> int:
+    """How many of the capability's environments were refused: the number of the attempt that comes next."""
+    reports = [stored_report(context, found) for found in environments(context, capability)]
+    return sum(report is not None and not report.admitted for report in reports)
+
+
+def _current(session: Session, settings: Settings, model: str) -> Cycle:
+    wanted = configuration(settings)
+    same = [
+        cycle
+        for cycle in list_cycles(session, target=settings.target.name)
+        if (cycle.model, cycle.seed) == (model, settings.seed)
+    ]
+    for cycle in same:
+        if cycle.config == wanted:
+            return cycle
+    what = f"no cycle of {settings.target.name} with model {model} and seed {settings.seed}"
+    if not same:
+        raise TracedError(f"{settings.data_dir} holds {what}", hint="traced collect")
+    key, value, now = _difference(same[0].config, wanted)
+    raise TracedError(
+        f"{settings.data_dir} holds {what} under these settings: {same[0].id} has {key} = {value!r}, not {now!r}",
+        hint=f"the same command with --set {key}={value}, or traced collect for a new cycle",
+    )
+
+
+def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any]:
+    """The first setting that differs: its dotted key, the stored and the wanted value."""
+    key = next(key for key in sorted({*stored, *wanted}) if stored.get(key) != wanted.get(key))
+    before, now = stored.get(key), wanted.get(key)
+    if isinstance(before, dict) and isinstance(now, dict):
+        return _difference(before, now, f"{prefix}{key}.")
+    return prefix + key, before, now
