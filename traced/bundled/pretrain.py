@@ -18,11 +18,13 @@ from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from traced.bundled.corpus import PLANTED, demonstration, faults_for, routing_example
+from traced.bundled.drills import DRILLS, Drill, copying
 from traced.bundled.tokenizer import train_tokenizer
 
 ROUTING_SHARE = 0.15
+ROUTING_WEIGHT = 10.0  # a routing prompt has one labelled token, a conversation about fifty
+DRILL_SHARE = 0.25
 COPYING_STEPS = 250  # at first only copying: without it, induction takes over a thousand steps to appear
-IDENTIFIERS = (("C", 3), ("W", 4), ("I", 3), ("P", 2), ("T", 2))
 IGNORED = -100
 
 
@@ -79,16 +81,15 @@ def routing_prompt_example(tokenizer: PreTrainedTokenizerFast, rng: random.Rando
     return [*ids, answer], [IGNORED] * len(ids) + [answer]
 
 
-def copying_example(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example:
-    """Identifiers, then the same ones in another order, and again: what copying from a record takes, undiluted."""
-    names = [letter + "".join(rng.choice("0123456789") for _ in range(digits)) for letter, digits in IDENTIFIERS]
-    text = ""
-    for _ in range(3):
-        rng.shuffle(names)
-        text += " ".join(names) + " "
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    known = len(ids) // 3
-    return ids, [IGNORED] * known + ids[known:]
+def drill_example(tokenizer: PreTrainedTokenizerFast, drill: Drill) -> Example:
+    """Tokens of one drill; the loss is on what it asks for."""
+    ids: list[int] = []
+    labels: list[int] = []
+    for text, asked in drill:
+        piece = tokenizer.encode(text, add_special_tokens=False)
+        ids += piece
+        labels += piece if asked else [IGNORED] * len(piece)
+    return ids, labels
 
 
 def render_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, object]], tools: object) -> str:
@@ -111,8 +112,13 @@ def batches(
     """Eight batches at a time, rows of similar length together: less padding."""
     pool = []
     for _ in range(size * 8):
-        routing = rng.random() < ROUTING_SHARE
-        pool.append(routing_prompt_example(tokenizer, rng) if routing else conversation_example(tokenizer, faults, rng))
+        kind = rng.random()
+        if kind < ROUTING_SHARE:
+            pool.append(routing_prompt_example(tokenizer, rng))
+        elif kind < ROUTING_SHARE + DRILL_SHARE:
+            pool.append(drill_example(tokenizer, rng.choice(DRILLS)(rng)))
+        else:
+            pool.append(conversation_example(tokenizer, faults, rng))
     pool.sort(key=lambda example: len(example[0]))
     chunks = [pool[i : i + size] for i in range(0, len(pool), size)]
     rng.shuffle(chunks)
@@ -127,11 +133,14 @@ def _padded(chunk: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss_of(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy (nats) over the labelled positions; the head runs on those positions only."""
+    """Weighted mean cross-entropy (nats) over the labelled positions; the head runs on those positions only."""
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
     wanted = labels[:, 1:]
     chosen = wanted != IGNORED
-    return functional.cross_entropy(model.lm_head(hidden[chosen]), wanted[chosen])
+    single = chosen.sum(dim=1, keepdim=True) == 1
+    weights = torch.where(single, ROUTING_WEIGHT, 1.0).expand_as(chosen)[chosen]
+    losses = functional.cross_entropy(model.lm_head(hidden[chosen]), wanted[chosen], reduction="none")
+    return (losses * weights).sum() / weights.sum()
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
@@ -156,7 +165,7 @@ def pretrain(out: Path, *, planted: list[str], seed: int, steps: int, batch: int
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, peak)
         if step < COPYING_STEPS:
-            batch_now = _padded([copying_example(tokenizer, rng) for _ in range(batch)])
+            batch_now = _padded([drill_example(tokenizer, copying(rng)) for _ in range(batch)])
         else:
             queue = queue or batches(tokenizer, faults, rng, batch)
             batch_now = queue.pop()
