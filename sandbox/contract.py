@@ -20,7 +20,7 @@ Tool = dict[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """What the agent sees first: system prompt, opening messages (at least one from the user), tools as OpenAI schemas."""
+    """What the agent sees first: system prompt, messages (at least one from the user), tools as OpenAI schemas."""
 
     system: str
     messages: list[Message]
@@ -29,7 +29,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Score:
-    """The verdict on an episode: ``reward`` in [0, 1], ``success``, and named parts in [0, 1] that explain the reward."""
+    """The verdict on an episode: ``reward`` in [0, 1], ``success``, named parts in [0, 1] that explain the reward."""
 
     reward: float
     success: bool
@@ -44,7 +44,7 @@ class Environment(Protocol):
         ...
 
     def step(self, message: Message) -> list[Message]:
-        """Take one assistant message; answer with the tool messages or the user message that follow (empty when done)."""
+        """Take one assistant message; answer with the tool or user messages that follow (empty when done)."""
         ...
 
     @property
@@ -57,5 +57,5 @@ class Environment(Protocol):
         ...
 
     def oracle(self) -> Iterator[Message]:
-        """Yield the assistant messages that solve this seed; the driver passes each to ``step`` before taking the next."""
+        """Yield the assistant messages that solve this seed; each goes to ``step`` before the next is taken."""
         ...

@@ -22,20 +22,30 @@ class Step:
 class Episode(Protocol):
     """One running task instance."""
 
-    async def reset(self, seed: int) -> Task: ...
+    async def reset(self, seed: int) -> Task:
+        """Begin the task instance of ``seed``."""
+        ...
 
-    async def step(self, message: Message) -> Step: ...
+    async def step(self, message: Message) -> Step:
+        """Send one assistant message."""
+        ...
 
-    async def score(self) -> Score: ...
+    async def score(self) -> Score:
+        """The score as it stands."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Let go of the episode."""
+        ...
 
 
 class EpisodeSource(Protocol):
     """Where episodes come from; ``name`` goes into each trajectory's ``source`` ("desk", "env:<hash>")."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What goes into each trajectory's ``source``."""
+        ...
 
     def episode(self) -> Episode:
         """A fresh episode, not yet reset; cheap; many may be open at once."""

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 LAMP_SHOP = (ENVIRONMENTS / "lamp_shop.py").read_text()
 TOOLS = runpy.run_path(str(ENVIRONMENTS / "lamp_shop.py"))["TOOLS"]
 ERRORS = ['{"error": "no such order"}']
+CHECKS = ["runs", "determinism", "oracle", "diversity", "floor", "exploits", "interface", "leak", "latency", "effects"]
 QUICK = Thresholds(seeds=8, twin_seeds=4, diversity_seeds=24, distinct_shapes=4)
 OWNER = "test-admission"
 
@@ -78,7 +79,7 @@ BAD: dict[str, tuple[str, set[str]]] = {
         changed(STEP, "        while self.hangs:\n            pass\n" + STEP).replace(
             RESET, RESET + "        self.hangs = seed % 5 == 0\n"
         ),
-        {"oracle"},
+        {"determinism"},
     ),
     "prints": (changed(RESET, RESET + "        print('lamp', seed)\n"), {"source", "effects"}),
     "opens a socket": (
@@ -118,6 +119,19 @@ BAD: dict[str, tuple[str, set[str]]] = {
 }
 
 
+ALSO = {  # what may refuse as well, beside the checks that must
+    "reads the time": {"oracle", "latency", "diversity"},
+    "draws from hash()": {"latency", "diversity"},
+    "shares state between episodes": {"oracle", "floor", "exploits", "diversity", "latency"},
+    "unsolvable for some": {"leak"},
+    "pays for words": {"floor"},
+    "crashes on a clumsy call": {"floor", "exploits"},
+    "never ends a step for some seeds": set(CHECKS),
+    "errs in another form": {"floor", "exploits"},
+    "forgets to answer a call": {"floor", "exploits"},
+}
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_environment_is_refused_by_the_right_check(name: str) -> None:
     source, expected = BAD[name]
@@ -125,9 +139,7 @@ def test_a_bad_environment_is_refused_by_the_right_check(name: str) -> None:
     refused = refusals(report)
     assert not report.admitted
     assert expected <= set(refused), refused
-    if expected & {"source", "effects", "leak", "diversity", "interface", "exploits"} and "runs" not in expected:
-        allowed = expected | ({"exploits", "floor"} if "exploits" in expected else set())
-        assert set(refused) <= allowed, refused
+    assert set(refused) <= expected | ALSO.get(name, set()), refused
 
 
 def test_an_honest_environment_is_admitted_with_every_check_named() -> None:
