@@ -1,0 +1,80 @@
+"""Synthesized environments pass admission in a real container, reward spread under a half-hearted agent included."""
+
+import asyncio
+import os
+import random
+
+import pytest
+
+from agents.synthesizer.builtin import synthesize
+from sandbox.admission import admit
+from sandbox.client import SandboxSource
+from sandbox.errors import EngineDown, ImageMissing
+from sandbox.image import build, ensure_image
+from store.types import AdmissionReport
+from tests.unit.agents.synthesis.conversations import capability, demonstrations
+from traced.targets.desk import TOOLS
+
+pytestmark = pytest.mark.docker
+GIVES_UP = 0.25  # chance per message
+
+
+@pytest.fixture(scope="module", autouse=True)
+def image() -> None:
+    try:
+        ensure_image()
+    except ImageMissing:
+        build(from_host=True)
+    except EngineDown as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+
+
+async def half_hearted(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
+    """Rewards of an agent that solves the task but gives up now and then."""
+    return [[await _attempt(source, seed, random.Random(f"{seed}:{n}")) for n in range(k)] for seed in seeds]
+
+
+async def _attempt(source: SandboxSource, seed: int, rng: random.Random) -> float:
+    play = await source.oracle(seed)
+    episode = source.episode()
+    await episode.reset(seed)
+    for turn in play.turns:
+        given_up = rng.random() < GIVES_UP
+        message = {"role": "assistant", "content": "Anything else?"} if given_up else turn.message
+        step = await episode.step(message)
+        if given_up or step.done:
+            break
+    reward = (await episode.score()).reward
+    await episode.close()
+    return reward
+
+
+def admitted(source: str) -> AdmissionReport:
+    return asyncio.run(
+        admit(
+            source,
+            target_tools=TOOLS,
+            target_error_examples=['{"error":"W1234 not found"}'],
+            base_rewards=half_hearted,
+        )
+    )
+
+
+@pytest.mark.parametrize("name", ["multi-step-completion", "precondition-verification", "error-recovery"])
+def test_the_environment_of_a_planted_deficit_is_admitted(name: str) -> None:
+    trajectories, labels = demonstrations()
+    report = admitted(synthesize(capability(name), trajectories, labels, seed=0))
+    assert report.admitted, [(check.name, check.evidence) for check in report.checks if not check.passed]
+    assert {check.name for check in report.checks} >= {"determinism", "oracle", "diversity", "floor", "spread"}
+
+
+def test_an_environment_whose_oracle_is_spoilt_is_refused() -> None:
+    trajectories, labels = demonstrations()
+    source = synthesize(capability("error-recovery"), trajectories, labels, seed=0)
+    spoilt = source.replace("if told == 1.0 and self.finished:", "if told > 1.0 and self.finished:")
+    assert spoilt != source
+    report = admitted(spoilt)
+    assert not report.admitted
+    assert "oracle" in {check.name for check in report.checks if not check.passed}

@@ -1,0 +1,181 @@
+"""From a conversation to a template: what is kept, what is left out, what may be renamed."""
+
+import random
+from typing import Any
+
+import pytest
+
+from agents.synthesizer.compose import compose, is_compound, manner_of
+from agents.synthesizer.corpus import Corpus, is_read, read_corpus
+from agents.synthesizer.generalise import generalise
+from agents.synthesizer.lift import Unliftable, lift
+from agents.synthesizer.manners import acknowledgements, error_patterns, small_talk, usual_answers
+from agents.transcript import transcript, transcripts
+from store.types import Trajectory
+from tests.unit.agents.synthesis.conversations import call, conversation, demonstrations, order, say, user
+
+BYE = "Anything else?"
+
+
+def cancelling(name: str, number: str, *extra: Any) -> Trajectory:
+    return conversation(
+        name,
+        user(f"I am C1{number[-1]}. Please cancel order {number}."),
+        call("get_order", order(number, "open", fee=37), order_id=number),
+        *extra,
+        call("cancel_order", {"ok": True}, "c2", order_id=number),
+        say(f"Order {number} is cancelled, the fee is 37. {BYE}"),
+    )
+
+
+def corpus_of(*trajectories: Trajectory) -> Corpus:
+    return read_corpus(transcripts(trajectories), {t.id for t in trajectories})
+
+
+def lifted(trajectory: Trajectory, corpus: Corpus | None = None) -> dict[str, Any]:
+    found = lift(transcript(trajectory), corpus or corpus_of(trajectory))
+    assert not isinstance(found, Unliftable), found
+    return found
+
+
+def test_a_conversation_becomes_steps_writes_and_told_values() -> None:
+    template = lifted(cancelling("t", "W1234"))
+    assert [c["kind"] for step in template["steps"] for c in step["calls"]] == ["read", "write"]
+    assert template["told"] == ["37"]
+    assert template["refusal"] is False
+
+
+def test_dead_ends_are_left_out() -> None:
+    again = call("get_order", order("W1234", "open", fee=37), "c3", order_id="W1234")
+    slip = call("get_order", {"error": "W9999 not found"}, "c4", order_id="W9999")
+    template = lifted(cancelling("t", "W1234", again, slip))
+    assert [c["tool"] for step in template["steps"] for c in step["calls"]] == ["get_order", "cancel_order"]
+
+
+def test_an_error_on_a_known_identifier_stays() -> None:
+    busy = call("cancel_order", {"error": "busy"}, "c3", order_id="W1234")
+    template = lifted(cancelling("t", "W1234", busy))
+    assert [c["kind"] for step in template["steps"] for c in step["calls"]] == ["read", "error", "write"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([say("Hello."), user("Hi.")], "opening"),
+        ([user("Hi."), say("Hello."), user("Bye.")], "checked"),
+        ([user("Hi."), call("get_order", {})[:1], say("Hm.")], "never answered"),
+    ],
+)
+def test_what_cannot_be_lifted_says_why(parts: list[Any], reason: str) -> None:
+    broken = conversation("t", *parts)
+    found = lift(transcript(broken), corpus_of(broken))
+    assert isinstance(found, Unliftable)
+    assert reason in found.reason
+
+
+def test_an_identifier_that_only_the_greeting_names_is_renamed_too() -> None:
+    others = [cancelling(f"o{i}", f"W123{i}") for i in range(4)]
+    customer = conversation(
+        "c", user("I am C77."), call("get_order", {"order_id": "W1", "customer_id": "C77"}), say("W1.")
+    )
+    corpus = corpus_of(*others, customer)
+    template = generalise(lifted(others[0], corpus), corpus, random.Random(0))
+    assert {"W1230", "C10"} <= set(template["ids"])
+
+
+def test_amounts_that_the_user_or_the_policy_names_stay() -> None:
+    many = [
+        conversation(
+            f"t{fee}",
+            user("What does W1 cost?" if fee != 40 else "Does W1 cost 40?"),
+            call("get_order", order("W1", fee=fee), order_id="W1"),
+            say(f"It costs {fee}."),
+        )
+        for fee in range(30, 50)
+    ]
+    corpus = corpus_of(*many)
+    free = generalise(lifted(many[0], corpus), corpus, random.Random(0))
+    assert [group["values"] for group in free["numbers"]] == [["30"]]
+    fixed = next(t for t in many if t.id == "t40")
+    # told to nobody who did not know it, so there is nothing to lift; the amount itself is what matters here
+    assert isinstance(lift(transcript(fixed), corpus), Unliftable)
+
+
+def test_dates_stay_within_the_days_of_the_recordings() -> None:
+    prompts = ["Today is 2026-03-10.", "Today is 2026-03-01.", "Today is 2026-03-31."]
+    many = [
+        conversation(
+            f"t{i}", user("Visit for W1."), call("book_visit", {"ok": True}, order_id="W1"), say("Ok."), system=p
+        )
+        for i, p in enumerate(prompts)
+    ]
+    corpus = corpus_of(*many)
+    assert generalise(lifted(many[0], corpus), corpus, random.Random(0))["shift"] == [-9, 21, 1]
+    weekly = conversation("w", user("Book W1 on Monday."), call("book_visit", {"ok": True}, order_id="W1"), say("Ok."))
+    assert generalise(lifted(weekly, corpus), corpus, random.Random(0))["shift"] == [-1, 3, 7]
+    monthly = conversation(
+        "m", user("Book W1 in a month."), call("book_visit", {"ok": True}, order_id="W1"), say("Ok.")
+    )
+    assert generalise(lifted(monthly, corpus), corpus, random.Random(0))["shift"] == [0, 0, 1]
+
+
+def test_error_formats_come_from_the_target() -> None:
+    slip = call("get_order", {"error": "no order W9999 not found"}, "c4", order_id="W9999")
+    patterns = error_patterns(corpus_of(cancelling("t", "W1234", slip)))
+    assert patterns["unknown"] == {"get_order": '{"error":"no order {order_id} not found"}'}
+    assert patterns["unknown_default"] == '{"error":"no order {value} not found"}'
+    plain = conversation("p", user("W1?"), call("get_order", "Error: order not found", order_id="W1"), say("No."))
+    assert error_patterns(corpus_of(plain))["tool"] == "Error: unknown tool {tool}"
+
+
+def test_acknowledgements_and_calendar_days_are_mined() -> None:
+    days = [
+        conversation(
+            f"t{day}",
+            user("When?"),
+            call("get_day", {"date": f"2026-03-0{day}", "open": day != 3}, date=f"2026-03-0{day}"),
+            call("book_visit", {"ok": True, "order": "W1"}, "c2", order_id="W1", date=f"2026-03-0{day}"),
+            say("Booked."),
+        )
+        for day in range(1, 6)
+    ]
+    corpus = corpus_of(*days)
+    assert usual_answers(corpus) == {"get_day": '{"date":"{date}","open":true}'}
+    assert acknowledgements(corpus) == {"book_visit": '{"ok":true,"order":"{order_id}"}'}
+
+
+def test_small_talk_keeps_the_letters_of_identifiers() -> None:
+    asked = [
+        conversation(f"t{i}", user("Cancel it."), say("Which order is it?"), user(f"It is order W12{i}."), say("Ok."))
+        for i in range(3)
+    ]
+    assert small_talk(transcripts(asked)) == [(["is", "it", "order", "which"], "It is order {W}.")]
+
+
+def test_reads_are_told_from_writes_by_their_verb() -> None:
+    assert [is_read(name) for name in ("get_order", "searchFlights", "think", "cancel_order")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_compounds_join_two_requests_of_one_customer_as_users_do() -> None:
+    trajectories = [t for t in demonstrations()[0] if t.outcome == "success"]
+    corpus = corpus_of(*trajectories)
+    manner = manner_of([t.user[0].text for t in corpus.transcripts], [["anything", "else"]])
+    assert manner.phrases == ["Also, ", "And also, ", "I have a second request: "]
+    singles = [t for t in map(lambda x: lift(x, corpus), corpus.transcripts) if not isinstance(t, Unliftable)]
+    singles = [t for t in singles if not is_compound(t["opening"][0], manner.phrases)]
+    rng = random.Random(0)
+    made = [compose(one, two, manner, rng) for one in singles[:25] for two in singles[25:60]]
+    found = [template for template in made if template is not None]
+    assert len(found) > 20
+    for template in found:
+        assert is_compound(template["opening"][0], manner.phrases)
+        assert template["steps"][-1]["say"].count(BYE) == 1
+        customers = {
+            word.strip(".") for word in template["opening"][0].split() if word.startswith("C") and word[1:2].isdigit()
+        }
+        assert len(customers) == 1
