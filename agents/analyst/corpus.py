@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from agents.analyst.intents import Intents, learn_intents
 from agents.analyst.preconditions import Link, mine_links
+from agents.analyst.schemas import Validators, validators
 from agents.analyst.tools import ToolKind, classify, functions
 from agents.analyst.values import is_date, leaves
 from agents.analyst.view import View
@@ -30,6 +31,7 @@ class Corpus:
     """The mined habits. ``choices`` gives the values of parameters that are picked from a small set."""
 
     declared: dict[str, Tool]
+    validators: Validators
     kinds: dict[str, ToolKind]
     choices: dict[Parameter, list[str]]
     copied: set[Parameter]
@@ -55,6 +57,7 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
     uses = _uses(views, declared)
     return Corpus(
         declared=declared,
+        validators=validators(declared),
         kinds=kinds,
         choices=_choices(declared, uses),
         copied={parameter for parameter, seen in uses.items() if _copied(seen)},

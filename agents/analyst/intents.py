@@ -79,6 +79,8 @@ class Intents:
         return best, frozenset(matched[best]) if best is not None else frozenset()
 
     def _pointed(self, one: str) -> list[tuple[str, str]]:
+        if any(character.isdigit() for character in one):
+            return []
         if one not in self.pointers:
             self.pointers[one] = [(tool, cue) for tool, cues in self.cues.items() for cue in cues if related(cue, one)]
         return self.pointers[one]

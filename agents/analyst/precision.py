@@ -29,7 +29,7 @@ def detect(view: View, corpus: Corpus) -> Finding:
     ]
     for call in calls:
         if (
-            not fits_schema(call, corpus.declared)
+            not fits_schema(call, corpus.validators)
             or not _sourced(call, view, corpus)
             or not _chosen(call, view, corpus)
         ):

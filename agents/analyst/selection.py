@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.analyst.language import last_mention, stem, words
-from agents.analyst.values import Record, leaves, names_record, siblings
+from agents.analyst.values import Record, leaves, siblings
 from agents.transcript import Call, Said, Transcript
 
+Wish = tuple[tuple[int, int], set[int]]  # when it was said (message, offset), and the records that fulfil it
 _MAX_GROUP = 60
 _PRICE = frozenset(map(stem, ("price", "prices", "cost", "fare", "amount", "fee", "total")))
 _TIME = frozenset(map(stem, ("time", "date", "departure", "arrival", "created", "day", "year")))
@@ -47,8 +48,7 @@ class Group:
 class Pick:
     """The values that one parameter of a call took; ``observed``: all of them name a sibling record seen before.
 
-    ``right`` is None unless the user described the records; then it says whether no sibling that was left out fits the
-    user's words strictly better than the best one taken.
+    ``right`` is None unless the user described the records; then it says whether one that fits was taken.
     """
 
     path: str
@@ -99,15 +99,17 @@ def _pick(path: str, values: Sequence[str], known: Sequence[Group], said: Sequen
 
 
 def _fits(group: Group, taken: set[int], said: Sequence[Said]) -> bool | None:
-    """Whether the best record taken fits the user's words as well as any; None unless the words tell records apart."""
+    """Whether a record that fits the user's words was among those taken; None unless the words tell records apart.
+
+    Where no record fits all the wishes, the later ones win.
+    """
     if len(taken) == len(group.records) or _named(group, said):
         return None
     wishes = [*_wished_values(group, said), *_wished_extremes(group, said)]
-    telling = [wish for wish in wishes if 0 < len(wish) < len(group.records)]
-    if not telling:
-        return None
-    scores = [sum(place in wish for wish in telling) for place in range(len(group.records))]
-    return max(scores[place] for place in taken) == max(scores)
+    fitting = set(range(len(group.records)))
+    for _, fulfilled in sorted(wishes, key=_place, reverse=True):
+        fitting = fitting & fulfilled or fitting
+    return bool(fitting & taken) if len(fitting) < len(group.records) else None
 
 
 def _named(group: Group, said: Sequence[Said]) -> bool:
@@ -115,18 +117,18 @@ def _named(group: Group, said: Sequence[Said]) -> bool:
     return any(last_mention(one.text, handle) is not None for one in said for handle in handles)
 
 
-def _wished_values(group: Group, said: Sequence[Said]) -> Iterator[set[int]]:
+def _wished_values(group: Group, said: Sequence[Said]) -> Iterator[Wish]:
     """For each describing field: the records that carry the value which the user mentioned last."""
-    for path in sorted({path for record in group.records for path in record.fields if not names_record(path)}):
+    for path in sorted({path for record in group.records for path in record.fields}):
         carried = [record.fields.get(path) for record in group.records]
         places = {value: _last(said, value) for value in {str(one) for one in carried if _mentionable(one)}}
         mentioned = [(place, value) for value, place in places.items() if place is not None]
         if mentioned:
-            wanted = max(mentioned)[1]
-            yield {place for place, value in enumerate(carried) if str(value) == wanted}
+            when, wanted = max(mentioned)
+            yield when, {place for place, value in enumerate(carried) if str(value) == wanted}
 
 
-def _wished_extremes(group: Group, said: Sequence[Said]) -> Iterator[set[int]]:
+def _wished_extremes(group: Group, said: Sequence[Said]) -> Iterator[Wish]:
     last: dict[frozenset[str], tuple[tuple[int, int], Callable[[list[Any]], Any]]] = {}
     for one in said:
         for pattern, field, extreme in _SUPERLATIVES:
@@ -134,11 +136,11 @@ def _wished_extremes(group: Group, said: Sequence[Said]) -> Iterator[set[int]]:
                 last[field] = max(
                     last.get(field, ((-1, -1), extreme)), ((one.index, match.start()), extreme), key=_place
                 )
-    for field, (_, extreme) in last.items():
+    for field, (when, extreme) in last.items():
         values = _comparable(group, field, said)
         if values:
             wanted = extreme(list(values.values()))
-            yield {place for place, value in values.items() if value == wanted}
+            yield when, {place for place, value in values.items() if value == wanted}
 
 
 def _place(entry: tuple[tuple[int, int], Any]) -> tuple[int, int]:

@@ -13,27 +13,16 @@ from agents.analyst.language import WORD
 from agents.transcript import Transcript
 
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_CODE = re.compile(r"(?=\w*\d)[A-Za-z][\w-]*")
 _NAMING = re.compile(r"(^|_|\.)(id|ids|name|title|label|number|code|key)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Record:
-    """One of several siblings in an observation; ``handles`` are the values by which a call can mean it."""
+    """One of several siblings in an observation: what names it (``handles``), and the fields that describe it."""
 
-    fields: dict[str, Any]
     handles: frozenset[str]
-
-
-def record(item: Any, key: str | None = None) -> Record:
-    """The record of a JSON object; its handles are its key in a dict of siblings and its naming fields."""
-    fields = dict(leaves(item))
-    handles = {str(value) for path, value in fields.items() if names_record(path) and value is not None}
-    return Record(fields, frozenset(handles | ({key} if key else set())))
-
-
-def names_record(path: str) -> bool:
-    """Whether a field names its record (an id, a name, a number) rather than describing it."""
-    return bool(_NAMING.search(path))
+    fields: dict[str, Any]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -54,18 +43,39 @@ def siblings(value: Any) -> Iterator[list[Record]]:
     Lists within a list are alternatives made of parts (the legs of a journey); their parts are no siblings.
     """
     if isinstance(value, list):
-        records = [record(item) for item in value if isinstance(item, dict)]
+        items = [(None, item) for item in value if isinstance(item, dict)]
         inner: list[Any] = [item for item in value if not isinstance(item, list)]
     elif isinstance(value, dict):
-        alike = [key for key, item in value.items() if isinstance(item, dict) and any(c.isdigit() for c in str(key))]
-        records = [record(value[key], str(key)) for key in alike]
+        items = [(key, item) for key, item in value.items() if isinstance(item, dict) and _CODE.fullmatch(str(key))]
         inner = list(value.values())
     else:
         return
-    if len(records) >= 2 and set.intersection(*(set(one.fields) for one in records)):
-        yield records
+    if len(items) >= 2 and set.intersection(*(set(item) for _, item in items)):
+        yield _records([(key, dict(leaves(item))) for key, item in items])
     for item in inner:
         yield from siblings(item)
+
+
+def _records(rows: list[tuple[Any, dict[str, Any]]]) -> list[Record]:
+    """A field names its record by its own name (an id, a title), or because it holds a code that no sibling shares."""
+    paths = sorted({path for _, fields in rows for path in fields})
+    naming = {
+        path for path in paths if _NAMING.search(path) or _distinct_codes([fields.get(path) for _, fields in rows])
+    }
+    return [
+        Record(
+            handles=frozenset(
+                {str(fields[path]) for path in naming if fields.get(path) is not None} | ({key} if key else set())
+            ),
+            fields={path: value for path, value in fields.items() if path not in naming},
+        )
+        for key, fields in rows
+    ]
+
+
+def _distinct_codes(values: list[Any]) -> bool:
+    codes = [value for value in values if isinstance(value, str) and _CODE.fullmatch(value) and not is_date(value)]
+    return len(codes) == len(values) == len(set(codes))
 
 
 def is_date(value: object) -> bool:

@@ -1,0 +1,83 @@
+"""The builtin analyst as a whole: complete tables, determinism, and what it must never read."""
+
+from dataclasses import replace
+
+import pytest
+
+from agents.analyst.builtin import discover, label, label_runs
+from agents.analyst.corpus import mine
+from agents.analyst.tools import ToolKind
+from agents.analyst.view import views
+from agents.errors import AgentsError, TranscriptError
+from store.types import Outcome, Trajectory, Verdict
+from tests.unit.agents.analysis.library import background, renewal, talk
+
+BACKGROUND = background()
+
+
+def test_the_table_is_complete_and_infrastructure_is_na() -> None:
+    broken = talk(renewal("L900", read=False), name="broken", outcome=Outcome.INFRASTRUCTURE)
+    trajectories = [*BACKGROUND, broken]
+    capabilities = discover(trajectories, seed=0)
+    labels = label(trajectories, capabilities, run=3, seed=0)
+    cells = [(one.trajectory_id, one.capability) for one in labels]
+    assert len(cells) == len(set(cells)) == len(trajectories) * len(capabilities)
+    assert {one.verdict for one in labels if one.trajectory_id == "broken"} == {Verdict.NA}
+    assert {one.run for one in labels} == {3}
+    assert all((one.message_index is None) == (one.verdict is Verdict.NA) for one in labels)
+
+
+def test_only_applicable_candidates_are_discovered() -> None:
+    names = {one.name for one in discover(BACKGROUND, seed=0)}
+    assert {"precondition-verification", "date-reasoning", "structured-data-reasoning"} <= names
+    assert "error-recovery" not in names
+    assert "multi-step-completion" not in names
+
+
+def test_the_same_seed_gives_the_same_labels() -> None:
+    capabilities = discover(BACKGROUND, seed=5)
+    assert label(BACKGROUND, capabilities, run=1, seed=5) == label(BACKGROUND, capabilities, run=1, seed=5)
+    assert label_runs(BACKGROUND, capabilities, runs=[0, 1], seed=5) == [
+        *label(BACKGROUND, capabilities, run=0, seed=5),
+        *label(BACKGROUND, capabilities, run=1, seed=5),
+    ]
+
+
+def test_privileged_fields_change_nothing() -> None:
+    def canary(one: Trajectory) -> Trajectory:
+        return replace(one, task_id="CANARY", parts={"CANARY": 1.0}, reward=0.123, detail="CANARY", split="CANARY")
+
+    capabilities = discover(BACKGROUND, seed=0)
+    tainted = [canary(one) for one in BACKGROUND]
+    assert discover(tainted, seed=0) == capabilities
+    assert label(tainted, capabilities, run=0, seed=0) == label(BACKGROUND, capabilities, run=0, seed=0)
+    assert "CANARY" not in repr(mine(views(tainted), [one.outcome for one in tainted]))
+
+
+def test_tools_are_told_apart_with_and_without_schemas() -> None:
+    outcomes = [one.outcome for one in BACKGROUND]
+    for trajectories in (BACKGROUND, [replace(one, tools=[]) for one in BACKGROUND]):
+        kinds = mine(views(trajectories), outcomes).kinds
+        assert kinds["find_loan"] is kinds["search_catalogue"] is ToolKind.READ
+        assert kinds["renew_loan"] is kinds["reserve_copy"] is ToolKind.WRITE
+    assert mine(views(BACKGROUND), outcomes).kinds["escalate_to_librarian"] is ToolKind.HANDOFF
+
+
+def test_the_reading_before_a_renewal_is_mined() -> None:
+    links = mine(views(BACKGROUND), [one.outcome for one in BACKGROUND]).links
+    assert [(link.write, link.write_parameter, link.read) for link in links] == [("renew_loan", "loan", "find_loan")]
+
+
+def test_an_unknown_capability_and_a_broken_message_are_named() -> None:
+    (known,) = discover(BACKGROUND, seed=0)[:1]
+    with pytest.raises(AgentsError, match="no detector for 'telepathy'"):
+        label(BACKGROUND, [replace(known, name="telepathy")], run=0, seed=0)
+    broken = talk(renewal("L1"), name="odd")
+    del broken.messages[1]["role"]
+    with pytest.raises(TranscriptError, match="trajectory odd: message 1 has no role"):
+        discover([broken], seed=0)
+
+
+def test_nothing_is_discovered_in_nothing() -> None:
+    assert discover([], seed=0) == []
+    assert label([], [], run=0, seed=0) == []

@@ -1,0 +1,190 @@
+"""Each detector on hand-made conversations of a domain that the analyst has never seen."""
+
+import pytest
+
+from agents.analyst.builtin import label
+from agents.analyst.catalogue import CANDIDATES
+from agents.transcript import transcript
+from store.types import Trajectory, Verdict
+from tests.unit.agents.analysis.library import COPIES, LOAN, OK, background, calls, renewal, says, talk, user
+
+NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
+BACKGROUND = background()
+
+
+def verdict(capability: str, trajectory: Trajectory) -> tuple[Verdict, int | None]:
+    """The verdict on ``trajectory`` in run 0, its background mined along."""
+    wanted = [one for one in CANDIDATES if one.name == capability]
+    (found,) = [one for one in label([*BACKGROUND, trajectory], wanted, run=0, seed=0) if one.trajectory_id == "t"]
+    return found.verdict, found.message_index
+
+
+def error(text: str) -> dict[str, str]:
+    return {"error": text}
+
+
+def test_a_renewal_after_looking_is_verified_and_one_without_is_not() -> None:
+    assert verdict("precondition-verification", talk(renewal("L501")))[0] is PRESENT
+    assert verdict("precondition-verification", talk(renewal("L501", read=False))) == (LACKING, 2)
+
+
+def test_looking_at_another_loan_verifies_nothing() -> None:
+    other = calls("find_loan", LOAN | {"loan": "L777"}, loan="L777")
+    trajectory = talk(user("Please renew loan L501 until tomorrow."), other, renewal("L501", read=False)[1:])
+    assert verdict("precondition-verification", trajectory)[0] is LACKING
+
+
+def test_a_refusal_after_looking_is_a_verification() -> None:
+    looked = calls("find_loan", LOAN | {"waiting": 2}, loan="L501")
+    asked = user("Please renew loan L501 until tomorrow.")
+    refusal = says("Two readers wait for L501, so I cannot renew it.")
+    assert verdict("precondition-verification", talk(asked, looked, refusal))[0] is PRESENT
+    assert verdict("precondition-verification", talk(asked, looked, says("It is on loan.")))[0] is NA
+
+
+@pytest.mark.parametrize(
+    ("ask", "until", "expected"),
+    [
+        ("tomorrow", "2025-06-05", PRESENT),
+        ("in two weeks", "2025-06-18", PRESENT),
+        ("a week from now", "2025-06-11", PRESENT),
+        ("next Tuesday", "2025-06-10", PRESENT),
+        ("the end of the month", "2025-06-30", PRESENT),
+        ("tomorrow", "2025-06-04", LACKING),
+        ("in two weeks", "2025-06-06", LACKING),
+        ("2025-06-20", "2025-06-20", NA),
+    ],
+)
+def test_relative_dates(ask: str, until: str, expected: Verdict) -> None:
+    assert verdict("date-reasoning", talk(renewal("L501", until=until, ask=ask)))[0] is expected
+
+
+def test_the_day_that_an_observation_gave_for_the_right_day_is_right() -> None:
+    asked = user("Please renew loan L501 until in 3 days.")
+    full = calls("renew_loan", {"error": "2025-06-07 is full, next 2025-06-09"}, loan="L501", until="2025-06-07")
+    done = calls("renew_loan", OK, loan="L501", until="2025-06-09")
+    assert verdict("date-reasoning", talk(asked, full, done))[0] is PRESENT
+
+
+def reservation(words: list[str], copy: str, branch: str = "north") -> Trajectory:
+    said = [user(text) for text in words]
+    found = calls("search_catalogue", COPIES, words="Emma")
+    return talk(said[:1], found, says("Shall I?"), said[1:], calls("reserve_copy", OK, copy=copy, branch=branch))
+
+
+@pytest.mark.parametrize(
+    ("words", "copy", "expected"),
+    [
+        (["Reserve the german one at north, please."], "K13", PRESENT),
+        (["Reserve the german one at north, please."], "K11", LACKING),
+        (["I want to reserve the french paperback at north."], "K12", PRESENT),
+        (["I want to reserve the french paperback at north."], "K11", LACKING),
+        (["I want the german one at north.", "Actually, the hardcover."], "K11", PRESENT),
+        (["I want the german one at north.", "Actually, the hardcover."], "K13", LACKING),
+        (["I want a paperback at north.", "Actually, I want the hardcover."], "K11", PRESENT),
+        (["I want a paperback at north.", "Actually, I want the hardcover."], "K12", LACKING),
+        (["I want the newest at north."], "K12", PRESENT),
+        (["I want the oldest at north."], "K12", LACKING),
+        (["I want the german one instead of the french at north."], "K13", PRESENT),
+        (["I want copy K12 at north."], "K12", NA),
+        (["I want any copy at north."], "K12", NA),
+        (["I want the german one at north."], "K99", LACKING),
+    ],
+)
+def test_described_records(words: list[str], copy: str, expected: Verdict) -> None:
+    assert verdict("structured-data-reasoning", reservation(words, copy))[0] is expected
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("find_loan", {"loan": "L501"}, PRESENT),
+        ("find_loan", {"loan": "L999"}, LACKING),  # nobody said it
+        ("find_loan", {"loan": 501}, LACKING),  # wrong type
+        ("find_loan", {}, NA),  # no arguments
+        ("find_loan", {"loan": "L501", "branch": "north"}, LACKING),  # unknown parameter
+        ("renew_loan", {"loan": "L501"}, LACKING),  # a required one is missing
+        ("burn_book", {"loan": "L501"}, LACKING),  # no such tool
+        ("reserve_copy", {"copy": "K12", "branch": "north"}, PRESENT),
+        ("reserve_copy", {"copy": "K12", "branch": "south"}, LACKING),  # not what was said
+        ("reserve_copy", {"copy": "K12", "branch": "east"}, LACKING),  # not in the enum
+    ],
+)
+def test_arguments(name: str, arguments: dict[str, object], expected: Verdict) -> None:
+    asked = user("Please renew loan L501 and reserve copy K12 for me at the north branch.")
+    assert verdict("tool-calling-precision", talk(asked, calls(name, OK, **arguments)))[0] is expected
+
+
+def test_arguments_that_are_no_json_lack_precision() -> None:
+    trajectory = talk(user("Please renew loan L501."), calls("renew_loan", OK))
+    trajectory.messages[2]["tool_calls"][0]["function"]["arguments"] = '{"loan": '
+    assert transcript(trajectory).calls[0].arguments is None
+    assert verdict("tool-calling-precision", trajectory) == (LACKING, 2)
+
+
+FAILED = calls("renew_loan", error("loan is locked"), loan="L501", until="2025-06-07")
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (says("Sorry, that failed."), LACKING),
+        (FAILED + FAILED, LACKING),
+        (calls("find_loan", LOAN, loan="L501") + calls("renew_loan", OK, loan="L501", until="2025-06-06"), PRESENT),
+        (calls("escalate_to_librarian", OK, note="locked"), LACKING),
+        (calls("find_loan", LOAN, loan="L501") + calls("escalate_to_librarian", OK, note="locked"), PRESENT),
+    ],
+)
+def test_after_an_error(after: list[dict[str, object]], expected: Verdict) -> None:
+    trajectory = talk(user("Please renew loan L501 until in 3 days."), FAILED, after)
+    assert verdict("error-recovery", trajectory)[0] is expected
+
+
+@pytest.mark.parametrize("text", ["Error: locked", "  exception: locked", '{"success": false}', '{"status": "error"}'])
+def test_errors_of_many_forms(text: str) -> None:
+    trajectory = talk(user("Renew L501."), calls("renew_loan", text, loan="L501", until="2025-06-07"))
+    assert verdict("error-recovery", trajectory)[0] is LACKING
+
+
+def test_an_error_field_that_is_null_is_no_error() -> None:
+    trajectory = talk(user("Find L501."), calls("find_loan", {"error": None, "loan": "L501"}, loan="L501"))
+    assert verdict("error-recovery", trajectory)[0] is NA
+
+
+BOTH = "Please renew loan L501 until in 3 days. Also, I want to reserve copy K12 at the north branch."
+
+
+@pytest.mark.parametrize(
+    ("asked", "parts", "expected"),
+    [
+        (BOTH, [renewal("L501")[1:], calls("reserve_copy", OK, copy="K12", branch="north")], PRESENT),
+        (BOTH, [renewal("L501")[1:]], LACKING),
+        (BOTH, [renewal("L501")[1:], says("I cannot reserve copy K12.")], PRESENT),
+        (BOTH, [calls("escalate_to_librarian", OK, note="both")], PRESENT),
+        (BOTH, [renewal("L501")[1:], user("Never mind the copy then.")], NA),
+        ("Please renew loan L501 until in 3 days.", [renewal("L501")[1:]], NA),
+        ("Please renew loans L501 and L502 until in 3 days.", [renewal("L501")[1:], renewal("L502")[1:]], PRESENT),
+        ("Please renew loans L501 and L502 until in 3 days.", [renewal("L501")[1:]], LACKING),
+        ("Who waits for L502? And also, please renew loan L501 until in 3 days.", [renewal("L501")[1:]], LACKING),
+        (
+            "Who waits for L502? And also, please renew loan L501 until in 3 days.",
+            [calls("find_loan", LOAN, loan="L502"), renewal("L501")[1:]],
+            PRESENT,
+        ),
+    ],
+)
+def test_several_requests(asked: str, parts: list[list[dict[str, object]]], expected: Verdict) -> None:
+    assert verdict("multi-step-completion", talk(user(asked), *parts, says("That is all.")))[0] is expected
+
+
+def test_handing_over_at_once() -> None:
+    handed = calls("escalate_to_librarian", OK, note="x")
+    assert verdict("self-reliance", talk(user("Please renew L501."), handed))[0] is LACKING
+    assert verdict("self-reliance", talk(user("Let me speak to a human."), handed))[0] is NA
+    assert verdict("self-reliance", talk(user("Please renew L501."), says("I am unable to."), handed))[0] is PRESENT
+
+
+def test_asking_the_same_again() -> None:
+    once = calls("find_loan", LOAN, loan="L501")
+    assert verdict("moving-on", talk(user("Find L501."), once, once)) == (LACKING, 4)
+    assert verdict("moving-on", talk(user("Find L501."), once, user("And now?"), once))[0] is PRESENT
