@@ -32,6 +32,7 @@ class StageLine:
     figure: str = ""
     started: float | None = None
     ended: float | None = None
+    failed: bool = False
 
     def elapsed(self, now: float) -> float:
         """Seconds that this stage has run."""
@@ -97,7 +98,7 @@ class Progress:
     def start(self, key: str, title: str, total: int = 0) -> None:
         """A stage begins; ``total`` 0 when its length is not known."""
         line = self.lines.setdefault(key, StageLine(title, 0.0))
-        line.title, line.total, line.done, line.figure = title, total, 0, ""
+        line.title, line.total, line.done, line.figure, line.failed = title, total, 0, "", False
         line.started, line.ended = self._clock(), None
         self._told[key] = 0
         self._say(line, "started")
@@ -119,6 +120,12 @@ class Progress:
         line.figure = figure or line.figure
         line.done = line.total or line.done
         self._say(line, f"done in {_duration(line.elapsed(line.ended))}")
+
+    def fail(self, key: str, figure: str) -> None:
+        """A stage that runs has come to its end without a result."""
+        line = self.lines.get(key)
+        if line is not None and line.started is not None and line.ended is None:
+            line.ended, line.figure, line.failed = self._clock(), figure, True
 
     def note(self, text: str) -> None:
         """One line of text above the display."""
@@ -158,7 +165,9 @@ def _duration(seconds: float) -> str:
 def _mark(line: StageLine) -> Text:
     if line.started is None:
         return Text("·", style="dim")
-    return Text("✓", style="green") if line.ended is not None else Text("▸", style="cyan")
+    if line.ended is None:
+        return Text("▸", style="cyan")
+    return Text("✗", style="red") if line.failed else Text("✓", style="green")
 
 
 def _bar(line: StageLine, now: float) -> ProgressBar:

@@ -56,8 +56,9 @@ def find_cycle(
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """The settings that a cycle's results depend on, as JSON."""
-    return settings.model_dump(mode="json", exclude={"data_dir", "store", "seed"})
+    """The settings that a cycle's results depend on, as JSON: neither where it is kept nor with how many threads."""
+    apart: Any = {"data_dir": True, "store": True, "seed": True, "engine": {"threads", "start_timeout_s"}}
+    return settings.model_dump(mode="json", exclude=apart)
 
 
 async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]], bool]) -> Standing:
@@ -102,6 +103,7 @@ def cycle_stages(context: Context) -> Stages:
 
     async def drop_(cycle_id: str, capability: str, stage: str, reason: str) -> None:
         context.event(stage, StageState.FAILED, capability, reason=reason)
+        context.progress.fail(f"{stage} {capability}", "ends here")
         for later in ("admit", "train", "gate"):
             context.progress.drop(f"{later} {capability}")
         context.progress.note(f"{capability} ends at {stage}: {reason}")

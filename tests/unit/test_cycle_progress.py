@@ -80,3 +80,15 @@ def test_the_live_display_shows_stages_figures_and_time_left() -> None:
     shown = out.getvalue()
     for text in ("Collect", "Train multi-step-completion", "success 41 %", "a question", "about 1 min 01 s left"):
         assert text in shown
+
+
+def test_a_failed_stage_takes_no_more_time_and_is_marked() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(Console(file=out, width=120, force_terminal=True), clock)
+    progress.plan("train", "Train", 60)
+    with progress.shown():
+        progress.start("train", "Train")
+        progress.fail("train", "ends here")
+    assert progress.seconds_left() == 0
+    assert "✗" in out.getvalue()
+    assert "ends here" in out.getvalue()

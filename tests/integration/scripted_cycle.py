@@ -1,0 +1,103 @@
+"""A process that works on a cycle with scripted stations: ``python -m tests.integration.scripted_cycle DIR [CUT]``.
+
+The store, the graph, the checkpointer and the cycle's bookkeeping are real; a station only records a stage event. At
+the station named by CUT ("train alpha") the process kills itself as ``kill -9`` does. Prints how the cycle stands.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from store.database import open_store, session
+from store.records import CycleState, StageState
+from store.repositories.cycles import set_cycle_state
+from traced import running
+from traced.config import Settings, load_settings
+from traced.cycle import Stages
+from traced.meter import Meter
+from traced.models import ModelFiles
+from traced.progress import Progress
+from traced.stages.context import Context, utc_now
+from traced.targets.registry import target
+
+CAPABILITIES = ["alpha", "beta"]
+
+
+def stations(context: Context, cut: str) -> Stages:
+    def at(stage: str, capability: str | None = None) -> None:
+        context.event(stage, StageState.STARTED, capability)
+        if cut == f"{stage} {capability or ''}".strip():
+            os.kill(os.getpid(), signal.SIGKILL)
+        context.event(stage, StageState.FINISHED, capability)
+
+    async def collect(cycle: str) -> None:
+        at("collect")
+
+    async def analyze(cycle: str) -> list[str]:
+        at("analyze")
+        return CAPABILITIES
+
+    async def synthesize(cycle: str, capability: str, attempt: int) -> str:
+        at("synthesize", capability)
+        return f"{capability}-{attempt}"
+
+    async def admit(cycle: str, capability: str, environment: str) -> bool:
+        at("admit", capability)
+        return True
+
+    async def train(cycle: str, capability: str, environment: str) -> str:
+        at("train", capability)
+        return f"{capability}@v1"
+
+    async def gate(cycle: str, adapter: str) -> bool:
+        at("gate", adapter.partition("@")[0])
+        return True
+
+    async def waiting(cycle: str, adapters: list[str]) -> list[str]:
+        decisions = Path(context.data_dir / "decisions")
+        return [] if decisions.exists() else adapters
+
+    async def promote(cycle: str, adapters: list[str]) -> list[str]:
+        at("promote")
+        return adapters
+
+    async def evaluate(cycle: str, promoted: list[str]) -> None:
+        at("evaluate")
+
+    async def report(cycle: str) -> None:
+        at("report")
+        with context.writing() as opened:
+            set_cycle_state(opened, context.cycle_id, CycleState.FINISHED, at=utc_now())
+
+    async def drop(cycle: str, capability: str, stage: str, reason: str) -> None:
+        context.event(stage, StageState.FAILED, capability, reason=reason)
+
+    return Stages(collect, analyze, synthesize, admit, train, gate, waiting, promote, evaluate, report, drop)
+
+
+def main(directory: Path, cut: str) -> None:
+    settings: Settings = load_settings(directory)
+    store = open_store(settings.store_url)
+    with session(store) as opened:
+        cycle = running.find_cycle(opened, settings, "scripted", at=utc_now())
+    model = ModelFiles("scripted", directory)
+    with Meter() as meter:
+        progress = Progress(Console(stderr=True))
+        context = Context(settings, store, target("desk"), model, cycle.id, progress, meter)
+        running.cycle_stages = lambda context: stations(context, cut)
+        standing = asyncio.run(running.run_cycle(context, undecided))
+    store.dispose()
+    print(cycle.id, "finished" if standing.finished else "waiting", *standing.state.get("promoted", []))
+
+
+def undecided(context: Context, adapters: Sequence[str]) -> bool:
+    return False
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "")
