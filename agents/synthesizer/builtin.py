@@ -129,13 +129,15 @@ def _fill(
 ) -> list[Template]:
     """Generalised templates that can be solved, of every kind in turn, until the room is used up."""
     chosen: list[Template] = []
+    prompts: set[str] = set()  # each is written once
     used = 0
     for draft in in_turn(drafts, rng):
         template = generalise(draft, corpus, rng)
         if not is_solvable(template, common):
             refused["its recorded solution does not replay"] += 1
             continue
-        used += len(json.dumps(template))
+        used += len(json.dumps({**template, "system": template["system"] if template["system"] not in prompts else ""}))
+        prompts.add(template["system"])
         if used > ROOM:
             break
         chosen.append(template)
