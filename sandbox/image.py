@@ -18,14 +18,16 @@ from docker.errors import APIError, BuildError, ImageNotFound
 from sandbox.docker_engine import connect, engine_errors
 from sandbox.errors import ImageMissing
 from sandbox.hashing import IMAGE_FILES, PACKAGE, contract_hash, image_tag
-from sandbox.host_files import APP, PREFIX, pack_host, tar_bytes
+from sandbox.host_files import APP, PREFIX, PRELOADED, pack_host, tar_bytes
 
 REGISTRY_IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 ENTRYPOINT = ["python3", "-P", "-s", "-S", "-B", "-m", "sandbox.worker"]
 _LABELS = {"traced.sandbox.image": "1", "traced.contract": contract_hash()[:16]}
 
-# Run by the base image's own interpreter: the last layer keeps nothing that starts another program.
+# Run by the base image's own interpreter: it writes the byte code that every start needs, and keeps nothing that
+# starts another program.
 _STRIP = (
+    f"import sys; sys.path.insert(0, '/{APP}'); import {', '.join(PRELOADED)}; "
     "import os, sys, glob; keep = os.path.realpath(sys.executable); "
     "[os.unlink(p) for d in ('/bin', '/usr/bin', '/sbin', '/usr/sbin', '/usr/local/bin') for p in glob.glob(d + '/*') "
     "if os.path.lexists(p) and os.path.realpath(p) != keep]"

@@ -1,0 +1,74 @@
+"""Both ways to the image give one that serves, without a shell; packing the host is reproducible."""
+
+import asyncio
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.client import SandboxSource
+from sandbox.docker_engine import connect
+from sandbox.errors import ImageMissing
+from sandbox.hashing import image_tag
+from sandbox.image import build, ensure_image
+
+pytestmark = pytest.mark.docker
+BASE = "traced-sandbox-test:base"
+
+
+def serves(source: str) -> bool:
+    async def main() -> bool:
+        async with SandboxSource(source) as running:
+            return (await running.oracle(3)).score.success
+
+    return asyncio.run(main())
+
+
+def test_packing_the_host_gives_the_same_bytes_in_another_process() -> None:
+    script = "import hashlib; from sandbox.host_files import pack_host; print(hashlib.sha256(pack_host()).hexdigest())"
+    root = Path(__file__).parents[3]
+    runs = [
+        subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert runs[0] == runs[1]
+    assert len(runs[0].strip()) == hashlib.sha256().digest_size * 2
+
+
+def test_the_host_image_serves_and_is_found_again(engine: Any, lamp_shop: str) -> None:
+    built = build(from_host=True)
+    assert built.origin == "host"
+    assert ensure_image() == built
+    assert serves(lamp_shop)
+
+
+def test_an_image_built_on_a_base_serves_without_a_shell_or_another_program(engine: Any, lamp_shop: str) -> None:
+    host = build(from_host=True)
+    engine.images.get(host.id).tag(BASE)
+    try:
+        built = build(base=BASE)
+        assert (built.origin, built.tag) == (BASE, image_tag())
+        assert built.id != host.id
+        assert serves(lamp_shop)
+    finally:
+        build(from_host=True)
+        engine.images.remove(BASE)
+
+
+def test_a_base_that_cannot_be_pulled_names_the_way_out(engine: Any) -> None:
+    with pytest.raises(ImageMissing, match="--from-host"):
+        build(base="traced-sandbox-test:not-there-at-all")
+
+
+def test_a_missing_image_is_said_before_anything_starts(
+    engine: Any, lamp_shop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.container.image_tag", lambda: "traced-sandbox:no-such-tag")
+    with pytest.raises(ImageMissing, match="no-such-tag"):
+        serves(lamp_shop)
+    client = connect()
+    assert all("no-such-tag" not in str(container.image) for container in client.containers.list())
+    client.close()
