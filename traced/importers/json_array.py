@@ -94,7 +94,7 @@ def _elements(window: _Window, start: re.Pattern[str]) -> Iterator[Record | BadR
         element = _element(window, number)
         yield element
         if isinstance(element, BadRecord):
-            sign = _seek(window, start)
+            sign = _seek(window, start, behind=1)
             continue
         sign = window.next_sign()
         if sign == ",":
@@ -102,7 +102,7 @@ def _elements(window: _Window, start: re.Pattern[str]) -> Iterator[Record | BadR
         elif sign != "]":
             number += 1
             yield window.bad(number, 0, f"expected ',' or ']' behind the record before, found {_shown(sign)}")
-            sign = _seek(window, start)
+            sign = _seek(window, start, behind=0)
     window.drop(len("]") if window.text else 0)
     if sign := window.next_sign():
         yield window.bad(number + 1, 0, f"expected nothing behind the array, found {_shown(sign)}")
@@ -130,9 +130,9 @@ def _may_be_cut(window: _Window, at: int, cause: str) -> bool:
     return not window.ended and (cause.startswith("Unterminated string") or at >= len(window.text) - LONGEST_TOKEN)
 
 
-def _seek(window: _Window, start: re.Pattern[str]) -> str:
-    """Leave the damaged record at the beginning of ``window``; the next one's sign, "]" where there is none."""
-    window.drop(1)
+def _seek(window: _Window, start: re.Pattern[str], *, behind: int) -> str:
+    """Go to the next record from the character ``behind`` the window's first on; its sign, "]" where there is none."""
+    window.drop(behind)
     while not (found := start.search(window.text)):
         window.drop(max(0, len(window.text) - MARGIN))
         if not window.grow():

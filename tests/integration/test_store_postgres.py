@@ -1,0 +1,209 @@
+"""The store on a real PostgreSQL, started for these tests in a folder of its own (no password, local socket only).
+
+Skips with what is missing where no PostgreSQL server or driver is installed; nothing else may make it skip.
+"""
+
+import importlib.util
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine, inspect, text
+
+from store.database import connect, migrate, open_store, reading, session
+from store.errors import BrokenReference, StoreUnavailable
+from store.records import CycleState
+from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
+from store.repositories.evidence import evidence_chain
+from store.repositories.trajectories import (
+    TrajectoryFilter,
+    get_trajectory,
+    iterate_trajectories,
+    list_trajectories,
+    save_trajectories,
+)
+from store.tables import Row
+from store.types import Outcome
+from tests.unit.store.chain import CYCLE, GATE, later, save_chain, trajectory
+
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
+def missing() -> str:
+    """What these tests lack, or ""."""
+    if shutil.which("initdb") is None and not BINARIES:
+        return "no PostgreSQL server is installed (no initdb); apt-get install postgresql"
+    if importlib.util.find_spec("psycopg") is None:
+        return "the driver psycopg is not installed; pip install 'traced[postgres]'"
+    return ""
+
+
+pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+
+def owner() -> pwd.struct_passwd:
+    """Who runs the server: PostgreSQL refuses root."""
+    if os.geteuid():
+        return pwd.getpwuid(os.geteuid())
+    return next(user for user in pwd.getpwall() if user.pw_name in ("postgres", "nobody"))
+
+
+def run_as_owner(*command: str) -> None:
+    user = owner()
+    change = {} if user.pw_uid == os.geteuid() else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    done = subprocess.run(
+        command,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+        **change,  # type: ignore[call-overload]
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Path]:
+    """The folder of the running server's socket."""
+    binaries = BINARIES[-1].parent if BINARIES else Path(str(shutil.which("initdb"))).parent
+    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path has to be short
+    try:
+        os.chown(folder, owner().pw_uid, owner().pw_gid)
+        data, log = str(folder / "data"), str(folder / "log")
+        run_as_owner(str(binaries / "initdb"), "-D", data, "-U", "traced", "-A", "trust", "-E", "UTF8", "--no-sync")
+        options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
+        # the log goes to a file, so that the server does not hold on to the pipe this process reads
+        run_as_owner(str(binaries / "pg_ctl"), "-D", data, "-l", log, "-w", "-o", options, "start")
+        try:
+            yield folder
+        finally:
+            run_as_owner(str(binaries / "pg_ctl"), "-D", data, "-w", "-m", "immediate", "stop")
+    finally:
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def url(server: Path, request: pytest.FixtureRequest) -> Iterator[str]:
+    """A fresh, empty database."""
+    name = request.node.name
+    admin = f"postgresql://traced@/{{}}?host={server}"
+    engine = connect(admin.format("postgres")).execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f'CREATE DATABASE "{name}"'))
+    yield admin.format(name)
+    with engine.connect() as connection:
+        connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
+    engine.dispose()
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    opened = open_store(url)
+    yield opened
+    opened.dispose()
+
+
+def test_the_evidence_chain_is_the_same_as_on_sqlite(engine: Engine) -> None:
+    lite = open_store("sqlite://")
+    for each in (engine, lite):
+        with session(each) as opened:
+            save_chain(opened)
+            save_chain(opened)  # saving twice is no error here either
+    with reading(engine) as here, reading(lite) as there:
+        chain = evidence_chain(here, "date-reasoning@v1")
+        # NaN is not equal to itself: compare the texts
+        assert repr(chain) == repr(evidence_chain(there, "date-reasoning@v1"))
+        assert chain.missing == []
+        assert [gate.result for gate in chain.gates] == [GATE]
+
+
+def test_a_trajectory_comes_back_as_it_was(engine: Engine) -> None:
+    with session(engine) as opened:
+        save_cycle(opened, CYCLE)
+        save_trajectories(opened, [trajectory(detail="")])
+    with reading(engine) as opened:
+        found = get_trajectory(opened, "t1")
+    assert found == trajectory()
+    assert list(found.messages[2]["tool_calls"][0]) == ["z", "a"]
+
+
+def test_listings_have_one_order_on_both(engine: Engine) -> None:
+    made = [trajectory(f"{key}{n}", task_id=f"{key}{n}", trial=n) for key in "aBé_-" for n in range(3)]
+    lite = open_store("sqlite://")
+    orders = []
+    for each in (engine, lite):
+        with session(each) as opened:
+            save_cycle(opened, CYCLE)
+            save_trajectories(opened, made)
+            orders.append([t.id for t in iterate_trajectories(opened, page=4)])
+            assert [t.id for t in list_trajectories(opened, TrajectoryFilter(outcome=Outcome.FAILURE))] == orders[-1]
+    assert orders[0] == orders[1]
+    assert len(orders[0]) == 15
+
+
+def test_infrastructure_outcomes_with_text_that_databases_refuse(engine: Engine) -> None:
+    with session(engine) as opened:
+        save_cycle(opened, CYCLE)
+        save_trajectories(opened, [trajectory(outcome=Outcome.INFRASTRUCTURE, detail="a\x00b\ud800")])
+        assert save_trajectories(opened, [trajectory()]).replaced == ["t1"]
+
+
+def test_models_and_migrations_agree(engine: Engine) -> None:
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Row.metadata) == []
+
+
+def test_down_and_up_again_with_data(engine: Engine) -> None:
+    with session(engine) as opened:
+        save_chain(opened)
+    migrate(engine, "base")
+    assert set(inspect(engine).get_table_names()) <= {"alembic_version"}
+    migrate(engine)
+    with session(engine) as opened:
+        save_chain(opened)
+        assert evidence_chain(opened, "date-reasoning@v1").missing == []
+
+
+def test_two_that_open_a_new_store_at_once(url: str) -> None:
+    engines: list[Engine] = []
+    threads = [threading.Thread(target=lambda: engines.append(open_store(url))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(engines) == 3
+    for opened in engines:
+        opened.dispose()
+
+
+def test_a_reader_sees_one_snapshot(engine: Engine) -> None:
+    with session(engine) as opened:
+        save_cycle(opened, CYCLE)
+    with reading(engine) as reader:
+        assert get_cycle(reader, "c1") == CYCLE
+        with session(engine) as writer:
+            set_cycle_state(writer, "c1", CycleState.FAILED, at=later(1))
+        reader.expire_all()
+        assert get_cycle(reader, "c1") == CYCLE
+    with reading(engine) as reader:
+        assert get_cycle(reader, "c1") == replace(CYCLE, state=CycleState.FAILED, finished_at=later(1))
+
+
+def test_errors_are_the_stores_own(engine: Engine, url: str) -> None:
+    with pytest.raises(BrokenReference), session(engine) as opened:
+        save_trajectories(opened, [trajectory(cycle_id="c9")])
+    with pytest.raises(StoreUnavailable, match="does not exist"):
+        open_store(url.replace("@/", "@/nothing_"))
