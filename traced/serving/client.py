@@ -18,6 +18,7 @@ from sandbox.contract import Message, Tool
 from traced.rollout.policy import Completion
 from traced.serving.errors import ContextLengthError, EngineError, RequestError, UnknownModelError
 
+KEEP_ALIVE_S = 30.0  # the embedded server keeps idle connections longer
 TOP_LOGPROBS = 20  # the most that vLLM grants by default
 
 
@@ -31,7 +32,7 @@ class EngineClient:
         self._http = httpx.AsyncClient(
             base_url=url,
             timeout=httpx.Timeout(timeout_s, connect=10.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=128),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=KEEP_ALIVE_S),
             transport=transport,
             trust_env=False,
         )

@@ -89,7 +89,7 @@ def test_routing_over_the_real_engine(engine: EngineProcess) -> None:
 
 
 def test_an_engine_that_cannot_load_says_why(tmp_path: Path, root: Path) -> None:
-    with pytest.raises(EngineStartError, match=r"exit code 1 .*cannot be loaded") as caught:
+    with pytest.raises(EngineStartError, match=r"(?s)exit code 1 .*cannot be loaded") as caught:
         start_embedded(tmp_path, data_dir=tmp_path)
     assert "less " in caught.value.hint
     with pytest.raises(EngineStartError, match=r"lacks adapter_config\.json"):

@@ -21,6 +21,7 @@ from traced.serving.embedded.core import Engine
 from traced.serving.embedded.server import build_app
 
 GRACE_S = 2
+KEEP_ALIVE_S = 120  # longer than the client keeps an idle connection, so that it never reuses one that is closing
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         port=options.port,
         log_level="warning",
         timeout_graceful_shutdown=GRACE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     sockets = None if options.fd is None else [socket.socket(fileno=options.fd)]
     uvicorn.Server(config).run(sockets=sockets)
