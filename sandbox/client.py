@@ -79,13 +79,6 @@ class SandboxSource:
                 self._sandbox = await self._fresh()
             return self._sandbox
 
-    async def restart(self) -> None:
-        """Replace the container whatever its state; open episodes are lost. Does not count as a restart."""
-        async with self._starting:
-            if self._sandbox is not None:
-                await self._sandbox.close()
-                self._sandbox = await self._fresh()
-
     def episode(self) -> "SandboxEpisode":
         """A fresh episode, not yet reset."""
         return SandboxEpisode(self, f"e{next(self._ids)}")

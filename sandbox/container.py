@@ -18,6 +18,7 @@ from sandbox.policy import SandboxLimits
 from sandbox.wire import Answer
 
 EXIT_WAIT_SECONDS = 10.0
+LOAD_CALLS = 4  # loading the source may take as long as this many calls
 
 
 @dataclass
@@ -71,7 +72,10 @@ class Sandbox:
             post_mortem=self._post_mortem,
             on_failure=self._remove,
         )
-        await self._channel.call("load", self._limits.start_seconds, source=source_code)
+        await self._channel.call(
+            "effects", self._limits.start_seconds
+        )  # the worker is up: a slow start is not the source's
+        await self._channel.call("load", self._limits.call_seconds * LOAD_CALLS, source=source_code)
 
     @property
     def failure(self) -> SandboxError | None:

@@ -33,7 +33,7 @@ class SandboxLimits:
     open_files: int = 64
     message_kb: int = 4096  # one line of the protocol, either way
     call_seconds: float = 5.0  # reset, step or score of one episode
-    start_seconds: float = 30.0  # container start and loading of the source
+    start_seconds: float = 60.0  # from the started container to the worker's first answer
     episodes: int = 4096  # open at once
     restarts: int = 3  # fresh containers after one that died, per source
 

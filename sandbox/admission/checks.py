@@ -185,8 +185,13 @@ def _p95(seconds: list[float]) -> float:
     return round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 6)
 
 
-async def spread(bench: Bench, base_rewards: BaseRewards) -> Verdict:
-    """The base model's rewards leave room to learn and differ within groups (TRACE, environment calibration)."""
+async def spread(bench: Bench, base_rewards: BaseRewards | None) -> Verdict:
+    """The base model's rewards leave room to learn and differ within groups (TRACE, environment calibration).
+
+    Without a base model nothing is asked, and the evidence says so (``left_out``).
+    """
+    if base_rewards is None:
+        return True, {"left_out": "no base model was given"}
     limits = bench.thresholds
     seeds = bench.panel(limits.spread_groups)
     groups = await base_rewards(bench.source, seeds, limits.spread_rollouts)

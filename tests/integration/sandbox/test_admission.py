@@ -19,7 +19,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 LAMP_SHOP = (ENVIRONMENTS / "lamp_shop.py").read_text()
 TOOLS = runpy.run_path(str(ENVIRONMENTS / "lamp_shop.py"))["TOOLS"]
 ERRORS = ['{"error": "no such order"}']
-CHECKS = ["runs", "determinism", "oracle", "diversity", "floor", "exploits", "interface", "leak", "latency", "effects"]
 QUICK = Thresholds(seeds=8, twin_seeds=4, diversity_seeds=24, distinct_shapes=4)
 OWNER = "test-admission"
 
@@ -74,12 +73,13 @@ BAD: dict[str, tuple[str, set[str]]] = {
         changed("except (KeyError, TypeError, ValueError)", "except ZeroDivisionError"),
         {"interface"},
     ),
+    "never ends loading": (LAMP_SHOP + "\nwhile True:\n    pass\n", {"runs"}),
     "never ends a step": (changed(STEP, "        while True:\n            pass\n" + STEP), {"runs"}),
     "never ends a step for some seeds": (
         changed(STEP, "        while self.hangs:\n            pass\n" + STEP).replace(
             RESET, RESET + "        self.hangs = seed % 5 == 0\n"
         ),
-        {"determinism"},
+        {"oracle"},
     ),
     "prints": (changed(RESET, RESET + "        print('lamp', seed)\n"), {"source", "effects"}),
     "opens a socket": (
@@ -126,7 +126,6 @@ ALSO = {  # what may refuse as well, beside the checks that must
     "unsolvable for some": {"leak"},
     "pays for words": {"floor"},
     "crashes on a clumsy call": {"floor", "exploits"},
-    "never ends a step for some seeds": set(CHECKS),
     "errs in another form": {"floor", "exploits"},
     "forgets to answer a call": {"floor", "exploits"},
 }
