@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from sandbox.contract import Message
 from store.types import Trajectory
+from traced.bundled.drills import Drill
 from traced.serving.routing_prompt import opening_text, route_options, routing_prompt
 from traced.targets.desk import CAPABILITIES, demonstrate
 from traced.targets.desk.scenario import Scenario, scenario
@@ -77,16 +78,21 @@ def skill_for(world: Scenario) -> str | None:
     return _CAPABILITY_OF_KIND.get(world.requests[0].kind)
 
 
-def routing_example(rng: random.Random) -> tuple[str, str]:
-    """A routing prompt over a random choice of skills, and the label that is right for it."""
-    world, opening = _opening(rng)
+def routing_drill(rng: random.Random, tasks: int = 8) -> Drill:
+    """A routing prompt over a random choice of skills, and several tasks with the label that is right for each."""
     names = rng.sample(CAPABILITIES, rng.randint(1, len(CAPABILITIES)))
-    wanted = skill_for(world)
-    if wanted is not None and wanted not in names and rng.random() < 0.5:
-        names[rng.randrange(len(names))] = wanted
     options = route_options([_skill(name, rng) for name in names])
-    label = options[names.index(wanted)].label if wanted in names else options[-1].label
-    return routing_prompt(opening, options), label
+    labels = {name: option.label for name, option in zip(names, options, strict=False)}
+    drill: Drill = []
+    while len(drill) < 2 * tasks:
+        world, opening = _opening(rng)
+        wanted = skill_for(world)
+        if wanted not in labels and rng.random() < 0.5:
+            continue
+        prompt = routing_prompt(opening, options)
+        asked = prompt if not drill else "\n" + prompt[prompt.rindex("Task: ") :]
+        drill += [(asked, False), (labels.get(wanted or "", options[-1].label), True)]
+    return drill
 
 
 def _opening(rng: random.Random) -> tuple[Scenario, str]:

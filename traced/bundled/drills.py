@@ -39,8 +39,8 @@ def variants(rng: random.Random) -> Drill:
     for _ in range(2):
         records = [
             {
-                "item_id": identifier("I", 3, rng),
                 "color": color,
+                "item_id": identifier("I", 3, rng),
                 "size": rng.choice(SIZES),
                 "price": rng.randint(11, 98),
             }
@@ -64,9 +64,9 @@ def items(rng: random.Random) -> Drill:
     for _ in range(2):
         records = [
             {
+                "name": name,
                 "item_id": identifier("I", 3, rng),
                 "product_id": identifier("T", 2, rng),
-                "name": name,
                 "price": rng.randint(11, 98),
             }
             for name in rng.sample(PRODUCTS, rng.choice((2, 2, 3)))
@@ -88,7 +88,7 @@ def dates(rng: random.Random) -> Drill:
     for _ in range(2):
         today = date(2026, rng.randint(1, 12), rng.randint(1, 21))
         drill.append((f"Today is {today.isoformat()}.", False))
-        for days in rng.sample(range(1, 8), 5):
+        for days in rng.sample(range(1, 8), 7):
             drill.append((f" {days_phrase(days, rng)}.\n", False))
             drill.append((f"{(today + timedelta(days=days)).isoformat()}", True))
         drill.append(("\n", False))

@@ -17,14 +17,13 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from traced.bundled.corpus import PLANTED, demonstration, faults_for, routing_example
+from traced.bundled.corpus import PLANTED, demonstration, faults_for, routing_drill
 from traced.bundled.drills import DRILLS, Drill, copying
 from traced.bundled.tokenizer import train_tokenizer
 
-ROUTING_SHARE = 0.15
-ROUTING_WEIGHT = 10.0  # a routing prompt has one labelled token, a conversation about fifty
-DRILL_SHARE = 0.25
+DRILL_SHARE = 0.35  # of the rows, once the demonstrations have begun
 COPYING_STEPS = 250  # at first only copying: without it, induction takes over a thousand steps to appear
+DRILLING_STEPS = 700  # then all drills, until here
 IGNORED = -100
 
 
@@ -73,14 +72,6 @@ def conversation_example(tokenizer: PreTrainedTokenizerFast, faults: dict[str, f
     return ids, labels
 
 
-def routing_prompt_example(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Example:
-    """Tokens of one routing prompt; the loss is on the label."""
-    prompt, label = routing_example(rng)
-    ids = tokenizer.encode(prompt, add_special_tokens=False)
-    answer = tokenizer.encode("Answer:" + label, add_special_tokens=False)[-1]
-    return [*ids, answer], [IGNORED] * len(ids) + [answer]
-
-
 def drill_example(tokenizer: PreTrainedTokenizerFast, drill: Drill) -> Example:
     """Tokens of one drill; the loss is on what it asks for."""
     ids: list[int] = []
@@ -102,21 +93,18 @@ def make_tokenizer(faults: dict[str, float], rng: random.Random, conversations: 
     plain = train_tokenizer(["x"])
     shown = (demonstration(faults, rng) for _ in range(conversations))
     texts = [render_text(plain, one.messages, one.tools) for one in shown]
-    texts += [routing_example(rng)[0] for _ in range(conversations // 8)]
+    texts += ["".join(text for text, _ in routing_drill(rng, 2)) for _ in range(conversations // 8)]
     return train_tokenizer(texts)
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random, size: int
+    tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random, size: int, drill_share: float
 ) -> "list[tuple[torch.Tensor, torch.Tensor]]":
     """Eight batches at a time, rows of similar length together: less padding."""
     pool = []
     for _ in range(size * 8):
-        kind = rng.random()
-        if kind < ROUTING_SHARE:
-            pool.append(routing_prompt_example(tokenizer, rng))
-        elif kind < ROUTING_SHARE + DRILL_SHARE:
-            pool.append(drill_example(tokenizer, rng.choice(DRILLS)(rng)))
+        if rng.random() < drill_share:
+            pool.append(drill_example(tokenizer, rng.choice((*DRILLS, routing_drill))(rng)))
         else:
             pool.append(conversation_example(tokenizer, faults, rng))
     pool.sort(key=lambda example: len(example[0]))
@@ -133,14 +121,11 @@ def _padded(chunk: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss_of(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Weighted mean cross-entropy (nats) over the labelled positions; the head runs on those positions only."""
+    """Mean cross-entropy (nats) over the labelled positions; the head runs on those positions only."""
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
     wanted = labels[:, 1:]
     chosen = wanted != IGNORED
-    single = chosen.sum(dim=1, keepdim=True) == 1
-    weights = torch.where(single, ROUTING_WEIGHT, 1.0).expand_as(chosen)[chosen]
-    losses = functional.cross_entropy(model.lm_head(hidden[chosen]), wanted[chosen], reduction="none")
-    return (losses * weights).sum() / weights.sum()
+    return functional.cross_entropy(model.lm_head(hidden[chosen]), wanted[chosen])
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
@@ -167,7 +152,8 @@ def pretrain(out: Path, *, planted: list[str], seed: int, steps: int, batch: int
         if step < COPYING_STEPS:
             batch_now = _padded([drill_example(tokenizer, copying(rng)) for _ in range(batch)])
         else:
-            queue = queue or batches(tokenizer, faults, rng, batch)
+            share = 1.0 if step < DRILLING_STEPS else DRILL_SHARE
+            queue = queue or batches(tokenizer, faults, rng, batch, share)
             batch_now = queue.pop()
         loss = loss_of(model, *batch_now)
         optimizer.zero_grad()

@@ -51,7 +51,8 @@ CHAT_TEMPLATE = """{%- macro arguments(call) -%}
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Learn the merges from rendered conversations and routing prompts."""
     cut = "|".join(sorted(_WHOLE, key=len, reverse=True))
-    pattern = rf"\A(?:system|user|assistant|tools?)\n|Answer:|[0-9]|[CIPTW](?=[0-9])|(?<![a-z_])(?:{cut})(?![a-z_])"
+    roles, label = r"\A(?:system|user|assistant|tools?)\n", "Answer:|(?<=Answer:)[A-Z]"
+    pattern = rf"{roles}|{label}|[0-9]|[CIPTW](?=[0-9])|(?<![a-z_])(?:{cut})(?![a-z_])"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

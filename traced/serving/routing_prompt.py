@@ -1,7 +1,7 @@
 """The routing prompt M_x: which adapter should serve this task? Pure text; no model, no torch.
 
-One line per option with a single-letter label, then the task, then ``Answer:``; the next token is the label, and the
-router takes the arg-max over the label tokens' log-probs (TRACE, section 3.5). The options come before the task, so
+One line per option with a single-letter label, its example answered as the task will be (``Answer:A``), then the task,
+then ``Answer:``; the next token is the label, and the router takes the arg-max over the label tokens' log-probs (TRACE, section 3.5). The options come before the task, so
 that the engine reuses their key-value cache from one conversation to the next.
 
 Invariants: the text depends only on its arguments; the last option is the base model; white space is collapsed, so an
@@ -90,7 +90,8 @@ def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> dict[str, int]:
 def _option_line(option: RouteOption) -> str:
     title = f"{_line(option.title).rstrip('.')}. " if option.title else ""
     text = f"{option.label}: {title}{_clip(_line(option.description), DESCRIPTION_LIMIT)}"
-    return f"{text} Example: {_clip(_line(option.example), EXAMPLE_LIMIT)}" if option.example else text
+    example = f" Example: {_clip(_line(option.example), EXAMPLE_LIMIT)}" if option.example else ""
+    return f"{text}{example} {ANSWER}{option.label}"
 
 
 def _line(text: str) -> str:

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
-from traced.bundled.corpus import PLANTED, PRETRAINING, demonstration, faults_for, routing_example, skill_for
-from traced.bundled.pretrain import IGNORED, conversation_example, make_tokenizer, render_text, routing_prompt_example
+from traced.bundled.corpus import PLANTED, PRETRAINING, demonstration, faults_for, routing_drill, skill_for
+from traced.bundled.drills import DRILLS
+from traced.bundled.pretrain import IGNORED, conversation_example, drill_example, make_tokenizer, render_text
 from traced.serving.routing_prompt import label_ids
 from traced.targets.desk import SPLITS, needed
 from traced.targets.desk.scenario import scenario
@@ -49,14 +50,25 @@ def test_the_loss_is_on_the_assistants_words_alone(tokenizer) -> None:
 
 def test_a_routing_label_is_one_token(tokenizer) -> None:
     assert len(label_ids(tokenizer, "ABCDEFG")) == 7
-    ids, labels = routing_prompt_example(tokenizer, random.Random(3))
-    assert [label != IGNORED for label in labels] == [False] * (len(ids) - 1) + [True]
+    ids, labels = drill_example(tokenizer, routing_drill(random.Random(3), tasks=5))
+    assert len(ids) == len(labels)
+    assert sum(label != IGNORED for label in labels) == 5
 
 
-def test_routing_examples_name_the_skill_that_the_task_needs() -> None:
+def test_routing_drills_name_the_skill_that_the_task_needs() -> None:
     rng = random.Random(4)
-    seen = {routing_example(rng)[1] for _ in range(300)}
+    seen = {label for _ in range(60) for label, asked in routing_drill(rng) if asked}
     assert {"A", "B", "C", "D"} <= seen
     for seed in range(300):
         skill = skill_for(scenario(seed))
         assert needed(seed) <= {skill, "precondition-verification"} or skill == "multi-step-completion"
+
+
+@pytest.mark.parametrize("drill", DRILLS)
+def test_a_drill_asks_for_what_its_text_holds(tokenizer, drill) -> None:
+    rng = random.Random(5)
+    for _ in range(20):
+        pieces = drill(rng)
+        ids, _ = drill_example(tokenizer, pieces)
+        assert tokenizer.decode(ids) == "".join(text for text, _ in pieces)
+        assert any(asked for _, asked in pieces)

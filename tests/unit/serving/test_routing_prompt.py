@@ -36,9 +36,9 @@ def test_the_form_is_exactly_what_the_bundled_model_was_trained_on() -> None:
     )
     assert routing_prompt("Return  the lamp", options) == (
         "Pick the skill that the task needs most.\n"
-        "A: Date reasoning. Work out dates. Example: Pick it up in 3 days\n"
-        "B: Error recovery. Try again.\n"
-        "C: None of these; the base model.\n"
+        "A: Date reasoning. Work out dates. Example: Pick it up in 3 days Answer:A\n"
+        "B: Error recovery. Try again. Answer:B\n"
+        "C: None of these; the base model. Answer:C\n"
         "Task: Return the lamp\n"
         "Answer:"
     )

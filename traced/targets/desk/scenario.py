@@ -92,8 +92,8 @@ def scenario(seed: int) -> Scenario:
     rng = random.Random(f"desk:{seed}")
     ids = _Ids(rng)
     customer_id = ids("C", 3)
-    payments = [{"payment_id": ids("P", 2), "active": False} for _ in range(rng.choice((1, 1, 2)))]
-    payments.insert(rng.randrange(len(payments) + 1), {"payment_id": ids("P", 2), "active": True})
+    payments = [{"active": False, "payment_id": ids("P", 2)} for _ in range(rng.choice((1, 1, 2)))]
+    payments.insert(rng.randrange(len(payments) + 1), {"active": True, "payment_id": ids("P", 2)})
     today = date(2026, rng.randint(1, 12), rng.randint(1, 21))
     database: dict[str, Any] = {
         "customers": {customer_id: {"customer_id": customer_id, "name": rng.choice(NAMES), "payments": payments}},
@@ -175,12 +175,12 @@ def _request(
 
 
 def _item(rng: random.Random, ids: _Ids, name: str) -> dict[str, Any]:
-    return {"item_id": ids("I", 3), "product_id": ids("T", 2), "name": name, "price": rng.randint(11, 98)}
+    return {"name": name, "item_id": ids("I", 3), "product_id": ids("T", 2), "price": rng.randint(11, 98)}
 
 
 def _exchange(base: dict[str, Any], rng: random.Random, ids: _Ids, database: dict[str, Any]) -> Request:
     variants = [
-        {"item_id": ids("I", 3), "color": color, "size": rng.choice(SIZES), "price": rng.randint(11, 98)}
+        {"color": color, "item_id": ids("I", 3), "size": rng.choice(SIZES), "price": rng.randint(11, 98)}
         for color in rng.sample(COLORS, 3)
     ]
     database["products"][base["product_id"]] = {
