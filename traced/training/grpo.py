@@ -1,6 +1,6 @@
 """One training run, in this process: from a job to an adapter directory.
 
-Invariants: the base stays frozen; rollouts are strictly on-policy (the engine wraps the model under training); the
+Invariants: the base stays frozen; rollouts are strictly on-policy (``sampling_model``); the
 adapter folder (PEFT layout) appears whole, after the last iteration, and ``result.json`` after it. Running a job again
 continues from its newest checkpoint, bit for bit on one thread, or returns at once when it is finished.
 
@@ -35,6 +35,7 @@ from traced.training.metrics import Metrics, append, keep_until
 from traced.training.publish import publish_file, publish_folder
 from traced.training.rollout_function import RolloutFunction
 from traced.training.rollouts import RolloutLimits, Sampler
+from traced.training.sampling_model import sampling_copy, synchronise
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
 
 OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager[EpisodeSource]]
@@ -92,17 +93,21 @@ def _opened(portal: BlockingPortal, source: AbstractAsyncContextManager[EpisodeS
 def build_trainer(
     job: TrainingJob, source: EpisodeSource, portal: BlockingPortal, record: Callable[[Metrics], None]
 ) -> GroupRelativeTrainer:
-    """The trainer with its engine around the model under training; ``source`` lives on the portal's loop."""
+    """The trainer, with an engine around a copy of its model to sample from; ``source`` lives on the portal's loop."""
     logging.set_verbosity_error()
     model, tokenizer = load_model(ModelFiles(Path(job.model_path).name, Path(job.model_path)))
     length = min(job.max_length, model.config.max_position_embeddings)
     limits = RolloutLimits(job.max_turns, length, job.max_tokens, job.step_timeout_s, job.temperature)
-    engines: list[Engine] = []  # filled below: the engine wraps the model that the trainer makes
-    sampler = Sampler(
-        source, lambda requests: engines[0].generate(requests), TurnTemplate(tokenizer), portal.call, limits
-    )
+    sampled = sampling_copy(model)
+    engine = Engine(sampled, tokenizer, max_batch=job.groups * job.rollouts, max_length=length)
+    sampler = Sampler(source, engine.generate, TurnTemplate(tokenizer), portal.call, limits)
+
+    def refresh(trained: Any) -> None:
+        synchronise(trained, sampled)
+        engine.reset()
+
     trainer = GroupRelativeTrainer(
-        rollout_function=RolloutFunction(sampler, job.rollouts, job.seed, tokenizer.eos_token_id),
+        rollout_function=RolloutFunction(sampler, job.rollouts, job.seed, tokenizer.eos_token_id, refresh),
         micro_batch_tokens=job.micro_batch_tokens,
         on_iteration=record,
         model=model,
@@ -114,7 +119,6 @@ def build_trainer(
         ),
     )
     trainer.remove_callback(PrinterCallback)
-    engines.append(Engine(trainer.model, tokenizer, max_batch=job.groups * job.rollouts, max_length=length))
     return trainer
 
 

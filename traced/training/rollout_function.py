@@ -7,7 +7,7 @@ every group of an iteration was lost. Not covered: advantages (``advantages``), 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ class RolloutFunction:
     rollouts: int
     seed: int
     filler: int  # a token id for the row of a rollout that never got a token
+    synchronise: Callable[[Any], None]  # gives the sampling engine the trained model's current weights
     last: Batch = field(init=False)
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
@@ -47,11 +48,8 @@ class RolloutFunction:
         started = time.perf_counter()
         iteration = int(trainer.state.global_step)
         seeds = [int(prompt) for prompt in prompts[:: self.rollouts]]
-        trainer.model.eval()
-        try:
-            played = self.sampler.sample(seeds, self.rollouts, derive_seed(self.seed, "rollout", iteration))
-        finally:
-            trainer.model.train()
+        self.synchronise(trainer.model)
+        played = self.sampler.sample(seeds, self.rollouts, derive_seed(self.seed, "rollout", iteration))
         self.last = self._batch(played, time.perf_counter() - started)
         rows = [self._row(rollout, lost) for rollout, lost in zip(played, self._lost(played), strict=True)]
         columns = ("prompt_ids", "completion_ids", "logprobs", "env_mask")

@@ -112,10 +112,12 @@ def broken_seed(*seeds: int) -> Callable[[int], None]:
 
 
 def rows(sampler: Sampler) -> tuple[dict[str, list[Any]], RolloutFunction]:
-    function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id)
-    model = SimpleNamespace(eval=lambda: None, train=lambda: None)
-    trainer = SimpleNamespace(state=SimpleNamespace(global_step=0), model=model)
-    return function(["11"] * 3 + ["12"] * 3, trainer), function
+    synchronised: list[str] = []
+    function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, synchronised.append)
+    trainer = SimpleNamespace(state=SimpleNamespace(global_step=0), model="the model under training")
+    made = function(["11"] * 3 + ["12"] * 3, trainer)
+    assert synchronised == ["the model under training"]
+    return made, function
 
 
 def test_rows_carry_the_engines_tokens_masks_and_logprobs() -> None:
