@@ -11,6 +11,7 @@ import json
 import math
 import random
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -135,27 +136,27 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - 100) / max(1, steps - 100))))
 
 
-def pretrain(out: Path, *, planted: list[str], seed: int, steps: int, batch: int = 32, peak: float = 2.5e-3) -> None:
-    """Make a model with the planted deficits and write a Hugging Face directory at ``out``."""
+def pretrain(
+    out: Path, *, planted: Sequence[str], seed: int, steps: int, init: Path | None = None, batch: int = 32
+) -> None:
+    """Make a model with the planted deficits and write a Hugging Face directory at ``out``.
+
+    With ``init`` an existing bundled model learns other deficits: its tokenizer is kept, the opening drills are left
+    out, and 300 steps at a lower peak rate are enough.
+    """
     faults = faults_for(planted)
     rng = random.Random(f"pretrain:{seed}")
     torch.manual_seed(seed)
-    tokenizer = make_tokenizer(faults, rng)
-    model = Qwen3ForCausalLM(configuration(len(tokenizer)))
+    tokenizer, model = _begin(init, faults, rng)
+    peak = 2.5e-3 if init is None else 1e-3
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.05)
+    rows = _rows(tokenizer, faults, rng, batch, opening=init is None)
     started = time.monotonic()
-    queue: list[tuple[torch.Tensor, torch.Tensor]] = []
     mean = 0.0
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps, peak)
-        if step < COPYING_STEPS:
-            batch_now = _padded([drill_example(tokenizer, copying(rng)) for _ in range(batch)])
-        else:
-            share = 1.0 if step < DRILLING_STEPS else DRILL_SHARE
-            queue = queue or batches(tokenizer, faults, rng, batch, share)
-            batch_now = queue.pop()
-        loss = loss_of(model, *batch_now)
+        loss = loss_of(model, *next(rows))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -167,14 +168,48 @@ def pretrain(out: Path, *, planted: list[str], seed: int, steps: int, batch: int
             save(model, tokenizer, out, planted=planted, seed=seed, steps=step + 1)
 
 
+def _begin(
+    init: Path | None, faults: dict[str, float], rng: random.Random
+) -> tuple[PreTrainedTokenizerFast, Qwen3ForCausalLM]:
+    if init is not None:
+        return PreTrainedTokenizerFast.from_pretrained(init), Qwen3ForCausalLM.from_pretrained(init)
+    tokenizer = make_tokenizer(faults, rng)
+    return tokenizer, Qwen3ForCausalLM(configuration(len(tokenizer)))
+
+
+def _rows(
+    tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random, size: int, *, opening: bool
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Batches without end: copying, then all drills, then demonstrations with drills among them."""
+    for _ in range(COPYING_STEPS if opening else 0):
+        yield _padded([drill_example(tokenizer, copying(rng)) for _ in range(size)])
+    made = COPYING_STEPS
+    while True:
+        share = 1.0 if opening and made < DRILLING_STEPS else DRILL_SHARE
+        for rows in reversed(batches(tokenizer, faults, rng, size, share)):
+            yield rows
+            made += 1
+
+
 def save(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path, *, planted: list[str], seed: int, steps: int
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    out: Path,
+    *,
+    planted: Sequence[str],
+    seed: int,
+    steps: int,
 ) -> None:
     """Write weights, tokenizer and ``pretraining.json`` (what was planted, with which seed)."""
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    facts = {"planted": planted, "seed": seed, "steps": steps, "parameters": sum(p.numel() for p in model.parameters())}
+    facts = {
+        "planted": list(planted),
+        "seed": seed,
+        "steps": steps,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
     (out / "pretraining.json").write_text(json.dumps(facts, indent=1) + "\n")
 
 
@@ -187,11 +222,12 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=2200)
+    parser.add_argument("--init", type=Path, help="begin with this bundled model instead of from nothing")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     planted = [name for name in options.planted.split(",") if name]
-    pretrain(options.out, planted=planted, seed=options.seed, steps=options.steps)
+    pretrain(options.out, planted=planted, seed=options.seed, steps=options.steps, init=options.init)
 
 
 if __name__ == "__main__":
