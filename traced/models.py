@@ -29,7 +29,7 @@ class ModelFiles:
 def resolve_model(spec: str, data_dir: Path) -> ModelFiles:
     """Find the directory that ``spec`` means: "bundled", "smollm2" or a path. Raises ``ModelError``."""
     if spec == "bundled":
-        return ModelFiles(spec, _checked(BUNDLED, "python -m traced.models_src.pretrain"))
+        return ModelFiles(spec, _checked(BUNDLED, "python -m traced.bundled.pretrain"))
     if spec == "smollm2":
         from traced.smollm2 import ensure_smollm2  # needs an optional extra
 
@@ -42,7 +42,9 @@ def load_model(files: ModelFiles) -> tuple[Any, Any]:
     """The model in float32 and eval mode, and its tokenizer with a chat template."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # it would fill the engine's log, whose last lines are shown when a start fails
     try:
         model = AutoModelForCausalLM.from_pretrained(files.path, dtype="float32", local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(files.path, local_files_only=True)
