@@ -7,6 +7,7 @@ router's prompt carries one line per capability.
 from collections.abc import Callable
 
 from agents.analyst import (
+    amounts,
     date_reasoning,
     error_recovery,
     handoff,
@@ -14,6 +15,7 @@ from agents.analyst import (
     precision,
     precondition,
     repetition,
+    steadfastness,
     structured,
 )
 from agents.analyst.corpus import Corpus
@@ -88,6 +90,28 @@ _ENTRIES: tuple[tuple[Detector, Capability], ...] = (
             when_needed="A tool is called with arguments.",
             exercised="Arguments fit the schema, codes come from earlier text and choices agree with the user's words.",
             lacking="A call breaks its schema, holds an unsourced code, or contradicts a choice that the user stated.",
+        ),
+    ),
+    (
+        amounts.detect,
+        Capability(
+            name="supported-amounts",
+            title="Supported amounts",
+            description="Work out every amount from observed figures before writing it.",
+            when_needed="A change carries a number above ten.",
+            exercised="Each such number was said, observed or computed with a tool before.",
+            lacking="A change carries a number that appeared nowhere before.",
+        ),
+    ),
+    (
+        steadfastness.detect,
+        Capability(
+            name="standing-by-a-refusal",
+            title="Standing by a refusal",
+            description="Keep to a refusal that the policy demands, however the user insists.",
+            when_needed="The agent declines a change that the user asked for.",
+            exercised="The declined change is not made later in the conversation.",
+            lacking="The change is made later in the conversation although it had been declined.",
         ),
     ),
     (

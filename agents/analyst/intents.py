@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from agents.analyst.language import related, stem, stems, words
 from agents.analyst.tools import ToolKind
+from agents.analyst.values import leaves
 from agents.analyst.view import Clause, View
 from store.types import Tool
 
@@ -25,6 +26,7 @@ _QUESTION = re.compile(
     r"|\b(can|could|would) you (please )?(tell|check|look|find|let me know|confirm|provide)\b",
     re.I,
 )
+_DECLINES = re.compile(r"\b(do not|don't|won't) (want|need|wish|like) (?!it\b|them\b|this\b|that\b)|\bwithout\b", re.I)
 _RARE, _LIKELY, _USUAL, _LIFT, _FEW = 0.3, 0.4, 0.4, 3.0, 8
 _IDLE = 0.15  # a name word that leads to a call less often than this points to nothing
 
@@ -45,9 +47,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Intents:
-    """The words that point to each write tool, with weights; ``pointers`` remembers what a stem points to."""
+    """The words that point to each write tool, with weights.
+
+    ``nouns`` are the cues that point as any word, the others only as verbs. ``pointers`` remembers the tools and cues of
+    a stem.
+    """
 
     cues: dict[str, dict[str, float]]
+    nouns: dict[str, frozenset[str]]
     pointers: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
 
     def requests(self, view: View) -> list[Request]:
@@ -60,20 +67,23 @@ class Intents:
         return found
 
     def _read(self, clause: Clause) -> Iterator[Request]:
-        tool, cues = self._served_by(clause.stems)
+        tool, cues = self._served_by(clause)
         first = {stem(word) for word in words(clause.text)[:1]}
-        asks = _ASKS.search(clause.text) or any(related(one, cue) for one in first for cue in cues)
+        asks = (_ASKS.search(clause.text) and not _DECLINES.search(clause.text)) or any(
+            related(one, cue) for one in first for cue in cues
+        )
         if tool is not None and asks:
             for objects in _each(clause.codes):
-                yield Request(clause.index, tool, objects, cues, clause.stems)
+                yield Request(clause.index, tool, objects, cues, frozenset(stems(clause.text)))
         elif _QUESTION.search(clause.text) and clause.codes:
-            yield Request(clause.index, None, clause.codes, frozenset(), clause.stems)
+            yield Request(clause.index, None, clause.codes, frozenset(), frozenset(stems(clause.text)))
 
-    def _served_by(self, present: frozenset[str]) -> tuple[str | None, frozenset[str]]:
+    def _served_by(self, clause: Clause) -> tuple[str | None, frozenset[str]]:
         matched: dict[str, set[str]] = defaultdict(set)
-        for one in present:
+        for one in clause.stems | clause.deeds:
             for tool, cue in self._pointed(one):
-                matched[tool].add(cue)
+                if one in clause.deeds or cue in self.nouns[tool]:
+                    matched[tool].add(cue)
         weights = {tool: sum(self.cues[tool][cue] for cue in sorted(cues)) for tool, cues in matched.items()}
         best = max(weights, key=lambda tool: (weights[tool], tool), default=None)
         return best, frozenset(matched[best]) if best is not None else frozenset()
@@ -95,16 +105,29 @@ def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Ma
     spread = Counter(word for text in texts.values() for word in text)
     named = Counter(stem(word) for name in declared for word in set(words(name)))
     usage = _usage(views, writes)
+    filled = _parameter_words(views, writes)
     cues: dict[str, dict[str, float]] = {name: {} for name in writes}
+    nouns: dict[str, frozenset[str]] = {}
     for name in writes:
-        parts = [stem(word) for word in words(name)]
-        for place, part in enumerate(parts):
-            telling = (place == 0 or named[part] == 1) and spread[part] <= max(2, _RARE * len(declared))
-            if telling and not usage.idle(name, part):
+        for part in dict.fromkeys(stem(word) for word in words(name)):
+            if named[part] == 1 and spread[part] <= max(2, _RARE * len(declared)) and not usage.idle(name, part):
                 cues[name][part] = math.log(1 + len(declared) / spread[part])
+        nouns[name] = frozenset(cues[name]) - {stem(words(name)[0])}
+        elsewhere = {word for other in writes if other != name for word in filled[other]}
         for word, weight in usage.companions(name):
-            cues[name].setdefault(word, weight)
-    return Intents(cues)
+            if not any(related(word, taken) for taken in elsewhere):
+                cues[name].setdefault(word, weight)
+    return Intents(cues, nouns)
+
+
+def _parameter_words(views: Sequence[View], writes: Sequence[str]) -> dict[str, set[str]]:
+    """The words in the names of the parameters that each write was called with."""
+    found: dict[str, set[str]] = {name: set() for name in writes}
+    for view in views:
+        for call in view.spoken.calls:
+            if call.name in found:
+                found[call.name].update(stem(word) for path, _ in leaves(call.arguments or {}) for word in words(path))
+    return found
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ _ORDINAL = re.compile(r"\d+(st|nd|rd|th|am|pm|x|k|kg|lb|lbs)$", re.IGNORECASE)
 _NOT_MEANT = re.compile(
     r"(?:instead of|rather than|not|other than|than|from)\s+(?:the|a|an|my|any)?\s*$", re.IGNORECASE
 )
+_NOUN = re.compile(r"(ed|tion|tions|ment|ments|[^s]s)$")
+_OWNED = frozenset(WORD.findall("my the this that your a an his her our their original current"))
 STOP = frozenset(
     WORD.findall(
         "a about after all also am an and any are as at be been before but by can could did do does for from had has "
@@ -64,6 +66,16 @@ def content(text: str) -> set[str]:
     every = words(text)
     joined = {stem(first + second) for first, second in pairwise(every)}
     return {*stems(text), *joined}
+
+
+def deeds(text: str) -> set[str]:
+    """Stems of words that may be verbs of a wish: no past forms, no plurals, no "my booking" or "the cancellation"."""
+    every = words(text)
+    joined = [first + second for first, second in pairwise(every)]
+    before = ["", *every]
+    plain = [word for word, last in zip(every, before, strict=False) if not _NOUN.search(word) and last not in _OWNED]
+    plain += [word for word in joined if not _NOUN.search(word)]
+    return {stem(word) for word in plain if word not in STOP}
 
 
 def related(one: str, other: str) -> bool:

@@ -36,7 +36,7 @@ def _served(request: Request, requests: Sequence[Request], view: View, corpus: C
     if handed_over or any(True for _ in refusals(view, request)):
         return True
     if request.tool is None:
-        return any(_touches(call, request) for call in view.spoken.calls) or _answered(request, view)
+        return any(_touches(call, request) for call in view.spoken.calls) or _answered(request, requests, view)
     others = [other for other in requests if other is not request]
     return any(_serves(call, request, others) for call in corpus.writes(view))
 
@@ -59,8 +59,11 @@ def _touches(call: Call, request: Request) -> bool:
     return any(str(value) in request.objects for _, value in leaves(call.arguments or {}))
 
 
-def _answered(request: Request, view: View) -> bool:
-    return any(request.objects & identifiers(said.text) for said in view.spoken.agent if said.index > request.index)
+def _answered(request: Request, requests: Sequence[Request], view: View) -> bool:
+    """Whether the agent named the object afterwards, or replied to a message that held no other request."""
+    alone = not any(other.index == request.index for other in requests if other is not request)
+    later = [said for said in view.spoken.agent if said.index > request.index]
+    return any(alone or request.objects & identifiers(said.text) for said in later)
 
 
 def _taken_back(request: Request, view: View) -> bool:

@@ -95,7 +95,8 @@ def _pick(path: str, values: Sequence[str], known: Sequence[Group], said: Sequen
             taken[number].add(place)
     observed = sum(len(places) for places in taken.values()) >= len(set(values))
     verdicts = [right for number, places in taken.items() if (right := _fits(known[number], places, said)) is not None]
-    return Pick(path, observed, all(verdicts) if verdicts else None)
+    several = path.count("[]") > 0 and len(taken) > 1  # a list put together from several answers is no choice
+    return Pick(path, observed, all(verdicts) if verdicts and not several else None)
 
 
 def _fits(group: Group, taken: set[int], said: Sequence[Said]) -> bool | None:

@@ -7,7 +7,7 @@ but the trajectory.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.analyst.language import clauses, content, identifiers
+from agents.analyst.language import clauses, content, deeds, identifiers
 from agents.analyst.selection import Pick, groups, picks
 from agents.analyst.values import first_seen, grounded
 from agents.transcript import Transcript, transcript
@@ -16,11 +16,12 @@ from store.types import Trajectory
 
 @dataclass(frozen=True)
 class Clause:
-    """A clause of the user's: its text, the stems of its content and the codes in it."""
+    """A clause of the user's: its text, its content and its possible verbs as stems, and the codes in it."""
 
     index: int
     text: str
     stems: frozenset[str]
+    deeds: frozenset[str]
     codes: frozenset[str]
 
 
@@ -42,7 +43,7 @@ def view(trajectory: Trajectory) -> View:
     """The view of a trajectory."""
     spoken = transcript(trajectory)
     said = [
-        Clause(one.index, text, frozenset(content(text)), frozenset(identifiers(text)))
+        Clause(one.index, text, frozenset(content(text)), frozenset(deeds(text)), frozenset(identifiers(text)))
         for one in spoken.user
         for text in clauses(one.text)
     ]

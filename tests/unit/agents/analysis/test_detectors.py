@@ -188,3 +188,18 @@ def test_asking_the_same_again() -> None:
     once = calls("find_loan", LOAN, loan="L501")
     assert verdict("moving-on", talk(user("Find L501."), once, once)) == (LACKING, 4)
     assert verdict("moving-on", talk(user("Find L501."), once, user("And now?"), once))[0] is PRESENT
+
+
+@pytest.mark.parametrize(("weeks", "expected"), [(12, PRESENT), (144, LACKING), (3, NA)])
+def test_amounts(weeks: int, expected: Verdict) -> None:
+    asked = user("Please waive fine F1001, I was away for 12 weeks.")
+    assert verdict("supported-amounts", talk(asked, calls("waive_fine", OK, fine="F1001", weeks=weeks)))[0] is expected
+
+
+def test_giving_in_after_a_refusal() -> None:
+    asked, refusal = user("Please renew loan L501 until tomorrow."), says("I cannot renew L501, readers wait for it.")
+    insists, done = user("But I insist."), calls("renew_loan", OK, loan="L501", until="2025-06-05")
+    other = calls("renew_loan", OK, loan="L502", until="2025-06-05")
+    assert verdict("standing-by-a-refusal", talk(asked, refusal, insists, done)) == (LACKING, 4)
+    assert verdict("standing-by-a-refusal", talk(asked, refusal, insists, other))[0] is PRESENT
+    assert verdict("standing-by-a-refusal", talk(asked, done))[0] is NA
