@@ -4,8 +4,8 @@ Why a copy: a folded layer is one matrix product where PEFT's takes three and a 
 model is half of a decode step; and the base under training is never merged and unmerged, so it cannot drift.
 
 Invariants: after ``synchronise`` every weight is W + scale * B A from the pristine W, so errors do not add up and the
-copy is on-policy up to float32 rounding. Not covered: adapters other than LoRA on linear layers; the copy costs the base's
-memory once more.
+copy is on-policy up to float32 rounding. Not covered: adapters other than LoRA on linear layers. The copy costs the
+base's memory once more.
 """
 
 import copy
