@@ -1,0 +1,102 @@
+"""``traced demo`` as a user runs it, at a size that shows the whole way but not the whole gain."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import psutil
+import pytest
+
+from tests.acceptance.conftest import Traced
+
+SMALL = {
+    "collect.episodes": 160,
+    "training.iterations": 2,
+    "training.groups": 4,
+    "training.rollouts": 4,
+    "gate.seeds": 24,
+    "gate.max_rounds": 1,
+    "test.seeds": 20,
+    "engine.start_timeout_s": 300,
+}
+KEYS = ["floor", "base", "routed", "gain", "ci", "test_seeds", "adapters", "capabilities"]
+KEYS += ["rollouts", "seconds", "peak_rss_bytes"]
+LINES = 400  # more than any run here writes to stderr
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1500)]
+
+
+def settings(**changed: int) -> list[str]:
+    values = SMALL | {key.replace("__", "."): value for key, value in changed.items()}
+    return [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+
+
+def test_demo_runs_the_whole_cycle_and_leaves_its_evidence(traced: Traced, tmp_path: Path) -> None:
+    ran = traced("demo", "--yes", "--json", *settings(), timeout=1400)
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert list(told) == KEYS
+    assert ran.out.count("\n") == 1, "stdout holds more than the JSON object"
+    assert 0 <= told["floor"] < told["base"] < 1
+    assert told["peak_rss_bytes"] < 4 * 2**30
+    ended = {line.split(" ends at ")[0] for line in ran.err.splitlines() if " ends at " in line}
+    trained = {adapter["capability"] for adapter in told["adapters"]}
+    assert trained | ended, "no capability was retained"
+    assert told["rollouts"] == 32 * len(trained)
+    for adapter in told["adapters"]:
+        assert adapter["promoted"] == (adapter["gate"] == "pass")
+        assert (adapter["alone"] is not None) == adapter["promoted"]
+    page = tmp_path / "traced-data" / "runs" / "desk-bundled-0-1" / "report.html"
+    assert "<h2>What the analysis found</h2>" in page.read_text()
+    assert traced("status", "--json").code == 0
+
+
+def test_without_docker_the_demo_stops_before_it_works(traced: Traced, tmp_path: Path) -> None:
+    ran = traced("demo", "--yes", env={"DOCKER_HOST": "unix:///nowhere/docker.sock"})
+    assert ran.code == 1
+    assert "no Docker engine answers" in ran.err
+    assert "scripts/docker-engine.sh" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_missing_model_is_named(traced: Traced, tmp_path: Path) -> None:
+    ran = traced("demo", "--yes", "--model", tmp_path / "nowhere")
+    assert ran.code == 1
+    assert str(tmp_path / "nowhere") in ran.err
+    assert "Traceback" not in ran.err
+
+
+def lines_of(stream: IO[str]) -> Iterator[str]:
+    for _ in range(LINES):
+        line = stream.readline()
+        if not line:
+            return
+        yield line
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_stopped_while_it_collects_it_carries_on(traced: Traced, tmp_path: Path, number: signal.Signals) -> None:
+    words = [sys.executable, "-m", "traced", "demo", "--yes", *settings(collect__episodes=300)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as demo:
+        assert demo.stderr is not None
+        assert any("60/300" in line for line in lines_of(demo.stderr)), "it never got to its 60th episode"
+        children = psutil.Process(demo.pid).children(recursive=True)
+        assert children
+        demo.send_signal(number)
+        rest = demo.stderr.read()
+        assert demo.wait() == 128 + number, rest
+    assert "nothing is half-written. To carry on: traced demo --yes --set" in rest
+    assert "Traceback" not in rest
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    carried_on = traced("collect", "--json", *settings(collect__episodes=300), timeout=900)
+    assert carried_on.code == 0, carried_on.err
+    assert carried_on.json["cycle"] == "desk-bundled-0-1"
+    first_line = next(line for line in carried_on.err.splitlines() if "/300" in line)
+    assert "success" not in first_line, "the first episodes were run again instead of being read back"
