@@ -20,7 +20,7 @@ from requests.exceptions import RequestException
 from sandbox.errors import EngineDown, ImageMissing
 from sandbox.policy import LABEL, LABEL_ENVIRONMENT, LABEL_OWNER, LABEL_PROCESS, SandboxLimits, container_options
 
-ENGINE_TIMEOUT_SECONDS = 60
+ENGINE_TIMEOUT_SECONDS = 120
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 
