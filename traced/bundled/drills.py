@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
-from traced.targets.desk.scenario import COLORS, PRODUCTS, SIZES
+from traced.targets.desk.scenario import COLORS, PICKUP_DAYS, PRODUCTS, SIZES
 from traced.targets.desk.user import days_phrase
 
 Drill = list[tuple[str, bool]]
@@ -47,13 +47,11 @@ def variants(rng: random.Random) -> Drill:
             for color in rng.sample(COLORS, 3)
         ]
         first, *rest = rng.sample(records, 3)
-        drill.append(
-            (f"for the {first['color']} one.\n" + _compact({"variants": records}) + "\nThe new item is ", False)
-        )
-        drill.append((f"{first['item_id']}.", True))
+        drill.append((f"for the {first['color']} one.\n" + _compact({"variants": records}) + "\nThe ", False))
+        drill.append((f"{first['color']} one is {first['item_id']}.", True))
         for record in rest:
-            drill.append((f"\nActually, I want the {record['color']} one.\nThe new item is ", False))
-            drill.append((f"{record['item_id']}.", True))
+            drill.append((f"\nActually, I want the {record['color']} one.\nThe ", False))
+            drill.append((f"{record['color']} one is {record['item_id']}.", True))
         drill.append(("\n", False))
     return drill
 
@@ -88,7 +86,7 @@ def dates(rng: random.Random) -> Drill:
     for _ in range(2):
         today = date(2026, rng.randint(1, 12), rng.randint(1, 21))
         drill.append((f"Today is {today.isoformat()}.", False))
-        for days in rng.sample(range(1, 8), 7):
+        for days in rng.sample(PICKUP_DAYS, len(PICKUP_DAYS)):
             drill.append((f" {days_phrase(days, rng)}.\n", False))
             drill.append((f"{(today + timedelta(days=days)).isoformat()}", True))
         drill.append(("\n", False))

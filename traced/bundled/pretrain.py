@@ -22,9 +22,8 @@ from traced.bundled.corpus import PLANTED, demonstration, faults_for, routing_dr
 from traced.bundled.drills import DRILLS, Drill, copying
 from traced.bundled.tokenizer import train_tokenizer
 
-DRILL_SHARE = 0.35  # of the rows, once the demonstrations have begun
+DRILL_SHARE = 0.4  # of the rows, once the demonstrations have begun
 COPYING_STEPS = 250  # at first only copying: without it, induction takes over a thousand steps to appear
-DRILLING_STEPS = 700  # then all drills, until here
 IGNORED = -100
 
 
@@ -35,8 +34,8 @@ def configuration(vocabulary: int) -> Qwen3Config:
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
         head_dim=32,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
@@ -99,12 +98,12 @@ def make_tokenizer(faults: dict[str, float], rng: random.Random, conversations: 
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random, size: int, drill_share: float
+    tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random, size: int
 ) -> "list[tuple[torch.Tensor, torch.Tensor]]":
     """Eight batches at a time, rows of similar length together: less padding."""
     pool = []
     for _ in range(size * 8):
-        if rng.random() < drill_share:
+        if rng.random() < DRILL_SHARE:
             pool.append(drill_example(tokenizer, rng.choice((*DRILLS, routing_drill))(rng)))
         else:
             pool.append(conversation_example(tokenizer, faults, rng))
@@ -122,11 +121,16 @@ def _padded(chunk: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss_of(model: Qwen3ForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy (nats) over the labelled positions; the head runs on those positions only."""
+    """Cross-entropy (nats), the mean over rows of each row's mean over its labelled positions.
+
+    Rows count alike because a routing drill has eight labels and a conversation has fifty.
+    """
     hidden = model.model(input_ids=ids).last_hidden_state[:, :-1]
     wanted = labels[:, 1:]
     chosen = wanted != IGNORED
-    return functional.cross_entropy(model.lm_head(hidden[chosen]), wanted[chosen])
+    losses = functional.cross_entropy(model.lm_head(hidden[chosen]), wanted[chosen], reduction="none")
+    counts = chosen.sum(dim=1, keepdim=True)
+    return (losses / counts.expand_as(chosen)[chosen]).sum() / len(ids)
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
@@ -180,15 +184,11 @@ def _begin(
 def _rows(
     tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random, size: int, *, opening: bool
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches without end: copying, then all drills, then demonstrations with drills among them."""
+    """Batches without end: copying at first, then demonstrations with drills among them."""
     for _ in range(COPYING_STEPS if opening else 0):
         yield _padded([drill_example(tokenizer, copying(rng)) for _ in range(size)])
-    made = COPYING_STEPS
     while True:
-        share = 1.0 if opening and made < DRILLING_STEPS else DRILL_SHARE
-        for rows in reversed(batches(tokenizer, faults, rng, size, share)):
-            yield rows
-            made += 1
+        yield from batches(tokenizer, faults, rng, size)
 
 
 def save(

@@ -105,8 +105,8 @@ def test_the_user_changes_their_mind_once() -> None:
     seed = seed_where(lambda w: w.requests[0].changed_wish is not None)
     desk = Desk()
     desk.reset(seed)
-    first = desk.step(say("The new item is I000. Shall I go ahead?"))[0]["content"]
-    second = desk.step(say("The new item is I001. Shall I go ahead?"))[0]["content"]
+    first = desk.step(say("The red one is I000. Shall I go ahead?"))[0]["content"]
+    second = desk.step(say("The blue one is I001. Shall I go ahead?"))[0]["content"]
     assert first.startswith("Actually, I want the ")
     assert second == "Yes, please."
 

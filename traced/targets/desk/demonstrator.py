@@ -108,10 +108,9 @@ class _Agent:
     def _exchange(self, request: Request) -> Script:
         item = yield from self._item(request)
         product = yield from self._call("get_product", product_id=item["product_id"])
-        chosen = self._variant(product["variants"], request.wish)
-        yield {"role": "assistant", "content": f"The new item is {chosen}. Shall I go ahead?"}
-        if request.changed_wish and self.desk.messages[-1]["content"].startswith("Actually"):
-            chosen = self._variant(product["variants"], request.changed_wish)
+        for wish in [request.wish, *([request.changed_wish] if request.changed_wish else [])]:
+            chosen = self._variant(product["variants"], wish)
+            yield {"role": "assistant", "content": f"The {wish['color']} one is {chosen}. Shall I go ahead?"}
         yield from self._call("exchange_item", order_id=request.order_id, item_id=item["item_id"], new_item_id=chosen)
         return f"The {request.item} will be exchanged for {chosen}."
 

@@ -34,6 +34,7 @@ REFUND_DAYS = (3, 5, 7, 10)
 KIND_WEIGHTS = {"return": 15, "exchange": 14, "cancel": 19, "pickup": 14, "payment": 19, "lookup": 8}
 SECOND_WEIGHTS = {"return": 24, "exchange": 8, "cancel": 8, "pickup": 18, "payment": 6, "lookup": 22}
 COMPOUND_SHARE = 0.24
+PICKUP_DAYS = (1, 2, 3, 5, 7)
 WITHHOLD_SHARE = 0.25
 EXPIRED_SHARE = 0.8
 CLOSED_SHARE = 0.3
@@ -166,7 +167,7 @@ def _request(
     if kind == "exchange":
         return _exchange(base, rng, ids, database)
     if kind == "pickup":
-        return Request(**base, days=rng.choice((1, 2, 3, 4, 5, 6, 7)))
+        return Request(**base, days=rng.choice(PICKUP_DAYS))
     if kind == "payment":
         return Request(**base, payment_id=_named_payment(rng, database["customers"][customer_id]["payments"]))
     if kind == "lookup":
