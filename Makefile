@@ -1,4 +1,4 @@
-# make demo   install into .venv and run one full cycle on this machine
+# make demo   install into .venv and run one full cycle on this machine; it approves what passes, and says so
 # make test   install what the tests need and run them
 # make check  ruff, mypy, import-linter: what CI runs after the tests
 # make venv   the virtual environment alone
@@ -21,7 +21,7 @@ venv: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	scripts/docker-engine.sh
-	$(VENV)/bin/traced demo $(ARGS)
+	$(VENV)/bin/traced demo --yes $(ARGS)
 
 test: $(VENV)/.installed-dev
 	scripts/docker-engine.sh

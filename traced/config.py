@@ -14,7 +14,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
@@ -142,12 +142,6 @@ class GateSection(Section):
     untouched_margin: Share = Field(default=0.05, description="loss that the low bound excludes on untouched tasks")
 
 
-class RoutingSection(Section):
-    """Which adapter takes a conversation."""
-
-    router: Literal["logprobs", "hidden-state"] = Field(default="logprobs", description='"logprobs" or "hidden-state"')
-
-
 class HeldOutSection(Section):
     """The held-out split, touched once at the end."""
 
@@ -187,7 +181,6 @@ class Settings(BaseSettings):
     admission: AdmissionSection = AdmissionSection()
     training: TrainingSection = TrainingSection()
     gate: GateSection = GateSection()
-    routing: RoutingSection = RoutingSection()
     test: HeldOutSection = HeldOutSection()
     sandbox: SandboxSection = SandboxSection()
 
