@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from traced.errors import TracedError
+from traced.models import resolve_model
 from traced.training.job import read_job
+from traced.training.sources import open_source
 
 STOPPED = 143
 
@@ -32,10 +34,11 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         job = read_job(Path(arguments[0]))
-        from traced.training.grpo import train
-        from traced.training.sources import open_source
+        resolve_model(job.model_path, job.out)
+        source = open_source(job)
+        from traced.training.grpo import train  # takes seconds; a job that cannot run is told before
 
-        _send(out, "result", asdict(train(job, lambda metrics: _send(out, "metric", metrics), open_source)))
+        _send(out, "result", asdict(train(job, lambda metrics: _send(out, "metric", metrics), lambda _: source)))
     except TracedError as error:
         _send(out, "error", {"type": type(error).__name__, "message": error.message, "hint": error.hint})
         return 1

@@ -47,7 +47,7 @@ def test_the_childs_own_error_is_raised_here(model_path: Path, tmp_path: Path) -
         asyncio.run(
             train(job(model_path, tmp_path / "a", environment_source={"target": "desk", "split": "gate"}), print)
         )
-    with pytest.raises(TrainingError, match="cannot be loaded"):
+    with pytest.raises(TrainingError, match="no model directory"):
         asyncio.run(train(job(tmp_path / "nowhere", tmp_path / "b"), print))
 
 
