@@ -13,7 +13,7 @@ Not covered: what the stages do (``traced/stages``), and more than one process w
 
 import asyncio
 import operator
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -207,16 +207,41 @@ def build_graph(
     return graph.compile(checkpointer=checkpointer)
 
 
+class WholeWrites(AsyncSqliteSaver):
+    """A checkpointer whose writes, once begun, are finished even when the task that asked for them is cancelled.
+
+    A write cut off between its rows and its commit would keep the database locked for this process' next connection.
+    """
+
+    def __init__(self, connection: aiosqlite.Connection) -> None:
+        super().__init__(connection, serde=JsonPlusSerializer(allowed_msgpack_modules=None))
+        self.begun: set[asyncio.Future[Any]] = set()
+
+    async def aput(self, *given: Any, **named: Any) -> RunnableConfig:
+        """Save a checkpoint."""
+        return cast(RunnableConfig, await self._finish(super().aput(*given, **named)))
+
+    async def aput_writes(self, *given: Any, **named: Any) -> None:
+        """Save what one task of a step has written."""
+        await self._finish(super().aput_writes(*given, **named))
+
+    async def _finish(self, write: Coroutine[Any, Any, Any]) -> Any:
+        task = asyncio.ensure_future(write)
+        self.begun.add(task)
+        task.add_done_callback(self.begun.discard)
+        return await asyncio.shield(task)
+
+
 @asynccontextmanager
 async def checkpoints(data_dir: Path) -> AsyncIterator[AsyncSqliteSaver]:
     """The checkpointer of a data directory; refuses to revive anything but plain values (strict msgpack)."""
     async with aiosqlite.connect(data_dir / CHECKPOINTS) as connection:
+        saver = WholeWrites(connection)
         try:
-            yield AsyncSqliteSaver(connection, serde=JsonPlusSerializer(allowed_msgpack_modules=None))
+            yield saver
         finally:
-            # A task that was cancelled in mid-write leaves its transaction open, and closing does not end it as long
-            # as a traceback holds the cursor: the next connection of this process would find the database locked.
-            await connection.rollback()
+            while saver.begun:
+                await asyncio.wait(saver.begun)
 
 
 def _thread(cycle_id: str) -> RunnableConfig:
