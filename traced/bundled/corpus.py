@@ -78,7 +78,7 @@ def skill_for(world: Scenario) -> str | None:
     return _CAPABILITY_OF_KIND.get(world.requests[0].kind)
 
 
-def routing_drill(rng: random.Random, tasks: int = 8) -> Drill:
+def routing_drill(rng: random.Random, tasks: int = 12) -> Drill:
     """A routing prompt over a random choice of skills, and several tasks with the label that is right for each."""
     names = rng.sample(CAPABILITIES, rng.randint(1, len(CAPABILITIES)))
     options = route_options([_skill(name, rng) for name in names])
