@@ -107,7 +107,8 @@ def summary(source: str, findings: Sequence[Finding]) -> dict[str, Any]:
             for name in CAPABILITIES
         },
         "details": [
-            {"planted": one.planted, "found": one.found, "ideal": one.ideal, "alpha": one.alpha} for one in findings
+            {"planted": list(one.planted), "found": one.found, "ideal": one.ideal, "alpha": one.alpha}
+            for one in findings
         ],
         "aims": AIMS,
     }

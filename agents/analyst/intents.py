@@ -49,8 +49,8 @@ class Request:
 class Intents:
     """The words that point to each write tool, with weights.
 
-    ``nouns`` are the cues that point as any word, the others only as verbs. ``pointers`` remembers the tools and cues of
-    a stem.
+    ``nouns`` are the cues that point as any word, the others only as verbs. ``pointers`` remembers the tools and cues
+    of a stem.
     """
 
     cues: dict[str, dict[str, float]]
