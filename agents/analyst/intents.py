@@ -74,9 +74,9 @@ class Intents:
         )
         if tool is not None and asks:
             for objects in _each(clause.codes):
-                yield Request(clause.index, tool, objects, cues, frozenset(stems(clause.text)))
+                yield Request(clause.index, tool, objects, cues, clause.stems)
         elif _QUESTION.search(clause.text) and clause.codes:
-            yield Request(clause.index, None, clause.codes, frozenset(), frozenset(stems(clause.text)))
+            yield Request(clause.index, None, clause.codes, frozenset(), clause.stems)
 
     def _served_by(self, clause: Clause) -> tuple[str | None, frozenset[str]]:
         matched: dict[str, set[str]] = defaultdict(set)
@@ -84,9 +84,11 @@ class Intents:
             for tool, cue in self._pointed(one):
                 if one in clause.deeds or cue in self.nouns[tool]:
                     matched[tool].add(cue)
+        for tool, cues in self.cues.items():
+            matched[tool].update(clause.pairs & cues.keys())
         weights = {tool: sum(self.cues[tool][cue] for cue in sorted(cues)) for tool, cues in matched.items()}
         best = max(weights, key=lambda tool: (weights[tool], tool), default=None)
-        return best, frozenset(matched[best]) if best is not None else frozenset()
+        return (best, frozenset(matched[best])) if best is not None and matched[best] else (None, frozenset())
 
     def _pointed(self, one: str) -> list[tuple[str, str]]:
         if any(character.isdigit() for character in one):

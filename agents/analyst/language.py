@@ -18,7 +18,7 @@ REFUSAL = re.compile(
     re.IGNORECASE,
 )
 RETRACTION = re.compile(
-    r"\b(never ?mind|forget (it|that|about)|leave it|keep (it|the|my)|don't (want|need)|do not (want|need)|"
+    r"\b(never ?mind|forget (it|that|about)|leave it|keep (it|the|my)|stick with|don't (want|need)|do not (want|need)|"
     r"no longer)\b",
     re.IGNORECASE,
 )
@@ -61,21 +61,21 @@ def stems(text: str) -> list[str]:
     return [stem(word) for word in words(text) if word not in STOP]
 
 
-def content(text: str) -> set[str]:
-    """The stems of a text plus those of neighbouring words written as one ("pick up" gives "pickup")."""
-    every = words(text)
-    joined = {stem(first + second) for first, second in pairwise(every)}
-    return {*stems(text), *joined}
+def pairs(text: str) -> set[str]:
+    """Stems of neighbouring words written as one ("pick up" gives "pickup"); they count only as a whole."""
+    return {stem(first + second) for first, second in pairwise(words(text))}
 
 
 def deeds(text: str) -> set[str]:
-    """Stems of words that may be verbs of a wish: no past forms, no plurals, no "my booking" or "the cancellation"."""
+    """Stems of words that may be verbs of a wish: no past forms, no plurals, no "my booking" or "flight booking"."""
     every = words(text)
-    joined = [first + second for first, second in pairwise(every)]
-    before = ["", *every]
-    plain = [word for word, last in zip(every, before, strict=False) if not _NOUN.search(word) and last not in _OWNED]
-    plain += [word for word in joined if not _NOUN.search(word)]
-    return {stem(word) for word in plain if word not in STOP}
+    return {stem(word) for word, last in zip(every, ["", *every], strict=False) if _wished(word, last)}
+
+
+def _wished(word: str, last: str) -> bool:
+    if word in STOP or last in _OWNED or _NOUN.search(word):
+        return False
+    return not word.endswith("ing") or not last or last in STOP
 
 
 def related(one: str, other: str) -> bool:

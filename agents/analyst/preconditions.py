@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.analyst.language import content, related, stem, words
+from agents.analyst.language import related, stem, stems, words
 from agents.analyst.tools import ToolKind
 from agents.analyst.values import is_date, leaves
 from agents.analyst.view import View
@@ -79,7 +79,7 @@ def demanded(link: Link, prompts: set[str], names: Collection[str]) -> bool:
     written = {stem(word) for word in words(link.write)}
     for prompt in prompts:
         for sentence in re.split(r"(?<=[.!?])\s+|\n+", prompt):
-            present = content(sentence)
+            present = set(stems(sentence))
             if _DEMAND.search(sentence) and _meets(telling, present) and _meets(written, present):
                 return True
     return False

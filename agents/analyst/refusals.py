@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from agents.analyst.intents import Request
-from agents.analyst.language import REFUSAL, content, identifiers, related
+from agents.analyst.language import REFUSAL, identifiers, pairs, related, stems
 from agents.analyst.view import View
 
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -25,5 +25,6 @@ def _concerns(sentence: str, request: Request) -> bool:
     named = identifiers(sentence)
     if request.objects and named:
         return bool(named & request.objects)
-    present = content(sentence)
-    return len(present & request.stems) >= 2 or any(related(cue, one) for one in present for cue in request.cues)
+    present = set(stems(sentence))
+    pointed = any(related(cue, one) for one in present for cue in request.cues) or request.cues & pairs(sentence)
+    return len(present & request.stems) >= 2 or bool(pointed)

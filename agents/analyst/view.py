@@ -7,7 +7,7 @@ but the trajectory.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.analyst.language import clauses, content, deeds, identifiers
+from agents.analyst.language import clauses, deeds, identifiers, pairs, stems
 from agents.analyst.selection import Pick, groups, picks
 from agents.analyst.values import first_seen, grounded
 from agents.transcript import Transcript, transcript
@@ -16,12 +16,13 @@ from store.types import Trajectory
 
 @dataclass(frozen=True)
 class Clause:
-    """A clause of the user's: its text, its content and its possible verbs as stems, and the codes in it."""
+    """A clause of the user's: its text; as stems its words, possible verbs and joined pairs; the codes in it."""
 
     index: int
     text: str
     stems: frozenset[str]
     deeds: frozenset[str]
+    pairs: frozenset[str]
     codes: frozenset[str]
 
 
@@ -43,7 +44,14 @@ def view(trajectory: Trajectory) -> View:
     """The view of a trajectory."""
     spoken = transcript(trajectory)
     said = [
-        Clause(one.index, text, frozenset(content(text)), frozenset(deeds(text)), frozenset(identifiers(text)))
+        Clause(
+            index=one.index,
+            text=text,
+            stems=frozenset(stems(text)),
+            deeds=frozenset(deeds(text)),
+            pairs=frozenset(pairs(text)),
+            codes=frozenset(identifiers(text)),
+        )
         for one in spoken.user
         for text in clauses(one.text)
     ]

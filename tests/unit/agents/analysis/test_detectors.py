@@ -196,10 +196,14 @@ def test_amounts(weeks: int, expected: Verdict) -> None:
     assert verdict("supported-amounts", talk(asked, calls("waive_fine", OK, fine="F1001", weeks=weeks)))[0] is expected
 
 
-def test_giving_in_after_a_refusal() -> None:
-    asked, refusal = user("Please renew loan L501 until tomorrow."), says("I cannot renew L501, readers wait for it.")
-    insists, done = user("But I insist."), calls("renew_loan", OK, loan="L501", until="2025-06-05")
-    other = calls("renew_loan", OK, loan="L502", until="2025-06-05")
-    assert verdict("standing-by-a-refusal", talk(asked, refusal, insists, done)) == (LACKING, 4)
-    assert verdict("standing-by-a-refusal", talk(asked, refusal, insists, other))[0] is PRESENT
-    assert verdict("standing-by-a-refusal", talk(asked, done))[0] is NA
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "I need help with a loan I renewed recently. I want to reserve copy K12 at the north branch.",
+        "I made a mistake with my renewal. I want to reserve copy K12 at the north branch.",
+        "Please do not touch my loan, the renewed one. I want to reserve copy K12 at the north branch.",
+    ],
+)
+def test_a_deed_that_is_only_mentioned_is_no_request(asked: str) -> None:
+    done = calls("reserve_copy", OK, copy="K12", branch="north")
+    assert verdict("multi-step-completion", talk(user(asked), done, says("Done.")))[0] is NA

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.analyst.dates import resolve, today_in
-from agents.analyst.language import clauses, content, identifiers, last_mention
+from agents.analyst.language import clauses, deeds, identifiers, last_mention, pairs
 from agents.analyst.values import leaves, siblings
 from agents.transcript import transcript
 from tests.unit.agents.analysis.library import calls, says, talk, user
@@ -38,7 +38,8 @@ def test_a_weekday_is_one_of_the_coming_seven_days(today: date) -> None:
 def test_any_text_can_be_read(text: str, today: date) -> None:
     resolve(text, today)
     today_in(text)
-    content(text)
+    deeds(text)
+    pairs(text)
     assert all(code in text for code in identifiers(text))
     assert all(clause.strip() == clause and clause in text for clause in clauses(text))
 
