@@ -1,8 +1,9 @@
 """The routing prompt M_x: which adapter should serve this task? Pure text; no model, no torch.
 
-One line per option with a single-letter label, its example answered as the task will be (``Answer:A``), then the task,
-then ``Answer:``; the next token is the label, and the router takes the arg-max over the label tokens' log-probs (TRACE, section 3.5). The options come before the task, so
-that the engine reuses their key-value cache from one conversation to the next.
+One line per option with a single-letter label and its example answered as the task will be (``Answer:A``), then the
+task, then ``Answer:``; the next token is the label, and the router takes the arg-max over the label tokens' log-probs
+(TRACE, section 3.5). The options come before the task, so that the engine reuses their key-value cache from one
+conversation to the next.
 
 Invariants: the text depends only on its arguments; the last option is the base model; white space is collapsed, so an
 option is always one line. The bundled model is pre-trained on this form: changing it means pre-training again.
