@@ -1,8 +1,9 @@
 """Planted deficits: does the builtin analyst find what is known to be missing, and only that?
 
-    python -m benchmarks.planted [--source demonstrator] [--conversations 600] [--runs 10] [--json]
+    python -m benchmarks.planted [--source demonstrator|models] [--conversations 600] [--runs 10] [--json]
 
-For each plant (a set of capabilities that the agent is made to lack) a source yields desk conversations. The analyst
+For each plant (a set of capabilities that the agent is made to lack) a source yields desk conversations: the scripted
+demonstrator's (16 plants), or those of small models that were taught the plant (6 plants, minutes each). The analyst
 sees their messages, tools and outcomes; what it retains is held against the plant, its labels against the desk's
 ground truth. Per plant: planted, found, and found from the ground truth's own labels ("ideal": what the thresholds of
 the method allow at best). Over all plants: precision, recall, label agreement (share of equal cells of run 0) per
@@ -52,12 +53,28 @@ def demonstrator(plant: Plant, conversations: int, seed: int) -> list[Trajectory
     return [demonstrate(task, faults, seed) for task in range(first, first + conversations)]
 
 
-SOURCES: dict[str, Source] = {"demonstrator": demonstrator}
+def models(plant: Plant, conversations: int, seed: int) -> list[Trajectory]:
+    """Conversations of a small model with this plant; needs torch, so it is imported on demand."""
+    from benchmarks.planted_models import converse
+
+    return converse(plant, conversations, seed)
 
 
 def plants() -> list[Plant]:
     """Each capability alone, and every second of the twenty triples."""
     return [*((name,) for name in CAPABILITIES), *islice(combinations(CAPABILITIES, 3), 0, None, 2)]
+
+
+def model_plants() -> list[Plant]:
+    """Six triples in which each capability stands three times."""
+    count = len(CAPABILITIES)
+    return [tuple(CAPABILITIES[(first + step) % count] for step in (0, 1, 3)) for first in range(count)]
+
+
+SOURCES: dict[str, tuple[Source, Callable[[], list[Plant]]]] = {
+    "demonstrator": (demonstrator, plants),
+    "models": (models, model_plants),
+}
 
 
 def examine(plant: Plant, trajectories: Sequence[Trajectory], *, runs: int, seed: int) -> Finding:
@@ -146,8 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     given = parser.parse_args(arguments)
     findings = []
-    for plant in plants():
-        trajectories = SOURCES[given.source](plant, given.conversations, given.seed)
+    source, chosen = SOURCES[given.source]
+    for plant in chosen():
+        trajectories = source(plant, given.conversations, given.seed)
         findings.append(examine(plant, trajectories, runs=given.runs, seed=given.seed))
         print(_line(findings[-1]), flush=True)
     figures = summary(given.source, findings)

@@ -70,19 +70,13 @@ sys.addaudithook(forbid_network)
 @functools.cache
 def docker_refusal() -> str:
     """Why Docker cannot be used, or ""."""
-    import docker
-    from docker.errors import DockerException
+    from sandbox import docker_engine
+    from sandbox.errors import EngineDown
 
     try:
-        client = docker.from_env()
-    except DockerException as error:
+        docker_engine.connect().close()
+    except EngineDown as error:
         return f"no Docker engine answers ({error}); run scripts/docker-engine.sh"
-    try:
-        client.ping()
-    except DockerException as error:
-        return f"the Docker engine does not answer ({error}); run scripts/docker-engine.sh"
-    finally:
-        client.close()
     return ""
 
 

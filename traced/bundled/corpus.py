@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from sandbox.contract import Message
 from store.types import Trajectory
 from traced.bundled.drills import Drill
-from traced.serving.routing_prompt import opening_text, route_options, routing_prompt
+from traced.serving.routing_prompt import ANSWER, LABELS, opening_text, route_options, routing_prompt
 from traced.targets.desk import CAPABILITIES, demonstrate
 from traced.targets.desk.scenario import Scenario, scenario
 
 PRETRAINING = range(1_000_000, 9_000_000)
 PLANTED = ("multi-step-completion", "precondition-verification", "error-recovery")
 FAULT_RATE = 0.7
+WORD_TASKS = 0.4  # share of a routing drill's tasks that repeat an option's words
 SKILL_TEXTS: dict[str, tuple[str, ...]] = {
     "structured-data-reasoning": (
         "Choose the record among several that matches the user's words.",
@@ -49,12 +50,13 @@ SKILL_TEXTS: dict[str, tuple[str, ...]] = {
         "Compute dates from today's date and the user's words.",
     ),
 }
-_CAPABILITY_OF_KIND = {
-    "return": "tool-calling-precision",
-    "exchange": "structured-data-reasoning",
-    "cancel": "precondition-verification",
-    "pickup": "date-reasoning",
-    "payment": "error-recovery",
+_SKILLS_OF_KIND: dict[str, tuple[str, ...]] = {
+    "return": ("tool-calling-precision",),
+    "exchange": ("structured-data-reasoning",),
+    "cancel": ("precondition-verification",),
+    "pickup": ("date-reasoning", "precondition-verification"),
+    "payment": ("error-recovery",),
+    "lookup": (),
 }
 
 
@@ -71,27 +73,50 @@ def demonstration(faults: dict[str, float], rng: random.Random) -> Trajectory:
     return demonstrate(rng.choice(PRETRAINING), faults, rng.randrange(1 << 30))
 
 
-def skill_for(world: Scenario) -> str | None:
-    """The one capability that a task's opening calls for most; None for a plain question."""
+def skills_for(world: Scenario) -> tuple[str, ...]:
+    """The capabilities that a task's opening calls for, most of all the first; none for a plain question."""
     if len(world.requests) > 1:
-        return "multi-step-completion"
-    return _CAPABILITY_OF_KIND.get(world.requests[0].kind)
+        return ("multi-step-completion",)
+    return _SKILLS_OF_KIND[world.requests[0].kind]
 
 
-def routing_drill(rng: random.Random, tasks: int = 12) -> Drill:
-    """A routing prompt over a random choice of skills, and several tasks with the label that is right for each."""
+def routing_drill(rng: random.Random, tasks: int = 10, words: float = WORD_TASKS) -> Drill:
+    """A routing prompt over a random choice of skills, and several tasks with the label that is right for each.
+
+    Some of the tasks are an option's own title or description: matching words teaches what matching meaning then uses.
+    """
     names = rng.sample(CAPABILITIES, rng.randint(1, len(CAPABILITIES)))
-    options = route_options([_skill(name, rng) for name in names])
+    skills = [_skill(name, rng) for name in names]
+    options = route_options(skills)
     labels = {name: option.label for name, option in zip(names, options, strict=False)}
     drill: Drill = []
     while len(drill) < 2 * tasks:
-        world, opening = _opening(rng)
-        wanted = skill_for(world)
-        if wanted not in labels and rng.random() < 0.5:
-            continue
-        prompt = routing_prompt(opening, options)
+        if rng.random() < words:
+            option = rng.choice(options)
+            task, label = rng.choice([part for part in (option.title, option.description) if part]), option.label
+        else:
+            world, task = _opening(rng)
+            wanted = next((name for name in skills_for(world) if name in labels), None)
+            if wanted is None and rng.random() < 0.5:
+                continue
+            label = labels[wanted] if wanted else options[-1].label
+        prompt = routing_prompt(task, options)
         asked = prompt if not drill else "\n" + prompt[prompt.rindex("Task: ") :]
-        drill += [(asked, False), (labels.get(wanted or "", options[-1].label), True)]
+        drill += [(asked, False), (label, True)]
+    return drill
+
+
+def labelling_drill(rng: random.Random, tasks: int = 16) -> Drill:
+    """Tasks with a label by the skill they call for; which label that is, only the row's earlier tasks say."""
+    labels = dict(zip(CAPABILITIES, rng.sample(LABELS[:8], len(CAPABILITIES)), strict=True))
+    drill: Drill = []
+    shown: set[str] = set()
+    while len(drill) < 2 * tasks:
+        world, opening = _opening(rng)
+        wanted = next(iter(skills_for(world)), None)
+        if wanted is not None:
+            drill += [(f"\nTask: {opening}\n{ANSWER}", False), (labels[wanted], wanted in shown)]
+            shown.add(wanted)
     return drill
 
 
@@ -104,13 +129,8 @@ def _opening(rng: random.Random) -> tuple[Scenario, str]:
 
 
 def _skill(name: str, rng: random.Random) -> tuple[str, str, str]:
-    title = name.replace("-", " ")
-    title = rng.choice((title, title.capitalize(), title.title(), name))
-    words = rng.choice(SKILL_TEXTS[name]).split()
-    keep = rng.choice((1.0, 1.0, 0.7))
-    description = " ".join(word for word in words if rng.random() < keep)
     example = ""
     while not example and rng.random() < 0.9:
         world, opening = _opening(rng)
-        example = opening if skill_for(world) == name else ""
-    return title, description, example
+        example = opening if name in skills_for(world) else ""
+    return name.replace("-", " ").capitalize(), rng.choice(SKILL_TEXTS[name]), example

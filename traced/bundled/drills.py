@@ -7,7 +7,6 @@ desk's own formats. Without them the same quality takes several times as many st
 
 import json
 import random
-from collections.abc import Callable
 from datetime import date, timedelta
 from typing import Any
 
@@ -15,6 +14,7 @@ from traced.targets.desk.scenario import COLORS, PICKUP_DAYS, PRODUCTS, SIZES
 from traced.targets.desk.user import days_phrase
 
 Drill = list[tuple[str, bool]]
+BETWEEN = ('","item_id":"', " one is ", ": ", " is ")
 IDENTIFIERS = (("C", 3), ("W", 4), ("I", 3), ("P", 2), ("T", 2))
 
 
@@ -24,35 +24,37 @@ def identifier(letter: str, digits: int, rng: random.Random) -> str:
 
 
 def copying(rng: random.Random) -> Drill:
-    """Identifiers, then the same ones in another order, twice."""
+    """Identifiers, then twice the digits that belong to each one's letter, in another order."""
     names = [identifier(letter, digits, rng) for letter, digits in IDENTIFIERS]
-    rounds: Drill = []
-    for number in range(3):
-        rng.shuffle(names)
-        rounds.append((" ".join(names) + " ", number > 0))
-    return rounds
+    drill: Drill = [(" ".join(names), False)]
+    for name in [*rng.sample(names, len(names)), *rng.sample(names, len(names))]:
+        drill += [(f" {name[0]}", False), (name[1:], True)]
+    return drill
+
+
+def pairs(rng: random.Random) -> Drill:
+    """Names and identifiers, then twice each name's identifier; the words between the two change."""
+    names = rng.sample(rng.choice((COLORS, PRODUCTS)), rng.randint(3, 6))
+    values = {name: identifier("I", 3, rng) for name in names}
+    between = rng.choice(BETWEEN)
+    drill: Drill = [("; ".join(name + between + values[name] for name in names) + "\n", False)]
+    for name in [*rng.sample(names, len(names)), *rng.sample(names, len(names))]:
+        drill += [(f"the {name}{rng.choice(BETWEEN)}I", False), (values[name][1:], True), ("\n", False)]
+    return drill
 
 
 def variants(rng: random.Random) -> Drill:
     """A product's variants, and which of them the user's words mean; the wish comes before or after the records."""
-    drill: Drill = []
-    for _ in range(2):
-        records = [
-            {
-                "color": color,
-                "item_id": identifier("I", 3, rng),
-                "size": rng.choice(SIZES),
-                "price": rng.randint(11, 98),
-            }
-            for color in rng.sample(COLORS, 3)
-        ]
-        first, *rest = rng.sample(records, 3)
-        drill.append((f"for the {first['color']} one.\n" + _compact({"variants": records}) + "\nThe ", False))
-        drill.append((f"{first['color']} one is {first['item_id']}.", True))
-        for record in rest:
-            drill.append((f"\nActually, I want the {record['color']} one.\nThe ", False))
-            drill.append((f"{record['color']} one is {record['item_id']}.", True))
-        drill.append(("\n", False))
+    records = [
+        {"color": color, "item_id": identifier("I", 3, rng), "size": rng.choice(SIZES), "price": rng.randint(11, 98)}
+        for color in rng.sample(COLORS, 3)
+    ]
+    wanted = [record for _ in range(3) for record in rng.sample(records, 3)]
+    drill = [(f"for the {wanted[0]['color']} one.\n" + _compact({"variants": records}), False)]
+    for number, record in enumerate(wanted):
+        asked = f"\nActually, I want the {record['color']} one." if number else ""
+        drill.append((f"{asked}\nThe ", False))
+        drill.append((f"{record['color']} one is {record['item_id']}.", True))
     return drill
 
 
@@ -91,9 +93,6 @@ def dates(rng: random.Random) -> Drill:
             drill.append((f"{(today + timedelta(days=days)).isoformat()}", True))
         drill.append(("\n", False))
     return drill
-
-
-DRILLS: tuple[Callable[[random.Random], Drill], ...] = (copying, variants, items, dates)
 
 
 def _compact(record: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ Any text can be encoded; text unlike the desk's takes more tokens.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -15,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from traced.targets.desk.scenario import COLORS, NAMES, PRODUCTS, REASONS, STATUSES
 from traced.targets.desk.tools import PARAMETERS
 
-VOCABULARY = 1024
-TOKEN_LENGTH = 24  # characters; longer merges would spend the vocabulary on single sentences
+VOCABULARY = 1536
+TOKEN_LENGTH = 64  # characters; a constant sentence is then a token or two
+WORD_REPEATS = 1000  # so that words that name a record's value become whole tokens, however rare they are
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _WHOLE = (*COLORS, *NAMES, *PRODUCTS, *STATUSES, *REASONS, "other", "true", "false", *PARAMETERS)
 
@@ -68,7 +70,8 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         max_token_length=TOKEN_LENGTH,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_without_special(texts), trainer)
+    words = (word for word in _WHOLE for _ in range(WORD_REPEATS))
+    tokenizer.train_from_iterator(chain(_without_special(texts), words), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

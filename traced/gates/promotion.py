@@ -53,6 +53,20 @@ def promote(session: Session, adapter: str, *, who: str, at: datetime, reason: s
     return promotions.promote(session, adapter, who=who, at=at, reason=reason)
 
 
+def promote_new(session: Session, adapters: Iterable[str], *, who: str, at: datetime, reason: str = "") -> list[str]:
+    """Put those of ``adapters`` live that are approved and never were live; returns those that are live then.
+
+    What was live before and was rolled back stays back: a person undid it.
+    """
+    named = list(adapters)
+    for name in named:
+        decided = promotions.latest_approval(session, name)
+        if decided and decided.decision is Decision.APPROVED and not promotions.list_promotions(session, name):
+            promote(session, name, who=who, at=at, reason=reason)
+    standing = live(session)
+    return [name for name in named if name in standing]
+
+
 def roll_back(
     session: Session, adapter: str | None, *, who: str, at: datetime, reason: str = ""
 ) -> tuple[str, str | None]:

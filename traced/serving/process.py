@@ -73,6 +73,8 @@ def start_embedded(
     data_dir: Path,
     port: int = 0,
     threads: int = 1,
+    max_batch: int = 64,
+    max_length: int = 2048,
     adapters: Mapping[str, Path] | None = None,
     timeout_s: float = 180.0,
 ) -> EngineProcess:
@@ -80,7 +82,8 @@ def start_embedded(
     with _bound_socket(port) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         log = data_dir / "logs" / f"engine-{listener.getsockname()[1]}.log"
-        engine = EngineProcess(url, log, _spawn(model_path, listener, log, threads, adapters or {}))
+        options = {"threads": threads, "max-batch": max_batch, "max-length": max_length}
+        engine = EngineProcess(url, log, _spawn(model_path, listener, log, options, adapters or {}))
     try:
         _wait_ready(engine, timeout_s)
     except BaseException:
@@ -101,10 +104,11 @@ def _bound_socket(port: int) -> socket.socket:
 
 
 def _spawn(
-    model_path: Path, listener: socket.socket, log: Path, threads: int, adapters: Mapping[str, Path]
+    model_path: Path, listener: socket.socket, log: Path, options: Mapping[str, int], adapters: Mapping[str, Path]
 ) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "traced.serving.embedded", "--die-with-parent"]
-    command += ["--model", str(model_path), "--fd", str(listener.fileno()), "--threads", str(threads)]
+    command += ["--model", str(model_path), "--fd", str(listener.fileno())]
+    command += [part for name, value in options.items() for part in (f"--{name}", str(value))]
     for name, path in adapters.items():
         command += ["--adapter", f"{name}={path}"]
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +122,12 @@ def _spawn(
             stderr=subprocess.STDOUT,
             pass_fds=[listener.fileno()],
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": imports, "PYTHONUNBUFFERED": "1"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": str(options["threads"]),
+                "PYTHONPATH": imports,
+                "PYTHONUNBUFFERED": "1",
+            },
         )
 
 

@@ -84,6 +84,8 @@ class Context:
                 self.model.path,
                 data_dir=self.data_dir,
                 threads=self.settings.threads,
+                max_batch=settings.max_batch,
+                max_length=settings.max_length,
                 timeout_s=settings.start_timeout_s,
             )
             self.slot.client = EngineClient(self.slot.process.url)

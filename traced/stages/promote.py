@@ -1,12 +1,12 @@
 """Approval and promotion of a cycle's adapters: who still waits, what was decided, and what goes live.
 
-Invariants: the store's decisions count, whoever made them; promoting again changes nothing; only approved versions go
-live (``traced.gates.promotion``).
+Invariants: the store's decisions count, whoever made them; a cycle puts a version live once, so what a person rolled
+back stays back when the cycle carries on; only approved versions go live (``traced.gates.promotion``).
 """
 
 from collections.abc import Sequence
 
-from store.records import Decision, StageState
+from store.records import StageState
 from store.repositories.promotions import latest_approval
 from traced.gates import promotion
 from traced.stages.context import Context
@@ -35,10 +35,10 @@ def decision_of(context: Context, adapter: str) -> str:
 
 
 async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
-    """Put the approved ones live; returns their names in order."""
-    approved = [name for name in adapters if decision_of(context, name) == Decision.APPROVED.value]
-    for name in approved:
-        with context.writing() as session:
-            promotion.promote(session, name, who=WHO, at=context.now(), reason=f"cycle {context.cycle_id}")
-    context.event("promote", StageState.FINISHED, promoted=approved)
-    return approved
+    """Put the approved ones live that never were; returns the names of those that are live then, in order."""
+    with context.writing() as session:
+        promoted = promotion.promote_new(
+            session, adapters, who=WHO, at=context.now(), reason=f"cycle {context.cycle_id}"
+        )
+    context.event("promote", StageState.FINISHED, promoted=promoted)
+    return promoted

@@ -4,8 +4,16 @@ import random
 
 import pytest
 
-from traced.bundled.corpus import PLANTED, PRETRAINING, demonstration, faults_for, routing_drill, skill_for
-from traced.bundled.drills import DRILLS
+from traced.bundled.corpus import (
+    PLANTED,
+    PRETRAINING,
+    demonstration,
+    faults_for,
+    labelling_drill,
+    routing_drill,
+    skills_for,
+)
+from traced.bundled.drills import copying, dates, items, pairs, variants
 from traced.bundled.pretrain import IGNORED, conversation_example, drill_example, make_tokenizer, render_text
 from traced.serving.routing_prompt import label_ids
 from traced.targets.desk import SPLITS, needed
@@ -41,8 +49,8 @@ def test_tokens_round_trip_and_turns_are_prefixes(tokenizer) -> None:
 
 
 def test_the_loss_is_on_the_assistants_words_alone(tokenizer) -> None:
-    ids, labels = conversation_example(tokenizer, {}, random.Random(2))
-    spoken = tokenizer.decode([i for i, label in zip(ids, labels, strict=True) if label != IGNORED])
+    row = conversation_example(tokenizer, {}, random.Random(2))
+    spoken = tokenizer.decode([i for i, label in zip(row.ids, row.labels, strict=True) if label != IGNORED])
     assert "Anything else?<|im_end|>" in spoken
     assert "You are the agent" not in spoken
     assert '"status"' not in spoken
@@ -50,9 +58,9 @@ def test_the_loss_is_on_the_assistants_words_alone(tokenizer) -> None:
 
 def test_a_routing_label_is_one_token(tokenizer) -> None:
     assert len(label_ids(tokenizer, "ABCDEFG")) == 7
-    ids, labels = drill_example(tokenizer, routing_drill(random.Random(3), tasks=5))
-    assert len(ids) == len(labels)
-    assert sum(label != IGNORED for label in labels) == 5
+    row = drill_example(tokenizer, routing_drill(random.Random(3), tasks=5))
+    assert len(row.ids) == len(row.labels)
+    assert sum(label != IGNORED for label in row.labels) == 5
 
 
 def test_routing_drills_name_the_skill_that_the_task_needs() -> None:
@@ -60,15 +68,14 @@ def test_routing_drills_name_the_skill_that_the_task_needs() -> None:
     seen = {label for _ in range(60) for label, asked in routing_drill(rng) if asked}
     assert {"A", "B", "C", "D"} <= seen
     for seed in range(300):
-        skill = skill_for(scenario(seed))
-        assert needed(seed) <= {skill, "precondition-verification"} or skill == "multi-step-completion"
+        skills = skills_for(scenario(seed))
+        assert needed(seed) <= set(skills) or skills == ("multi-step-completion",)
 
 
-@pytest.mark.parametrize("drill", DRILLS)
+@pytest.mark.parametrize("drill", [copying, pairs, variants, items, dates, labelling_drill])
 def test_a_drill_asks_for_what_its_text_holds(tokenizer, drill) -> None:
     rng = random.Random(5)
     for _ in range(20):
         pieces = drill(rng)
-        ids, _ = drill_example(tokenizer, pieces)
-        assert tokenizer.decode(ids) == "".join(text for text, _ in pieces)
+        assert tokenizer.decode(drill_example(tokenizer, pieces).ids) == "".join(text for text, _ in pieces)
         assert any(asked for _, asked in pieces)

@@ -30,15 +30,34 @@ def test_group_seeds_are_distinct_in_range_and_do_not_depend_on_the_number_of_it
 
 
 def test_the_fingerprint_covers_what_chooses_the_weights_and_nothing_else(tmp_path: Path) -> None:
-    same = [job(run_id="r2"), job(out_dir="elsewhere"), job(iterations=3), job(threads=2), job(checkpoint_every=1)]
-    assert {other.fingerprint() for other in same} == {job().fingerprint()}
-    other = [job(seed=1), job(lr=2e-3), job(clip=0.2), job(rollouts=8), job(max_turns=3), job(model_path="m2")]
-    assert len({changed.fingerprint() for changed in [job(), *other]}) == 7
-    source = tmp_path / "env.py"
+    model, source = tmp_path / "model", tmp_path / "env.py"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"weights")
+    fixed = job(model_path=str(model))
+    same = [{"run_id": "r2"}, {"out_dir": "elsewhere"}, {"iterations": 3}, {"threads": 2}, {"checkpoint_every": 1}]
+    assert {dataclasses.replace(fixed, **change).fingerprint() for change in same} == {fixed.fingerprint()}  # type: ignore[arg-type]
+    other = [{"seed": 1}, {"lr": 2e-3}, {"clip": 0.2}, {"rollouts": 8}, {"max_turns": 3}]
+    assert len({dataclasses.replace(fixed, **change).fingerprint() for change in [{}, *other]}) == 6  # type: ignore[arg-type]
     source.write_text("a = 1\n")
-    before = job(environment_source={"environment": str(source)}).fingerprint()
+    written = dataclasses.replace(fixed, environment_source={"environment": str(source)})
+    before = written.fingerprint()
     source.write_text("a = 2\n")
-    assert job(environment_source={"environment": str(source)}).fingerprint() != before
+    assert written.fingerprint() != before
+
+
+def test_the_fingerprint_follows_the_models_files_and_not_their_folder(tmp_path: Path) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"weights")
+    here, there = job(model_path=str(tmp_path / "here")), job(model_path=str(tmp_path / "there"))
+    assert here.fingerprint() == there.fingerprint()
+    (tmp_path / "there" / "model.safetensors").write_bytes(b"other weights")
+    assert here.fingerprint() != there.fingerprint()
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="nowhere"):
+        job(model_path=str(tmp_path / "nowhere")).fingerprint()
 
 
 @pytest.mark.parametrize(

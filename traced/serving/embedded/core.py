@@ -152,10 +152,13 @@ class Engine:
             self._retire()
 
     def _admit(self) -> list[list[Running]]:
-        """Give waiting requests their slots; batches of similar length, each within the prefill budget."""
+        """Give waiting requests their slots; batches of similar length, each within the prefill budget.
+
+        One budget's worth a step: those that already decode wait for one prefill, not for a queue of them.
+        """
         admitted: list[Running] = []
         deferred: list[Running] = []
-        while self._waiting:
+        while self._waiting and sum(running.to_prefill for running in admitted) < PREFILL_TOKENS:
             running = self._waiting.popleft()
             if running.future.cancelled():
                 continue

@@ -23,6 +23,7 @@ PRODUCTS = ("lamp", "chair", "mug", "rug", "clock", "shelf", "mirror", "kettle",
 COLORS = ("red", "blue", "green", "white", "black", "grey")
 SIZES = ("small", "medium", "large")
 STATUSES = ("pending", "packed", "shipped", "delivered")
+STATUS_WEIGHTS = (15, 25, 30, 30)  # of an order to cancel: most may not be cancelled, so looking pays
 REASONS = {
     "damaged": ("it arrived damaged", "it is damaged"),
     "wrong_item": ("it is the wrong item", "they sent the wrong item"),
@@ -155,7 +156,7 @@ def _request(
     database["orders"][order_id] = {
         "order_id": order_id,
         "customer_id": customer_id,
-        "status": status or rng.choices(STATUSES, weights=(30, 25, 25, 20))[0],
+        "status": status or rng.choices(STATUSES, weights=STATUS_WEIGHTS)[0],
         "payment_id": ids("P", 2),
         "items": items,
     }

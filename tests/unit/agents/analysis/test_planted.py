@@ -1,10 +1,11 @@
 """The benchmark on few conversations: planted deficits are found, sound capabilities are left alone, figures add up."""
 
 import json
+from collections import Counter
 
 import pytest
 
-from benchmarks.planted import Finding, demonstrator, examine, plants, summary
+from benchmarks.planted import Finding, demonstrator, examine, model_plants, plants, summary
 from traced.targets.desk import CAPABILITIES
 
 
@@ -19,6 +20,11 @@ def test_planted_deficits_are_found(plant: tuple[str, ...]) -> None:
 def test_the_plants_cover_every_capability_alone_and_in_triples() -> None:
     assert [plant for plant in plants() if len(plant) == 1] == [(name,) for name in CAPABILITIES]
     assert len(plants()) == len(set(plants())) == 16
+
+
+def test_the_models_plants_hold_every_capability_three_times() -> None:
+    assert len(set(model_plants())) == 6
+    assert Counter(name for plant in model_plants() for name in plant) == dict.fromkeys(CAPABILITIES, 3)
 
 
 def test_figures_of_two_findings_computed_by_hand() -> None:
