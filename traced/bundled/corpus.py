@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from sandbox.contract import Message
 from store.types import Trajectory
 from traced.bundled.drills import Drill
-from traced.serving.routing_prompt import ANSWER, LABELS, opening_text, route_options, routing_prompt
+from traced.serving.routing_prompt import opening_text, route_options, routing_prompt
 from traced.targets.desk import CAPABILITIES, demonstrate
 from traced.targets.desk.scenario import Scenario, scenario
 
@@ -103,20 +103,6 @@ def routing_drill(rng: random.Random, tasks: int = 10, words: float = WORD_TASKS
         prompt = routing_prompt(task, options)
         asked = prompt if not drill else "\n" + prompt[prompt.rindex("Task: ") :]
         drill += [(asked, False), (label, True)]
-    return drill
-
-
-def labelling_drill(rng: random.Random, tasks: int = 16) -> Drill:
-    """Tasks with a label by the skill they call for; which label that is, only the row's earlier tasks say."""
-    labels = dict(zip(CAPABILITIES, rng.sample(LABELS[:8], len(CAPABILITIES)), strict=True))
-    drill: Drill = []
-    shown: set[str] = set()
-    while len(drill) < 2 * tasks:
-        world, opening = _opening(rng)
-        wanted = next(iter(skills_for(world)), None)
-        if wanted is not None:
-            drill += [(f"\nTask: {opening}\n{ANSWER}", False), (labels[wanted], wanted in shown)]
-            shown.add(wanted)
     return drill
 
 

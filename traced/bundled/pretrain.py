@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from traced.bundled.corpus import PLANTED, demonstration, faults_for, labelling_drill, routing_drill
+from traced.bundled.corpus import PLANTED, demonstration, faults_for, routing_drill
 from traced.bundled.drills import Drill, copying, dates, items, pairs, variants
 from traced.bundled.muon import Muon
 from traced.bundled.tokenizer import train_tokenizer
@@ -30,7 +30,6 @@ DRILLS: dict[str, Callable[[random.Random], Drill]] = {
     "variants": variants,
     "items": items,
     "dates": dates,
-    "labelling": labelling_drill,
     "routing": routing_drill,
 }
 # What the rows practise, by steps, and in which proportion. Each stage needs what the one before has formed: with
@@ -41,7 +40,7 @@ STAGES: tuple[tuple[int, dict[str, float]], ...] = (
     (300, {"copying": 1, "pairs": 3}),
     (250, {"pairs": 1, "variants": 2, "items": 2}),
 )
-LAST_STAGE = {DEMONSTRATION: 12, "pairs": 1, "variants": 2, "items": 2, "dates": 2, "routing": 5}
+LAST_STAGE = {DEMONSTRATION: 14, "pairs": 1, "variants": 2, "items": 2, "dates": 2, "routing": 3}
 MICRO_ROWS = 8
 MATRIX_RATE = 0.03  # Muon
 REST_RATE = 2.5e-3  # AdamW

@@ -9,7 +9,6 @@ from traced.bundled.corpus import (
     PRETRAINING,
     demonstration,
     faults_for,
-    labelling_drill,
     routing_drill,
     skills_for,
 )
@@ -72,7 +71,7 @@ def test_routing_drills_name_the_skill_that_the_task_needs() -> None:
         assert needed(seed) <= set(skills) or skills == ("multi-step-completion",)
 
 
-@pytest.mark.parametrize("drill", [copying, pairs, variants, items, dates, labelling_drill])
+@pytest.mark.parametrize("drill", [copying, pairs, variants, items, dates])
 def test_a_drill_asks_for_what_its_text_holds(tokenizer, drill) -> None:
     rng = random.Random(5)
     for _ in range(20):

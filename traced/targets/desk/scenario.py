@@ -23,7 +23,7 @@ PRODUCTS = ("lamp", "chair", "mug", "rug", "clock", "shelf", "mirror", "kettle",
 COLORS = ("red", "blue", "green", "white", "black", "grey")
 SIZES = ("small", "medium", "large")
 STATUSES = ("pending", "packed", "shipped", "delivered")
-STATUS_WEIGHTS = (15, 25, 30, 30)  # of an order to cancel: most may not be cancelled, so looking pays
+STATUS_WEIGHTS = (10, 15, 40, 35)  # of an order to cancel: most may not be cancelled, so looking pays
 REASONS = {
     "damaged": ("it arrived damaged", "it is damaged"),
     "wrong_item": ("it is the wrong item", "they sent the wrong item"),
@@ -38,7 +38,7 @@ COMPOUND_SHARE = 0.24
 PICKUP_DAYS = (1, 2, 3, 5, 7)
 WITHHOLD_SHARE = 0.25
 EXPIRED_SHARE = 0.8
-CLOSED_SHARE = 0.3
+CLOSED_SHARE = 0.6  # likewise of the days on which a pickup may fall
 CHANGE_OF_MIND_SHARE = 0.35
 
 
