@@ -14,7 +14,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
@@ -142,6 +142,15 @@ class GateSection(Section):
     untouched_margin: Share = Field(default=0.05, description="loss that the low bound excludes on untouched tasks")
 
 
+class RoutingSection(Section):
+    """Which adapter serves a conversation."""
+
+    router: Literal["hidden-state", "labels"] = Field(
+        default="hidden-state",
+        description="a classifier on the base model's hidden state, or the paper's label tokens (small models cannot)",
+    )
+
+
 class HeldOutSection(Section):
     """The held-out split, touched once at the end."""
 
@@ -181,6 +190,7 @@ class Settings(BaseSettings):
     admission: AdmissionSection = AdmissionSection()
     training: TrainingSection = TrainingSection()
     gate: GateSection = GateSection()
+    routing: RoutingSection = RoutingSection()
     test: HeldOutSection = HeldOutSection()
     sandbox: SandboxSection = SandboxSection()
 
