@@ -19,6 +19,7 @@ from traced.rollout.policy import Completion
 from traced.serving.errors import ContextLengthError, EngineError, RequestError, UnknownModelError
 
 KEEP_ALIVE_S = 30.0  # the embedded server keeps idle connections longer
+EMBEDDED_TOGETHER = 64
 TOP_LOGPROBS = 20  # the most that vLLM grants by default
 
 
@@ -86,6 +87,19 @@ class EngineClient:
             content = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
             top = {entry["token"]: entry["logprob"] for entry in content}
         return _labels_among(top, labels)
+
+    async def embeddings(self, texts: Sequence[str], model: str = "base") -> list[list[float]]:
+        """One vector per text, in order; ``EMBEDDED_TOGETHER`` texts to a request."""
+        found: list[list[float]] = []
+        for begin in range(0, len(texts), EMBEDDED_TOGETHER):
+            asked = list(texts[begin : begin + EMBEDDED_TOGETHER])
+            answer = await self._post("/v1/embeddings", {"model": model, "input": asked, "encoding_format": "float"})
+            try:
+                vectors = {entry["index"]: entry["embedding"] for entry in answer["data"]}
+                found += [vectors[place] for place in range(len(asked))]
+            except (KeyError, TypeError) as error:
+                raise EngineError(f"{self.url} answered without the embeddings: {error!r}") from error
+        return found
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Serve the PEFT directory at ``path`` (on the engine's machine) under ``name``."""

@@ -17,12 +17,13 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from traced.serving.embedded.adapters import AdapterSet
+from traced.serving.embedded.embeddings import EmbeddingJob
 from traced.serving.embedded.forward import Forward, Span
 from traced.serving.embedded.requests import Generation, Request, Sampling
 from traced.serving.embedded.running import Running, check_request
@@ -32,6 +33,7 @@ from traced.serving.errors import EngineError, ServingError, UnknownModelError
 
 __all__ = ["Engine", "Generation", "Request", "Sampling"]
 
+T = TypeVar("T")
 PREFILL_TOKENS = 4096  # padded tokens in one prefill pass
 DEFER_GAIN = 32  # tokens; wait a step for a neighbour's prompt if its shared prefix saves at least this many
 
@@ -49,6 +51,7 @@ class Engine:
         self._stops = stop_ids(self._forward.model, tokenizer)
         self._slots = SlotTable(max_batch)
         self._waiting: deque[Running] = deque()
+        self._embeddings: deque[EmbeddingJob] = deque()
         self._running: list[Running] = []
         self._retiring: set[str] = set()
         self._wake = threading.Condition()
@@ -60,12 +63,19 @@ class Engine:
     def submit(self, prompt_ids: list[int], sampling: Sampling, adapter: str | None = None) -> Future[Generation]:
         """Queue one request of a started engine. Raises ``RequestError`` for a request that can never be served."""
         running = self._accept(Request(prompt_ids, sampling, adapter))
-        with self._wake:
-            if self._thread is None or self._stopping:
-                raise EngineError("the engine is not running", hint="Engine.start()")
-            self._waiting.append(running)
-            self._wake.notify()
+        self._queue(self._waiting, running)
         return running.future
+
+    def submit_embeddings(self, prompts: Sequence[list[int]]) -> Future[list[list[float]]]:
+        """Queue texts (token ids) for a started engine: the base model's hidden states, [2 * hidden size] per text.
+
+        Raises ``RequestError`` as ``submit`` does.
+        """
+        for prompt in prompts:
+            self._check(Request(prompt, Sampling(max_tokens=1)))
+        job = EmbeddingJob(list(prompts))
+        self._queue(self._embeddings, job)
+        return job.future
 
     def generate(self, requests: Sequence[Request]) -> list[Generation]:
         """Serve the requests inline and return their results in order; deterministic for a given sequence of calls."""
@@ -119,8 +129,18 @@ class Engine:
         with self._step_lock:
             self._slots.forget_all()
 
-    def _accept(self, request: Request) -> Running:
+    def _queue(self, queue: deque[T], job: T) -> None:
+        with self._wake:
+            if self._thread is None or self._stopping:
+                raise EngineError("the engine is not running", hint="Engine.start()")
+            queue.append(job)
+            self._wake.notify()
+
+    def _check(self, request: Request) -> None:
         check_request(request, self.max_length, self._forward.model.config.vocab_size)
+
+    def _accept(self, request: Request) -> Running:
+        self._check(request)
         if request.adapter in self._retiring:
             raise UnknownModelError(f"adapter {request.adapter!r} is being unloaded")
         self._adapters.check(request.adapter)
@@ -129,17 +149,21 @@ class Engine:
     def _loop(self) -> None:
         while True:
             with self._wake:
-                while not (self._waiting or self._running or self._stopping):
+                while not (self._waiting or self._running or self._embeddings or self._stopping):
                     self._wake.wait()
                 if self._stopping:
                     break
             try:
                 self._step()
             except Exception as error:  # the last boundary: a defect of the scheduler must not leave callers waiting
-                self._fail([*self._running, *self._waiting], EngineError(f"the scheduler failed: {error!r}"))
-                self._waiting.clear()
-        self._fail([*self._running, *self._waiting], EngineError("the engine was stopped"))
+                self._fail_all(EngineError(f"the scheduler failed: {error!r}"))
+        self._fail_all(EngineError("the engine was stopped"))
+
+    def _fail_all(self, error: Exception) -> None:
+        self._fail([*self._running, *self._waiting], error)
         self._waiting.clear()
+        while self._embeddings:
+            self._embeddings.popleft().fail(error)
 
     def _step(self) -> None:
         with self._step_lock, torch.inference_mode():
@@ -149,7 +173,16 @@ class Engine:
                 self._advance(batch, prefill=True)
             if self._running:
                 self._advance(self._running, prefill=False)
+            self._embed()
             self._retire()
+
+    def _embed(self) -> None:
+        """Run waiting embedding jobs, about one prefill's worth a step; at least one."""
+        done = 0
+        while self._embeddings and done < PREFILL_TOKENS:
+            job = self._embeddings.popleft()
+            job.run(self._forward)
+            done += job.tokens
 
     def _admit(self) -> list[list[Running]]:
         """Give waiting requests their slots; batches of similar length, each within the prefill budget.

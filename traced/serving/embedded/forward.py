@@ -83,6 +83,15 @@ class Forward:
         logits = self._run(torch.tensor(tokens)[:, None], torch.tensor(positions)[:, None], aim, names)
         return logits[torch.tensor(indices) - low]
 
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """The base model's last hidden state [n, t, hidden size] of ``tokens`` [n, t], without the slot cache.
+
+        Rows are padded on the right: a token sees only what stands before it.
+        """
+        self.adapters.select([None] * len(tokens))
+        states: Tensor = self.model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        return states
+
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` positions of one slot to another."""
         self.cache.reserve(max(source, target) + 1, length)

@@ -83,6 +83,26 @@ class TextRequest(GenerationRequest):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
 
 
+class EmbeddingRequest(BaseModel):
+    """POST /v1/embeddings: one text or several, as text or as token ids."""
+
+    model: str
+    input: str | list[str] | list[int] | list[list[int]] = Field(min_length=1)
+    encoding_format: str = "float"
+    dimensions: int | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """The texts one by one; raises ``RequestError`` for a form of answer that this engine does not give."""
+        if self.encoding_format != "float":
+            raise RequestError(f"encoding_format={self.encoding_format!r} is not supported; use 'float'")
+        if self.dimensions is not None:
+            raise RequestError(f"dimensions={self.dimensions} is not supported; leave it out")
+        if isinstance(self.input, str):
+            return [self.input]
+        ids = [part for part in self.input if isinstance(part, int)]
+        return [ids] if ids else [part for part in self.input if not isinstance(part, int)]
+
+
 class LoadAdapter(BaseModel):
     """POST /v1/load_lora_adapter."""
 
@@ -100,6 +120,14 @@ def usage(prompt_ids: list[int], generation: Generation) -> dict[str, int]:
     """Token counts."""
     made = len(generation.ids)
     return {"prompt_tokens": len(prompt_ids), "completion_tokens": made, "total_tokens": len(prompt_ids) + made}
+
+
+def embeddings(model: str, prompts: list[list[int]], vectors: list[list[float]]) -> dict[str, Any]:
+    """The answer to an ``EmbeddingRequest``: one vector per text, in order."""
+    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+    tokens = sum(map(len, prompts))
+    counted = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": model, "usage": counted}
 
 
 def chat_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """The OpenAI-compatible HTTP API over the batching engine.
 
-GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/load_lora_adapter, /v1/unload_lora_adapter.
-``model`` is the base's served name or an adapter's. Every error has OpenAI's shape: 404 unknown model, 400 a wrong
-request (a context that is too long has the code ``context_length_exceeded``), 500 an engine failure. A client that
-hangs up cancels its request. ``stream=true`` answers with server-sent events that carry the whole message in one
-delta.
+GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/embeddings (the base model's hidden states),
+/v1/load_lora_adapter, /v1/unload_lora_adapter. ``model`` is the base's served name or an adapter's. Every error has
+OpenAI's shape: 404 unknown model, 400 a wrong request (a context that is too long has the code
+``context_length_exceeded``), 500 an engine failure. A client that hangs up cancels its request. ``stream=true`` answers
+with server-sent events that carry the whole message in one delta.
 
 Not covered: authentication (the server listens on the loopback by default), ``n`` > 1, stop strings, forced tool
 choice.
@@ -17,7 +17,7 @@ import uuid
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -29,16 +29,19 @@ from traced.serving.embedded.chat import count_calls, parse, render
 from traced.serving.embedded.core import Engine, Generation, Sampling
 from traced.serving.embedded.protocol import (
     ChatRequest,
+    EmbeddingRequest,
     GenerationRequest,
     LoadAdapter,
     TextRequest,
     UnloadAdapter,
     chat_logprobs,
+    embeddings,
     text_logprobs,
     usage,
 )
 from traced.serving.errors import ContextLengthError, ModelError, RequestError, ServingError, UnknownModelError
 
+T = TypeVar("T")
 CLIENT_GONE = 499  # nginx's code for a client that closed the connection
 
 
@@ -55,6 +58,7 @@ def build_app(engine: Engine, *, base_name: str = "base") -> FastAPI:
     _add_errors(app)
     _add_adapters(app, engine, base_name)
     _add_completions(app, engine, base_name)
+    _add_embeddings(app, engine, base_name)
     return app
 
 
@@ -132,8 +136,22 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
         return JSONResponse(_text_answer(tokenizer, body, prompt_ids, generation))
 
 
-async def _unless_gone(http: Request, job: Future[Generation]) -> Generation | None:
-    """The generation, or None with the request cancelled if the client hangs up first."""
+def _add_embeddings(app: FastAPI, engine: Engine, base_name: str) -> None:
+    @app.post("/v1/embeddings")
+    async def embed(body: EmbeddingRequest, http: Request) -> Response:
+        if body.model in engine.adapters():
+            raise RequestError(f"embeddings are the base model's; ask {base_name!r} instead of {body.model!r}")
+        if body.model != base_name:
+            raise UnknownModelError(f"no model {body.model!r}; embeddings are served by {base_name!r}")
+        prompts = [_prompt_ids(engine.tokenizer, prompt) for prompt in body.prompts()]
+        vectors = await _unless_gone(http, engine.submit_embeddings(prompts))
+        if vectors is None:
+            return Response(status_code=CLIENT_GONE)
+        return JSONResponse(embeddings(body.model, prompts, vectors))
+
+
+async def _unless_gone(http: Request, job: Future[T]) -> T | None:
+    """The job's result, or None with the request cancelled if the client hangs up first."""
     future = asyncio.wrap_future(job)
     gone = asyncio.ensure_future(_disconnected(http))
     both: set[asyncio.Future[Any]] = {future, gone}
