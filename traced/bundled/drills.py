@@ -59,9 +59,10 @@ def variants(rng: random.Random) -> Drill:
 
 
 def items(rng: random.Random) -> Drill:
-    """An order's items, and each one's numbers and price by its name."""
+    """An order's items, and each one's numbers and price by its name; the wish comes before or after the records."""
     drill: Drill = []
     for _ in range(2):
+        order = identifier("W", 4, rng)
         records = [
             {
                 "name": name,
@@ -71,12 +72,14 @@ def items(rng: random.Random) -> Drill:
             }
             for name in rng.sample(PRODUCTS, rng.choice((2, 2, 3)))
         ]
-        drill.append(("\n" + _compact({"items": records}), False))
-        for record in rng.sample(records, len(records)):
-            drill.append((f'\nthe {record["name"]}\n{{"product_id": "', False))
-            drill.append((f'{record["product_id"]}"}}', True))
-            drill.append(('\n{"item_id": "', False))
+        wanted = rng.sample(records, len(records))
+        drill.append((f"\nreturn the {wanted[0]['name']} of order {order}.\n{_compact({'items': records})}", False))
+        for number, record in enumerate(wanted):
+            asked = f"\nexchange the {record['name']} of order {order}." if number else ""
+            drill.append((f'{asked}\n{{"order_id": "{order}", "item_id": "', False))
             drill.append((f'{record["item_id"]}"}}', True))
+            drill.append(('\n{"product_id": "', False))
+            drill.append((f'{record["product_id"]}"}}', True))
             drill.append((f"\nThe {record['name']} cost ", False))
             drill.append((f"{record['price']}.", True))
     return drill
