@@ -4,7 +4,7 @@ Invariants: rates are in 0-1 and come from ``traced.evaluation``; nothing here r
 how the figures are gathered (``traced.stages.report``).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from store.records import Finding
@@ -53,7 +53,10 @@ class CycleFigures:
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # capability -> iterations, in order
     rates: dict[str, Rate] = field(default_factory=dict)
     gain: Interval | None = None  # routed minus base
-    routing: RoutingQuality | None = None
+    routing: RoutingQuality | None = None  # of the router that served
+    routers: dict[str, RoutingQuality] = field(
+        default_factory=dict
+    )  # every router that was asked, the serving one first
     capabilities: dict[str, Change] = field(default_factory=dict)
     rollouts: int = 0  # training rollouts of all adapters
     seconds: float = 0.0
@@ -65,7 +68,10 @@ class CycleFigures:
 
 
 def as_json(figures: CycleFigures) -> dict[str, Any]:
-    """The object that ``traced demo --json`` prints; figures that there are not are null."""
+    """The object that ``traced demo --json`` prints; figures that there are not are null.
+
+    ``routing`` (by router, the one that served first) is there once tasks were routed.
+    """
     gain = figures.gain
     told: dict[str, Any] = {
         "floor": figures.rate(FLOOR),
@@ -91,6 +97,12 @@ def as_json(figures: CycleFigures) -> dict[str, Any]:
         "seconds": round(figures.seconds, 1),
         "peak_rss_bytes": figures.peak_rss_bytes,
     }
+    if figures.routers:
+        told["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}
     if ON_TARGET in figures.rates:
         told["grpo_on_target"] = figures.rate(ON_TARGET)
     return told
+
+
+def _routing_json(quality: RoutingQuality) -> dict[str, Any]:
+    return {"accuracy": quality.accuracy, **asdict(quality)}

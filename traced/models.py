@@ -7,6 +7,7 @@ Fails with ``ModelError``: missing files, unreadable weights, no chat template. 
 models.
 """
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ def load_model(files: ModelFiles) -> tuple[Any, Any]:
     if not tokenizer.chat_template:
         raise ModelError(f"model {files.name!r} at {files.path} has no chat template", hint="use an instruct model")
     return model.eval(), tokenizer
+
+
+def weights_digest(files: ModelFiles) -> str:
+    """SHA-256 over names and contents of what decides a model's hidden states: weights, configuration, tokenizer."""
+    digest = hashlib.sha256()
+    for file in sorted(file for file in files.path.iterdir() if file.suffix in (".safetensors", ".bin", ".json")):
+        digest.update(f"{file.name}\0".encode())
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _checked(path: Path, hint: str) -> Path:

@@ -14,7 +14,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from traced.evaluation import Rate
+from traced.evaluation import Rate, RoutingQuality
 from traced.figures import BASE, FLOOR, ON_TARGET, ROUTED, CycleFigures
 from traced.plots import capability_bars, training_curves
 
@@ -48,16 +48,28 @@ def verdict(figures: CycleFigures) -> str:
 
 
 def routing_sentence(figures: CycleFigures) -> str:
-    """How good the router's picks were, empty when nothing was routed."""
+    """How good the router's picks were, and those of the router that did not serve; empty when nothing was routed."""
     routing = figures.routing
     if routing is None:
         return ""
-    picks = ", ".join(f"{model} {count}" for model, count in routing.picks.items())
-    return (
-        f"Routing: as good as the best choice on {percent(routing.accuracy)} of {routing.tasks} tasks "
-        f"({routing.right} of the {routing.decisive} where the choice matters); always the best choice would reach "
-        f"{percent(routing.oracle)}. Picks: {picks}."
+    serving, *others = figures.routers or [""]
+    sentence = (
+        f"Routing{f' by {serving}' if serving else ''}: as good as the best choice on {_accuracy(routing)}; always the "
+        f"best choice would reach {percent(routing.oracle)}. Picks: {_picks(routing)}."
     )
+    for name in others:
+        other = figures.routers[name]
+        sentence += f" The router by {name} would have been on {_accuracy(other)}. Picks: {_picks(other)}."
+    return sentence
+
+
+def _accuracy(routing: RoutingQuality) -> str:
+    where = f"{routing.right} of the {routing.decisive} where the choice matters"
+    return f"{percent(routing.accuracy)} of {routing.tasks} tasks ({where})"
+
+
+def _picks(routing: RoutingQuality) -> str:
+    return ", ".join(f"{model} {count}" for model, count in routing.picks.items())
 
 
 def summary_table(figures: CycleFigures) -> Group:

@@ -4,6 +4,8 @@
     └── ServingError
         ├── ModelError            a model directory is missing, incomplete or cannot be loaded
         ├── RoutingPromptError    labels and tokenizer do not fit the routing prompt
+        ├── RouterFitError        too few examples to fit a router
+        ├── RouterFileError       a file that should hold a fitted router does not
         ├── RequestError          the request itself is wrong; asking again gives the same answer (HTTP 4xx)
         │   ├── UnknownModelError     no such base or adapter (404)
         │   └── ContextLengthError    prompt and completion do not fit the context (400)
@@ -26,6 +28,14 @@ class ModelError(ServingError):
 
 class RoutingPromptError(ServingError):
     """The routing prompt cannot be built for these options or this tokenizer."""
+
+
+class RouterFitError(ServingError):
+    """There is too little to learn a router from."""
+
+
+class RouterFileError(ServingError):
+    """A file that should hold a fitted router does not."""
 
 
 class RequestError(ServingError):

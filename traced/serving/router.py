@@ -1,7 +1,8 @@
-"""Which adapter serves a conversation: the arg-max over the label tokens after the routing prompt (TRACE, section 3.5).
+"""Which adapter serves a conversation: a router chooses once per conversation, and the choice holds for all its turns.
 
-The base model is asked once per conversation, and the choice holds for all its turns. Routing never fails a request:
-when the engine cannot answer or no label is among the likely tokens, the base model serves and the decision says why.
+Two routers exist: ``LabelRouter``, the paper's arg-max over the label tokens after the routing prompt (TRACE, section
+3.5), and ``hidden_state_router.HiddenStateRouter`` for models too small for that. Routing never fails a request: when
+the engine cannot answer or no label is among the likely tokens, the base model serves and the decision says why.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from sandbox.contract import Message, Task, Tool
 from traced.rollout.policy import Completion
@@ -33,7 +35,7 @@ class Route:
 
 @dataclass(frozen=True)
 class RoutingDecision:
-    """The chosen model, the labels' log-probs (nats) by model name, the time taken, and why if base by default."""
+    """The chosen model, the options' log-probs (nats) by model name, the time taken, and why if base by default."""
 
     model: str
     logprobs: dict[str, float]
@@ -41,23 +43,39 @@ class RoutingDecision:
     why: str = ""
 
 
-async def choose(client: EngineClient, task: Task, adapters: Sequence[Route], *, base: str = BASE) -> RoutingDecision:
-    """Ask the base model which adapter the task needs. Never raises a ``ServingError``."""
-    started = time.perf_counter()
-    if not adapters:
-        return RoutingDecision(base, {}, 0.0, "no adapter is on offer")
-    try:
-        options = route_options([(route.title, route.description, route.example) for route in adapters])
-        models = dict(zip((o.label for o in options), [*(route.model for route in adapters), base], strict=True))
-        prompt = routing_prompt(opening_text(task.messages), options)
-        found = await client.label_logprobs(prompt, list(models), base)
-    except ServingError as error:
-        return RoutingDecision(base, {}, time.perf_counter() - started, f"routing failed: {error}")
-    logprobs = {models[label]: logprob for label, logprob in found.items()}
-    seconds = time.perf_counter() - started
-    if not logprobs:
-        return RoutingDecision(base, {}, seconds, "no label was among the likely next tokens")
-    return RoutingDecision(max(logprobs, key=lambda model: logprobs[model]), logprobs, seconds)
+class Router(Protocol):
+    """Chooses the model for a task from its opening messages."""
+
+    async def choose(self, task: Task) -> RoutingDecision:
+        """The decision. Never raises a ``ServingError``: the base model serves when it cannot choose."""
+        ...
+
+
+@dataclass(frozen=True)
+class LabelRouter:
+    """Asks the base model itself: arg-max over the label tokens' log-probs after the routing prompt."""
+
+    client: EngineClient
+    adapters: Sequence[Route]
+
+    async def choose(self, task: Task) -> RoutingDecision:
+        """Ask the base model which adapter the task needs. Never raises a ``ServingError``."""
+        started = time.perf_counter()
+        if not self.adapters:
+            return RoutingDecision(BASE, {}, 0.0, "no adapter is on offer")
+        try:
+            options = route_options([(route.title, route.description, route.example) for route in self.adapters])
+            names = [*(route.model for route in self.adapters), BASE]
+            models = dict(zip((option.label for option in options), names, strict=True))
+            prompt = routing_prompt(opening_text(task.messages), options)
+            found = await self.client.label_logprobs(prompt, list(models), BASE)
+        except ServingError as error:
+            return RoutingDecision(BASE, {}, time.perf_counter() - started, f"routing failed: {error}")
+        logprobs = {models[label]: logprob for label, logprob in found.items()}
+        seconds = time.perf_counter() - started
+        if not logprobs:
+            return RoutingDecision(BASE, {}, seconds, "no label was among the likely next tokens")
+        return RoutingDecision(max(logprobs, key=lambda model: logprobs[model]), logprobs, seconds)
 
 
 class RoutedPolicy:
@@ -66,17 +84,15 @@ class RoutedPolicy:
     def __init__(
         self,
         client: EngineClient,
-        adapters: Sequence[Route],
+        router: Router,
         *,
         temperature: float = 1.0,
         max_tokens: int = 256,
-        base: str = BASE,
     ) -> None:
         self.client = client
-        self.adapters = list(adapters)
+        self.router = router
         self.temperature = temperature
         self.max_tokens = max_tokens
-        self.base = base
         self._choices: OrderedDict[str, asyncio.Task[RoutingDecision]] = OrderedDict()
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
@@ -91,8 +107,7 @@ class RoutedPolicy:
         opening = opening_messages(messages)
         key = json.dumps(opening, sort_keys=True)
         if key not in self._choices:
-            task = Task("", opening, [])
-            self._choices[key] = asyncio.create_task(choose(self.client, task, self.adapters, base=self.base))
+            self._choices[key] = asyncio.create_task(self.router.choose(Task("", opening, [])))
             if len(self._choices) > REMEMBERED:
                 self._choices.popitem(last=False)
         return await asyncio.shield(self._choices[key])  # one caller's cancellation is not the others'

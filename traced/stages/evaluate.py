@@ -1,29 +1,30 @@
 """Evaluate: the untouched test split under the floor policy, the base, each promoted adapter alone, and the router.
 
 Invariants: all policies play the same seeds at the evaluation temperature; the router sees what production would show
-it (the opening messages) and its choices are stored with their log-probs. Called again it runs what is missing.
+it (the opening messages) and its choices are stored with their log-probs. ``routing.router`` says which router serves;
+what the other one would have chosen goes into the event of stage ``ROUTE``. Called again it runs what is missing.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sandbox.contract import Message, Tool
+from sandbox.contract import Message, Task, Tool
 from sandbox.episodes import EpisodeSource
-from store.records import AdapterVersion, RoutingChoice
-from store.repositories.adapters import get_adapter
-from store.repositories.analysis import get_capability
+from store.records import RoutingChoice
 from store.repositories.routing import save_routing
-from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from store.types import Capability, Outcome, Trajectory
+from store.types import Outcome, Trajectory
 from traced.figures import FLOOR, ROUTED
 from traced.rollout.episodes import EpisodeJob
 from traced.rollout.policy import Completion, Policy
-from traced.serving.router import Route, RoutedPolicy
-from traced.serving.routing_prompt import opening_text
+from traced.serving.router import RoutedPolicy, Router, opening_messages
 from traced.stages.collect import success_so_far
 from traced.stages.context import Context
 from traced.stages.episodes import BASE, episodes, model_policy, split_jobs
+from traced.stages.routers import routers
 from traced.stages.train import adapter_path
+
+ROUTE = "route"
 
 
 @dataclass(frozen=True)
@@ -74,42 +75,34 @@ async def _model_on_test(context: Context, source: EpisodeSource, model: str, ti
 
 async def _routed(context: Context, source: EpisodeSource, promoted: Sequence[str]) -> None:
     settings = context.settings.engine
+    built = await routers(context, promoted)
+    serving = context.settings.routing.router
     policy = RoutedPolicy(
-        await context.engine(),
-        [route(context, name) for name in promoted],
-        temperature=settings.temperature,
-        max_tokens=settings.max_tokens,
+        await context.engine(), built[serving], temperature=settings.temperature, max_tokens=settings.max_tokens
     )
     played = await on_test(context, source, ROUTED, policy, "Test: routed")
+    sound = [trajectory for trajectory in played if trajectory.outcome is not Outcome.INFRASTRUCTURE]
     choices = []
-    for trajectory in played:
-        if trajectory.outcome is not Outcome.INFRASTRUCTURE:
-            decision = await policy.route(trajectory.messages)
-            choices.append(RoutingChoice(trajectory.id, decision.model, decision.logprobs, decision.seconds))
+    for trajectory in sound:
+        decision = await policy.route(trajectory.messages)
+        choices.append(RoutingChoice(trajectory.id, decision.model, decision.logprobs, decision.seconds))
     with context.writing() as session:
         save_routing(session, choices)
+    others = {name: router for name, router in built.items() if name != serving}
+    await _ask(context, serving, others, sound)
 
 
-def route(context: Context, adapter: str) -> Route:
-    """An adapter's line in the routing prompt: its capability, and how one task that it solved in its gate opened."""
-    version, meant = described(context, adapter)
-    wanted = TrajectoryFilter(
-        source=f"env:{version.environment_hash[:12]}", model=adapter, outcome=Outcome.SUCCESS, cycle_id=context.cycle_id
-    )
-    with context.reading() as session:
-        solved = list_trajectories(session, wanted, limit=1)
-    example = opening_text(_opening(solved[0].messages)) if solved else ""
-    return Route(adapter, meant.title, meant.description, example)
-
-
-def described(context: Context, adapter: str) -> tuple[AdapterVersion, Capability]:
-    """A version and the capability that it was trained for."""
-    with context.reading() as session:
-        version = get_adapter(session, adapter)
-        return version, get_capability(session, version.cycle_id, version.capability)
-
-
-def _opening(messages: Sequence[Message]) -> list[Message]:
-    """The messages before the agent's first."""
-    first = next((place for place, m in enumerate(messages) if m["role"] == "assistant"), len(messages))
-    return list(messages[:first])
+async def _ask(context: Context, serving: str, others: Mapping[str, Router], played: Sequence[Trajectory]) -> None:
+    """What the routers that did not serve would have chosen on the same openings, kept in the stage's event."""
+    with context.stage(ROUTE, "Ask the other router", total=len(others) * len(played)) as shown:
+        picks: dict[str, dict[str, str]] = {}
+        reasons: dict[str, dict[str, int]] = {}
+        for name, router in others.items():
+            picks[name], whys = {}, Counter[str]()
+            for trajectory in played:
+                decision = await router.choose(Task("", opening_messages(trajectory.messages), []))
+                picks[name][trajectory.task_id] = decision.model
+                whys.update([decision.why] if decision.why else [])
+                shown.advance()
+            reasons[name] = dict(whys)
+        shown.found = {"serving": serving, "picks": picks, "by_default": reasons}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlmodel import Session
 
-from store.records import CycleState, StageState
+from store.records import CycleState, StageEvent, StageState
 from store.repositories.adapters import list_adapters
 from store.repositories.cycles import get_cycle, list_stage_events, set_cycle_state
 from store.repositories.gates import latest_gate
@@ -24,6 +24,7 @@ from traced.gates.paired import Interval, compare, pair
 from traced.report import write_report
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context
+from traced.stages.evaluate import ROUTE
 from traced.stages.promote import decision_of
 
 SESSION = "session"  # the event that a process leaves when it stops working on a cycle
@@ -53,6 +54,7 @@ def gather(context: Context) -> CycleFigures:
         }
         adapters = _adapters(context, session, arms)
         events = list_stage_events(session, context.cycle_id)
+    routing = _routing(context, arms)
     sessions = [event.detail for event in events if event.stage == SESSION]
     failed = {event.capability: event for event in events if event.state is StageState.FAILED and event.capability}
     return CycleFigures(
@@ -66,7 +68,8 @@ def gather(context: Context) -> CycleFigures:
         curves={name: curve for name, curve in curves.items() if curve},
         rates={name: rate(name, played) for name, played in arms.items()},
         gain=_gain(arms),
-        routing=_routing(context, arms),
+        routing=routing,
+        routers=_routers(arms, events, routing),
         capabilities=_changes(context, arms),
         rollouts=sum(run.rollouts for run in runs),
         seconds=context.meter.seconds + sum(float(one["seconds"]) for one in sessions),
@@ -117,5 +120,17 @@ def _routing(context: Context, arms: Arms) -> RoutingQuality | None:
     with context.reading() as session:
         chosen = {choice.trajectory_id: choice.model for choice in list_routing(session, cycle_id=context.cycle_id)}
     picked = {one.task_id: chosen[one.id] for one in arms[ROUTED] if one.id in chosen}
-    options = {model: arms[model] for model in arms if model == BASE or "@v" in model}
-    return routing_quality(picked, options)
+    return routing_quality(picked, _options(arms))
+
+
+def _routers(arms: Arms, events: Sequence[StageEvent], routing: RoutingQuality | None) -> dict[str, RoutingQuality]:
+    """The router that served and those that were asked beside it; empty for a cycle of before there were two."""
+    asked = [event.detail for event in events if event.stage == ROUTE and event.state is StageState.FINISHED]
+    if routing is None or not asked:
+        return {}
+    others = {name: routing_quality(picks, _options(arms)) for name, picks in asked[-1]["picks"].items()}
+    return {asked[-1]["serving"]: routing, **others}
+
+
+def _options(arms: Arms) -> dict[str, Sequence[Trajectory]]:
+    return {model: arms[model] for model in arms if model == BASE or "@v" in model}

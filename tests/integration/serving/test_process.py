@@ -16,7 +16,7 @@ from tests.unit.serving import tiny
 from traced.serving.client import EngineClient
 from traced.serving.errors import EngineError, EngineStartError
 from traced.serving.process import EngineProcess, start_embedded
-from traced.serving.router import Route, RoutedPolicy
+from traced.serving.router import LabelRouter, Route, RoutedPolicy
 
 USER = [{"role": "user", "content": "Hi, I am C381. Please return the lamp."}]
 TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}
@@ -79,7 +79,8 @@ def test_many_conversations_over_several_adapters_at_once(engine: EngineProcess,
 def test_routing_over_the_real_engine(engine: EngineProcess) -> None:
     async def talk() -> None:
         async with EngineClient(engine.url) as client:
-            policy = RoutedPolicy(client, [Route("dates@v1", "Dates", "Work out dates.")], max_tokens=5)
+            router = LabelRouter(client, [Route("dates@v1", "Dates", "Work out dates.")])
+            policy = RoutedPolicy(client, router, max_tokens=5)
             made = await policy.complete(USER, [TOOL], seed=1)
             decision = await policy.route([*USER, made.message])
             chosen = await client.chat(decision.model, USER, [TOOL], temperature=1.0, max_tokens=5, seed=1)

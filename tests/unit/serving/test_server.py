@@ -18,7 +18,7 @@ from traced.serving.embedded.chat import render
 from traced.serving.embedded.core import Engine, Request, Sampling
 from traced.serving.embedded.server import build_app
 from traced.serving.errors import ContextLengthError, EngineError, RequestError, UnknownModelError
-from traced.serving.router import Route, RoutedPolicy, choose
+from traced.serving.router import LabelRouter, Route, RoutedPolicy
 
 torch.set_num_threads(1)
 WORDS = tiny.tokenizer()
@@ -266,7 +266,7 @@ TASK = Task("policy", USER, [])
 
 def test_the_likeliest_label_wins() -> None:
     client: Any = Scripted({"A": -3.0, "B": -0.2, "C": -1.0})
-    decision = asyncio.run(choose(client, TASK, ROUTES))
+    decision = asyncio.run(LabelRouter(client, ROUTES).choose(TASK))
     assert decision.model == "tools@v1"
     assert decision.logprobs == {"dates@v1": -3.0, "tools@v1": -0.2, "base": -1.0}
     assert decision.why == ""
@@ -284,7 +284,7 @@ def test_the_likeliest_label_wins() -> None:
 )
 def test_routing_never_fails_a_request(found: Any, routes: list[Route], why: str) -> None:
     client: Any = Scripted(found)
-    decision = asyncio.run(choose(client, TASK, routes))
+    decision = asyncio.run(LabelRouter(client, routes).choose(TASK))
     assert decision.model == "base"
     assert decision.why.startswith(why)
 
@@ -292,7 +292,7 @@ def test_routing_never_fails_a_request(found: Any, routes: list[Route], why: str
 def test_the_first_turn_decides_for_the_whole_conversation() -> None:
     async def check() -> None:
         client: Any = Scripted({"A": -0.1, "C": -2.0})
-        policy = RoutedPolicy(client, ROUTES, temperature=0.0)
+        policy = RoutedPolicy(client, LabelRouter(client, ROUTES), temperature=0.0)
         later = [*USER, {"role": "assistant", "content": "Which order?"}, {"role": "user", "content": "W4821"}]
         await asyncio.gather(*(policy.complete(USER, [], seed=s) for s in range(3)))
         client.found = {"B": -0.1}

@@ -1,0 +1,169 @@
+"""The two routers over a cycle's promoted adapters, and what the hidden-state one learns from.
+
+Examples: openings of each adapter's own synthetic environment (seeds that neither training nor a gate takes, in the
+container), openings of collected train-split episodes that needed exactly one of the promoted capabilities, and, for
+the base model, of those that needed none, by the analyst's stored labels.
+
+Invariants: no gate or test seed is ever looked at; the fitted classifier lies in the run's folder and is fitted again
+only for other adapters or another base model, so that every process routes alike. How it fails: an environment that
+cannot open some seed gives fewer examples; Docker that is gone stops the stage; too few examples route everything to
+the base model, and the stage's event says why.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sandbox.client import SandboxSource
+from sandbox.errors import EngineDown, ImageMissing, SandboxError
+from store.records import AdapterVersion
+from store.repositories.adapters import get_adapter
+from store.repositories.analysis import get_capability, list_labels
+from store.repositories.environments import get_environment
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.types import Capability, Label, Outcome, Trajectory, Verdict
+from traced.models import weights_digest
+from traced.serving.errors import RouterFileError, RouterFitError
+from traced.serving.hidden_state_router import (
+    HiddenStateClassifier,
+    HiddenStateRouter,
+    as_json,
+    fit_classifier,
+    read_classifier,
+    routed_text,
+)
+from traced.serving.router import BASE, LabelRouter, Route, Router, opening_messages
+from traced.serving.routing_prompt import opening_text
+from traced.stages.collect import collected
+from traced.stages.context import Context, Shown
+from traced.stages.gate import sandbox_limits
+from traced.training.publish import publish_file
+
+HIDDEN_STATE, LABELS = "hidden-state", "labels"  # what ``routing.router`` may be
+ROUTING_SEEDS = range(1_000_000, 1_000_200)  # of a synthetic environment; training and gates take others
+CLASSIFIER = "hidden-state-router.json"
+
+Example = tuple[str, str]  # an opening text, and the model that should serve it
+
+
+async def routers(context: Context, promoted: Sequence[str]) -> dict[str, Router]:
+    """Both routers by the name that ``routing.router`` gives them."""
+    client = await context.engine()
+    labels = LabelRouter(client, [route(context, name) for name in promoted])
+    return {HIDDEN_STATE: await hidden_state_router(context, promoted), LABELS: labels}
+
+
+def route(context: Context, adapter: str) -> Route:
+    """An adapter's line in the routing prompt: its capability, and how one task that it solved in its gate opened."""
+    version, meant = described(context, adapter)
+    wanted = TrajectoryFilter(
+        source=f"env:{version.environment_hash[:12]}", model=adapter, outcome=Outcome.SUCCESS, cycle_id=context.cycle_id
+    )
+    with context.reading() as session:
+        solved = list_trajectories(session, wanted, limit=1)
+    example = opening_text(opening_messages(solved[0].messages)) if solved else ""
+    return Route(adapter, meant.title, meant.description, example)
+
+
+def described(context: Context, adapter: str) -> tuple[AdapterVersion, Capability]:
+    """A version and the capability that it was trained for."""
+    with context.reading() as session:
+        version = get_adapter(session, adapter)
+        return version, get_capability(session, version.cycle_id, version.capability)
+
+
+async def hidden_state_router(context: Context, promoted: Sequence[str]) -> HiddenStateRouter:
+    """The router of the run's folder, or one fitted now; everything goes to the base model when that cannot be done."""
+    client = await context.engine()
+    path = context.run_dir / CLASSIFIER
+    digest = weights_digest(context.model)
+    kept = stored_classifier(path, promoted, digest)
+    if kept is not None:
+        return HiddenStateRouter(client, kept)
+    total = len(promoted) * len(ROUTING_SEEDS)
+    with context.stage("fit router", "Fit the hidden-state router", total=total) as shown:
+        examples = [*await _of_environments(context, promoted, shown), *_of_target(context, promoted)]
+        embeddings = await client.embeddings([text for text, _ in examples], BASE)
+        try:
+            fitted = fit_classifier(embeddings, [model for _, model in examples], base_digest=digest)
+        except RouterFitError as error:
+            shown.found = {"router": HIDDEN_STATE, "classes": [], "why": str(error)}
+            shown.figure = "too few examples: the base model serves everything"
+            return HiddenStateRouter(client, None, str(error))
+        publish_file(path, as_json(fitted))
+        shown.found = {"router": HIDDEN_STATE, "classes": fitted.classes, "examples": fitted.examples}
+        shown.figure = ", ".join(f"{model} {count}" for model, count in fitted.examples.items())
+    return HiddenStateRouter(client, fitted)
+
+
+def stored_classifier(path: Path, promoted: Sequence[str], digest: str) -> HiddenStateClassifier | None:
+    """The classifier in a file if it was fitted for these adapters on this base model, else None."""
+    if not path.exists():
+        return None
+    try:
+        kept = read_classifier(path)
+    except RouterFileError:
+        return None  # of an older form or damaged: fitted again, with the same result
+    return kept if kept.base_digest == digest and set(kept.examples) - {BASE} == set(promoted) else None
+
+
+async def _of_environments(context: Context, promoted: Sequence[str], shown: Shown) -> list[Example]:
+    found: list[Example] = []
+    for name in promoted:
+        with context.reading() as session:
+            source_code = get_environment(session, get_adapter(session, name).environment_hash).source_code
+        async with SandboxSource(source_code, limits=sandbox_limits(context)) as source:
+            for seed in ROUTING_SEEDS:
+                found += [(text, name) for text in await _opening(source, seed)]
+                shown.advance()
+    return found
+
+
+async def _opening(source: SandboxSource, seed: int) -> list[str]:
+    """How the environment opens a seed; nothing where it fails to."""
+    episode = source.episode()
+    try:
+        task = await episode.reset(seed)
+        await episode.close()
+    except (EngineDown, ImageMissing):
+        raise
+    except SandboxError:
+        return []
+    return [routed_text(task.messages)]
+
+
+def _of_target(context: Context, promoted: Sequence[str]) -> list[Example]:
+    models: dict[str, str] = {}
+    labels: list[Label] = []
+    with context.reading() as session:
+        for name in promoted:
+            capability = get_adapter(session, name).capability
+            models[capability] = name
+            labels += list_labels(session, context.cycle_id, capability=capability)
+    return target_examples(collected(context), labels, models)
+
+
+def target_examples(
+    trajectories: Sequence[Trajectory], labels: Sequence[Label], models: Mapping[str, str]
+) -> list[Example]:
+    """Openings that needed one capability of ``models`` (capability -> adapter), or none of them (the base model).
+
+    A capability is needed where most of the runs do not say NA; a trajectory that some capability's runs did not label
+    is left out, and so is one that needed several.
+    """
+    runs: Counter[tuple[str, str]] = Counter()
+    needing: Counter[tuple[str, str]] = Counter()
+    for label in labels:
+        cell = (label.trajectory_id, label.capability)
+        runs[cell] += 1
+        needing[cell] += label.verdict is not Verdict.NA
+    found: list[Example] = []
+    for trajectory in trajectories:
+        cells = {capability: (trajectory.id, capability) for capability in models}
+        needed = [
+            model for capability, model in models.items() if 2 * needing[cells[capability]] > runs[cells[capability]]
+        ]
+        if len(needed) <= 1 and all(runs[cell] for cell in cells.values()):
+            text = routed_text(opening_messages(trajectory.messages))
+            found.append((text, needed[0] if needed else BASE))
+    return found
