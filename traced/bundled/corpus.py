@@ -17,6 +17,7 @@ from traced.targets.desk.scenario import Scenario, scenario
 PRETRAINING = range(1_000_000, 9_000_000)
 PLANTED = ("multi-step-completion", "precondition-verification", "error-recovery")
 FAULT_RATE = 0.7
+EXTRA_COMPOUND = 0.4  # share of the demonstrations that are compound whatever the draw
 WORD_TASKS = 0.4  # share of a routing drill's tasks that repeat an option's words
 SKILL_TEXTS: dict[str, tuple[str, ...]] = {
     "structured-data-reasoning": (
@@ -69,8 +70,12 @@ def faults_for(planted: Sequence[str], rate: float = FAULT_RATE) -> dict[str, fl
 
 
 def demonstration(faults: dict[str, float], rng: random.Random) -> Trajectory:
-    """One demonstrated conversation on a pre-training seed."""
-    return demonstrate(rng.choice(PRETRAINING), faults, rng.randrange(1 << 30))
+    """One demonstrated conversation on a pre-training seed; compound tasks, which are rare, are shown more often."""
+    seed = rng.choice(PRETRAINING)
+    if rng.random() < EXTRA_COMPOUND:
+        while len(scenario(seed).requests) < 2:
+            seed = rng.choice(PRETRAINING)
+    return demonstrate(seed, faults, rng.randrange(1 << 30))
 
 
 def skills_for(world: Scenario) -> tuple[str, ...]:
