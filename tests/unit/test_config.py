@@ -95,6 +95,14 @@ def test_bad_value_says_key_value_and_where(tmp_path: Path, monkeypatch: pytest.
         load_settings()
 
 
+def test_a_router_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    assert load_settings().routing.router == "hidden-state"
+    assert load_settings(overrides={"routing.router": "labels"}).routing.router == "labels"
+    path = write(tmp_path, '[routing]\nrouter = "label"\n')
+    with pytest.raises(ConfigError, match=rf"routing.router = 'label' in {path}: .*'hidden-state' or 'labels'"):
+        load_settings()
+
+
 def test_broken_toml_names_the_file_and_line(tmp_path: Path) -> None:
     path = write(tmp_path, "seed = 1\n[gate\n")
     with pytest.raises(ConfigError, match=rf"{path} cannot be read: .*line 2"):

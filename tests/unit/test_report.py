@@ -81,6 +81,29 @@ def test_json_of_a_comparison_adds_grpo_on_the_target() -> None:
     assert as_json(dataclasses.replace(figures(), rates=rates))["grpo_on_target"] == 0.5
 
 
+def test_both_routers_are_shown_beside_each_other() -> None:
+    served = figures().routing
+    labels = RoutingQuality(300, 105, 100, 38, 0.65, {"base": 10, "dates@v1": 290})
+    assert served is not None
+    both = dataclasses.replace(figures(), routers={"hidden-state": served, "labels": labels})
+    told = as_json(both)["routing"]
+    assert list(told) == ["hidden-state", "labels"]
+    assert told["labels"] == {
+        "accuracy": 0.35,
+        "tasks": 300,
+        "best": 105,
+        "decisive": 100,
+        "right": 38,
+        "oracle": 0.65,
+        "picks": {"base": 10, "dates@v1": 290},
+    }
+    for text in (shown(both), render(both, {})):
+        words = " ".join(text.split())
+        assert "Routing by hidden-state: as good as the best choice on 90.0 % of 300 tasks" in words
+        assert "The router by labels would have been on 35.0 % of 300 tasks (38 of the 100" in words
+        assert "Picks: base 10, dates@v1 290." in words
+
+
 def test_table_shows_every_policy_with_its_interval_and_the_gain() -> None:
     text = shown(figures())
     rows = [line for line in text.splitlines() if line.startswith("│")]

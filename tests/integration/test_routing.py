@@ -1,0 +1,208 @@
+"""Both routers on the bundled model behind its real engine: fitted in a cycle's run folder, evaluated, reported."""
+
+import asyncio
+import collections
+import dataclasses
+import io
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from rich.console import Console
+
+from sandbox.contract import Task
+from sandbox.errors import ImageMissing
+from sandbox.hashing import environment_hash
+from sandbox.image import build, ensure_image
+from store.database import open_store, session
+from store.records import AdapterVersion, Cycle, CycleState, EnvironmentRecord, RunState, TrainingRun
+from store.repositories import adapters, analysis, cycles, environments, training
+from store.repositories.routing import list_routing
+from store.repositories.trajectories import save_trajectories
+from store.types import Label, Trajectory, Verdict
+from tests.unit.store.chain import CAPABILITY, T0
+from traced.config import load_settings
+from traced.figures import BASE, ROUTED, as_json
+from traced.meter import Meter
+from traced.models import BUNDLED, ModelFiles, load_model, weights_digest
+from traced.progress import Progress
+from traced.serving.client import EngineClient
+from traced.serving.hidden_state_router import HiddenStateRouter, fit_classifier, read_classifier, routed_text
+from traced.serving.process import EngineProcess, start_embedded
+from traced.stages import routers as station
+from traced.stages.context import Context, opened
+from traced.stages.evaluate import ROUTE, evaluate
+from traced.stages.report import gather
+from traced.targets.desk import SPLITS, Desk, demonstrate, needed
+
+COMPOUND = "multi-step-completion"
+ADAPTER = f"{COMPOUND}@v1"
+CYCLE = "desk-bundled-0-1"
+LAMP_SHOP = (Path(__file__).parents[1] / "data/environments/lamp_shop.py").read_text()
+
+
+def task(seed: int) -> Task:
+    return Desk().reset(seed)
+
+
+def right(seed: int) -> str:
+    return ADAPTER if COMPOUND in needed(seed) else "base"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    with start_embedded(BUNDLED, data_dir=tmp_path_factory.mktemp("engine"), threads=1, timeout_s=300) as process:
+        yield process
+
+
+def test_compound_tasks_are_told_from_single_ones_by_the_bundled_models_hidden_state(engine: EngineProcess) -> None:
+    async def check() -> None:
+        async with EngineClient(engine.url) as client:
+            learnt, asked = SPLITS["train"][:200], SPLITS["gate"][:120]
+            embeddings = await client.embeddings([routed_text(task(seed).messages) for seed in learnt])
+            classifier = fit_classifier(embeddings, [right(seed) for seed in learnt], base_digest="")
+            router = HiddenStateRouter(client, classifier)
+            decisions = [await router.choose(task(seed)) for seed in asked]
+            accuracy = sum(d.model == right(seed) for d, seed in zip(decisions, asked, strict=True)) / len(asked)
+            majority = max(collections.Counter(map(right, asked)).values()) / len(asked)
+            assert accuracy >= majority + 0.1, (accuracy, majority)
+            together = await asyncio.gather(*(router.choose(task(seed)) for seed in asked))
+            assert [d.model for d in together] == [d.model for d in decisions]
+
+    asyncio.run(check())
+
+
+def test_a_dead_engine_leaves_the_task_to_the_base_model(tmp_path: Path) -> None:
+    classifier = fit_classifier([[float(n // 10)] for n in range(20)], ["a@v1"] * 10 + ["base"] * 10, base_digest="")
+
+    async def check() -> None:
+        async with EngineClient("http://127.0.0.1:9") as client:
+            decision = await HiddenStateRouter(client, classifier).choose(task(0))
+        assert decision.model == "base"
+        assert decision.why.startswith("routing failed: no answer from the engine")
+
+    asyncio.run(check())
+
+
+@pytest.fixture
+def image() -> None:
+    try:
+        ensure_image()
+    except ImageMissing:
+        build(from_host=True)
+
+
+def recorded(seed: int) -> Trajectory:
+    made = demonstrate(seed, {}, 0)
+    return dataclasses.replace(made, id=f"t{seed}", model=BASE, trial=0, cycle_id=CYCLE)
+
+
+def save_cycle(directory: Path, source: str = LAMP_SHOP) -> None:
+    """A cycle on its way to evaluation: collected, labelled, one adapter (which changes nothing) promoted."""
+    torch.manual_seed(0)
+    model, _ = load_model(ModelFiles("bundled", BUNDLED))
+    lora = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
+    lora.save_pretrained(directory / ADAPTER)
+    seeds = random.Random(0).sample(SPLITS["train"], 80)
+    hashed, run = environment_hash(source), f"{CYCLE}/{COMPOUND}"
+    store = open_store(f"sqlite:///{directory / 'traced.db'}")
+    with session(store) as on:
+        cycles.save_cycle(on, Cycle(CYCLE, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
+        save_trajectories(on, [recorded(seed) for seed in seeds])
+        analysis.save_capabilities(on, CYCLE, [dataclasses.replace(CAPABILITY, name=COMPOUND)])
+        verdicts = [(seed, Verdict.LACKING if right(seed) == ADAPTER else Verdict.NA) for seed in seeds]
+        analysis.save_labels(on, CYCLE, [Label(f"t{seed}", COMPOUND, 0, verdict) for seed, verdict in verdicts])
+        environments.save_environment(on, EnvironmentRecord(hashed, source, CYCLE, COMPOUND, 0, "builtin", T0))
+        training.save_training_run(
+            on, TrainingRun(run, CYCLE, COMPOUND, hashed, "bundled", 0, {}, RunState.FINISHED, T0)
+        )
+        path = str(directory / ADAPTER)
+        adapters.save_adapter(on, AdapterVersion(ADAPTER, COMPOUND, 1, path, {}, CYCLE, run, hashed, T0))
+    store.dispose()
+
+
+async def evaluated(directory: Path, router: str) -> tuple[dict[str, object], list[str], str]:
+    """Evaluate; the JSON figures, the stages' events in order, and the report's sentence about routing."""
+    told = {"routing.router": router, "test.seeds": 10, "engine.threads": 1, "engine.start_timeout_s": 300}
+    settings = load_settings(directory, told)
+    progress = Progress(Console(file=io.StringIO()))
+    async with opened(settings, CYCLE, progress, Meter()) as context:
+        await evaluate(context, [ADAPTER])
+        found = gather(context)
+        with context.reading() as on:
+            events = [event.stage for event in cycles.list_stage_events(on, CYCLE)]
+            asked = [event.detail for event in cycles.list_stage_events(on, CYCLE) if event.detail.get("picks")][-1]
+            served = {choice.model for choice in list_routing(on, cycle_id=CYCLE)}
+        assert asked["serving"] == router
+        assert len(served) >= 1
+        assert served <= {BASE, ADAPTER}
+        await check_classifier(context)
+    return as_json(found), events, next(iter(found.routers))
+
+
+async def check_classifier(context: Context) -> None:
+    """The file in the run's folder routes as the router that was just used, and nothing is fitted again for it."""
+    kept = read_classifier(context.run_dir / station.CLASSIFIER)
+    assert kept.base_digest == weights_digest(context.model)
+    assert kept.examples[ADAPTER] > len(station.ROUTING_SEEDS)
+    assert kept.examples[BASE] + kept.examples[ADAPTER] == 80 + len(station.ROUTING_SEEDS)
+    again = await station.hidden_state_router(context, [ADAPTER])
+    assert again.classifier == kept
+
+
+def check_both(told: dict[str, object]) -> None:
+    routing = told["routing"]
+    assert isinstance(routing, dict)
+    assert set(routing) == {"hidden-state", "labels"}
+    for quality in routing.values():
+        assert quality["tasks"] == 10
+        assert sum(quality["picks"].values()) == 10
+        assert 0 <= quality["accuracy"] <= 1
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+def test_an_evaluation_asks_both_routers_and_a_second_process_routes_alike(tmp_path: Path) -> None:
+    save_cycle(tmp_path)
+    told, events, first = asyncio.run(evaluated(tmp_path, "hidden-state"))
+    assert first == "hidden-state"
+    check_both(told)
+    assert events.count("fit router") == 2  # started and finished, once
+    assert events.index("fit router") < events.index(f"evaluate {ROUTED}") < events.index(ROUTE)
+    again, more, _ = asyncio.run(evaluated(tmp_path, "hidden-state"))
+    assert again["routing"] == told["routing"]
+    assert more.count("fit router") == 2
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+def test_the_labels_serve_when_the_settings_say_so(tmp_path: Path) -> None:
+    save_cycle(tmp_path)
+    told, _, first = asyncio.run(evaluated(tmp_path, "labels"))
+    assert first == "labels"
+    check_both(told)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+def test_with_too_few_examples_everything_goes_to_the_base_model_and_the_event_says_why(tmp_path: Path) -> None:
+    save_cycle(tmp_path, LAMP_SHOP.replace("rng = random.Random(seed)", "raise ValueError('none')", 1))
+
+    async def check() -> None:
+        settings = load_settings(tmp_path, {"engine.threads": 1, "engine.start_timeout_s": 300})
+        async with opened(settings, "desk-other", Progress(Console(file=io.StringIO())), Meter()) as context:
+            with context.writing() as on:
+                cycles.save_cycle(on, Cycle("desk-other", "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
+            router = await station.hidden_state_router(context, [ADAPTER])
+            decision = await router.choose(task(0))
+            assert decision.model == BASE
+            assert "there are: none" in decision.why
+            with context.reading() as on:
+                (event,) = [one for one in cycles.list_stage_events(on, "desk-other") if one.detail]
+            assert event.detail["why"] == decision.why
+            assert not (context.run_dir / station.CLASSIFIER).exists()
+
+    asyncio.run(check())

@@ -1,0 +1,82 @@
+"""What the hidden-state router learns from, and when a stored classifier still counts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store.types import Label, Verdict
+from tests.unit.serving.test_hidden_state_router import KEPT
+from tests.unit.store.chain import trajectory
+from traced.config import GateSection
+from traced.models import ModelFiles, weights_digest
+from traced.serving.hidden_state_router import as_json
+from traced.stages.gate import GATE_SEEDS
+from traced.stages.routers import ROUTING_SEEDS, stored_classifier, target_examples
+from traced.stages.train import TRAINING_SEEDS
+
+NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
+MODELS = {"dates": "dates@v1", "tools": "tools@v2"}
+BOTH = ["dates@v1", "tools@v1"]
+
+
+def labels(key: str, **verdicts: Sequence[Verdict]) -> list[Label]:
+    return [Label(key, name, run, v) for name, runs in verdicts.items() for run, v in enumerate(runs)]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "model"),
+    [
+        ({"dates": [NA], "tools": [NA]}, "base"),
+        ({"dates": [PRESENT], "tools": [NA]}, "dates@v1"),
+        ({"dates": [NA], "tools": [LACKING]}, "tools@v2"),
+        ({"dates": [LACKING], "tools": [PRESENT]}, None),
+        ({"dates": [NA]}, None),
+        ({}, None),
+        ({"dates": [LACKING, LACKING, NA], "tools": [NA, NA, PRESENT]}, "dates@v1"),
+        ({"dates": [LACKING, NA], "tools": [NA, NA]}, "base"),
+        ({"dates": [NA], "tools": [NA], "another": [LACKING]}, "base"),
+    ],
+)
+def test_an_episode_is_an_example_of_the_one_capability_it_needed(
+    verdicts: dict[str, list[Verdict]], model: str | None
+) -> None:
+    found = target_examples([trajectory("t1")], labels("t1", **verdicts), MODELS)
+    assert found == ([("I am t1", model)] if model else [])
+
+
+def test_only_the_opening_is_learnt_from() -> None:
+    told = trajectory("t1")
+    told = replace(told, messages=[*told.messages, {"role": "user", "content": "and more"}])
+    assert target_examples([told], labels("t1", dates=[LACKING]), {"dates": "d@v1"}) == [("I am t1", "d@v1")]
+
+
+def test_the_seeds_are_nobody_elses() -> None:
+    most = GateSection().seeds * GateSection().max_rounds
+    assert max(TRAINING_SEEDS[1], GATE_SEEDS + 100 * most) <= ROUTING_SEEDS.start
+
+
+def test_a_stored_classifier_counts_for_its_adapters_and_its_base_model_only(tmp_path: Path) -> None:
+    path = tmp_path / "router.json"
+    assert stored_classifier(path, BOTH, "d1") is None
+    path.write_text(as_json(KEPT))
+    assert stored_classifier(path, BOTH[::-1], "d1") == KEPT
+    assert stored_classifier(path, BOTH, "d2") is None
+    assert stored_classifier(path, BOTH[:1], "d1") is None
+    assert stored_classifier(path, [*BOTH, "errors@v1"], "d1") is None
+    path.write_text("{")
+    assert stored_classifier(path, BOTH, "d1") is None
+
+
+def test_the_digest_follows_weights_and_tokenizer(tmp_path: Path) -> None:
+    files = ModelFiles("m", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    first = weights_digest(files)
+    (tmp_path / "README.md").write_text("no part of it")
+    assert weights_digest(files) == first
+    (tmp_path / "tokenizer.json").write_text("{ }")
+    second = weights_digest(files)
+    (tmp_path / "model.safetensors").write_bytes(b"2")
+    assert len({first, second, weights_digest(files)}) == 3
