@@ -2,8 +2,9 @@
 
 A link says: before writing with ``write_parameter = v``, read with ``read_parameter = v`` (or have a read whose answer
 holds v). A link is kept when nearly all successful writes obey it, or when a fair share does and either disobeying
-goes with failure or the policy demands it (a date is no object: there the policy has to demand it). Only first attempts
-count, so that a read made in answer to an error is no precondition. Not covered: conditions on what the read said.
+goes with failure or the policy demands it (a date is no object: there the policy has to demand it). What the policy
+demands has to be seen only twice: an agent that lacks the capability shows it rarely. Only first attempts count, so
+that a read made in answer to an error is no precondition. Not covered: conditions on what the read said.
 """
 
 import re
@@ -19,7 +20,7 @@ from agents.analyst.view import View
 from agents.transcript import Call
 from store.types import Outcome
 
-_ALWAYS, _SOMETIMES, _LIFT, _FEW = 0.9, 0.1, 0.15, 5
+_ALWAYS, _SOMETIMES, _LIFT, _FEW, _FEW_DEMANDED = 0.9, 0.1, 0.15, 5, 2
 _DEMAND = re.compile(r"\b(before|first|must|only|verify|check|ensure|until|unless|make sure)\b", re.IGNORECASE)
 
 
@@ -53,7 +54,8 @@ def mine_links(views: Sequence[View], outcomes: Sequence[Outcome], kinds: Mappin
     prompts = {view.spoken.system for view in views[:20]}
     links = []
     for link, count in seen.items():
-        if count >= _FEW and _kept(link, [one for one in attempts if one[1].name == link.write], prompts, kinds):
+        few = _FEW_DEMANDED if demanded(link, prompts, kinds) else _FEW
+        if count >= few and _kept(link, [one for one in attempts if one[1].name == link.write], prompts, kinds):
             links.append(link)
     return sorted(links, key=lambda link: (link.write, link.write_parameter, link.read, link.read_parameter))
 

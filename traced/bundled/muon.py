@@ -25,7 +25,7 @@ class Muon(torch.optim.Optimizer):
             raise ValueError("Muon takes matrices only; give vectors and embeddings to another optimizer")
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:
         """Apply the gradients; parameters without one are left as they are."""
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = {}

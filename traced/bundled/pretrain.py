@@ -40,7 +40,7 @@ STAGES: tuple[tuple[int, dict[str, float]], ...] = (
     (300, {"copying": 1, "pairs": 3}),
     (250, {"pairs": 1, "variants": 2, "items": 2}),
 )
-LAST_STAGE = {DEMONSTRATION: 14, "pairs": 1, "variants": 2, "items": 2, "dates": 2, "routing": 3}
+LAST_STAGE: dict[str, float] = {DEMONSTRATION: 14, "pairs": 1, "variants": 2, "items": 2, "dates": 2, "routing": 3}
 MICRO_ROWS = 8
 MATRIX_RATE = 0.03  # Muon
 REST_RATE = 2.5e-3  # AdamW
@@ -173,7 +173,8 @@ def schedule(step: int, steps: int) -> float:
 
 def optimizers(model: Qwen3ForCausalLM, scale: float) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for embeddings and norms."""
-    matrices, rest = [], []
+    matrices: list[torch.nn.Parameter] = []
+    rest: list[torch.nn.Parameter] = []
     for name, param in model.named_parameters():
         (matrices if param.ndim == 2 and "embed" not in name else rest).append(param)
     return [

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import httpx
+from httpx_aiohttp import AiohttpTransport
 
 from sandbox.contract import Message, Tool
 from traced.rollout.policy import Completion
@@ -20,6 +21,8 @@ from traced.serving.errors import ContextLengthError, EngineError, RequestError,
 
 KEEP_ALIVE_S = 30.0  # the embedded server keeps idle connections longer
 EMBEDDED_TOGETHER = 64
+# Through aiohttp: the pool of httpx's own transport takes time quadratic in its connections at every request.
+LIMITS = httpx.Limits(max_connections=1024, keepalive_expiry=KEEP_ALIVE_S)
 TOP_LOGPROBS = 20  # the most that vLLM grants by default
 
 
@@ -33,8 +36,7 @@ class EngineClient:
         self._http = httpx.AsyncClient(
             base_url=url,
             timeout=httpx.Timeout(timeout_s, connect=10.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=128, keepalive_expiry=KEEP_ALIVE_S),
-            transport=transport,
+            transport=transport or AiohttpTransport(verify=False, trust_env=False, limits=LIMITS),
             trust_env=False,
         )
 

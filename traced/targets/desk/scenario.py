@@ -23,7 +23,7 @@ PRODUCTS = ("lamp", "chair", "mug", "rug", "clock", "shelf", "mirror", "kettle",
 COLORS = ("red", "blue", "green", "white", "black", "grey")
 SIZES = ("small", "medium", "large")
 STATUSES = ("pending", "packed", "shipped", "delivered")
-STATUS_WEIGHTS = (10, 15, 40, 35)  # of an order to cancel: most may not be cancelled, so looking pays
+STATUS_WEIGHTS = (15, 20, 35, 30)  # of an order to cancel: most may not be cancelled, so looking pays
 REASONS = {
     "damaged": ("it arrived damaged", "it is damaged"),
     "wrong_item": ("it is the wrong item", "they sent the wrong item"),
