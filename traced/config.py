@@ -77,7 +77,7 @@ class EngineSection(Section):
 class CollectSection(Section):
     """Episodes of the base model on the target's train split, the analysis' input."""
 
-    episodes: Positive = Field(default=300, description="episodes to record")
+    episodes: Positive = Field(default=400, description="episodes to record")
     temperature: Temperature = Field(default=1.0, description="sampling temperature")
     concurrency: Positive = Field(default=64, description="episodes that run at once")
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
@@ -116,7 +116,7 @@ class AdmissionSection(Section):
 class TrainingSection(Section):
     """GRPO on one LoRA adapter; the defaults suit the bundled model (the paper's learning rate, 1e-5, suits 30B)."""
 
-    iterations: Positive = Field(default=16, description="policy updates")
+    iterations: Positive = Field(default=20, description="policy updates")
     groups: Positive = Field(default=8, description="seeds per iteration")
     rollouts: int = Field(default=8, ge=2, description="episodes per seed")
     lr: float = Field(default=2e-3, gt=0, description="AdamW learning rate")

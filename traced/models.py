@@ -16,6 +16,7 @@ from traced.serving.errors import ModelError
 
 BUNDLED = Path(__file__).parent / "assets" / "model"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+DECIDING = {".safetensors", ".bin", ".json", ".txt", ".jinja"}
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -56,13 +57,19 @@ def load_model(files: ModelFiles) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def weights_digest(files: ModelFiles) -> str:
-    """SHA-256 over names and contents of what decides a model's hidden states: weights, configuration, tokenizer."""
+def weights_digest(folder: Path) -> str:
+    """SHA-256 over names and contents of what decides a model's answers: weights, configuration, tokenizer, template.
+
+    Raises ``ModelError`` when the folder or a file in it cannot be read.
+    """
     digest = hashlib.sha256()
-    for file in sorted(file for file in files.path.iterdir() if file.suffix in (".safetensors", ".bin", ".json")):
-        digest.update(f"{file.name}\0".encode())
-        with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    try:
+        for file in sorted(file for file in folder.iterdir() if file.suffix in DECIDING):
+            digest.update(f"{file.name}\0".encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    except OSError as error:
+        raise ModelError(f"cannot read the model in {folder}: {error.strerror}", hint=f"ls {folder}") from error
     return digest.hexdigest()
 
 

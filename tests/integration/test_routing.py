@@ -146,7 +146,7 @@ async def evaluated(directory: Path, router: str) -> tuple[dict[str, object], li
 async def check_classifier(context: Context) -> None:
     """The file in the run's folder routes as the router that was just used, and nothing is fitted again for it."""
     kept = read_classifier(context.run_dir / station.CLASSIFIER)
-    assert kept.base_digest == weights_digest(context.model)
+    assert kept.base_digest == weights_digest(context.model.path)
     assert kept.examples[ADAPTER] > len(station.ROUTING_SEEDS)
     assert kept.examples[BASE] + kept.examples[ADAPTER] == 80 + len(station.ROUTING_SEEDS)
     again = await station.hidden_state_router(context, [ADAPTER])

@@ -73,10 +73,10 @@ def test_the_digest_follows_weights_and_tokenizer(tmp_path: Path) -> None:
     files = ModelFiles("m", tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"1")
     (tmp_path / "tokenizer.json").write_text("{}")
-    first = weights_digest(files)
+    first = weights_digest(files.path)
     (tmp_path / "README.md").write_text("no part of it")
-    assert weights_digest(files) == first
+    assert weights_digest(files.path) == first
     (tmp_path / "tokenizer.json").write_text("{ }")
-    second = weights_digest(files)
+    second = weights_digest(files.path)
     (tmp_path / "model.safetensors").write_bytes(b"2")
-    assert len({first, second, weights_digest(files)}) == 3
+    assert len({first, second, weights_digest(files.path)}) == 3

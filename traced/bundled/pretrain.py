@@ -8,9 +8,10 @@ greedy. The same seed, steps and thread count give the same weights; half an hou
 
 import argparse
 import json
+import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,19 +33,35 @@ DRILLS: dict[str, Callable[[random.Random], Drill]] = {
     "dates": dates,
     "routing": routing_drill,
 }
-# What the rows practise, by steps, and in which proportion. Each stage needs what the one before has formed: with
-# demonstrations from the beginning, choosing a record by its name had not come after 1,500 steps; in this order it
-# comes within 700.
-STAGES: tuple[tuple[int, dict[str, float]], ...] = (
-    (150, {"copying": 1}),
-    (300, {"copying": 1, "pairs": 3}),
-    (250, {"pairs": 1, "variants": 2, "items": 2}),
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What the rows practise, in which proportion: until every kind's running loss (nats) is under ``enough``.
+
+    ``most`` bounds the steps. ``decay``: the learning rate falls over the last 40 % of them.
+    """
+
+    shares: Mapping[str, float]
+    most: int
+    enough: float = 0.0
+    decay: bool = False
+
+
+# Each stage needs what the one before has formed: with demonstrations from the beginning, choosing a record by its name
+# had not come after 1,500 steps; in this order it comes in some 700, and at once where pairs had been learned first.
+STAGES = (
+    Stage({"copying": 1}, 300, enough=0.05),
+    Stage({"copying": 1, "pairs": 3}, 1000, enough=0.08),
+    Stage({"pairs": 1, "variants": 2, "items": 2}, 600, enough=0.05),
 )
-LAST_STAGE: dict[str, float] = {DEMONSTRATION: 14, "pairs": 1, "variants": 2, "items": 2, "dates": 2, "routing": 3}
+LAST_SHARES = {DEMONSTRATION: 14.0, "pairs": 1.0, "variants": 2.0, "items": 2.0, "dates": 2.0, "routing": 3.0}
+LEAST_STEPS = 50  # of a stage, before its running losses mean anything
 MICRO_ROWS = 8
 MATRIX_RATE = 0.03  # Muon
 REST_RATE = 2.5e-3  # AdamW
 IGNORED = -100
+FACTS = "pretraining.json"
 
 
 def configuration(vocabulary: int) -> Qwen3Config:
@@ -135,7 +152,7 @@ def make_tokenizer(faults: dict[str, float], rng: random.Random, conversations: 
 def batch(
     tokenizer: PreTrainedTokenizerFast,
     faults: dict[str, float],
-    shares: dict[str, float],
+    shares: Mapping[str, float],
     rng: random.Random,
     rows: int,
 ) -> list[MicroBatch]:
@@ -166,9 +183,10 @@ def losses_of(model: Qwen3ForCausalLM, rows: MicroBatch) -> tuple[torch.Tensor, 
     return losses, chosen.nonzero()[:, 0]
 
 
-def schedule(step: int, steps: int) -> float:
-    """The learning rate's factor: linear warm-up over 50 steps, constant, linear decay over the last 40 %."""
-    return min(1.0, (step + 1) / 50, max(0.02, (steps - step) / (0.4 * steps)))
+def schedule(stage: Stage, step: int) -> float:
+    """The learning rate's factor: linear warm-up over 50 steps, then constant, or with the stage's decay at its end."""
+    left = (stage.most - step) / (0.4 * stage.most) if stage.decay else 1.0
+    return min(1.0, (step + 1) / 50, max(0.02, left))
 
 
 def optimizers(model: Qwen3ForCausalLM, scale: float) -> list[torch.optim.Optimizer]:
@@ -188,56 +206,71 @@ def pretrain(
 ) -> None:
     """Make a model with the planted deficits and write a Hugging Face directory at ``out``.
 
-    With ``init`` an existing bundled model learns other deficits: its tokenizer is kept, the opening drills are left
-    out, and 300 steps at lower rates are enough.
+    ``steps`` are those of the last stage, demonstrations with drills among them. With ``init`` an existing bundled
+    model learns other deficits: its tokenizer is kept, the first stages are left out, the rates are lower, and 300
+    steps are enough.
     """
     faults = faults_for(planted)
     rng = random.Random(f"pretrain:{seed}")
     torch.manual_seed(seed)
     tokenizer, model = _begin(init, faults, rng)
     both = optimizers(model, 1.0 if init is None else 0.4)
-    peaks = [optimizer.param_groups[0]["lr"] for optimizer in both]
-    stages = STAGES if init is None else ()
-    running: dict[str, float] = {}
     started = time.monotonic()
-    for step in range(steps):
+    done = 0
+
+    def study(stage: Stage) -> Iterator[dict[str, float]]:
+        for shares in [stage.shares] * stage.most:
+            yield _update(model, both, batch(tokenizer, faults, shares, rng, rows))
+
+    for number, stage in enumerate([*([] if init else STAGES), Stage(LAST_SHARES, steps, decay=True)]):
+        done += _go_through(stage, both, study(stage), f"stage {number} after {done} steps", started)
+        save(model, tokenizer, out, planted=planted, seed=seed, steps=done, init=init)
+
+
+def _go_through(
+    stage: Stage,
+    both: list[torch.optim.Optimizer],
+    losses: Iterator[dict[str, float]],
+    title: str,
+    started: float,
+) -> int:
+    """Take a stage's steps until it is learned or over; returns how many they were. ``losses`` takes one step each."""
+    running: dict[str, float] = {}
+    peaks = [optimizer.param_groups[0]["lr"] for optimizer in both]
+    step = 0
+    while step < stage.most:
         for optimizer, peak in zip(both, peaks, strict=True):
-            optimizer.param_groups[0]["lr"] = peak * schedule(step, steps)
-        shares = _shares(stages, step)
-        for kind, loss in _update(model, both, batch(tokenizer, faults, shares, rng, rows)):
+            optimizer.param_groups[0]["lr"] = peak * schedule(stage, step)
+        for kind, loss in next(losses).items():
             running[kind] = 0.95 * running.get(kind, loss) + 0.05 * loss
-        if step % 20 == 0 or step == steps - 1:
-            losses = " ".join(f"{kind} {running[kind]:.3f}" for kind in shares if kind in running)
-            print(f"step {step} {time.monotonic() - started:.0f}s {losses}", flush=True)
-        if step % 500 == 499 or step == steps - 1:
-            save(model, tokenizer, out, planted=planted, seed=seed, steps=step + 1)
-
-
-def _shares(stages: Sequence[tuple[int, dict[str, float]]], step: int) -> dict[str, float]:
-    for steps, shares in stages:
-        if step < steps:
-            return shares
-        step -= steps
-    return LAST_STAGE
+        step += 1
+        if step % 20 == 0:
+            shown = " ".join(f"{kind} {running[kind]:.3f}" for kind in stage.shares if kind in running)
+            print(f"{title}: step {step} {time.monotonic() - started:.0f}s {shown}", flush=True)
+        if step >= LEAST_STEPS and all(running.get(kind, math.inf) < stage.enough for kind in stage.shares):
+            break
+    for optimizer, peak in zip(both, peaks, strict=True):
+        optimizer.param_groups[0]["lr"] = peak
+    return step
 
 
 def _update(
     model: Qwen3ForCausalLM, both: list[torch.optim.Optimizer], micro_batches: list[MicroBatch]
-) -> list[tuple[str, float]]:
+) -> dict[str, float]:
     """One step on the mean over all labelled tokens of the micro-batches; returns mean losses (nats) by kind."""
     tokens = sum(int((rows.labels[:, 1:] != IGNORED).sum()) for rows in micro_batches)
-    seen = []
+    seen: dict[str, list[float]] = {}
     model.zero_grad()
     for rows in micro_batches:
         losses, owners = losses_of(model, rows)
         (losses.sum() / tokens).backward()
         for kind in sorted(set(rows.kinds)):
             of_kind = torch.tensor([other == kind for other in rows.kinds])[owners]
-            seen.append((kind, losses.detach()[of_kind].mean().item()))
+            seen.setdefault(kind, []).append(losses.detach()[of_kind].mean().item())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimizer in both:
         optimizer.step()
-    return seen
+    return {kind: sum(means) / len(means) for kind, means in seen.items()}
 
 
 def _begin(
@@ -257,8 +290,9 @@ def save(
     planted: Sequence[str],
     seed: int,
     steps: int,
+    init: Path | None,
 ) -> None:
-    """Write weights, tokenizer and ``pretraining.json`` (what was planted, with which seed)."""
+    """Write weights, tokenizer and ``pretraining.json``: what was planted, with which seed, on which model."""
     out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -267,8 +301,9 @@ def save(
         "seed": seed,
         "steps": steps,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "init": json.loads((init / FACTS).read_text()) if init else None,
     }
-    (out / "pretraining.json").write_text(json.dumps(facts, indent=1) + "\n")
+    (out / FACTS).write_text(json.dumps(facts, indent=1) + "\n")
 
 
 def main() -> None:
@@ -279,7 +314,7 @@ def main() -> None:
         "--planted", default=",".join(PLANTED), help="capabilities to plant deficits in, comma-separated"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=1500, help="of the last stage")
     parser.add_argument("--init", type=Path, help="begin with this bundled model instead of from nothing")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()

@@ -76,7 +76,7 @@ async def hidden_state_router(context: Context, promoted: Sequence[str]) -> Hidd
     """The router of the run's folder, or one fitted now; everything goes to the base model when that cannot be done."""
     client = await context.engine()
     path = context.run_dir / CLASSIFIER
-    digest = weights_digest(context.model)
+    digest = weights_digest(context.model.path)
     kept = stored_classifier(path, promoted, digest)
     if kept is not None:
         return HiddenStateRouter(client, kept)

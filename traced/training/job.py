@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from traced.models import weights_digest
 from traced.rollout.seeds import derive_seed
 from traced.training.errors import JobError
 
 NOT_IN_FINGERPRINT = {"run_id", "out_dir", "checkpoint_every", "iterations", "threads"}
-MODEL_FILES = {".safetensors", ".bin", ".json", ".txt", ".jinja"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class TrainingJob:
     def fingerprint(self) -> str:
         """SHA-256 over what determines the adapter: the fields, the environment's source text, the base's files."""
         values = {key: value for key, value in asdict(self).items() if key not in NOT_IN_FINGERPRINT}
-        values["model_path"] = _model_digest(Path(self.model_path))
+        values["model_path"] = weights_digest(Path(self.model_path))
         environment = self.environment_source.get("environment")
         if environment is not None:
             values["environment_source"] = hashlib.sha256(_read(Path(environment))).hexdigest()
@@ -126,19 +126,6 @@ def read_job(path: Path) -> TrainingJob:
     if missing := sorted(required - set(values)):
         raise JobError(f"{path}: {missing[0]!r} is missing")
     return TrainingJob(**values)
-
-
-def _model_digest(folder: Path) -> str:
-    """SHA-256 over names and contents of a model folder's files (weights, configuration, tokenizer)."""
-    digest = hashlib.sha256()
-    try:
-        for file in sorted(file for file in folder.iterdir() if file.suffix in MODEL_FILES):
-            digest.update(f"{file.name}\0".encode())
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
-    except OSError as error:
-        raise JobError(f"cannot read the model in {folder}: {error.strerror}") from error
-    return digest.hexdigest()
 
 
 def _read(path: Path) -> bytes:

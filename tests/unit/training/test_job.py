@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from traced.serving.errors import ModelError
 from traced.training.errors import JobError
 from traced.training.job import TrainingJob, read_job
 
@@ -56,7 +57,7 @@ def test_the_fingerprint_follows_the_models_files_and_not_their_folder(tmp_path:
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="nowhere"):
+    with pytest.raises(ModelError, match="nowhere"):
         job(model_path=str(tmp_path / "nowhere")).fingerprint()
 
 
