@@ -7,6 +7,7 @@ its stopped container is left for ``docker_engine.reap_orphans``.
 
 import asyncio
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,13 @@ class _Started:
     wrapper: Any
 
     def discard(self) -> None:
-        """Remove the container and let go of the engine."""
+        """Remove the container and let go of the engine.
+
+        The stream is shut first: an engine that still writes a flood to a socket which nobody reads can hold up the
+        removal.
+        """
+        with suppress(OSError):
+            self.raw.shutdown(socket.SHUT_RDWR)
         try:
             remove(self.container)
         finally:

@@ -27,8 +27,14 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the meter was made."""
+        """Seconds since the meter was made, or since the last lap."""
         return time.monotonic() - self._started
+
+    def lap(self) -> float:
+        """Those seconds, once: the count begins again, so that no second is recorded twice."""
+        seconds = self.seconds
+        self._started += seconds
+        return seconds
 
     def sample(self) -> None:
         """Look at the process tree once."""

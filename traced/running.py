@@ -133,7 +133,7 @@ def _leave(context: Context, state: CycleState) -> None:
     """Record what this process used and where it left the cycle."""
     context.meter.sample()
     meter = context.meter
-    context.event(SESSION, StageState.FINISHED, seconds=meter.seconds, peak_rss_bytes=meter.peak_rss_bytes)
+    context.event(SESSION, StageState.FINISHED, seconds=meter.lap(), peak_rss_bytes=meter.peak_rss_bytes)
     _mark(context, state)
 
 

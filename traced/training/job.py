@@ -42,7 +42,7 @@ class TrainingJob:
     max_tokens: int = 256  # tokens of one completion
     temperature: float = 1.0
     max_grad_norm: float = 1.0
-    micro_batch_tokens: int = 16_384  # tokens, padding included, of one forward and backward pass
+    micro_batch_tokens: int = 4096  # tokens, padding included, of one forward and backward pass
     gradient_checkpointing: bool = False
     checkpoint_every: int = 5
     step_timeout_s: float = 30.0
