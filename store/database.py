@@ -11,7 +11,9 @@ Not covered: asynchronous sessions (call these from a thread), several databases
 
 import json
 import math
+import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +33,7 @@ from sqlmodel import Session
 from store.errors import BrokenReference, StoreError, StoreUnavailable, StoreVersionError
 
 BUSY_TIMEOUT_MS = 30_000
+WAL_RETRY_S = 0.02
 MIGRATION_LOCK = 7_236_203  # any constant: PostgreSQL's advisory lock that serialises migrations
 
 _ALEMBIC = threading.Lock()  # Alembic's current migration is a global of the process
@@ -142,12 +145,25 @@ def _sqlite_engine(url: URL) -> Engine:
     return engine
 
 
+def _switch_to_wal(raw: Any) -> None:
+    """WAL mode, asked for again while another connection makes the same switch: SQLite then does not wait by itself."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
+    while True:
+        try:
+            raw.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(WAL_RETRY_S)
+
+
 def _set_up_sqlite(raw: Any, _record: Any) -> None:
     raw.isolation_level = (
         None  # the driver's own BEGIN comes too late (not before SELECT or DDL); _begin_sqlite does it
     )
     raw.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-    raw.execute("PRAGMA journal_mode=WAL")
+    _switch_to_wal(raw)
     raw.execute("PRAGMA synchronous=NORMAL")
     raw.execute("PRAGMA foreign_keys=ON")
 
