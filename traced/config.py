@@ -237,7 +237,8 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | N
     _refuse_unknown(_environment_keys(), "in the environment", as_variable=True)
     _refuse_unknown(given, "on the command line")
     try:
-        return Settings(toml_file=path, data_dir=directory, **_nested(given))  # type: ignore[call-arg]
+        values: dict[str, Any] = {"toml_file": path, "data_dir": directory, **_nested(given)}
+        return Settings(**values)
     except ValidationError as error:
         raise _bad_value(error, path, raw, given) from None
 

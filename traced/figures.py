@@ -53,10 +53,7 @@ class CycleFigures:
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # capability -> iterations, in order
     rates: dict[str, Rate] = field(default_factory=dict)
     gain: Interval | None = None  # routed minus base
-    routing: RoutingQuality | None = None  # of the router that served
-    routers: dict[str, RoutingQuality] = field(
-        default_factory=dict
-    )  # every router that was asked, the serving one first
+    routers: dict[str, RoutingQuality] = field(default_factory=dict)  # all that were asked; the serving one first
     capabilities: dict[str, Change] = field(default_factory=dict)
     rollouts: int = 0  # training rollouts of all adapters
     seconds: float = 0.0

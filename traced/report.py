@@ -49,18 +49,15 @@ def verdict(figures: CycleFigures) -> str:
 
 def routing_sentence(figures: CycleFigures) -> str:
     """How good the router's picks were, and those of the router that did not serve; empty when nothing was routed."""
-    routing = figures.routing
-    if routing is None:
-        return ""
-    serving, *others = figures.routers or [""]
-    sentence = (
-        f"Routing{f' by {serving}' if serving else ''}: as good as the best choice on {_accuracy(routing)}; always the "
-        f"best choice would reach {percent(routing.oracle)}. Picks: {_picks(routing)}."
-    )
-    for name in others:
-        other = figures.routers[name]
-        sentence += f" The router by {name} would have been on {_accuracy(other)}. Picks: {_picks(other)}."
-    return sentence
+    sentences: list[str] = []
+    for name, quality in figures.routers.items():
+        verb = "would have been" if sentences else "was"
+        sentences.append(
+            f"Routing by {name} {verb} as good as the best choice on {_accuracy(quality)}; picks: {_picks(quality)}."
+        )
+        if len(sentences) == 1:
+            sentences.append(f"Always the best choice would reach {percent(quality.oracle)}.")
+    return " ".join(sentences)
 
 
 def _accuracy(routing: RoutingQuality) -> str:
@@ -83,7 +80,7 @@ def summary_table(figures: CycleFigures) -> Group:
     if lost:
         lines.append(Text(f"{lost} episodes lost to infrastructure failures are left out", style="yellow"))
     lines.append(Text(verdict(figures), style="bold"))
-    if figures.routing is not None:
+    if figures.routers:
         lines.append(Text(routing_sentence(figures)))
     return Group(*lines)
 

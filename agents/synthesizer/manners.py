@@ -101,8 +101,9 @@ def _marked(text: str, arguments: dict[str, Any], *, named: bool) -> tuple[str, 
     for name, value in sorted(arguments.items(), key=lambda item: -len(str(item[1]))):
         if isinstance(value, str) and (is_identifier(value) or DATE.fullmatch(value)):
             mark = "{" + (name if named else "value") + "}"
-            text, count = re.subn(rf"(?<!\w){re.escape(value)}(?!\w)", lambda _, mark=mark: mark, text)  # type: ignore[misc]
-            marks += count
+            pieces = re.split(rf"(?<!\w){re.escape(value)}(?!\w)", text)
+            text = mark.join(pieces)
+            marks += len(pieces) - 1
     return text, marks
 
 

@@ -14,9 +14,7 @@ from peft import LoraConfig, get_peft_model
 from rich.console import Console
 
 from sandbox.contract import Task
-from sandbox.errors import ImageMissing
 from sandbox.hashing import environment_hash
-from sandbox.image import build, ensure_image
 from store.database import open_store, session
 from store.records import AdapterVersion, Cycle, CycleState, EnvironmentRecord, RunState, TrainingRun
 from store.repositories import adapters, analysis, cycles, environments, training
@@ -85,14 +83,6 @@ def test_a_dead_engine_leaves_the_task_to_the_base_model(tmp_path: Path) -> None
         assert decision.why.startswith("routing failed: no answer from the engine")
 
     asyncio.run(check())
-
-
-@pytest.fixture
-def image() -> None:
-    try:
-        ensure_image()
-    except ImageMissing:
-        build(from_host=True)
 
 
 def recorded(seed: int) -> Trajectory:

@@ -1,7 +1,6 @@
 """Synthesized environments pass admission in a real container, reward spread under a half-hearted agent included."""
 
 import asyncio
-import os
 import random
 
 import pytest
@@ -9,26 +8,12 @@ import pytest
 from agents.synthesizer.builtin import synthesize
 from sandbox.admission import admit
 from sandbox.client import SandboxSource
-from sandbox.errors import EngineDown, ImageMissing
-from sandbox.image import build, ensure_image
 from store.types import AdmissionReport
 from tests.unit.agents.synthesis.conversations import capability, demonstrations
 from traced.targets.desk import TOOLS
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 GIVES_UP = 0.25  # chance per message
-
-
-@pytest.fixture(scope="module", autouse=True)
-def image() -> None:
-    try:
-        ensure_image()
-    except ImageMissing:
-        build(from_host=True)
-    except EngineDown as error:
-        if os.environ.get("CI") == "true":
-            pytest.fail(str(error))
-        pytest.skip(str(error))
 
 
 async def half_hearted(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:

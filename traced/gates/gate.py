@@ -84,13 +84,17 @@ async def run_gate(
     gather: Callable[[int, Sequence[str]], Awaitable[Mapping[ComparisonName, Sequence[Pair]]]],
     policy: GatePolicy,
 ) -> GateResult:
-    """Rounds until the answer is final; ``gather(round, names)`` returns the new pairs of the named comparisons."""
+    """Rounds until the answer is final; ``gather(round, names)`` returns the new pairs of the named comparisons.
+
+    A first round without untouched tasks leaves that comparison out: every task needs the capability.
+    """
     evidence: dict[ComparisonName, list[Pair]] = {}
     result: GateResult | None = None
     names: Sequence[str] = ["environment", "target", "untouched"]
     for round_number in range(1, policy.max_rounds + 1):
         for name, pairs in (await gather(round_number, names)).items():
-            evidence.setdefault(name, []).extend(pairs)
+            if pairs or name != "untouched":
+                evidence.setdefault(name, []).extend(pairs)
         result = judge(adapter, evidence, policy, round_number=round_number, earlier=result)
         names = open_comparisons(result, policy)
         if not names:

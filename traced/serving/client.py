@@ -36,7 +36,7 @@ class EngineClient:
         self._http = httpx.AsyncClient(
             base_url=url,
             timeout=httpx.Timeout(timeout_s, connect=10.0),
-            transport=transport or AiohttpTransport(verify=False, trust_env=False, limits=LIMITS),
+            transport=transport or AiohttpTransport(trust_env=False, limits=LIMITS),
             trust_env=False,
         )
 

@@ -119,12 +119,11 @@ class _Rounds:
             first = self.context.target.splits["gate"].start
             base, adapter = await self._both(self.target, self._jobs(round_number, first, "gate"))
             pairs = pair(base, adapter)
-            needless = self._untouched(base)
-            untouched = [one for one in pairs if one.task_id in needless]
+            untouched = self._untouched(base)
             if "target" in names:
                 found["target"] = pairs
-            if "untouched" in names and untouched:  # none: every task needs the capability
-                found["untouched"] = untouched
+            if "untouched" in names:
+                found["untouched"] = [one for one in pairs if one.task_id in untouched]
         return found
 
     def _jobs(self, round_number: int, first: int, split: str) -> list[EpisodeJob]:

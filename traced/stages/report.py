@@ -54,7 +54,6 @@ def gather(context: Context) -> CycleFigures:
         }
         adapters = _adapters(context, session, arms)
         events = list_stage_events(session, context.cycle_id)
-    routing = _routing(context, arms)
     sessions = [event.detail for event in events if event.stage == SESSION]
     failed = {event.capability: event for event in events if event.state is StageState.FAILED and event.capability}
     return CycleFigures(
@@ -68,8 +67,7 @@ def gather(context: Context) -> CycleFigures:
         curves={name: curve for name, curve in curves.items() if curve},
         rates={name: rate(name, played) for name, played in arms.items()},
         gain=_gain(arms),
-        routing=routing,
-        routers=_routers(arms, events, routing),
+        routers=_routers(context, arms, events),
         capabilities=_changes(context, arms),
         rollouts=sum(run.rollouts for run in runs),
         seconds=context.meter.seconds + sum(float(one["seconds"]) for one in sessions),
@@ -114,22 +112,16 @@ def _changes(context: Context, arms: Arms) -> dict[str, Change]:
     return by_capability(arms[BASE], arms[ROUTED], lambda task: context.target.needed(int(task)))
 
 
-def _routing(context: Context, arms: Arms) -> RoutingQuality | None:
-    if ROUTED not in arms:
-        return None
+def _routers(context: Context, arms: Arms, events: Sequence[StageEvent]) -> dict[str, RoutingQuality]:
+    """The router that served and those that were asked beside it; empty while nothing was routed."""
+    asked = [event.detail for event in events if event.stage == ROUTE and event.state is StageState.FINISHED]
+    if ROUTED not in arms or not asked:
+        return {}
     with context.reading() as session:
         chosen = {choice.trajectory_id: choice.model for choice in list_routing(session, cycle_id=context.cycle_id)}
-    picked = {one.task_id: chosen[one.id] for one in arms[ROUTED] if one.id in chosen}
-    return routing_quality(picked, _options(arms))
-
-
-def _routers(arms: Arms, events: Sequence[StageEvent], routing: RoutingQuality | None) -> dict[str, RoutingQuality]:
-    """The router that served and those that were asked beside it; empty for a cycle of before there were two."""
-    asked = [event.detail for event in events if event.stage == ROUTE and event.state is StageState.FINISHED]
-    if routing is None or not asked:
-        return {}
-    others = {name: routing_quality(picks, _options(arms)) for name, picks in asked[-1]["picks"].items()}
-    return {asked[-1]["serving"]: routing, **others}
+    served = {one.task_id: chosen[one.id] for one in arms[ROUTED] if one.id in chosen}
+    picked = {asked[-1]["serving"]: served, **asked[-1]["picks"]}
+    return {name: routing_quality(picks, _options(arms)) for name, picks in picked.items()}
 
 
 def _options(arms: Arms) -> dict[str, Sequence[Trajectory]]:

@@ -47,6 +47,7 @@ class Rollout:
     episode: Episode | None = None
     conversation: Conversation | None = None
     turns: int = 0
+    said: Message = field(default_factory=dict)  # the agent's last message
     calls: int = 0  # tool calls so far, which number the next ones
     over: bool = False
     reward: float | None = None
@@ -74,25 +75,22 @@ class Sampler:
 
     def sample(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> list[Rollout]:
         """K rollouts of every seed, group by group; rollouts that failed twice come back with ``failure`` set."""
-        self.retried = []
         played = [Rollout(g, k, seed) for g, seed in enumerate(group_seeds) for k in range(rollouts)]
         self._play(played, sampling_seed)
-        broken = [index for index, rollout in enumerate(played) if rollout.failure is not None]
-        if broken:
-            self.retried = [played[index].failure.detail for index in broken]  # type: ignore[union-attr]
-            second = [played[index].again() for index in broken]
-            self._play(second, sampling_seed)
-            for index, rollout in zip(broken, second, strict=True):
-                played[index] = rollout
-        return played
+        self.retried = [rollout.failure.detail for rollout in played if rollout.failure is not None]
+        second = {place: one.again() for place, one in enumerate(played) if one.failure is not None}
+        if second:
+            self._play(list(second.values()), sampling_seed)
+        return [second.get(place, one) for place, one in enumerate(played)]
 
     def _play(self, rollouts: list[Rollout], sampling_seed: int) -> None:
         try:
             self._each(rollouts, self._open)
             while active := [rollout for rollout in rollouts if self._may_speak(rollout)]:
                 answers = self.generate([self._request(rollout, sampling_seed) for rollout in active])
-                said = {id(r): self._record(r, answer) for r, answer in zip(active, answers, strict=True)}
-                self._each(active, lambda rollout, said=said: self._step(rollout, said[id(rollout)]))  # type: ignore[misc]
+                for rollout, answer in zip(active, answers, strict=True):
+                    self._record(rollout, answer)
+                self._each(active, self._step)
             self._each([rollout for rollout in rollouts if rollout.failure is None], self._score)
         finally:
             self._each(rollouts, self._close)
@@ -132,19 +130,18 @@ class Sampler:
         sampling = Sampling(self.limits.temperature, min(self.limits.max_tokens, room), seed)
         return Request(rollout.conversation.prompt, sampling)
 
-    def _record(self, rollout: Rollout, answer: Generation) -> Message:
+    def _record(self, rollout: Rollout, answer: Generation) -> None:
         assert rollout.conversation is not None
         rollout.conversation.answered(answer.ids, answer.logprobs)
         rollout.turns += 1
         text = self.template.tokenizer.decode(answer.ids, skip_special_tokens=True)
-        message = parse(text, first_call=rollout.calls)
-        rollout.calls += len(message.get("tool_calls") or [])
-        return message
+        rollout.said = parse(text, first_call=rollout.calls)
+        rollout.calls += len(rollout.said.get("tool_calls") or [])
 
-    async def _step(self, rollout: Rollout, message: Message) -> None:
+    async def _step(self, rollout: Rollout) -> None:
         assert rollout.episode is not None
         assert rollout.conversation is not None
-        step = await self._bounded(rollout.episode.step(message))
+        step = await self._bounded(rollout.episode.step(rollout.said))
         rollout.over = step.done
         if step.messages and not step.done:
             rollout.conversation.told(step.messages)

@@ -1,4 +1,4 @@
-"""The sandbox image on a real Docker engine; where none answers, tests/conftest.py skips (and fails in CI)."""
+"""A client of the Docker engine, and an honest environment's source."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,18 +7,9 @@ from typing import Any
 import pytest
 
 from sandbox.docker_engine import connect
-from sandbox.errors import ImageMissing
-from sandbox.image import Image, build, ensure_image
+from sandbox.image import Image
 
 ENVIRONMENTS = Path(__file__).parents[2] / "data/environments"
-
-
-@pytest.fixture(scope="session")
-def image() -> Image:
-    try:
-        return ensure_image()
-    except ImageMissing:
-        return build(from_host=True)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from tests.unit.serving import tiny
 from traced.serving.client import EngineClient
-from traced.serving.errors import EngineError, EngineStartError
+from traced.serving.errors import ContextLengthError, EngineError, EngineStartError
 from traced.serving.process import EngineProcess, start_embedded
 from traced.serving.router import LabelRouter, Route, RoutedPolicy
 
@@ -95,6 +95,15 @@ def test_an_engine_that_cannot_load_says_why(tmp_path: Path, root: Path) -> None
     assert "less " in caught.value.hint
     with pytest.raises(EngineStartError, match=r"lacks adapter_config\.json"):
         start_embedded(root / "model", data_dir=tmp_path, adapters={"x": tmp_path})
+
+
+def test_the_longest_conversation_is_the_callers_choice(root: Path) -> None:
+    async def ask(url: str) -> None:
+        async with EngineClient(url) as client:
+            await client.chat("base", [{"role": "user", "content": "word " * 200}], [])
+
+    with start_embedded(root / "model", data_dir=root, max_length=64) as short, pytest.raises(ContextLengthError):
+        asyncio.run(ask(short.url))
 
 
 def test_a_taken_port_is_named(engine: EngineProcess, root: Path) -> None:

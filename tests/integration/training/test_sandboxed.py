@@ -8,8 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sandbox.errors import ImageMissing
-from sandbox.image import build, ensure_image
 from tests.unit.training import bandit
 from tests.unit.training.tiny import save_model
 from traced.training import grpo
@@ -18,20 +16,12 @@ from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics
 from traced.training.sources import open_source
 
-pytestmark = pytest.mark.docker
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 
 RAISING = """
     def step(self, message):
         raise RuntimeError("broken on purpose")
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _image() -> None:
-    try:
-        ensure_image()
-    except ImageMissing:
-        build(from_host=True)
 
 
 @pytest.fixture(scope="module")

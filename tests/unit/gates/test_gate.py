@@ -74,6 +74,15 @@ def test_rounds_buy_episodes_only_for_what_is_open_and_stop_when_settled() -> No
     assert {c.name: c.seeds for c in result.comparisons} == {"environment": 165, "target": 207, "untouched": 400}
 
 
+def test_a_capability_that_every_task_needs_has_no_untouched_comparison() -> None:
+    async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
+        return {"environment": GOOD, "target": GOOD, "untouched": []}
+
+    result = asyncio.run(run_gate("c@v1", gather, POLICY))
+    assert result.answer is GateAnswer.PASS
+    assert [c.name for c in result.comparisons] == ["environment", "target"]
+
+
 def test_still_inconclusive_after_the_last_round_is_final() -> None:
     async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
         return {"environment": pairs(2, 2, 30, number * 100), "target": pairs(2, 2, 30, number * 100)}

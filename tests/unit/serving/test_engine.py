@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 
 from tests.unit.serving import tiny
+from traced.serving.embedded import core
 from traced.serving.embedded.core import Engine, Generation, Request, Sampling
 from traced.serving.errors import ContextLengthError, EngineError, ModelError, RequestError, UnknownModelError
 
@@ -199,6 +200,17 @@ def test_requests_join_while_others_decode() -> None:
     assert most > 1
     for i, (prompt, one) in enumerate(zip(asked, running, strict=True)):
         assert one.future.result(0).ids == reference(model, prompt, 4 + 3 * (i % 3))
+
+
+def test_a_queue_of_long_prompts_is_prefilled_one_budget_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "PREFILL_TOKENS", 100)
+    engine = Engine(tiny.qwen3(SIZE), WORDS)
+    for prompt in prompts(6, low=60, high=60):
+        engine._waiting.append(engine._accept(greedy(prompt, 50)))
+    engine._step()
+    assert (len(engine._running), len(engine._waiting)) == (2, 4)
+    engine._step()
+    assert (len(engine._running), len(engine._waiting)) == (4, 2)
 
 
 def test_a_short_answer_does_not_wait_for_a_long_one() -> None:

@@ -1,3 +1,4 @@
+import sqlite3
 import threading
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -83,6 +84,22 @@ def test_writers_wait_for_each_other(on_disk: Engine) -> None:
         thread.join()
     with reading(on_disk) as opened:
         assert get_cycle(opened, "c1").summary == {"n": 20}
+
+
+def test_a_file_that_another_is_switching_to_wal_is_waited_for(tmp_path: Path) -> None:
+    """SQLite answers the second switch with "database is locked" at once, whatever the busy time-out is."""
+    file = tmp_path / "traced.db"
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("CREATE TABLE seen (n INTEGER)")
+    other.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.3, other.execute, ["COMMIT"])
+    release.start()
+    try:
+        with connect(sqlite_url(file)).connect() as opened:
+            assert opened.execute(text("PRAGMA journal_mode")).scalar() == "wal"
+    finally:
+        release.join()
+        other.close()
 
 
 def test_two_that_open_a_new_store_at_once(file: Path) -> None:
