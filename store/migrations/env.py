@@ -2,6 +2,7 @@
 
 from alembic import context
 
+import store.service_tables  # noqa: F401 - adds its tables to the metadata
 from store.tables import Row
 
 

@@ -9,6 +9,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
+import store.service_tables  # noqa: F401 - its tables belong to the metadata
 from store.database import alembic_config, connect, migrate, open_store, reading, session, sqlite_url
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import get_trajectory

@@ -1,0 +1,122 @@
+"""SQLModel tables of the running service: leases, attempts, what is parked, the event stream, audit, notices.
+
+Invariants: unlike the evidence (``store.tables``) some rows here change: a lease's heartbeat, an attempt's end, a
+notice's delivery. ``events`` and ``audit`` are append-only; an event's ``seq`` is the id by which a listener resumes.
+Fails and not covered: as ``store.tables``. Changes need a migration.
+"""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Index, Text, UniqueConstraint
+from sqlmodel import Field
+
+from store.columns import KEY, ORDERED_JSON, FreeText, UtcTime
+from store.tables import Row
+
+
+class TargetRow(Row, table=True):
+    """Whether cycles of a target may begin, and how far its triggers have looked."""
+
+    __tablename__ = "targets"
+    name: str = Field(primary_key=True, sa_type=KEY)
+    paused_at: datetime | None = Field(default=None, sa_type=UtcTime)
+    paused_by: str = Field(sa_type=Text)
+    last_started_at: datetime | None = Field(default=None, sa_type=UtcTime)
+    last_cause: str = Field(sa_type=Text)
+
+
+class LeaseRow(Row, table=True):
+    """Exclusive use of one device; live until ``expires_at``, which every heartbeat moves on."""
+
+    __tablename__ = "leases"
+    device: str = Field(primary_key=True, sa_type=KEY)
+    holder: str = Field(sa_type=KEY)
+    purpose: str = Field(sa_type=Text)
+    cycle_id: str | None = Field(default=None, foreign_key="cycles.id", sa_type=KEY)
+    acquired_at: datetime = Field(sa_type=UtcTime)
+    heartbeat_at: datetime = Field(sa_type=UtcTime)
+    expires_at: datetime = Field(sa_type=UtcTime)
+    wanted_by: str = Field(sa_type=Text)  # who asks the holder to give it back; "" while nobody does
+    wanted_at: datetime | None = Field(default=None, sa_type=UtcTime)
+
+
+class AttemptRow(Row, table=True):
+    """One attempt at one stage on one input; ``capability`` is "" for a stage of the whole cycle."""
+
+    __tablename__ = "attempts"
+    __table_args__ = (UniqueConstraint("cycle_id", "stage", "capability", "input_hash", "number"),)
+    seq: int | None = Field(default=None, primary_key=True)
+    cycle_id: str = Field(foreign_key="cycles.id", index=True, sa_type=KEY)
+    stage: str = Field(sa_type=KEY)
+    capability: str = Field(sa_type=KEY)
+    input_hash: str = Field(sa_type=KEY)
+    number: int
+    state: str = Field(sa_type=KEY)
+    holder: str = Field(sa_type=KEY)
+    pid: int | None = Field(default=None)
+    started_at: datetime = Field(sa_type=UtcTime)
+    heartbeat_at: datetime = Field(sa_type=UtcTime)
+    ended_at: datetime | None = Field(default=None, sa_type=UtcTime)
+    evidence: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+
+
+class ParkedRow(Row, table=True):
+    """An input that failed too often and is left aside until a person releases it."""
+
+    __tablename__ = "parked"
+    __table_args__ = (Index("ix_parked_input", "stage", "capability", "input_hash"),)
+    seq: int | None = Field(default=None, primary_key=True)
+    id: str = Field(unique=True, sa_type=KEY)
+    cycle_id: str = Field(foreign_key="cycles.id", index=True, sa_type=KEY)
+    stage: str = Field(sa_type=KEY)
+    capability: str = Field(sa_type=KEY)
+    input_hash: str = Field(sa_type=KEY)
+    reason: str = Field(sa_type=FreeText)
+    evidence: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    at: datetime = Field(sa_type=UtcTime)
+    released_at: datetime | None = Field(default=None, sa_type=UtcTime)
+    released_by: str = Field(sa_type=Text)
+
+
+class EventRow(Row, table=True):
+    """Something that a listener of the service may want to know, in the order of happening."""
+
+    __tablename__ = "events"
+    __table_args__ = ({"sqlite_autoincrement": True},)  # an id is never given twice, even after old events are deleted
+    seq: int | None = Field(default=None, primary_key=True)
+    at: datetime = Field(sa_type=UtcTime)
+    kind: str = Field(sa_type=KEY)
+    cycle_id: str | None = Field(default=None, sa_type=KEY)
+    subject: str = Field(sa_type=Text)
+    detail: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+
+
+class AuditRow(Row, table=True):
+    """What somebody decided: who, in which role, what, about what, when and why."""
+
+    __tablename__ = "audit"
+    seq: int | None = Field(default=None, primary_key=True)
+    at: datetime = Field(sa_type=UtcTime)
+    who: str = Field(sa_type=Text)
+    role: str = Field(sa_type=KEY)
+    action: str = Field(sa_type=KEY)
+    subject: str = Field(sa_type=Text)
+    reason: str = Field(sa_type=FreeText)
+    detail: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+
+
+class NoticeRow(Row, table=True):
+    """A notification: ``key`` says what it is about, so that the same thing is told once to each hook."""
+
+    __tablename__ = "notices"
+    __table_args__ = (UniqueConstraint("key", "hook"),)
+    seq: int | None = Field(default=None, primary_key=True)
+    key: str = Field(sa_type=KEY)
+    hook: str = Field(sa_type=KEY)
+    body: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    created_at: datetime = Field(sa_type=UtcTime)
+    tries: int
+    next_at: datetime | None = Field(default=None, sa_type=UtcTime)  # None: delivered, or given up
+    delivered_at: datetime | None = Field(default=None, sa_type=UtcTime)
+    last_error: str = Field(sa_type=FreeText)
