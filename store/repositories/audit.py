@@ -1,0 +1,27 @@
+"""Who decided what, when and why.
+
+Invariants: entries are only added, in the transaction of the decision itself: one is not stored without the other.
+"""
+
+from dataclasses import asdict
+
+from sqlmodel import Session, col, select
+
+from store.service_records import AuditEntry
+from store.service_tables import AuditRow
+
+
+def save_audit(session: Session, entry: AuditEntry) -> None:
+    """Add an entry."""
+    values = asdict(entry)
+    del values["seq"]
+    session.add(AuditRow(**values))
+    session.flush()
+
+
+def list_audit(session: Session, *, limit: int = 100, subject: str | None = None) -> list[AuditEntry]:
+    """The newest ``limit`` entries (about ``subject``), newest first."""
+    query = select(AuditRow).order_by(col(AuditRow.seq).desc()).limit(limit)
+    if subject is not None:
+        query = query.where(AuditRow.subject == subject)
+    return [AuditEntry(**row.model_dump()) for row in session.exec(query)]

@@ -1,0 +1,45 @@
+"""The service's event stream.
+
+Invariants: events are only added, ``seq`` grows in the order in which they become visible: writers of one database wait
+for each other (SQLite's write lock; on PostgreSQL an advisory lock until commit), so that a listener that has read up
+to ``seq`` n never misses a smaller one that is committed later.
+Not covered: deleting old ones (``traced.upkeep``); a listener that resumes before the oldest kept one is told by
+``span``.
+"""
+
+from dataclasses import asdict
+
+from sqlalchemy import func, text
+from sqlmodel import Session, col, select
+
+from store.service_records import Event
+from store.service_tables import EventRow
+
+ORDER_LOCK = 7_236_204  # any constant: PostgreSQL's advisory lock that orders the stream
+
+
+def save_event(session: Session, event: Event) -> int:
+    """Add an event; returns its ``seq``. On PostgreSQL other writers of events wait until the transaction ends."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(text(f"SELECT pg_advisory_xact_lock({ORDER_LOCK})"))
+    values = asdict(event)
+    del values["seq"]
+    row = EventRow(**values)
+    session.add(row)
+    session.flush()
+    assert row.seq is not None
+    return row.seq
+
+
+def list_events(session: Session, *, after: int = 0, limit: int = 500, cycle_id: str | None = None) -> list[Event]:
+    """Events with a ``seq`` above ``after``, in order, at most ``limit``."""
+    query = select(EventRow).where(col(EventRow.seq) > after).order_by(col(EventRow.seq)).limit(limit)
+    if cycle_id is not None:
+        query = query.where(EventRow.cycle_id == cycle_id)
+    return [Event(**row.model_dump()) for row in session.exec(query)]
+
+
+def span(session: Session) -> tuple[int, int]:
+    """The ``seq`` of the oldest and of the newest event that is kept; (0, 0) when there is none."""
+    low, high = session.exec(select(func.min(EventRow.seq), func.max(EventRow.seq))).one()
+    return low or 0, high or 0

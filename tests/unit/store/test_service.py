@@ -1,0 +1,54 @@
+"""Events, audit and targets."""
+
+from datetime import timedelta
+
+from sqlalchemy import Engine, delete
+from sqlmodel import Session
+
+from store.database import session
+from store.repositories.audit import list_audit, save_audit
+from store.repositories.events import list_events, save_event, span
+from store.repositories.targets import note_start, pause_target, resume_target, target_standing
+from store.service_records import AuditEntry, Event, TargetStanding
+from store.service_tables import EventRow
+from tests.unit.store.chain import T0
+
+
+def event(kind: str, **values: object) -> Event:
+    return Event(T0, kind, "desk", **values)  # type: ignore[arg-type]
+
+
+def test_events_are_read_on_from_a_number(db: Session) -> None:
+    numbers = [save_event(db, event(kind, cycle_id=cycle)) for kind, cycle in [("a", "c1"), ("b", "c2"), ("c", "c1")]]
+    assert numbers == sorted(set(numbers))
+    assert [one.kind for one in list_events(db, after=numbers[0])] == ["b", "c"]
+    assert [one.kind for one in list_events(db, cycle_id="c1")] == ["a", "c"]
+    assert [one.seq for one in list_events(db, limit=2)] == numbers[:2]
+    assert span(db) == (numbers[0], numbers[-1])
+
+
+def test_a_number_is_never_given_twice(engine: Engine) -> None:
+    with session(engine) as opened:
+        last = [save_event(opened, event("a")) for _ in range(3)][-1]
+    with session(engine) as opened:
+        opened.execute(delete(EventRow))
+    with session(engine) as opened:
+        assert span(opened) == (0, 0)
+        assert save_event(opened, event("b")) == last + 1
+
+
+def test_audit_entries_are_listed_newest_first(db: Session) -> None:
+    for number, subject in enumerate(["x@v1", "y@v1", "x@v1"]):
+        save_audit(db, AuditEntry(T0 + timedelta(hours=number), "Ada", "operator", "approve", subject, "why"))
+    assert [one.at.hour - T0.hour for one in list_audit(db)] == [2, 1, 0]
+    assert [one.at.hour - T0.hour for one in list_audit(db, subject="x@v1", limit=1)] == [2]
+
+
+def test_a_pause_is_kept_until_it_is_taken_back(db: Session) -> None:
+    assert target_standing(db, "desk") == TargetStanding("desk")
+    pause_target(db, "desk", who="Ada", at=T0)
+    again = pause_target(db, "desk", who="Bob", at=T0 + timedelta(days=1))
+    assert (again.paused_by, again.paused_at) == ("Ada", T0)
+    assert target_standing(db, "other").paused_at is None
+    note_start(db, "desk", cause="interval", at=T0)
+    assert resume_target(db, "desk") == TargetStanding("desk", None, "", T0, "interval")
