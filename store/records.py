@@ -21,6 +21,7 @@ class CycleState(StrEnum):
     FINISHED = "finished"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    CANCELLED = "cancelled"  # by a person
 
 
 class RunState(StrEnum):

@@ -15,7 +15,7 @@ from store.errors import NotFound, StoreConflict
 from store.records import Cycle, CycleState, StageEvent, StageState
 from store.tables import CycleRow, StageEventRow
 
-ENDED = (CycleState.FINISHED, CycleState.FAILED)
+ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
 
 
 def save_cycle(session: Session, cycle: Cycle) -> None:

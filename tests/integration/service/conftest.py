@@ -1,0 +1,66 @@
+"""A control API over a store with one whole chain, and a loop that only writes down what it is asked."""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, update
+
+from store.database import open_store, session, sqlite_url
+from store.tables import AdapterRow
+from tests.unit.store.chain import T0, save_chain
+from traced.config import load_settings
+from traced.gates.publication import publish
+from traced.service.control import Control
+
+
+class WrittenDown:
+    """A loop that does no work and says what it was asked."""
+
+    def __init__(self) -> None:
+        self.running: str | None = None
+        self.doing: list[str] = []
+        self.asked: list[str] = []
+
+    def request_cycle(self, cause: str) -> None:
+        self.asked.append(f"cycle {cause}")
+
+    def wake(self) -> None:
+        self.asked.append("wake")
+
+    async def stop_cycle(self, cycle_id: str) -> None:
+        await asyncio.sleep(0)
+        self.asked.append(f"stop {cycle_id}")
+        self.running = None
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    engine = open_store(sqlite_url(tmp_path / "traced.db"))
+    source = tmp_path / "trained"
+    source.mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (source / name).write_text(name)
+    published = publish(source, tmp_path / "adapters", "date-reasoning", origin="r1")
+    with session(engine) as opened:
+        save_chain(opened)
+        opened.execute(update(AdapterRow).values(path=str(published.path)))
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def loop() -> WrittenDown:
+    return WrittenDown()
+
+
+@pytest.fixture
+def control(store: Engine, tmp_path: Path, loop: WrittenDown) -> Control:
+    times = iter(T0 + timedelta(days=1, minutes=minute) for minute in range(1000))
+
+    def now() -> datetime:
+        return next(times)
+
+    return Control(load_settings(tmp_path), store, loop, now, T0, state="ready")

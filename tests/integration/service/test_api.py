@@ -1,0 +1,238 @@
+"""The control API on real sockets, asked through the client."""
+
+import asyncio
+import getpass
+import os
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from store.database import session
+from store.records import CycleState
+from store.repositories.cycles import set_cycle_state
+from store.repositories.events import save_event
+from store.service_records import Event
+from tests.integration.service.conftest import WrittenDown
+from tests.unit.store.chain import T0
+from traced.client import Client, NoDaemon, Refused
+from traced.client.models import Readiness
+from traced.service.api import control_api
+from traced.service.control import Control
+from traced.service.doors import by_token, checked_tokens, local, tcp_socket, unix_socket
+from traced.service.errors import DoorError
+from traced.service.listen import listening
+
+ADAPTER = "date-reasoning@v1"
+OPERATOR, READER = "o" * 30, "r" * 30
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "traced.sock"
+
+
+@asynccontextmanager
+async def served(control: Control, path: Path, dead: dict[str, str] | None = None) -> AsyncIterator[Client]:
+    app = control_api(control, local, lambda: Readiness(ready=not dead, dead=dead or {}), lambda: "traced_up 1\n")
+    async with listening(app, unix_socket(path)), Client(path) as client:
+        yield client
+
+
+@asynccontextmanager
+async def on_tcp(control: Control, token: str) -> AsyncIterator[Client]:
+    door = by_token(checked_tokens({OPERATOR: "operator", READER: "read-only"}))
+    app = control_api(control, door, lambda: Readiness(ready=True), lambda: "traced_up 1\n")
+    listener = tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with listening(app, listener), Client(url=url, token=token) as client:
+        yield client
+
+
+async def refused(asked: Awaitable[object]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await asked
+    return caught.value
+
+
+def test_the_socket_shows_the_service_and_is_its_users_own(control: Control, path: Path) -> None:
+    async def ask() -> None:
+        async with served(control, path) as client:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            status = await client.status()
+            assert (status.state, status.target.name, status.pid) == ("ready", "desk", os.getpid())
+            assert [(one.name, one.gate, one.decision, one.live) for one in status.adapters] == [
+                (ADAPTER, "pass", "approved", True)
+            ]
+            assert status.waiting == []
+            assert [one.id for one in await client.cycles()] == ["c1"]
+            assert (await client.ready()).ready
+
+    asyncio.run(ask())
+
+
+def test_readiness_names_the_dead_part(control: Control, path: Path) -> None:
+    async def ask() -> Readiness:
+        async with served(control, path, dead={"docker": "no engine answers"}) as client:
+            return await client.ready()
+
+    assert asyncio.run(ask()) == Readiness(ready=False, dead={"docker": "no engine answers"})
+
+
+def test_every_act_is_audited_with_who_and_why(control: Control, path: Path, loop: WrittenDown) -> None:
+    async def act() -> list[tuple[str, str, str, str]]:
+        async with served(control, path) as client:
+            assert (await client.roll_back(ADAPTER, reason="complaints")).live == []
+            assert (await client.approve(ADAPTER, reason="looked at it")).live == [ADAPTER]
+            assert (await client.start_cycle("now")).subject == "desk"
+            await client.pause("holidays")
+            assert (await client.status()).target.paused_by == getpass.getuser()
+            assert "paused" in (await refused(client.start_cycle())).message
+            await client.resume()
+            return [(one.who, one.role, one.action, one.reason) for one in await client.audit()]
+
+    person = getpass.getuser()
+    assert asyncio.run(act()) == [
+        (person, "local", "resume", ""),
+        (person, "local", "pause", "holidays"),
+        (person, "local", "start", "now"),
+        (person, "local", "approve", "looked at it"),
+        (person, "local", "rollback", "complaints"),
+    ]
+    assert loop.asked == ["wake", "wake", f"cycle asked for by {person}", "wake"]
+
+
+def test_cancelling_stops_the_cycle_once(control: Control, path: Path, loop: WrittenDown) -> None:
+    loop.running = "c1"
+    with session(control.store) as opened:
+        set_cycle_state(opened, "c1", CycleState.RUNNING, at=T0)
+
+    async def act() -> tuple[Refused, Refused]:
+        async with served(control, path) as client:
+            await client.cancel("c1", "wrong model")
+            assert [one.state for one in await client.cycles()] == ["cancelled"]
+            return await refused(client.cancel("c1")), await refused(client.cancel("c9"))
+
+    again, unknown = asyncio.run(act())
+    assert loop.asked == ["stop c1"]
+    assert (again.status, unknown.status) == (409, 404)
+    assert "no cycle 'c9'" in unknown.message
+
+
+def test_a_refused_decision_leaves_no_trace(control: Control, path: Path) -> None:
+    async def act() -> tuple[Refused, list[object], list[object]]:
+        async with served(control, path) as client:
+            error = await refused(client.reject(ADAPTER))
+            return error, list(await client.audit()), control.events(0, 10)
+
+    error, audit, events = asyncio.run(act())
+    assert error.hint == f"traced rollback {ADAPTER}"
+    assert (error.status, audit, events) == (409, [], [])
+
+
+def test_tcp_wants_a_token_and_a_reader_changes_nothing(control: Control) -> None:
+    async def ask() -> None:
+        async with on_tcp(control, "") as client:
+            assert (await refused(client.status())).status == 401
+            assert (await refused(client.pause())).status == 401
+        async with on_tcp(control, READER + "x") as client:
+            assert (await refused(client.status())).status == 401
+        async with on_tcp(control, READER) as client:
+            assert (await client.status()).state == "ready"
+            for act in (client.pause(), client.start_cycle(), client.approve(ADAPTER), client.roll_back()):
+                assert (await refused(act)).status == 403
+            assert await client.audit() == []
+        async with on_tcp(control, OPERATOR) as client:
+            await client.pause()
+            assert [(one.who, one.role) for one in await client.audit()] == [("operator token", "operator")]
+
+    asyncio.run(ask())
+
+
+def test_health_and_metrics_need_no_token(control: Control) -> None:
+    async def ask() -> list[int]:
+        async with on_tcp(control, "") as client:
+            http = client._http
+            return [(await http.get(path)).status_code for path in ("/alive", "/ready", "/metrics", "/audit")]
+
+    assert asyncio.run(ask()) == [200, 200, 200, 401]
+
+
+def test_events_are_followed_over_a_broken_connection(control: Control, path: Path) -> None:
+    def happen(kind: str) -> None:
+        with session(control.store) as opened:
+            save_event(opened, Event(T0, kind, "desk"))
+
+    async def follow() -> list[tuple[int, str]]:
+        seen = []
+        async with Client(path) as client:
+            async with served(control, path):
+                happen("before")
+                async with aclosing(client.events(after=0)) as stream:
+                    seen.append(await anext(stream))
+                    happen("during")
+                    seen.append(await anext(stream))
+            happen("while it was down")
+            async with served(control, path), aclosing(client.events(after=seen[-1].seq)) as stream:
+                seen.append(await anext(stream))
+        return [(event.seq, event.kind) for event in seen]
+
+    assert asyncio.run(asyncio.wait_for(follow(), 30)) == [(1, "before"), (2, "during"), (3, "while it was down")]
+
+
+def test_nobody_at_home(path: Path) -> None:
+    async def ask() -> None:
+        async with Client(path) as client:
+            await client.status()
+
+    with pytest.raises(NoDaemon, match="traced up"):
+        asyncio.run(ask())
+
+
+def test_a_socket_left_by_a_killed_daemon_is_taken_over_and_a_used_one_is_not(control: Control, path: Path) -> None:
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+
+    async def ask() -> None:
+        async with served(control, path) as client:
+            await client.status()
+            with pytest.raises(DoorError, match="something listens"):
+                unix_socket(path)
+
+    asyncio.run(ask())
+
+
+def test_doors_that_cannot_be_opened(path: Path, control: Control) -> None:
+    path.write_text("mine")
+    with pytest.raises(DoorError, match="is no socket"):
+        unix_socket(path)
+    assert path.read_text() == "mine"
+    with tcp_socket("127.0.0.1", 0) as taken, pytest.raises(DoorError, match=r"cannot listen on 127\.0\.0\.1"):
+        tcp_socket("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(DoorError, match="operator token is shorter than 24") as caught:
+        checked_tokens({"tooshort": "operator"})
+    assert "tooshort" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_is_cut_off_even_when_the_file_lets_them_in(control: Control, path: Path) -> None:
+    async def ask() -> subprocess.CompletedProcess[str]:
+        async with served(control, path):
+            path.chmod(0o666)
+            for folder in (path.parent, *path.parent.parents):
+                folder.chmod(folder.stat().st_mode | 0o011)
+            code = "import os, socket, sys; os.setgroups([]); os.setgid(65534); os.setuid(65534);"
+            code += "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+            code += "s.sendall(b'GET /status HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n'); print(len(s.recv(100)))"
+            return await asyncio.to_thread(
+                subprocess.run, [sys.executable, "-c", code, str(path)], capture_output=True, text=True
+            )
+
+    done = asyncio.run(ask())
+    assert done.stdout.strip() == "0" or "Broken pipe" in done.stderr or "reset" in done.stderr, done

@@ -1,0 +1,138 @@
+"""What the control API says and takes, as pydantic models: the daemon's side and the client's side use the same.
+
+Invariants: times are UTC; rates lie in 0-1. Fields are only added between versions, and readers ignore those that they
+do not know.
+"""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Role = Literal["local", "operator", "read-only"]
+
+
+class Model(BaseModel):
+    """Base of all models: values, not settings."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class StageView(Model):
+    """A stage of a cycle and its newest event."""
+
+    stage: str
+    capability: str | None
+    state: str
+    at: datetime
+    detail: dict[str, Any] = {}
+
+
+class CycleView(Model):
+    """A cycle and where it stands."""
+
+    id: str
+    target: str
+    model: str
+    seed: int
+    state: str
+    created_at: datetime
+    finished_at: datetime | None
+    stages: list[StageView] = []
+
+
+class AdapterView(Model):
+    """An adapter version: its gate's answer, a person's decision, and whether it takes traffic."""
+
+    name: str
+    capability: str
+    cycle_id: str
+    gate: str
+    decision: str
+    live: bool
+    conversations: int
+
+
+class TargetView(Model):
+    """Whether cycles of the target may begin, and what began the last one."""
+
+    name: str
+    paused_at: datetime | None
+    paused_by: str
+    last_started_at: datetime | None
+    last_cause: str
+    next_at: datetime | None = None
+
+
+class Status(Model):
+    """The service at a glance."""
+
+    version: str
+    pid: int
+    since: datetime
+    data_dir: str
+    state: Literal["starting", "ready", "draining"]
+    target: TargetView
+    running: str | None = Field(description="the cycle at work, if one is")
+    doing: list[str] = Field(default=[], description="its stages at work")
+    cycles: list[CycleView]
+    adapters: list[AdapterView]
+    waiting: list[str] = Field(description="adapters that wait for a person")
+    parked: int = 0
+
+
+class EventView(Model):
+    """One event of the stream; ``seq`` is the id to resume from."""
+
+    seq: int
+    at: datetime
+    kind: str
+    subject: str
+    cycle_id: str | None
+    detail: dict[str, Any]
+
+
+class AuditView(Model):
+    """One audited act."""
+
+    seq: int
+    at: datetime
+    who: str
+    role: str
+    action: str
+    subject: str
+    reason: str
+    detail: dict[str, Any]
+
+
+class Reason(Model):
+    """Why somebody does something, for the record."""
+
+    reason: str = Field(default="", max_length=2000)
+
+
+class Start(Reason):
+    """A cycle that is asked for."""
+
+
+class Done(Model):
+    """What an act has changed, as one sentence, with the ids that it concerned."""
+
+    said: str
+    subject: str
+    live: list[str] = []
+
+
+class Readiness(Model):
+    """Whether the service can work; ``dead`` names the parts that cannot, and why."""
+
+    ready: bool
+    dead: dict[str, str] = {}
+
+
+class Problem(Model):
+    """An error as the API tells it."""
+
+    type: str
+    message: str
+    hint: str = ""

@@ -1,0 +1,188 @@
+"""The control API: FastAPI over ``Control``, the same on the Unix socket and on TCP.
+
+Invariants: every answer that is an error has the form {"type", "message", "hint"}; ``/alive`` and ``/metrics`` need no
+token, everything else does on TCP; the event stream is resumed by ``Last-Event-ID`` and sends a comment every
+``KEEPALIVE_S`` so that a dead listener is noticed.
+How it fails: a defect answers 500 with its type's name and is logged with its traceback; details stay in the log.
+Not covered: who may connect (``traced.service.doors``).
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Header, Query, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.routing import APIRouter
+from sqlalchemy.exc import SQLAlchemyError
+
+from store.errors import NotFound, StoreError, StoreUnavailable
+from traced.client.models import AdapterView, AuditView, CycleView, Done, EventView, Problem, Readiness, Reason, Status
+from traced.errors import TracedError
+from traced.service.control import Control
+from traced.service.doors import Caller, Door
+from traced.service.errors import ServiceError
+
+KEEPALIVE_S = 15.0
+POLL_S = 0.5
+PAGE = 500  # events per read
+
+log = logging.getLogger(__name__)
+
+
+def control_api(control: Control, door: Door, ready: Callable[[], Readiness], metrics: Callable[[], str]) -> FastAPI:
+    """The application; ``door`` says who asks, ``ready`` which parts are dead, ``metrics`` is Prometheus text."""
+    app = FastAPI(title="traced", version="1", docs_url=None, redoc_url=None)
+    app.include_router(_health(ready, metrics))
+    app.include_router(_looks(control, door))
+    app.include_router(_acts(control, door))
+    for kind in (TracedError, StoreError, SQLAlchemyError, Exception):
+        app.add_exception_handler(kind, _problem)
+    return app
+
+
+def _health(ready: Callable[[], Readiness], metrics: Callable[[], str]) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/alive")
+    def alive() -> dict[str, bool]:
+        """The process answers."""
+        return {"alive": True}
+
+    @router.get("/ready", response_model=Readiness)
+    def readiness() -> JSONResponse:
+        """Whether every part can work; 503 names those that cannot."""
+        found = ready()
+        return JSONResponse(found.model_dump(), 200 if found.ready else 503)
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    def prometheus() -> PlainTextResponse:
+        """Figures in Prometheus' text format."""
+        return PlainTextResponse(metrics(), media_type="text/plain; version=0.0.4")
+
+    return router
+
+
+def _looks(control: Control, door: Door) -> APIRouter:
+    router = APIRouter(dependencies=[Depends(door)])
+    Limit = Annotated[int, Query(ge=1, le=1000)]
+
+    @router.get("/status")
+    def status() -> Status:
+        """The service at a glance."""
+        return control.status()
+
+    @router.get("/cycles")
+    def cycles(limit: Limit = 50) -> list[CycleView]:
+        """The newest cycles with their stages."""
+        return control.cycles(limit)
+
+    @router.get("/adapters")
+    def adapters() -> list[AdapterView]:
+        """All adapter versions, oldest first."""
+        return control.adapters()
+
+    @router.get("/audit")
+    def audit(limit: Limit = 100) -> list[AuditView]:
+        """What was decided, newest first."""
+        return control.audit(limit)
+
+    @router.get("/events", response_class=StreamingResponse)
+    async def events(
+        request: Request, after: int = 0, last_event_id: Annotated[int | None, Header(ge=0)] = None
+    ) -> StreamingResponse:
+        """Events as server-sent events, those kept since ``Last-Event-ID`` first."""
+        stream = _stream(control, request, after if last_event_id is None else last_event_id)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    return router
+
+
+def _acts(control: Control, door: Door) -> APIRouter:
+    router = APIRouter()
+    Who = Annotated[Caller, Depends(door)]
+
+    @router.post("/cycles")
+    async def start(asked: Reason, caller: Who) -> Done:
+        """Begin a cycle now, or carry on the unfinished one."""
+        return control.start(caller, asked.reason)
+
+    @router.post("/cycles/{cycle_id}/cancel")
+    async def cancel(cycle_id: str, asked: Reason, caller: Who) -> Done:
+        """End an unfinished cycle for good."""
+        return await control.cancel(caller, cycle_id, asked.reason)
+
+    @router.post("/pause")
+    async def pause(asked: Reason, caller: Who) -> Done:
+        """Stop at the next safe point, and begin no cycle until resumed."""
+        return await control.pause(caller, asked.reason)
+
+    @router.post("/resume")
+    async def resume(asked: Reason, caller: Who) -> Done:
+        """Go on after a pause."""
+        return control.resume(caller, asked.reason)
+
+    @router.post("/adapters/{adapter}/approve")
+    async def approve(adapter: str, asked: Reason, caller: Who) -> Done:
+        """Approve an adapter that passed its gate and put it live."""
+        return control.approve(caller, adapter, asked.reason)
+
+    @router.post("/adapters/{adapter}/reject")
+    async def reject(adapter: str, asked: Reason, caller: Who) -> Done:
+        """Decide against an adapter."""
+        return control.reject(caller, adapter, asked.reason)
+
+    @router.post("/adapters/{adapter}/rollback")
+    async def roll_back(adapter: str, asked: Reason, caller: Who) -> Done:
+        """Undo the promotion of one adapter."""
+        return control.roll_back(caller, adapter, asked.reason)
+
+    @router.post("/rollback")
+    async def roll_back_last(asked: Reason, caller: Who) -> Done:
+        """Undo the last promotion."""
+        return control.roll_back(caller, None, asked.reason)
+
+    return router
+
+
+async def _stream(control: Control, request: Request, after: int) -> AsyncIterator[str]:
+    quiet = 0.0
+    while not await request.is_disconnected() and control.state != "draining":
+        page = await asyncio.to_thread(control.events, after, PAGE)
+        for event in page:
+            after = event.seq
+            yield _as_sse(event)
+        if page:
+            quiet = 0.0
+            continue
+        if quiet >= KEEPALIVE_S:
+            quiet = 0.0
+            yield ": still here\n\n"
+        await asyncio.sleep(POLL_S)
+        quiet += POLL_S
+
+
+def _as_sse(event: EventView) -> str:
+    """One event in the form of the WHATWG's server-sent events."""
+    return f"id: {event.seq}\nevent: {event.kind}\ndata: {event.model_dump_json()}\n\n"
+
+
+def _problem(request: Request, error: Exception) -> JSONResponse:
+    told = Problem(
+        type=type(error).__name__, message=getattr(error, "message", str(error)), hint=getattr(error, "hint", "")
+    )
+    if not isinstance(error, TracedError | StoreError):
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        told = Problem(type=type(error).__name__, message="a defect of traced; its traceback is in the log")
+    return JSONResponse(told.model_dump(), _status(error))
+
+
+def _status(error: Exception) -> int:
+    if isinstance(error, ServiceError):
+        return error.status
+    if isinstance(error, NotFound):
+        return 404
+    if isinstance(error, StoreUnavailable):
+        return 503
+    return 409 if isinstance(error, TracedError | StoreError) else 500

@@ -1,0 +1,204 @@
+"""What people ask of the service: look, start, pause, resume, cancel, approve, reject, roll back.
+
+Invariants: every act is one transaction with its audit entry and its event, and repeating it changes nothing; a
+read-only caller looks and nothing more. An act that lets the cycle go on (a decision, a start, resume) wakes the loop;
+the loop, and not the act, does the work.
+How it fails: ``ServiceError``, PromotionError and the store's errors, which the API turns into answers.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from importlib.metadata import version
+from typing import Any, Literal, Protocol
+
+import sqlalchemy
+from sqlmodel import Session
+
+from store.database import reading, session
+from store.errors import NotFound
+from store.records import CycleState
+from store.repositories.audit import list_audit, save_audit
+from store.repositories.cycles import ENDED, get_cycle, set_cycle_state
+from store.repositories.events import list_events, save_event
+from store.repositories.targets import pause_target, resume_target, target_standing
+from store.service_records import AuditEntry, Event
+from traced.client.models import AdapterView, AuditView, CycleView, Done, EventView, Status, TargetView
+from traced.config import Settings
+from traced.gates import promotion
+from traced.service import views
+from traced.service.doors import Caller
+from traced.service.errors import Busy, NoSuchThing, NotAllowed
+
+
+class Loop(Protocol):
+    """The loop that does the work, as far as people's acts reach into it."""
+
+    @property
+    def running(self) -> str | None:
+        """The id of the cycle at work."""
+
+    @property
+    def doing(self) -> list[str]:
+        """Its stages at work."""
+
+    def request_cycle(self, cause: str) -> None:
+        """Begin a cycle, or carry on the unfinished one, as soon as nothing stands in the way."""
+
+    def wake(self) -> None:
+        """Look again at what there is to do."""
+
+    async def stop_cycle(self, cycle_id: str) -> None:
+        """Bring the cycle's stages to an end at their next safe point; returns when they have ended."""
+
+
+@dataclass
+class Control:
+    """The acts, on one store and one loop."""
+
+    settings: Settings
+    store: sqlalchemy.Engine
+    loop: Loop
+    now: Callable[[], datetime]
+    since: datetime
+    state: Literal["starting", "ready", "draining"] = "starting"
+    next_at: Callable[[], datetime | None] = field(default=lambda: None)
+
+    @property
+    def target(self) -> str:
+        """The name of the target that this service works on."""
+        return self.settings.target.name
+
+    def status(self) -> Status:
+        """The service at a glance."""
+        with reading(self.store) as opened:
+            shown = views.adapters(opened)
+            standing = target_standing(opened, self.target)
+            return Status(
+                version=version("traced"),
+                pid=os.getpid(),
+                since=self.since,
+                data_dir=str(self.settings.data_dir),
+                state=self.state,
+                target=TargetView(**vars(standing), next_at=self.next_at()),
+                running=self.loop.running,
+                doing=self.loop.doing,
+                cycles=views.cycles(opened),
+                adapters=shown,
+                waiting=views.waiting(shown),
+            )
+
+    def cycles(self, limit: int) -> list[CycleView]:
+        """The newest cycles."""
+        with reading(self.store) as opened:
+            return views.cycles(opened, limit=limit)
+
+    def adapters(self) -> list[AdapterView]:
+        """All adapter versions."""
+        with reading(self.store) as opened:
+            return views.adapters(opened)
+
+    def audit(self, limit: int) -> list[AuditView]:
+        """What was decided, newest first."""
+        with reading(self.store) as opened:
+            return [AuditView(**vars(entry)) for entry in list_audit(opened, limit=limit)]
+
+    def events(self, after: int, limit: int) -> list[EventView]:
+        """Events with a number above ``after``."""
+        with reading(self.store) as opened:
+            return [EventView(**vars(event)) for event in list_events(opened, after=after, limit=limit)]
+
+    def start(self, caller: Caller, reason: str) -> Done:
+        """Ask for a cycle now. Raises ``Busy`` while one is at work or the target is paused."""
+        with self._acting(caller) as opened:
+            if self.loop.running:
+                raise Busy(f"cycle {self.loop.running} is at work", hint="traced status")
+            if target_standing(opened, self.target).paused_at is not None:
+                raise Busy(f"{self.target} is paused", hint="traced resume")
+            self._record(opened, caller, "start", self.target, reason=reason)
+        self.loop.request_cycle(f"asked for by {caller.who}")
+        return Done(said=f"a cycle of {self.target} begins", subject=self.target)
+
+    async def pause(self, caller: Caller, reason: str) -> Done:
+        """Stop the cycle at work at its next safe point, and begin none until ``resume``."""
+        with self._acting(caller) as opened:
+            pause_target(opened, self.target, who=caller.who, at=self.now())
+            self._record(opened, caller, "pause", self.target, reason=reason)
+        if self.loop.running:
+            await self.loop.stop_cycle(self.loop.running)
+        return Done(said=f"{self.target} is paused", subject=self.target)
+
+    def resume(self, caller: Caller, reason: str) -> Done:
+        """Go on after a pause; an unfinished cycle is carried on."""
+        with self._acting(caller) as opened:
+            resume_target(opened, self.target)
+            self._record(opened, caller, "resume", self.target, reason=reason)
+        self.loop.wake()
+        return Done(said=f"{self.target} goes on", subject=self.target)
+
+    async def cancel(self, caller: Caller, cycle_id: str, reason: str) -> Done:
+        """End an unfinished cycle for good. Raises ``NoSuchThing``, or ``Busy`` when it has ended."""
+        with self._acting(caller) as opened:
+            state = self._cycle_state(opened, cycle_id)
+            if state in ENDED:
+                raise Busy(f"cycle {cycle_id} is {state.value} already", hint="traced status")
+            set_cycle_state(opened, cycle_id, CycleState.CANCELLED, at=self.now())
+            self._record(opened, caller, "cancel", cycle_id, reason=reason, cycle_id=cycle_id)
+        await self.loop.stop_cycle(cycle_id)
+        return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
+
+    def approve(self, caller: Caller, adapter: str, reason: str) -> Done:
+        """Approve an adapter that passed its gate and put it live."""
+        with self._acting(caller) as opened:
+            at = self.now()
+            promotion.approve(opened, adapter, who=caller.who, at=at, reason=reason)
+            promotion.promote(opened, adapter, who=caller.who, at=at, reason=reason)
+            return self._decided(
+                opened, caller, "approve", adapter, reason=reason, said=f"{adapter} is approved and live"
+            )
+
+    def reject(self, caller: Caller, adapter: str, reason: str) -> Done:
+        """Decide against an adapter."""
+        with self._acting(caller) as opened:
+            promotion.reject(opened, adapter, who=caller.who, at=self.now(), reason=reason)
+            return self._decided(opened, caller, "reject", adapter, reason=reason, said=f"{adapter} is rejected")
+
+    def roll_back(self, caller: Caller, adapter: str | None, reason: str) -> Done:
+        """Undo the last promotion, or that of one adapter."""
+        with self._acting(caller) as opened:
+            undone, restored = promotion.roll_back(opened, adapter, who=caller.who, at=self.now(), reason=reason)
+            said = f"{undone} is rolled back; {restored or 'the base model'} takes over"
+            return self._decided(opened, caller, "rollback", undone, reason=reason, said=said)
+
+    def _decided(self, opened: Session, caller: Caller, action: str, adapter: str, *, reason: str, said: str) -> Done:
+        live = promotion.live(opened)
+        self._record(opened, caller, action, adapter, reason=reason, live=live)
+        self.loop.wake()  # it looks after the transaction has ended: both run on one thread
+        return Done(said=said, subject=adapter, live=live)
+
+    def _acting(self, caller: Caller) -> Any:
+        if caller.role == "read-only":
+            raise NotAllowed("a read-only token looks and changes nothing", hint="use an operator token")
+        return session(self.store)
+
+    def _record(
+        self,
+        opened: Session,
+        caller: Caller,
+        action: str,
+        subject: str,
+        *,
+        reason: str,
+        cycle_id: str | None = None,
+        **detail: Any,
+    ) -> None:
+        at = self.now()
+        save_audit(opened, AuditEntry(at, caller.who, caller.role, action, subject, reason, detail))
+        save_event(opened, Event(at, action, subject, cycle_id, {"who": caller.who, "reason": reason, **detail}))
+
+    def _cycle_state(self, opened: Session, cycle_id: str) -> CycleState:
+        try:
+            return get_cycle(opened, cycle_id).state
+        except NotFound as error:
+            raise NoSuchThing(f"there is no cycle {cycle_id!r}", hint="traced status") from error

@@ -1,0 +1,47 @@
+"""What the service itself refuses or cannot do.
+
+ServiceError (a TracedError)
+├── NotAllowed     the caller's role does not reach that far (403)
+├── NotKnown       the caller is not who may ask at all (401)
+├── Busy           what is asked for is at odds with what runs now (409)
+├── NoSuchThing    nothing has that name (404)
+└── DoorError      the socket or port cannot be opened
+"""
+
+from traced.errors import TracedError
+
+
+class ServiceError(TracedError):
+    """The service could not do what was asked."""
+
+    status = 400
+
+
+class NotAllowed(ServiceError):
+    """The caller's role does not reach that far."""
+
+    status = 403
+
+
+class NotKnown(ServiceError):
+    """The caller is not who may ask at all."""
+
+    status = 401
+
+
+class Busy(ServiceError):
+    """What is asked for is at odds with what runs now."""
+
+    status = 409
+
+
+class NoSuchThing(ServiceError):
+    """Nothing has that name."""
+
+    status = 404
+
+
+class DoorError(ServiceError):
+    """The socket or port cannot be opened."""
+
+    status = 500

@@ -1,0 +1,68 @@
+"""What the store knows, as the control API shows it.
+
+Invariants: nothing here writes; every function takes one session, so that what it shows is of one moment.
+"""
+
+from collections.abc import Sequence
+
+from sqlmodel import Session
+
+from store.records import Cycle
+from store.repositories.adapters import list_adapters
+from store.repositories.cycles import list_cycles, list_stage_events
+from store.repositories.gates import latest_gate
+from store.repositories.promotions import latest_approval, live_adapters
+from store.repositories.routing import traffic
+from traced.client.models import AdapterView, CycleView, StageView
+
+CYCLES_SHOWN = 10
+
+
+def cycles(session: Session, *, limit: int = CYCLES_SHOWN) -> list[CycleView]:
+    """The newest cycles, each with the newest event of its stages."""
+    return [cycle_view(session, cycle) for cycle in list_cycles(session, limit=limit)]
+
+
+def cycle_view(session: Session, cycle: Cycle) -> CycleView:
+    """One cycle with the newest event of each of its stages, in the order of their beginning."""
+    newest: dict[tuple[str, str | None], StageView] = {}
+    for event in list_stage_events(session, cycle.id):
+        newest[event.stage, event.capability] = StageView(
+            stage=event.stage, capability=event.capability, state=event.state.value, at=event.at, detail=event.detail
+        )
+    return CycleView(
+        id=cycle.id,
+        target=cycle.target,
+        model=cycle.model,
+        seed=cycle.seed,
+        state=cycle.state.value,
+        created_at=cycle.created_at,
+        finished_at=cycle.finished_at,
+        stages=list(newest.values()),
+    )
+
+
+def adapters(session: Session) -> list[AdapterView]:
+    """All adapter versions, oldest first."""
+    live = {promotion.adapter for promotion in live_adapters(session)}
+    conversations = traffic(session)
+    found = []
+    for version in list_adapters(session):
+        gate, decided = latest_gate(session, version.name), latest_approval(session, version.name)
+        found.append(
+            AdapterView(
+                name=version.name,
+                capability=version.capability,
+                cycle_id=version.cycle_id,
+                gate=gate.result.answer.value if gate else "none",
+                decision=decided.decision.value if decided else "none",
+                live=version.name in live,
+                conversations=conversations.get(version.name, 0),
+            )
+        )
+    return found
+
+
+def waiting(shown: Sequence[AdapterView]) -> list[str]:
+    """Those whose gate passed and about which nobody has decided."""
+    return [one.name for one in shown if one.gate == "pass" and one.decision == "none"]
