@@ -46,6 +46,7 @@ app.command()(show.status)
 app.command()(show.explain)
 app.command()(upkeep.backup)
 app.command()(upkeep.restore)
+app.command()(upkeep.prune)
 app.add_typer(upkeep.db, name="db")
 app.add_typer(setup.sandbox, name="sandbox")
 

@@ -167,6 +167,21 @@ class SandboxSection(Section):
     start_seconds: float = Field(default=30.0, gt=0, description="seconds for a container to start")
 
 
+Days = Annotated[int, Field(ge=0)]
+
+
+class RetentionSection(Section):
+    """How long what is no evidence is kept (traced prune); days count from a cycle's end, 0 keeps for ever."""
+
+    keep_cycles: Days = Field(default=3, description="newest ended cycles of each target that are left whole")
+    turns_days: Days = Field(default=30, description="token ids and log-probs of trajectories")
+    trajectories_days: Days = Field(default=180, description="trajectories that no label, gate or routing refers to")
+    checkpoints_days: Days = Field(default=7, description="checkpoints of finished trainings, steps of the graph")
+    runs_days: Days = Field(default=365, description="folders of runs without a live adapter (reports, plots)")
+    logs_days: Days = Field(default=30, description="logs that were not written to since")
+    events_days: Days = Field(default=90, description="the service's event stream")
+
+
 class Settings(BaseSettings):
     """Everything a verb needs to know; ``data_dir`` is absolute."""
 
@@ -193,6 +208,7 @@ class Settings(BaseSettings):
     routing: RoutingSection = RoutingSection()
     test: HeldOutSection = HeldOutSection()
     sandbox: SandboxSection = SandboxSection()
+    retention: RetentionSection = RetentionSection()
 
     @property
     def store_url(self) -> str:

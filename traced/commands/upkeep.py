@@ -70,6 +70,35 @@ def restore(
     console.print("Next: traced db status", highlight=False)
 
 
+def prune(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go, and how many bytes.")] = False,
+    data_dir: DataDir = None,
+    given: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete what the settings' [retention] lets go; what evidence refers to always stays."""
+    from rich.table import Table
+
+    from traced.commands.stored import opened_store
+    from traced.upkeep.prune import prune as let_go
+
+    settings = read_settings(data_dir, given)
+    with opened_store(settings) as store:
+        gone = let_go(settings, store, now=datetime.now(UTC), dry_run=dry_run)
+    if as_json:
+        print_json({"dry_run": dry_run, "size": sum(one.size for one in gone), "pruned": gone})
+        return
+    table = Table(title="Would go" if dry_run else "Gone", title_justify="left")
+    for column in ("what", "how many", "MB", "of"):
+        table.add_column(column)
+    for one in gone:
+        table.add_row(one.kind, str(one.count), f"{one.size / 1e6:.1f}", one.note or ", ".join(one.names[:3]))
+    console.print(table)
+    if dry_run:
+        console.print("Nothing was deleted. Next: traced prune", highlight=False)
+
+
 db = typer.Typer(no_args_is_help=True, help="The schema of the store's database.")
 
 

@@ -34,8 +34,9 @@ def fill(data_dir: Path) -> Settings:
         opened.execute(text(moved))
     store.dispose()
     with closing(sqlite3.connect(data_dir / "checkpoints.db")) as checkpoints:
-        checkpoints.execute("CREATE TABLE checkpoints (thread_id TEXT, checkpoint BLOB)")
-        checkpoints.execute("INSERT INTO checkpoints VALUES ('c1', x'00')")
+        columns = "thread_id TEXT, checkpoint_ns TEXT, checkpoint_id TEXT, checkpoint BLOB"
+        checkpoints.execute(f"CREATE TABLE checkpoints ({columns})")
+        checkpoints.execute("INSERT INTO checkpoints VALUES ('c1', '', '1', x'00')")
         checkpoints.commit()
     write(data_dir / "adapters" / ADAPTER / "adapter_model.safetensors", WEIGHTS).chmod(0o444)
     write(data_dir / "adapters" / ADAPTER / "manifest.json", json.dumps({"name": ADAPTER}).encode()).chmod(0o444)
