@@ -25,6 +25,7 @@ from sqlalchemy.pool import StaticPool
 from sqlmodel import Session
 
 from store.errors import BrokenReference, StoreError, StoreUnavailable
+from store.head import HEAD, mismatch
 
 BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.02
@@ -41,7 +42,7 @@ def open_store(url: str, *, upgrade: bool = False) -> Engine:
     ``url`` is ``sqlite:///FILE``, ``sqlite://`` (in memory) or ``postgresql://...``. Raises ``StoreUnavailable`` where
     it cannot be opened or is no database, ``StoreVersionError`` where its schema is older or newer than this traced's.
     """
-    from store.schema import HEAD, migrate, mismatch, revision
+    from store.schema import migrate, revision
 
     engine = connect(url)
     try:
@@ -49,7 +50,7 @@ def open_store(url: str, *, upgrade: bool = False) -> Engine:
         if found is None or (upgrade and found != HEAD):
             migrate(engine)
         elif found != HEAD:
-            raise mismatch(engine, found)
+            raise mismatch(shown(engine.url), found)
     except StoreError:
         engine.dispose()
         raise

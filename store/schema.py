@@ -1,8 +1,7 @@
 """The schema of the store's database: which one it has, and bringing it to another.
 
 Invariants: a migration runs in one transaction, so it is done or it has changed nothing; a second process that migrates
-meanwhile waits; foreign keys are checked before it commits. ``HEAD`` is the newest migration of this traced (a test
-holds it to the scripts), so that opening a store needs no Alembic.
+meanwhile waits; foreign keys are checked before it commits. Opening a store needs no Alembic, only migrating it.
 Fails: ``StoreVersionError`` for a schema that this traced does not know or a migration that does not work,
 ``BrokenReference`` where one would leave dangling rows, ``StoreUnavailable`` for the database's own errors.
 Not covered: backing up first (``traced db upgrade`` does).
@@ -19,11 +18,11 @@ from sqlalchemy.exc import DBAPIError
 
 from store.database import shown, unavailable
 from store.errors import BrokenReference, StoreVersionError
+from store.head import mismatch
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "0002"
 MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
 MIGRATION_LOCK = 7_236_203  # any constant: PostgreSQL's advisory lock that serialises migrations
@@ -50,15 +49,6 @@ def known_revisions(scripts: Path = MIGRATIONS) -> list[str]:
     return [script.revision for script in walked][::-1]
 
 
-def mismatch(engine: Engine, found: str) -> StoreVersionError:
-    """The error of a store whose schema is not ``HEAD``: what to do depends on which of the two is older."""
-    older = found < HEAD  # revisions are numbers of one width
-    needed = f"this traced needs {HEAD!r}; run `traced db upgrade`" if older else "which this traced does not know"
-    return StoreVersionError(
-        f"{shown(engine.url)} has schema {found!r}, {needed}" + ("" if older else "; upgrade traced")
-    )
-
-
 def migrate(engine: Engine, target: str = "head", *, scripts: Path = MIGRATIONS) -> None:
     """Bring the schema to ``target`` ("head", "base" or a revision), by the migrations in ``scripts``."""
     known = known_revisions(scripts)
@@ -69,7 +59,7 @@ def migrate(engine: Engine, target: str = "head", *, scripts: Path = MIGRATIONS)
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
             current = _current(connection)
             if current is not None and current not in known:
-                raise mismatch(engine, current)
+                raise mismatch(shown(engine.url), current)
             if current != wanted:
                 _run_alembic(connection, wanted, current, scripts)
     except DBAPIError as error:

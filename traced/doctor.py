@@ -120,9 +120,10 @@ def check_data_directory(settings: Settings) -> Finding:
 
 def check_store(settings: Settings) -> Finding:
     """A store that opens, at this traced's schema; where there is none, the first verb that writes makes it."""
-    from store.database import connect
+    from store.database import connect, shown
     from store.errors import StoreError
-    from store.schema import HEAD, mismatch, revision
+    from store.head import HEAD, mismatch
+    from store.schema import revision
 
     if not settings.store.url and not (settings.data_dir / "traced.db").exists():
         return Finding("store", True, "not made yet; the first verb that writes makes it")
@@ -134,7 +135,7 @@ def check_store(settings: Settings) -> Finding:
         return Finding("store", False, str(error).splitlines()[0], "traced doctor --set store.url=URL")
     if found not in {None, HEAD}:
         fix = "traced db upgrade" if str(found) < HEAD else "upgrade traced"
-        return Finding("store", False, str(mismatch(engine, str(found))), fix)
+        return Finding("store", False, str(mismatch(shown(engine.url), str(found))), fix)
     return Finding("store", True, f"schema {found!r}, newest {HEAD!r}")
 
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from store.database import connect
-from store.schema import HEAD, MIGRATIONS, known_revisions, migrate, mismatch, revision
+from store.database import connect, shown
+from store.head import HEAD, mismatch
+from store.schema import MIGRATIONS, known_revisions, migrate, revision
 from traced.config import Settings
 from traced.upkeep.backup import back_up, schema_of
 from traced.upkeep.in_use import sole_use
@@ -52,7 +53,7 @@ def upgrade(settings: Settings, *, now: datetime, scripts: Path = MIGRATIONS) ->
         engine = connect(settings.store_url)
         try:
             if before not in known:
-                raise mismatch(engine, before)
+                raise mismatch(shown(engine.url), before)
             backup = back_up(settings, now=now, label=f"before-upgrade-{before}")
             migrate(engine, scripts=scripts)
             return Upgrade(before, str(revision(engine)), backup.path)

@@ -12,9 +12,10 @@ from sqlalchemy import Engine, inspect, text
 import store.service_tables  # noqa: F401 - its tables belong to the metadata
 from store.database import connect, open_store, reading, session, sqlite_url
 from store.errors import StoreUnavailable, StoreVersionError
+from store.head import HEAD
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import get_trajectory
-from store.schema import HEAD, MIGRATIONS, known_revisions, migrate, revision
+from store.schema import MIGRATIONS, known_revisions, migrate, revision
 from store.tables import Row
 from tests.unit.store.chain import FINDING, GATE, save_chain, trajectory
 

@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 
 from store.database import connect, open_store, reading, session, sqlite_url
 from store.errors import StoreUnavailable, StoreVersionError
+from store.head import HEAD
 from store.repositories.evidence import evidence_chain
-from store.schema import HEAD, known_revisions
+from store.schema import known_revisions
 from tests.unit.store.test_migrations import broken_migrations
 from tests.unit.store.test_migrations import restore as restore_golden
 from tests.unit.upkeep.place import ADAPTER, NOW, fill, rows, settings_at
