@@ -7,7 +7,7 @@ result), the same tools throughout, and the token ids and log-probs of every com
 said. They are made outside the measured time. Ingest is ``save_trajectories`` in transactions of ``--batch`` into a new
 SQLite file, single-threaded, fsync and all. Status is the command as a process, from start to exit; of ``--runs`` runs
 the median counts. The aims are wall-clock; processor seconds stand beside them, because wall-clock seconds also measure
-what else the machine does. The store then holds a cycle, an adapter and a tenth of the trajectories with a routing choice as well.
+what else the machine does. By then a tenth of the trajectories has a routing choice.
 
 Deterministic but for the times. Exit code 1 when an aim is missed. Not covered: PostgreSQL, readers meanwhile.
 """
