@@ -8,7 +8,7 @@ unix or TCP socket).
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -133,18 +133,27 @@ def _alive(identity: str) -> bool:
         return False
 
 
-def reap_orphans(owner: str) -> list[str]:
-    """Remove ``owner``'s containers whose starting process has ended; returns their short ids. Raises EngineDown.
+def find_orphans(owner: str) -> list[str]:
+    """Short ids of ``owner``'s containers whose starting process has ended. Raises EngineDown.
 
     Containers started on another machine through the same remote engine count as orphans: give each machine its owner.
     """
+    return _each_orphan(owner, lambda container: None)
+
+
+def reap_orphans(owner: str) -> list[str]:
+    """Remove what ``find_orphans`` finds; returns the short ids. Raises EngineDown."""
+    return _each_orphan(owner, remove)
+
+
+def _each_orphan(owner: str, act: Callable[[Any], None]) -> list[str]:
     client = connect()
     try:
         with engine_errors():
             found = client.containers.list(all=True, filters={"label": [LABEL, f"{LABEL_OWNER}={owner}"]})
         orphans = [container for container in found if not _alive(container.labels.get(LABEL_PROCESS, ""))]
         for container in orphans:
-            remove(container)
+            act(container)
         return [str(container.short_id) for container in orphans]
     finally:
         client.close()

@@ -1,7 +1,7 @@
 """Opening the store and talking to it: SQLite by default, PostgreSQL by a URL.
 
-Invariants: ``open_store`` leaves the schema at the newest migration or changes nothing at all (migrations run in one
-transaction; a second process that opens the store meanwhile waits). SQLite runs in WAL mode with foreign keys on; a
+Invariants: ``open_store`` hands out a database at the newest schema or none: it makes a new one, and it changes an
+existing one only when asked to (``store.schema`` migrates). SQLite runs in WAL mode with foreign keys on; a
 writing session takes the write lock at once (``BEGIN IMMEDIATE``), so that two processes wait for each other instead of
 failing halfway. ``session`` commits at its end, or rolls back when its body raises.
 In JSON columns a number that is not finite is stored as null.
@@ -12,31 +12,23 @@ Not covered: asynchronous sessions (call these from a thread), several databases
 import json
 import math
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from alembic.util import CommandError
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.pool import StaticPool
 from sqlmodel import Session
 
-from store.errors import BrokenReference, StoreError, StoreUnavailable, StoreVersionError
+from store.errors import BrokenReference, StoreError, StoreUnavailable
+from store.head import HEAD, mismatch
 
 BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.02
-MIGRATION_LOCK = 7_236_203  # any constant: PostgreSQL's advisory lock that serialises migrations
-
-_ALEMBIC = threading.Lock()  # Alembic's current migration is a global of the process
 
 
 def sqlite_url(path: Path) -> str:
@@ -44,15 +36,21 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite:///{path.absolute()}"
 
 
-def open_store(url: str) -> Engine:
-    """Open (and where needed create) the database at ``url`` and migrate it to head.
+def open_store(url: str, *, upgrade: bool = False) -> Engine:
+    """Open the database at ``url``; a new one gets the newest schema, an older one only with ``upgrade``.
 
     ``url`` is ``sqlite:///FILE``, ``sqlite://`` (in memory) or ``postgresql://...``. Raises ``StoreUnavailable`` where
-    it cannot be opened or is no database, ``StoreVersionError`` where a newer traced has migrated it.
+    it cannot be opened or is no database, ``StoreVersionError`` where its schema is older or newer than this traced's.
     """
+    from store.schema import migrate, revision
+
     engine = connect(url)
     try:
-        migrate(engine)
+        found = revision(engine)
+        if found is None or (upgrade and found != HEAD):
+            migrate(engine)
+        elif found != HEAD:
+            raise mismatch(shown(engine.url), found)
     except StoreError:
         engine.dispose()
         raise
@@ -67,26 +65,7 @@ def connect(url: str) -> Engine:
     try:
         return create_engine(parsed, json_serializer=_to_json, pool_pre_ping=True)
     except (ImportError, NoSuchModuleError) as error:
-        raise StoreUnavailable(f"no driver for {_shown(parsed)} ({error}); `pip install traced[postgres]`") from error
-
-
-def migrate(engine: Engine, revision: str = "head") -> None:
-    """Bring the schema to ``revision`` in one transaction ("head", "base" or a revision id)."""
-    newest_first = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()]
-    target = newest_first[0] if revision == "head" else revision
-    try:
-        with engine.connect() as connection, _foreign_keys_off(connection), connection.begin():
-            if engine.dialect.name == "postgresql":
-                connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
-            current = _current_revision(connection)
-            if current is not None and current not in newest_first:
-                raise StoreVersionError(
-                    f"{_shown(engine.url)} has schema {current!r}, which this traced does not know; upgrade traced"
-                )
-            if current != target:
-                _run_alembic(connection, target, current)
-    except DBAPIError as error:
-        raise _unavailable(engine.url, error) from error
+        raise StoreUnavailable(f"no driver for {shown(parsed)} ({error}); `pip install traced[postgres]`") from error
 
 
 @contextmanager
@@ -106,15 +85,6 @@ def reading(engine: Engine) -> Iterator[Session]:
         yield opened
 
 
-def alembic_config(connection: Connection | None = None) -> Config:
-    """Alembic's configuration for the migrations packaged beside this file."""
-    config = Config()
-    location = str(Path(__file__).parent / "migrations")
-    config.set_main_option("script_location", location.replace("%", "%%"))
-    config.attributes["connection"] = connection
-    return config
-
-
 @contextmanager
 def _session(engine: Engine) -> Iterator[Session]:
     try:
@@ -125,7 +95,7 @@ def _session(engine: Engine) -> Iterator[Session]:
             f"the database refused a row: {error.orig}; save what it refers to (cycle, trajectory, environment) first"
         ) from error
     except DBAPIError as error:
-        raise _unavailable(engine.url, error) from error
+        raise unavailable(engine.url, error) from error
 
 
 def _sqlite_engine(url: URL) -> Engine:
@@ -173,37 +143,6 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(f"BEGIN {mode}")
 
 
-@contextmanager
-def _foreign_keys_off(connection: Connection) -> Iterator[None]:
-    """Let migrations rebuild SQLite tables; the keys are checked before the migration commits."""
-    raw = connection.connection.dbapi_connection
-    if connection.dialect.name != "sqlite" or raw is None:
-        yield
-        return
-    raw.execute("PRAGMA foreign_keys=OFF")
-    try:
-        yield
-    finally:
-        raw.execute("PRAGMA foreign_keys=ON")
-
-
-def _run_alembic(connection: Connection, revision: str, current: str | None) -> None:
-    down = revision == "base" or revision < (current or "")  # revisions are numbers of one width
-    try:
-        with _ALEMBIC:
-            (command.downgrade if down else command.upgrade)(alembic_config(connection), revision)
-    except CommandError as error:
-        raise StoreVersionError(f"cannot migrate from {current!r} to {revision!r}: {error}") from error
-    if connection.dialect.name == "sqlite":
-        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
-        if broken:
-            raise BrokenReference(f"migration to {revision!r} would leave dangling rows, the first in {broken[0][0]}")
-
-
-def _current_revision(connection: Connection) -> str | None:
-    return MigrationContext.configure(connection).get_current_revision()
-
-
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
@@ -217,14 +156,16 @@ def _parse(url: str) -> URL:
     return parsed
 
 
-def _unavailable(url: URL, error: DBAPIError) -> StoreUnavailable:
+def unavailable(url: URL, error: DBAPIError) -> StoreUnavailable:
+    """What a driver's error means to a person."""
     return StoreUnavailable(
-        f"the database {_shown(url)} failed: {error.orig}; check that it is there, writable and has space, "
+        f"the database {shown(url)} failed: {error.orig}; check that it is there, writable and has space, "
         "then run the same command again"
     )
 
 
-def _shown(url: URL) -> str:
+def shown(url: URL) -> str:
+    """The URL without its password."""
     return url.render_as_string(hide_password=True)
 
 

@@ -2,7 +2,7 @@
 
     StoreError
     ├── StoreUnavailable   the database cannot be opened, read or written (path, permission, disk, lock, driver)
-    ├── StoreVersionError  the database was written by a newer traced
+    ├── StoreVersionError  the database's schema is older (`traced db upgrade`) or newer than this traced's
     ├── StoreConflict      an immutable row is there already, with other content
     ├── BrokenReference    a row refers to one that is not in the store, or breaks another constraint
     ├── NotFound           nothing is stored under this name or id
@@ -22,7 +22,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreVersionError(StoreError):
-    """The database was written by a newer traced."""
+    """The database's schema is older or newer than this traced's, or could not be brought to it."""
 
 
 class StoreConflict(StoreError):

@@ -11,7 +11,6 @@ unknown key, the nearest valid one. Not covered: secrets, which no key of today 
 
 import difflib
 import os
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,8 +25,11 @@ from pydantic_settings import (
 )
 
 from traced.errors import ConfigError
+from traced.location import FILE_NAME as FILE_NAME
+from traced.location import data_directory as data_directory
+from traced.location import default_url, read_file
+from traced.location import find_file as find_file
 
-FILE_NAME = "traced.toml"
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG"}
@@ -167,6 +169,21 @@ class SandboxSection(Section):
     start_seconds: float = Field(default=30.0, gt=0, description="seconds for a container to start")
 
 
+Days = Annotated[int, Field(ge=0)]
+
+
+class RetentionSection(Section):
+    """How long what is no evidence is kept (traced prune); days count from a cycle's end, 0 keeps for ever."""
+
+    keep_cycles: Days = Field(default=3, description="newest ended cycles of each target that are left whole")
+    turns_days: Days = Field(default=30, description="token ids and log-probs of trajectories")
+    trajectories_days: Days = Field(default=180, description="trajectories that no label, gate or routing refers to")
+    checkpoints_days: Days = Field(default=7, description="checkpoints of finished trainings, steps of the graph")
+    runs_days: Days = Field(default=365, description="folders of runs without a live adapter (reports, plots)")
+    logs_days: Days = Field(default=30, description="logs that were not written to since")
+    events_days: Days = Field(default=90, description="the service's event stream")
+
+
 class Settings(BaseSettings):
     """Everything a verb needs to know; ``data_dir`` is absolute."""
 
@@ -193,11 +210,12 @@ class Settings(BaseSettings):
     routing: RoutingSection = RoutingSection()
     test: HeldOutSection = HeldOutSection()
     sandbox: SandboxSection = SandboxSection()
+    retention: RetentionSection = RetentionSection()
 
     @property
     def store_url(self) -> str:
         """The store's SQLAlchemy URL."""
-        return self.store.url or f"sqlite:///{self.data_dir / 'traced.db'}"
+        return self.store.url or default_url(self.data_dir)
 
     @property
     def threads(self) -> int:
@@ -230,7 +248,7 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | N
     """
     directory = data_directory(data_dir)
     path = find_file(directory)
-    raw = _read(path) if path else {}
+    raw = read_file(path) if path else {}
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
     if path:
         _refuse_unknown(_dotted(raw), f"in {path}")
@@ -241,19 +259,6 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | N
         return Settings(**values)
     except ValidationError as error:
         raise _bad_value(error, path, raw, given) from None
-
-
-def data_directory(data_dir: Path | None = None) -> Path:
-    """``data_dir``, else TRACED_DATA_DIR, else ./traced-data; absolute."""
-    return (data_dir or Path(os.environ.get("TRACED_DATA_DIR") or "traced-data")).expanduser().absolute()
-
-
-def find_file(data_dir: Path) -> Path | None:
-    """The ``traced.toml`` that counts for ``data_dir``: its own, else the working directory's, else None."""
-    for directory in (data_dir, Path.cwd()):
-        if (directory / FILE_NAME).is_file():
-            return directory / FILE_NAME
-    return None
 
 
 def valid_keys() -> list[str]:
@@ -288,15 +293,6 @@ def _fields() -> Iterator[tuple[str, tuple[Any, str]]]:
 
 def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(
-            f"{path} cannot be read: {error}", hint="correct it, or move it away and run `traced init`"
-        ) from None
 
 
 def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -119,27 +119,24 @@ def check_data_directory(settings: Settings) -> Finding:
 
 
 def check_store(settings: Settings) -> Finding:
-    """A store that opens, at the newest schema; an older one is migrated by the next verb that opens it."""
-    from alembic.runtime.migration import MigrationContext
-    from alembic.script import ScriptDirectory
-    from sqlalchemy.exc import DBAPIError
-
-    from store.database import alembic_config, connect
+    """A store that opens, at this traced's schema; where there is none, the first verb that writes makes it."""
+    from store.database import connect, shown
     from store.errors import StoreError
+    from store.head import HEAD, mismatch
+    from store.schema import revision
 
     if not settings.store.url and not (settings.data_dir / "traced.db").exists():
         return Finding("store", True, "not made yet; the first verb that writes makes it")
     try:
         engine = connect(settings.store_url)
-        with engine.connect() as connection:
-            revision = MigrationContext.configure(connection).get_current_revision()
+        found = revision(engine)
         engine.dispose()
-    except (StoreError, DBAPIError) as error:
+    except StoreError as error:
         return Finding("store", False, str(error).splitlines()[0], "traced doctor --set store.url=URL")
-    script = ScriptDirectory.from_config(alembic_config())
-    if revision not in {None, *(known.revision for known in script.walk_revisions())}:
-        return Finding("store", False, f"schema {revision!r} is of a newer traced", "upgrade traced")
-    return Finding("store", True, f"schema {revision!r}, newest {script.get_current_head()!r}")
+    if found not in {None, HEAD}:
+        fix = "traced db upgrade" if str(found) < HEAD else "upgrade traced"
+        return Finding("store", False, str(mismatch(shown(engine.url), str(found))), fix)
+    return Finding("store", True, f"schema {found!r}, newest {HEAD!r}")
 
 
 def check_model(settings: Settings) -> Finding:

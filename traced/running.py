@@ -57,7 +57,13 @@ def find_cycle(
 
 def configuration(settings: Settings) -> dict[str, Any]:
     """The settings that a cycle's results depend on, as JSON: neither where it is kept nor with how many threads."""
-    apart: Any = {"data_dir": True, "store": True, "seed": True, "engine": {"threads", "start_timeout_s"}}
+    apart: Any = {
+        "data_dir": True,
+        "store": True,
+        "seed": True,
+        "retention": True,
+        "engine": {"threads", "start_timeout_s"},
+    }
     return settings.model_dump(mode="json", exclude=apart)
 
 

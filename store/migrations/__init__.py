@@ -1,1 +1,1 @@
-"""Alembic migrations of the store; ``store.database.open_store`` runs them."""
+"""Alembic migrations of the store; ``store.schema.migrate`` runs them."""

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs migrations on the connection that ``store.database.migrate`` hands over, in its transaction."""
+"""Alembic's entry: runs migrations on the connection that ``store.schema.migrate`` hands over, in its transaction."""
 
 from alembic import context
 

@@ -185,16 +185,18 @@ def _forget(session: Session, ids: Sequence[str]) -> None:
 
 
 def _insert(session: Session, trajectories: Sequence[Trajectory]) -> None:
-    toolsets = {digest(trajectory.tools): trajectory.tools for trajectory in trajectories}
+    by_object = {id(trajectory.tools): trajectory.tools for trajectory in trajectories}  # most share one list
+    hashes = {key: digest(tools) for key, tools in by_object.items()}
+    toolsets = {hashes[key]: tools for key, tools in by_object.items()}
     insert_new(session, ToolsetRow, [{"hash": key, "tools": tools} for key, tools in toolsets.items()])
-    insert_new(session, TrajectoryRow, [_trajectory_values(trajectory) for trajectory in trajectories])
+    insert_new(session, TrajectoryRow, [_trajectory_values(one, hashes[id(one.tools)]) for one in trajectories])
     insert_new(session, TurnsRow, [_turns_values(trajectory) for trajectory in trajectories if trajectory.turns])
 
 
-def _trajectory_values(trajectory: Trajectory) -> dict[str, object]:
+def _trajectory_values(trajectory: Trajectory, toolset_hash: str) -> dict[str, object]:
     values = {key: value for key, value in vars(trajectory).items() if key not in ("turns", "tools")}
     values |= {"outcome": trajectory.outcome.value, "end_cause": trajectory.end_cause.value}
-    return values | {"digest": _digest(trajectory), "toolset_hash": digest(trajectory.tools)}
+    return values | {"digest": _digest(trajectory), "toolset_hash": toolset_hash}
 
 
 def _turns_values(trajectory: Trajectory) -> dict[str, object]:

@@ -19,7 +19,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 
-from store.database import connect, migrate, open_store, reading, session
+from store.database import connect, open_store, reading, session
 from store.errors import BrokenReference, StoreUnavailable
 from store.records import CycleState
 from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
@@ -31,6 +31,7 @@ from store.repositories.trajectories import (
     list_trajectories,
     save_trajectories,
 )
+from store.schema import migrate
 from store.tables import Row
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, GATE, later, save_chain, trajectory

@@ -1,30 +1,40 @@
 """Verbs that only look: status, explain."""
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from traced.commands.decide import Adapter
-from traced.commands.options import AsJson, DataDir, Given, read_settings
+from traced.commands.options import AsJson, DataDir, Given, parse_pair, read_settings
 from traced.commands.output import console, print_json
-
-if TYPE_CHECKING:
-    from sqlmodel import Session
-
-CYCLES_SHOWN = 10
 
 
 def status(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
     """Show the cycles, what waits for a decision, and what is live."""
-    from traced.commands.stored import looking
+    from store.standing import standing
 
-    settings = read_settings(data_dir, given)
-    with looking(settings) as opened:
-        told = {"data_dir": settings.data_dir, **_standing(opened)}
+    directory, url = _place(data_dir, given)
+    stands = standing(url)
+    cycles = [
+        {"cycle": one.id, "target": one.target, "model": one.model, "state": one.state, "last stage": one.last_stage}
+        for one in stands.cycles
+    ]
+    adapters = [
+        {
+            "adapter": one.name,
+            "gate": one.gate,
+            "decision": one.decision,
+            "traffic": "live" if one.live else "no",
+            "conversations": one.conversations,
+        }
+        for one in stands.adapters
+    ]
     if as_json:
-        print_json(told)
+        told = {"cycles": cycles, "adapters": adapters, "live": stands.live, "waiting": stands.waiting}
+        print_json({"data_dir": directory, **told})
         return
-    _table("Cycles", ["cycle", "target", "model", "state", "last stage"], told["cycles"])
-    _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], told["adapters"])
-    for name in told["waiting"]:
+    _table("Cycles", ["cycle", "target", "model", "state", "last stage"], cycles)
+    _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], adapters)
+    for name in stands.waiting:
         console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
 
 
@@ -43,36 +53,20 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
         console.print(line, highlight=False, markup=False)
 
 
-def _standing(session: "Session") -> dict[str, Any]:
-    from store.repositories.adapters import list_adapters
-    from store.repositories.cycles import list_cycles, list_stage_events
-    from store.repositories.gates import latest_gate
-    from store.repositories.promotions import latest_approval
-    from store.repositories.routing import traffic
-    from traced.gates.promotion import live, undecided
+def _place(data_dir: Path | None, given: list[str] | None) -> tuple[Path, str]:
+    """The data directory and its store's URL, without reading (and importing) all settings where that is not needed."""
+    from traced.errors import TracedError
+    from traced.location import data_directory, default_url, store_url
 
-    cycles = []
-    for cycle in list_cycles(session, limit=CYCLES_SHOWN):
-        events = list_stage_events(session, cycle.id)
-        last = f"{events[-1].stage} {events[-1].state}" if events else ""
-        cycles.append(
-            {"cycle": cycle.id, "target": cycle.target, "model": cycle.model, "state": cycle.state, "last stage": last}
-        )
-    names = [version.name for version in list_adapters(session)]
-    taking, conversations = live(session), traffic(session)
-    adapters = []
-    for name in names:
-        gate, decided = latest_gate(session, name), latest_approval(session, name)
-        adapters.append(
-            {
-                "adapter": name,
-                "gate": gate.result.answer if gate else "none",
-                "decision": decided.decision if decided else "none",
-                "traffic": "live" if name in taking else "no",
-                "conversations": conversations.get(name, 0),
-            }
-        )
-    return {"cycles": cycles, "adapters": adapters, "live": taking, "waiting": undecided(session, names)}
+    pairs = dict(parse_pair(pair) for pair in given or [])
+    directory = data_directory(data_dir)
+    if set(pairs) - {"store.url"}:
+        url = read_settings(data_dir, given).store_url  # the other keys are checked
+    else:
+        url = store_url(directory, pairs.get("store.url"))
+    if url == default_url(directory) and not (directory / "traced.db").exists():
+        raise TracedError(f"{directory} holds no store yet", hint="traced demo, or traced collect")
+    return directory, url
 
 
 def _table(title: str, columns: list[str], rows: list[dict[str, Any]]) -> None:

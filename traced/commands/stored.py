@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sqlalchemy import Engine
 from sqlmodel import Session
 
 from store.database import open_store, reading, session
@@ -24,11 +25,17 @@ def writing(settings: Settings) -> Iterator[Session]:
 @contextmanager
 def looking(settings: Settings) -> Iterator[Session]:
     """A look at the store; raises TracedError where there is none yet, instead of making an empty one."""
+    with opened_store(settings) as engine, reading(engine) as opened:
+        yield opened
+
+
+@contextmanager
+def opened_store(settings: Settings) -> Iterator[Engine]:
+    """The store itself; raises TracedError where there is none yet."""
     if not settings.store.url and not (settings.data_dir / "traced.db").exists():
         raise TracedError(f"{settings.data_dir} holds no store yet", hint="traced demo, or traced collect")
     engine = open_store(settings.store_url)
     try:
-        with reading(engine) as opened:
-            yield opened
+        yield engine
     finally:
         engine.dispose()

@@ -1,23 +1,26 @@
 """Migrations up and down with data, agreement of models and migrations, and one golden database per schema version."""
 
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, inspect, text
 
 import store.service_tables  # noqa: F401 - its tables belong to the metadata
-from store.database import alembic_config, connect, migrate, open_store, reading, session, sqlite_url
+from store.database import connect, open_store, reading, session, sqlite_url
+from store.errors import StoreUnavailable, StoreVersionError
+from store.head import HEAD
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import get_trajectory
+from store.schema import MIGRATIONS, known_revisions, migrate, revision
 from store.tables import Row
 from tests.unit.store.chain import FINDING, GATE, save_chain, trajectory
 
 GOLDEN = Path(__file__).parent / "golden"
-REVISIONS = [script.revision for script in ScriptDirectory.from_config(alembic_config()).walk_revisions()][::-1]
+REVISIONS = known_revisions()
 
 
 def schema(path: Path) -> set[str]:
@@ -27,9 +30,16 @@ def schema(path: Path) -> set[str]:
     return {" ".join(sql.split()) for (sql,) in found}
 
 
-def restore(revision: str, path: Path) -> None:
+def dump(path: Path) -> list[str]:
     raw = sqlite3.connect(path)
-    raw.executescript((GOLDEN / f"v{revision}.sql").read_text())
+    found = list(raw.iterdump())
+    raw.close()
+    return found
+
+
+def restore(version: str, path: Path) -> None:
+    raw = sqlite3.connect(path)
+    raw.executescript((GOLDEN / f"v{version}.sql").read_text())
     raw.close()
 
 
@@ -50,11 +60,15 @@ def test_down_and_up_again_with_data(engine: Engine) -> None:
         assert evidence_chain(opened, "date-reasoning@v1").missing == []
 
 
-@pytest.mark.parametrize("revision", REVISIONS)
-def test_the_golden_database_of_each_version_reads_at_head(revision: str, tmp_path: Path) -> None:
+def test_the_newest_revision_is_known_without_alembic() -> None:
+    assert REVISIONS[-1] == HEAD
+
+
+@pytest.mark.parametrize("version", REVISIONS)
+def test_the_golden_database_of_each_version_reads_after_an_upgrade(version: str, tmp_path: Path) -> None:
     path = tmp_path / "old.db"
-    restore(revision, path)
-    engine = open_store(sqlite_url(path))
+    restore(version, path)
+    engine = open_store(sqlite_url(path), upgrade=True)
     with reading(engine) as opened:
         chain = evidence_chain(opened, "date-reasoning@v1")
         assert chain.missing == []
@@ -65,14 +79,48 @@ def test_the_golden_database_of_each_version_reads_at_head(revision: str, tmp_pa
     engine.dispose()
 
 
-@pytest.mark.parametrize("revision", REVISIONS)
-def test_a_released_migration_still_makes_the_schema_it_made(revision: str, tmp_path: Path) -> None:
-    restore(revision, tmp_path / "golden.db")
+@pytest.mark.parametrize("version", REVISIONS[:-1])
+def test_an_older_database_is_not_touched_until_an_upgrade_is_asked_for(version: str, tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    restore(version, path)
+    before = schema(path)
+    with pytest.raises(StoreVersionError, match=rf"schema '{version}'.*needs '{HEAD}'; run `traced db upgrade`"):
+        open_store(sqlite_url(path))
+    assert schema(path) == before
+
+
+def broken_migrations(folder: Path) -> Path:
+    """The released migrations and one more, which fails after it has changed two things."""
+    scripts = folder / "migrations"
+    shutil.copytree(MIGRATIONS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    (scripts / "versions" / "v9999_broken.py").write_text(
+        f"from alembic import op\nrevision = '9999'\ndown_revision = '{HEAD}'\n"
+        "def upgrade():\n    op.execute('CREATE TABLE half (n INTEGER)')\n    op.execute('DELETE FROM promotions')\n"
+        "    op.execute('INSERT INTO no_table VALUES (1)')\n"
+    )
+    return scripts
+
+
+def test_a_migration_that_fails_half_way_changes_nothing(tmp_path: Path) -> None:
+    engine = open_store(sqlite_url(tmp_path / "traced.db"))
+    with session(engine) as opened:
+        save_chain(opened)
+    before = dump(tmp_path / "traced.db")
+    with pytest.raises(StoreUnavailable, match="no such table: no_table"):
+        migrate(engine, scripts=broken_migrations(tmp_path))
+    assert revision(engine) == HEAD
+    assert dump(tmp_path / "traced.db") == before
+    engine.dispose()
+
+
+@pytest.mark.parametrize("version", REVISIONS)
+def test_a_released_migration_still_makes_the_schema_it_made(version: str, tmp_path: Path) -> None:
+    restore(version, tmp_path / "golden.db")
     engine = connect(sqlite_url(tmp_path / "new.db"))
-    migrate(engine, revision)
+    migrate(engine, version)
     engine.dispose()
     assert schema(tmp_path / "new.db") == schema(tmp_path / "golden.db")
 
 
 def test_every_version_has_a_golden_database() -> None:
-    assert sorted(path.name for path in GOLDEN.glob("*.sql")) == [f"v{revision}.sql" for revision in REVISIONS]
+    assert sorted(path.name for path in GOLDEN.glob("*.sql")) == [f"v{version}.sql" for version in REVISIONS]

@@ -1,11 +1,12 @@
 import zlib
+from itertools import takewhile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from store.errors import StoreUnavailable
-from store.turns import pack, unpack
+from store.turns import _common_prefix, pack, unpack
 from store.types import Turn
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=12)
@@ -59,3 +60,10 @@ def test_damaged_bytes_are_named(damaged: bytes) -> None:
 def test_a_newer_layout_says_upgrade() -> None:
     with pytest.raises(StoreUnavailable, match="upgrade"):
         unpack(zlib.compress(b"[2,[]]\n"))
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30), st.integers(0, 30))
+def test_the_common_prefix_is_the_longest(left: list[int], tail: list[int], shared: int) -> None:
+    right = left[:shared] + tail
+    pairs = zip(left, right, strict=False)
+    assert _common_prefix(left, right) == sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

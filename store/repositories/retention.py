@@ -1,0 +1,119 @@
+"""What may be forgotten of cycles that have ended, and forgetting it in small transactions.
+
+Invariants: a trajectory that a label or a routing choice refers to is never deleted, nor are the episodes that a stored
+gate result compared (gate split and synthetic environments, in a cycle that has a gate result); the token ids and
+log-probs of a trajectory may go without it. Only cycles that have ended are looked at: a stage of any other may need
+its episodes again. Deleting twice is no error; each call deletes at most ``limit`` rows, so that no writer waits long.
+Sizes are the stored values' bytes (PostgreSQL: characters of JSON), without indices.
+Not covered: trajectories without a cycle (imports), which are all kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, Text, and_, cast, delete, exists, func, not_, or_, select
+from sqlmodel import Session, col
+
+from store.repositories.cycles import ENDED
+from store.service_tables import EventRow
+from store.tables import CycleRow, GateRow, LabelRow, RoutingRow, TrajectoryRow, TurnsRow
+
+
+@dataclass(frozen=True)
+class Amount:
+    """So many rows, and the bytes of their values."""
+
+    rows: int
+    size: int
+
+
+def ended_cycles(session: Session, before: datetime, *, keep: int = 0) -> list[str]:
+    """Ids of the cycles that ended before a moment, oldest first, without the newest ``keep`` ended of each target."""
+    ended = [state.value for state in ENDED]
+    order = (col(CycleRow.finished_at).desc(), col(CycleRow.id).desc())
+    rank = func.row_number().over(partition_by=col(CycleRow.target), order_by=order).label("rank")
+    ranked = (
+        select(col(CycleRow.id), col(CycleRow.finished_at), rank)
+        .where(col(CycleRow.state).in_(ended))
+        .subquery("ended")
+    )
+    chosen = and_(ranked.c.finished_at < before, ranked.c.rank > keep)
+    return list(
+        session.execute(select(ranked.c.id).where(chosen).order_by(ranked.c.finished_at, ranked.c.id)).scalars()
+    )
+
+
+def spare_turns(session: Session, cycle_id: str) -> Amount:
+    """The token ids and log-probs that a cycle's trajectories still have."""
+    return _amount(session, _turns(cycle_id))
+
+
+def forget_turns(session: Session, cycle_id: str, limit: int) -> Amount:
+    """Delete them, at most ``limit`` at once."""
+    return _forget(session, _turns(cycle_id), [col(TurnsRow.trajectory_id)], limit)
+
+
+def spare_trajectories(session: Session, cycle_id: str) -> Amount:
+    """A cycle's trajectories that no evidence refers to."""
+    return _amount(session, _unreferred(cycle_id))
+
+
+def forget_trajectories(session: Session, cycle_id: str, limit: int) -> Amount:
+    """Delete them with their token ids, at most ``limit`` at once."""
+    return _forget(session, _unreferred(cycle_id), [col(TurnsRow.trajectory_id), col(TrajectoryRow.id)], limit)
+
+
+def spare_events(session: Session, before: datetime) -> Amount:
+    """Events from before a moment."""
+    return _amount(session, _events(before))
+
+
+def forget_events(session: Session, before: datetime, limit: int) -> Amount:
+    """Delete them, at most ``limit`` at once; later events keep their ids."""
+    return _forget(session, _events(before), [col(EventRow.seq)], limit)
+
+
+def _turns(cycle_id: str) -> Select[Any]:
+    found = select(col(TurnsRow.trajectory_id), func.length(col(TurnsRow.packed)).label("size"))
+    return found.join(TrajectoryRow, col(TrajectoryRow.id) == col(TurnsRow.trajectory_id)).where(
+        col(TrajectoryRow.cycle_id) == cycle_id
+    )
+
+
+def _unreferred(cycle_id: str) -> Select[Any]:
+    found = select(col(TrajectoryRow.id), func.length(cast(col(TrajectoryRow.messages), Text)).label("size"))
+    return found.where(col(TrajectoryRow.cycle_id) == cycle_id, not_(_is_evidence()))
+
+
+def _is_evidence() -> ColumnElement[bool]:
+    key, cycle = col(TrajectoryRow.id), col(TrajectoryRow.cycle_id)
+    compared = or_(col(TrajectoryRow.split) == "gate", col(TrajectoryRow.source).startswith("env:"))
+    return or_(
+        exists().where(col(LabelRow.trajectory_id) == key),
+        exists().where(col(RoutingRow.trajectory_id) == key),
+        and_(compared, exists().where(col(GateRow.cycle_id) == cycle)),
+    )
+
+
+def _events(before: datetime) -> Select[Any]:
+    return select(col(EventRow.seq), func.length(cast(col(EventRow.detail), Text)).label("size")).where(
+        col(EventRow.at) < before
+    )
+
+
+def _amount(session: Session, found: Select[Any]) -> Amount:
+    spare = found.subquery()
+    rows, size = session.execute(
+        select(func.count(), func.coalesce(func.sum(spare.c.size), 0)).select_from(spare)
+    ).one()
+    return Amount(int(rows), int(size))
+
+
+def _forget(session: Session, found: Select[Any], keys: Sequence[Any], limit: int) -> Amount:
+    """Delete the rows of ``found`` by the first ``limit`` of its keys, in each key's table, in that order."""
+    rows = session.execute(found.limit(limit)).all()
+    for key in keys:
+        session.execute(delete(key.class_).where(key.in_([row[0] for row in rows])))
+    return Amount(len(rows), sum(int(row[1]) for row in rows))

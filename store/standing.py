@@ -1,0 +1,139 @@
+"""Where everything stands, in three queries: the newest cycles, every adapter version, what is live and what waits.
+
+Invariants: one consistent snapshot; it says what the repositories say (a test holds them together); it reads few rows
+however many trajectories there are, and it speaks to the driver itself, in SQL that both share, because
+importing the tables takes longer than the whole answer may (``traced status``, 300 ms).
+Fails: ``StoreUnavailable``, and ``StoreVersionError`` for another schema. Not covered: an empty database, which is
+``StoreUnavailable`` as well; writing.
+"""
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from store.errors import StoreUnavailable
+from store.head import HEAD, mismatch
+
+CYCLES_SHOWN = 10
+LIVE, PASS = "live", "pass"
+
+VERSION = "SELECT version_num FROM alembic_version"
+CYCLES = f"""
+SELECT c.id, c.target, c.model, c.state, e.stage, e.state
+FROM (SELECT id, target, model, state, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {CYCLES_SHOWN}) c
+LEFT JOIN stage_events e ON e.seq = (SELECT max(seq) FROM stage_events WHERE cycle_id = c.id)
+ORDER BY c.created_at DESC, c.id DESC
+"""
+ADAPTERS = """
+SELECT a.name, g.answer, d.decision, p.state
+FROM adapters a
+LEFT JOIN gate_results g ON g.seq = (SELECT max(seq) FROM gate_results WHERE adapter = a.name)
+LEFT JOIN approvals d ON d.seq = (SELECT max(seq) FROM approvals WHERE adapter = a.name)
+LEFT JOIN promotions p ON p.seq = (SELECT max(seq) FROM promotions WHERE adapter = a.name)
+ORDER BY a.capability, a.version
+"""
+TRAFFIC = "SELECT model, count(*) FROM routing_choices GROUP BY model"
+
+
+@dataclass(frozen=True)
+class CycleStanding:
+    """A cycle and the last thing that happened to one of its stages ("" when nothing has)."""
+
+    id: str
+    target: str
+    model: str
+    state: str
+    last_stage: str
+
+
+@dataclass(frozen=True)
+class AdapterStanding:
+    """An adapter version: newest gate's answer and newest decision ("none" without one), and its conversations."""
+
+    name: str
+    gate: str
+    decision: str
+    live: bool
+    conversations: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The newest cycles, newest first, and all adapter versions by capability and number."""
+
+    cycles: list[CycleStanding]
+    adapters: list[AdapterStanding]
+
+    @property
+    def live(self) -> list[str]:
+        """The adapter versions that take traffic, by capability."""
+        return [adapter.name for adapter in self.adapters if adapter.live]
+
+    @property
+    def waiting(self) -> list[str]:
+        """Those whose newest gate passed and about which nobody has decided."""
+        return [a.name for a in self.adapters if a.gate == PASS and a.decision == "none"]
+
+
+def standing(url: str) -> Standing:
+    """How the store at ``url`` (``sqlite:///FILE`` or ``postgresql://...``) stands."""
+    return _sqlite(url) if url.startswith("sqlite:") else _postgres(url)
+
+
+def _sqlite(url: str) -> Standing:
+    file = Path(url.removeprefix("sqlite:///")).absolute().as_uri() + "?mode=rw"  # a look makes no new file
+    try:
+        with closing(sqlite3.connect(file, uri=True, isolation_level=None, timeout=30)) as connection:
+            connection.execute("BEGIN")
+            return _read(connection, url)
+    except sqlite3.Error as error:
+        raise _failed(url, error) from error
+
+
+def _postgres(url: str) -> Standing:
+    try:
+        import psycopg
+    except ImportError as error:
+        raise StoreUnavailable(f"no driver for PostgreSQL ({error}); `pip install traced[postgres]`") from error
+    plain = "postgresql" + url[url.index(":") :]
+    shown = _without_password(plain)
+    try:
+        with psycopg.connect(plain) as connection:
+            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+            return _read(connection, shown)
+    except psycopg.Error as error:
+        raise _failed(shown, error) from error
+
+
+def _read(connection: Any, shown: str) -> Standing:
+    [(found,)] = connection.execute(VERSION).fetchall()
+    if found != HEAD:
+        raise mismatch(shown, found)
+    cycles = [_cycle(row) for row in connection.execute(CYCLES).fetchall()]
+    adapters = connection.execute(ADAPTERS).fetchall()
+    traffic = dict(connection.execute(TRAFFIC).fetchall())
+    return Standing(cycles, [_adapter(row, traffic.get(row[0], 0)) for row in adapters])
+
+
+def _cycle(row: Any) -> CycleStanding:
+    return CycleStanding(row[0], row[1], row[2], row[3], f"{row[4]} {row[5]}" if row[4] else "")
+
+
+def _adapter(row: Any, conversations: int) -> AdapterStanding:
+    return AdapterStanding(row[0], row[1] or "none", row[2] or "none", row[3] == LIVE, conversations)
+
+
+def _failed(shown: str, error: Exception) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"the database {shown} failed: {error}; check that it is there, writable and has space, "
+        "then run the same command again"
+    )
+
+
+def _without_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    account, at, place = rest.rpartition("@")
+    user, colon, _ = account.partition(":")
+    return f"{scheme}://{user}{':***' if colon else ''}{at}{place}"

@@ -1,0 +1,182 @@
+"""Backup, restore, upgrade and retention of a store on a real PostgreSQL (the server of test_store_postgres)."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+
+from store.database import connect, open_store, reading, session
+from store.errors import StoreUnavailable, StoreVersionError
+from store.head import HEAD
+from store.records import CycleState
+from store.repositories.adapters import get_adapter
+from store.repositories.cycles import set_cycle_state
+from store.repositories.evidence import evidence_chain
+from store.repositories.trajectories import list_trajectories, save_trajectories
+from store.schema import known_revisions, migrate, revision
+from store.standing import standing
+from tests.integration.test_store_postgres import missing, server, url
+from tests.unit.store.chain import T0, later, save_chain, trajectory
+from tests.unit.store.test_migrations import broken_migrations
+from tests.unit.upkeep.place import ADAPTER, NOW
+from traced.config import Settings, load_settings
+from traced.upkeep.archive import verify
+from traced.upkeep.backup import back_up
+from traced.upkeep.errors import RestoreRefused
+from traced.upkeep.prune import prune
+from traced.upkeep.restore import restore
+from traced.upkeep.upgrade import schema_standing, upgrade
+
+__all__ = ["server", "url"]  # fixtures
+
+pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+
+def settings_for(url: str) -> "SettingsAt":
+    def settings_at(data_dir: Path) -> Settings:
+        return load_settings(data_dir, {"store.url": url})
+
+    return settings_at
+
+
+SettingsAt = type(settings_for)
+
+
+@pytest.fixture
+def place(tmp_path: Path, url: str) -> Path:
+    store = open_store(url)
+    with session(store) as opened:
+        save_chain(opened)
+        moved = tmp_path / "it's data" / "adapters" / ADAPTER
+        opened.execute(text("UPDATE adapters SET path = :path"), {"path": str(moved)})
+        opened.execute(text("CREATE TABLE of_another_application (n INTEGER)"))
+    store.dispose()
+    moved.mkdir(parents=True)
+    (moved / "adapter_model.safetensors").write_bytes(b"weights")
+    return tmp_path / "it's data"
+
+
+def ids(url: str) -> list[str]:
+    store = open_store(url)
+    with reading(store) as opened:
+        found = sorted(one.id for one in list_trajectories(opened))
+    store.dispose()
+    return found
+
+
+def add(url: str, *keys: str) -> None:
+    store = open_store(url)
+    with session(store) as opened:
+        save_trajectories(opened, [trajectory(key) for key in keys])
+    store.dispose()
+
+
+def test_there_and_back_with_the_old_tables_aside(place: Path, url: str, tmp_path: Path) -> None:
+    settings_at = settings_for(url)
+    made = back_up(settings_at(place), now=NOW)
+    assert (made.manifest.database, made.manifest.namespace) == ("postgresql", "public")
+    assert sorted(made.manifest.members) == [f"adapters/{ADAPTER}/adapter_model.safetensors", "store.sql"]
+    add(url, "later")
+    there = tmp_path / "else'where"
+    with pytest.raises(RestoreRefused, match="holds tables of traced already"):
+        restore(made.path, there, settings_at, now=NOW)
+    assert ids(url) == ["later", "t1", "t2", "t3"]
+    done = restore(made.path, there, settings_at, now=NOW, force=True)
+    assert done.aside_schema == "before_20260320t120000z"
+    assert ids(url) == ["t1", "t2", "t3"]
+    store = open_store(url)
+    with reading(store) as opened:
+        assert evidence_chain(opened, ADAPTER).missing == []
+        assert get_adapter(opened, ADAPTER).path == str(there / "adapters" / ADAPTER)
+        aside = opened.execute(text(f"SELECT count(*) FROM {done.aside_schema}.trajectories")).scalar()
+        assert aside == 4
+        assert opened.execute(text("SELECT count(*) FROM of_another_application")).scalar() == 0
+    with session(store) as opened:  # the sequences came along
+        set_cycle_state(opened, "c1", CycleState.FAILED, at=later(9))
+        save_chain(opened)
+    store.dispose()
+    assert not (there / "store.sql").exists()
+
+
+def test_into_an_empty_database(place: Path, url: str, server: Path, tmp_path: Path) -> None:
+    made = back_up(settings_for(url)(place), now=NOW)
+    admin = connect(f"postgresql://traced@/postgres?host={server}").execution_options(isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text("CREATE DATABASE fresh"))
+    fresh = f"postgresql://traced@/fresh?host={server}"
+    done = restore(made.path, tmp_path / "new", settings_for(fresh), now=NOW)
+    assert done.aside_schema is None
+    assert ids(fresh) == ["t1", "t2", "t3"]
+    with admin.connect() as connection:
+        connection.execute(text("DROP DATABASE fresh WITH (FORCE)"))
+    admin.dispose()
+
+
+def test_a_script_that_fails_leaves_database_and_directory_as_they_were(place: Path, url: str, tmp_path: Path) -> None:
+    store = connect(url)
+    made = back_up(settings_for(url)(place), now=NOW)
+    with store.connect() as connection:
+        connection.execute(text("CREATE VIEW in_the_way AS SELECT 1 AS n"))
+        connection.execute(text("CREATE SCHEMA before_20260320t120000z"))  # so that the very first step fails
+        connection.commit()
+    with pytest.raises(RestoreRefused, match="the database is as it was: psql ended with code"):
+        restore(made.path, place, settings_for(url), now=NOW, force=True)
+    assert ids(url) == ["t1", "t2", "t3"]
+    assert (place / "adapters" / ADAPTER / "adapter_model.safetensors").read_bytes() == b"weights"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [place.name]
+    store.dispose()
+
+
+def test_every_released_schema_upgrades_after_a_backup(url: str, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    settings = settings_for(url)(tmp_path / "data")
+    for version in known_revisions()[:-1]:
+        engine = connect(url)
+        migrate(engine, "base")
+        migrate(engine, version)
+        with pytest.raises(StoreVersionError, match="traced db upgrade"):
+            open_store(url)
+        assert schema_standing(settings).state == "older"
+        done = upgrade(settings, now=NOW)
+        assert done.backup is not None
+        assert verify(done.backup).schema == version
+        assert revision(engine) == HEAD
+        engine.dispose()
+
+
+def tables(engine: Engine) -> object:
+    with engine.connect() as connection:
+        columns = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'public'"
+        return sorted(connection.execute(text(columns)).all())
+
+
+def test_a_migration_that_fails_half_way_changes_nothing(place: Path, url: str, tmp_path: Path) -> None:
+    engine = connect(url)
+    before = tables(engine)
+    with pytest.raises(StoreUnavailable, match="no_table"):
+        upgrade(settings_for(url)(place), now=NOW, scripts=broken_migrations(tmp_path))
+    assert tables(engine) == before
+    assert revision(engine) == HEAD
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM promotions")).scalar() == 1
+    engine.dispose()
+
+
+def test_the_quick_look_and_retention(place: Path, url: str) -> None:
+    assert standing(url).live == [ADAPTER]
+    store = open_store(url)
+    with session(store) as opened:
+        save_trajectories(opened, [trajectory("spare", split="test")])
+        set_cycle_state(opened, "c1", CycleState.FINISHED, at=later(10))
+    settings = load_settings(place, {"store.url": url, "retention.keep_cycles": 0})
+    late = T0 + timedelta(days=3000)
+    told = prune(settings, store, now=late, dry_run=True, owner="nobody")
+    assert ids(url) == ["spare", "t1", "t2", "t3"]
+    gone = {one.kind: one for one in prune(settings, store, now=late, owner="nobody")}
+    assert [gone[one.kind].count for one in told] == [one.count for one in told]
+    assert (gone["trajectories"].count, gone["token ids"].count) == (1, 4)
+    assert gone["token ids"].size > 0
+    assert ids(url) == ["t1", "t2", "t3"]
+    assert standing(url).live == [ADAPTER]
+    store.dispose()

@@ -1,0 +1,146 @@
+"""The quick look says what the repositories say, whatever was decided."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlmodel import Session
+
+from store.database import open_store, reading, session, sqlite_url
+from store.errors import StoreUnavailable, StoreVersionError
+from store.records import Decision, RoutingChoice, StageEvent, StageState
+from store.repositories import adapters, cycles, gates, promotions, routing
+from store.repositories.training import save_training_run
+from store.repositories.trajectories import save_trajectories
+from store.standing import CYCLES_SHOWN, Standing, standing
+from store.types import GateAnswer
+from tests.unit.store.chain import (
+    CYCLE,
+    GATE,
+    T0,
+    adapter,
+    approval,
+    later,
+    save_chain,
+    save_origin,
+    training_run,
+    trajectory,
+)
+
+VERSIONS = range(1, 4)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "traced.db"
+
+
+def told_by_repositories(db: Session) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
+    live = [promotion.adapter for promotion in promotions.live_adapters(db)]
+    shown = []
+    for cycle in cycles.list_cycles(db, limit=CYCLES_SHOWN):
+        events = cycles.list_stage_events(db, cycle.id)
+        last = f"{events[-1].stage} {events[-1].state}" if events else ""
+        shown.append((cycle.id, cycle.target, cycle.model, str(cycle.state), last))
+    versions, traffic = [], routing.traffic(db)
+    for version in adapters.list_adapters(db):
+        gate, decided = gates.latest_gate(db, version.name), promotions.latest_approval(db, version.name)
+        answer, decision = gate.result.answer.value if gate else "none", decided.decision.value if decided else "none"
+        versions.append((version.name, answer, decision, version.name in live, traffic.get(version.name, 0)))
+    return shown, versions, live
+
+
+def told(found: Standing) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
+    shown = [(one.id, one.target, one.model, one.state, one.last_stage) for one in found.cycles]
+    versions = [(one.name, one.gate, one.decision, one.live, one.conversations) for one in found.adapters]
+    return shown, versions, found.live
+
+
+def test_the_whole_chain(file: Path) -> None:
+    store = open_store(sqlite_url(file))
+    with session(store) as db:
+        save_chain(db)
+        for number in range(12):
+            cycles.save_cycle(db, replace(CYCLE, id=f"d{number}", created_at=later(number // 2)))
+        cycles.save_stage_event(db, StageEvent("d11", "train", StageState.FAILED, T0))
+        cycles.save_stage_event(db, StageEvent("d11", "train", StageState.STARTED, later(-5)))
+        save_trajectories(db, [trajectory("t9")])
+        routing.save_routing(db, [RoutingChoice("t9", "base", {}, 0.0)])
+    with reading(store) as db:
+        expected = told_by_repositories(db)
+    store.dispose()
+    assert told(standing(sqlite_url(file))) == expected
+    assert expected[2] == ["date-reasoning@v1"]
+    assert expected[0][0][-1] == "train started"
+
+
+Act = Callable[[Session, str, int], object]
+ACTS: list[Act] = [
+    lambda db, name, at: gates.save_gate(
+        db, replace(GATE, adapter=name, answer=GateAnswer.PASS), cycle_id="c1", at=later(at)
+    ),
+    lambda db, name, at: gates.save_gate(
+        db, replace(GATE, adapter=name, answer=GateAnswer.FAIL), cycle_id="c1", at=later(at)
+    ),
+    lambda db, name, at: promotions.save_approval(db, approval(name, seconds=at)),
+    lambda db, name, at: promotions.save_approval(db, approval(name, Decision.REJECTED, at)),
+    lambda db, name, at: promotions.promote(db, name, who="Ada", at=later(at)),
+    lambda db, name, at: promotions.roll_back(db, name, who="Ada", at=later(at)),
+]
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(acts=st.lists(st.tuples(st.integers(0, len(ACTS) - 1), st.sampled_from(VERSIONS)), max_size=14))
+def test_after_any_decisions(file: Path, acts: list[tuple[int, int]]) -> None:
+    file.unlink(missing_ok=True)
+    store = open_store(sqlite_url(file))
+    with session(store) as db:
+        save_origin(db)
+        save_training_run(db, training_run())
+        for version in VERSIONS:
+            adapters.save_adapter(db, adapter(version))
+    for at, (act, version) in enumerate(acts, start=10):
+        name = f"date-reasoning@v{version}"
+        try:
+            with session(store) as db:
+                ACTS[act](db, name, at)
+        except (promotions.NotApproved, promotions.NotLive):
+            continue
+    with reading(store) as db:
+        expected = told_by_repositories(db)
+    store.dispose()
+    found = standing(sqlite_url(file))
+    assert told(found) == expected
+    assert found.waiting == [
+        name for name, answer, decision, *_ in expected[1] if (answer, decision) == ("pass", "none")
+    ]
+
+
+def test_another_schema_and_what_is_no_store_are_told(file: Path) -> None:
+    store = open_store(sqlite_url(file))
+    for version, said in (("0001", "traced db upgrade"), ("9999", "upgrade traced")):
+        with session(store) as db:
+            db.execute(text(f"UPDATE alembic_version SET version_num = '{version}'"))
+        with pytest.raises(StoreVersionError, match=said):
+            standing(sqlite_url(file))
+    store.dispose()
+    file.write_bytes(b"this is no database" * 100)
+    with pytest.raises(StoreUnavailable, match=r"traced\.db failed: file is not a database"):
+        standing(sqlite_url(file))
+    with closing(sqlite3.connect(file.with_name("empty.db"))) as empty:
+        empty.execute("CREATE TABLE other (n INTEGER)")
+    with pytest.raises(StoreUnavailable, match="no such table"):
+        standing(sqlite_url(file.with_name("empty.db")))
+    with pytest.raises(StoreUnavailable, match="unable to open"):
+        standing(sqlite_url(file.with_name("none.db")))
+    assert not file.with_name("none.db").exists()
+    with pytest.raises(StoreUnavailable) as refused:
+        standing("postgresql+psycopg://ada:secret@127.0.0.1:9/traced?connect_timeout=2")
+    assert "ada:***@127.0.0.1:9/traced" in str(refused.value)
+    assert "secret" not in str(refused.value)

@@ -1,0 +1,207 @@
+"""``traced prune``: what the settings' ``[retention]`` lets go, counted first and deleted then.
+
+Invariants: a dry run changes nothing and names the same things; what evidence refers to is never deleted
+(``store.repositories.retention``), nor is anything of a cycle that has not ended, nor the run folder of a cycle whose
+adapter takes traffic; deleting goes in small transactions and by renames, so a daemon may run, and a prune that is
+killed is finished by the next. A folder is first renamed to ``.NAME.partial``, which ``traced.upkeep.orphans`` knows.
+How it fails: a Docker engine that does not answer is a note, the store's and the disk's errors end it.
+Not covered: giving SQLite's file space back to the system (what is freed is used again).
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import Engine
+from sqlmodel import Session
+
+from sandbox.docker_engine import find_orphans, reap_orphans
+from sandbox.errors import EngineDown
+from store.database import reading, session
+from store.records import RunState
+from store.repositories import retention
+from store.repositories.adapters import get_adapter, list_adapters
+from store.repositories.promotions import live_adapters
+from store.repositories.retention import Amount
+from store.repositories.training import get_training_run
+from traced.config import Settings
+from traced.upkeep.graph import forget_steps, spare_steps
+
+OWNER = "traced"
+BATCH = 200  # rows deleted in one transaction
+SHOWN = 20  # names kept of each kind
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What went, or in a dry run would go, of one kind; ``size`` in bytes; ``names`` are the first of them."""
+
+    kind: str
+    count: int
+    size: int
+    names: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Work:
+    settings: Settings
+    store: Engine
+    now: datetime
+    dry_run: bool
+
+    def ended(self, days: int) -> list[str]:
+        """The cycles that ended more than ``days`` ago and are not among the newest; none where ``days`` is 0."""
+        before = self.before(days)
+        if before is None:
+            return []
+        with reading(self.store) as opened:
+            return retention.ended_cycles(opened, before, keep=self.settings.retention.keep_cycles)
+
+    def before(self, days: int) -> datetime | None:
+        """The moment ``days`` ago; None where 0 keeps everything."""
+        return self.now - timedelta(days=days) if days else None
+
+
+def prune(
+    settings: Settings, store: Engine, *, now: datetime, dry_run: bool = False, owner: str = OWNER
+) -> list[Pruned]:
+    """Delete what the settings let go, or with ``dry_run`` only say what that is; one entry for each kind."""
+    work, kept = _Work(settings, store, now, dry_run), settings.retention
+    steps = work.ended(kept.checkpoints_days)
+    return [
+        _rows(work, "token ids", work.ended(kept.turns_days), retention.spare_turns, retention.forget_turns),
+        _rows(
+            work,
+            "trajectories",
+            work.ended(kept.trajectories_days),
+            retention.spare_trajectories,
+            retention.forget_trajectories,
+        ),
+        _events(work),
+        _told("graph steps", (spare_steps if dry_run else forget_steps)(settings, store, steps), steps),
+        _folders(work, "training checkpoints", _checkpoints(work)),
+        _folders(work, "run folders", _runs(work)),
+        _logs(work),
+        _containers(dry_run, owner),
+    ]
+
+
+def _rows(
+    work: _Work,
+    kind: str,
+    cycles: Sequence[str],
+    spare: Callable[[Session, str], Amount],
+    forget: Callable[[Session, str, int], Amount],
+) -> Pruned:
+    found: dict[str, Amount] = {}
+    for cycle in cycles:
+        with reading(work.store) as opened:
+            amount = spare(opened, cycle)
+        if amount.rows:
+            found[cycle] = amount if work.dry_run else _emptied(work, partial(_of_cycle, forget, cycle))
+    total = Amount(sum(one.rows for one in found.values()), sum(one.size for one in found.values()))
+    return _told(kind, total, list(found))
+
+
+def _of_cycle(forget: Callable[[Session, str, int], Amount], cycle: str, opened: Session, limit: int) -> Amount:
+    return forget(opened, cycle, limit)
+
+
+def _events(work: _Work) -> Pruned:
+    before = work.before(work.settings.retention.events_days)
+    if before is None:
+        return Pruned("events", 0, 0)
+    if work.dry_run:
+        with reading(work.store) as opened:
+            return _told("events", retention.spare_events(opened, before))
+    return _told("events", _emptied(work, lambda opened, limit: retention.forget_events(opened, before, limit)))
+
+
+def _emptied(work: _Work, forget: Callable[[Session, int], Amount]) -> Amount:
+    """Forget batch after batch until nothing is left."""
+    rows = size = 0
+    while True:
+        with session(work.store) as opened:
+            gone = forget(opened, BATCH)
+        rows, size = rows + gone.rows, size + gone.size
+        if gone.rows < BATCH:
+            return Amount(rows, size)
+
+
+def _checkpoints(work: _Work) -> Iterator[Path]:
+    """Training checkpoints that nothing will go on from: the adapter is published, or the cycle has ended."""
+    before = work.before(work.settings.retention.checkpoints_days)
+    runs = work.settings.data_dir / "runs"
+    for cycle in work.ended(work.settings.retention.checkpoints_days):
+        yield from sorted((runs / cycle / "training").glob("*/checkpoints"))
+    if before is None:
+        return
+    with reading(work.store) as opened:
+        for adapter in list_adapters(opened):
+            run = get_training_run(opened, adapter.training_run_id)
+            if run.state is RunState.FINISHED and run.finished_at is not None and run.finished_at < before:
+                name = f"{run.capability}-{run.environment_hash[:12]}"
+                yield runs / run.cycle_id / "training" / name / "checkpoints"
+
+
+def _runs(work: _Work) -> Iterator[Path]:
+    """Folders of ended cycles, but for those whose adapter is live: the router's classifier lies there."""
+    with reading(work.store) as opened:
+        live = {get_adapter(opened, promotion.adapter).cycle_id for promotion in live_adapters(opened)}
+    for cycle in work.ended(work.settings.retention.runs_days):
+        if cycle not in live:
+            yield work.settings.data_dir / "runs" / cycle
+
+
+def _folders(work: _Work, kind: str, folders: Iterable[Path]) -> Pruned:
+    size, names = 0, []
+    for folder in dict.fromkeys(folders):
+        if folder.is_dir():
+            size += size_of(folder)
+            names.append(str(folder.relative_to(work.settings.data_dir)))
+            if not work.dry_run:
+                remove_folder(folder)
+    return Pruned(kind, len(names), size, names[:SHOWN])
+
+
+def _logs(work: _Work) -> Pruned:
+    before = work.before(work.settings.retention.logs_days)
+    size, names = 0, []
+    for file in sorted((work.settings.data_dir / "logs").glob("*")):
+        if before is None or not file.is_file() or file.stat().st_mtime >= before.timestamp():
+            continue
+        size += file.stat().st_size
+        names.append(file.name)
+        if not work.dry_run:
+            file.unlink(missing_ok=True)
+    return Pruned("logs", len(names), size, names[:SHOWN])
+
+
+def _containers(dry_run: bool, owner: str) -> Pruned:
+    try:
+        names = (find_orphans if dry_run else reap_orphans)(owner)
+    except EngineDown as error:
+        return Pruned("containers", 0, 0, note=str(error))
+    return Pruned("containers", len(names), 0, names[:SHOWN])
+
+
+def remove_folder(folder: Path) -> None:
+    """Take a folder away at once and delete it then; a kill in between leaves a ``.partial`` that is known as such."""
+    doomed = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files below ``folder``."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _told(kind: str, amount: Amount, names: Sequence[str] = ()) -> Pruned:
+    return Pruned(kind, amount.rows, amount.size, list(names)[:SHOWN] if amount.rows else [])
