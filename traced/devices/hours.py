@@ -1,8 +1,8 @@
 """Hours of the local day: windows such as "22:00-06:00", and whether a moment lies in one.
 
 Invariants: a window means what the clock on the wall shows, first minute in, last one out, across midnight where it
-ends before it begins. So on the night on which an hour comes twice a window holds in both, and an hour that a spring night
-leaves out never comes. Moments are timezone-aware; a zone of None is the machine's own.
+ends before it begins. So on the night on which an hour comes twice a window holds in both, and an hour that a spring
+night leaves out never comes. Moments are timezone-aware; a zone of None is the machine's own.
 Fails: ``ValueError`` names the text that is no window or no zone.
 Not covered: days of the week, holidays.
 """

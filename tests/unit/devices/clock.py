@@ -9,13 +9,14 @@ T0 = datetime(2026, 3, 14, 9, 0, tzinfo=UTC)
 
 
 class ManualClock:
-    """Stands still until ``advance``; ``step`` moves the wall's clock alone."""
+    """Stands still until ``tick``; ``step`` moves the wall's clock alone."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.offset = timedelta(0)
+        self.sleeps = 0  # begun so far
         self._sleepers: list[tuple[float, asyncio.Event]] = []
-        self._fallen_asleep = asyncio.Condition()
+        self._begun = asyncio.Event()
 
     @property
     def clocks(self) -> Clocks:
@@ -28,28 +29,30 @@ class ManualClock:
         self.offset += timedelta(seconds=seconds)
 
     async def sleep(self, seconds: float) -> None:
-        woken = asyncio.Event()
-        sleeper = (self.seconds + seconds, woken)
+        sleeper = (self.seconds + seconds, asyncio.Event())
         self._sleepers.append(sleeper)
+        self.sleeps += 1
+        self._begun.set()
         try:
-            async with self._fallen_asleep:
-                self._fallen_asleep.notify_all()
-            await woken.wait()
+            await sleeper[1].wait()
         finally:
             self._sleepers.remove(sleeper)
 
-    async def asleep(self, count: int) -> None:
-        """Wait until ``count`` tasks sleep on this clock."""
-        async with self._fallen_asleep:
-            await self._fallen_asleep.wait_for(lambda: self._still_asleep() == count)
-
-    async def advance(self, seconds: float, asleep: int) -> None:
-        """Let time pass, wake whoever is due, and wait until ``asleep`` tasks sleep again."""
+    def tick(self, seconds: float) -> int:
+        """Let time pass and wake whoever is due; how many were."""
         self.seconds += seconds
-        for due, woken in self._sleepers:
-            if due <= self.seconds:
-                woken.set()
-        await self.asleep(asleep)
+        woken = [event for due, event in self._sleepers if due <= self.seconds and not event.is_set()]
+        for event in woken:
+            event.set()
+        return len(woken)
 
-    def _still_asleep(self) -> int:
-        return sum(not woken.is_set() for _, woken in self._sleepers)
+    async def advance(self, seconds: float) -> None:
+        """Let time pass until as many sleep again as were woken by it."""
+        before = self.sleeps
+        await self.begun(before + self.tick(seconds))
+
+    async def begun(self, sleeps: int) -> None:
+        """Wait until so many sleeps have begun."""
+        while self.sleeps < sleeps:
+            self._begun.clear()
+            await self._begun.wait()
