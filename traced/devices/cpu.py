@@ -39,9 +39,7 @@ class CpuProbe:
     def read(self) -> Readings:
         """One device, its utilisation since the reading before (the first: since the probe was made)."""
         now = ticks(self._own_pids())
-        share = foreign_share(self._before, now)
-        if share is not None:
-            self._before = now
+        share, self._before = foreign_share(self._before, now), now
         memory = psutil.virtual_memory()
         name = f"{platform.machine()}, {os.cpu_count()} cores"
         return Readings((DeviceReading(CPU, "cpu", name, memory.total, memory.total - memory.available, share),))

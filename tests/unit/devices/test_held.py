@@ -279,6 +279,7 @@ def test_a_wait_cancelled_while_it_asks_leaves_no_lease(engine: Engine) -> None:
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
             await task
+        await loop.shutdown_default_executor()  # whatever a thread was at has happened
         assert lease(engine) is None
 
     play(scene)

@@ -199,7 +199,7 @@ def test_a_child_that_ended_still_counts_as_ours() -> None:
     assert with_it > without_it
 
 
-def test_two_looks_in_one_tick_do_not_lose_the_time_between() -> None:
+def test_no_share_is_known_before_time_has_passed() -> None:
     stood = Ticks(100.0, 50.0, 10.0)
     assert foreign_share(stood, stood) is None
     assert foreign_share(stood, Ticks(110.0, 55.0, 12.0)) == pytest.approx(0.3)
