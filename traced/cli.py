@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from traced.commands import decide, run, setup, show, steps
+from traced.commands import decide, devices, run, setup, show, steps
 from traced.commands.boundary import Verbs, stop_on_sigterm
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ app.command()(decide.reject)
 app.command()(decide.rollback)
 app.command()(show.status)
 app.command()(show.explain)
+app.command()(devices.devices)
 app.add_typer(setup.sandbox, name="sandbox")
 
 

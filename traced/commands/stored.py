@@ -21,10 +21,15 @@ def writing(settings: Settings) -> Iterator[Session]:
         engine.dispose()
 
 
+def is_made(settings: Settings) -> bool:
+    """Whether there is a store to look at; one that a URL names is taken to be there."""
+    return bool(settings.store.url) or (settings.data_dir / "traced.db").exists()
+
+
 @contextmanager
 def looking(settings: Settings) -> Iterator[Session]:
     """A look at the store; raises TracedError where there is none yet, instead of making an empty one."""
-    if not settings.store.url and not (settings.data_dir / "traced.db").exists():
+    if not is_made(settings):
         raise TracedError(f"{settings.data_dir} holds no store yet", hint="traced demo, or traced collect")
     engine = open_store(settings.store_url)
     try:
