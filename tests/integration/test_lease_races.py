@@ -45,7 +45,7 @@ def race(database: str, folder: Path, task: str, count: int) -> list[list[str]]:
         assert racer.stdin is not None
         racer.stdin.write("go\n")
         racer.stdin.flush()
-    results = [racer.communicate(timeout=120)[0] for racer in racers]
+    results = [racer.communicate(timeout=250)[0] for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * RACERS
     return [json.loads(result) for result in results]
 

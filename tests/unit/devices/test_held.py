@@ -88,7 +88,7 @@ def rename(engine: Engine, table: str, name: str) -> None:
 
 def play(scene: Callable[[ManualClock], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await scene(ManualClock())
 
     asyncio.run(main())
@@ -262,7 +262,7 @@ def test_a_wait_cancelled_while_it_asks_leaves_no_lease(engine: Engine) -> None:
         def now() -> datetime:
             if threading.current_thread() is not threading.main_thread():  # in the midst of asking the store
                 loop.call_soon_threadsafe(asking.set)
-                assert go_on.wait(30)
+                assert go_on.wait(200)
             return clock.now()
 
         async def hold() -> None:
