@@ -7,7 +7,8 @@
     ├── BrokenReference    a row refers to one that is not in the store, or breaks another constraint
     ├── NotFound           nothing is stored under this name or id
     ├── NotApproved        an adapter version cannot go live without a person's approval
-    └── NotLive            an adapter version that is not live cannot be rolled back
+    ├── NotLive            an adapter version that is not live cannot be rolled back
+    └── LeaseLost          a device's lease lapsed and was taken, or was removed
 
 Each message says the cause, the value seen and the next command to try.
 """
@@ -46,3 +47,14 @@ class NotApproved(StoreError):
 
 class NotLive(StoreError):
     """An adapter version that is not live cannot be rolled back."""
+
+
+class LeaseLost(StoreError):
+    """A device's lease lapsed and was taken, or was removed."""
+
+    def __init__(self, device: str, holder: str, now_held_by: str | None) -> None:
+        whose = f"{now_held_by!r} has it now" if now_held_by else "it was removed"
+        super().__init__(
+            f"the lease of {holder!r} on device {device!r} is lost: {whose}; stop using the device, "
+            "`traced devices` shows who has it"
+        )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -24,6 +24,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from traced.devices.hours import valid_windows, valid_zone
 from traced.errors import ConfigError
 from traced.location import FILE_NAME as FILE_NAME
 from traced.location import data_directory as data_directory
@@ -37,6 +38,8 @@ OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG"}
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Temperature = Annotated[float, Field(ge=0, le=5)]
+Hours = Annotated[str, AfterValidator(valid_windows)]
+Zone = Annotated[str, AfterValidator(valid_zone)]
 
 
 class Section(BaseModel):
@@ -184,6 +187,29 @@ class RetentionSection(Section):
     events_days: Days = Field(default=90, description="the service's event stream")
 
 
+class DevicesSection(Section):
+    """When a device is idle, so that training may begin on it; serving asks for it back at any time."""
+
+    train_on: str = Field(
+        default="auto", description='"auto" (GPUs, or the CPU where there are none), "cuda", "cpu", or one GPU\'s UUID'
+    )
+    idle_s: float = Field(default=60.0, ge=0, description="seconds for which everything below has to hold")
+    poll_s: float = Field(default=5.0, gt=0, description="seconds between two looks, and between two heartbeats")
+    gpu_utilisation: Share = Field(default=0.10, description="greatest utilisation of an idle GPU")
+    gpu_memory: Share = Field(default=0.10, description="greatest share of an idle GPU's memory in use, by anyone")
+    gpu_foreign: int = Field(default=0, ge=0, description="processes of others that an idle GPU may have")
+    cpu_utilisation: Share = Field(default=0.25, description="greatest share of all cores that others use")
+    cpu_memory: Share = Field(default=0.80, description="greatest share of the machine's memory in use, by anyone")
+    train_hours: Hours = Field(
+        default="", description='local hours in which training may begin, "22:00-06:00, 12:30-13:30"; "" is always'
+    )
+    quiet_hours: Hours = Field(default="", description="local hours in which training may not begin")
+    time_zone: Zone = Field(default="", description='of these hours, e.g. "Europe/Berlin"; "" is the machine\'s')
+    lease_ttl_s: float = Field(
+        default=120.0, ge=1, description="seconds without a heartbeat after which a device's lease lapses"
+    )
+
+
 class Settings(BaseSettings):
     """Everything a verb needs to know; ``data_dir`` is absolute."""
 
@@ -211,6 +237,7 @@ class Settings(BaseSettings):
     test: HeldOutSection = HeldOutSection()
     sandbox: SandboxSection = SandboxSection()
     retention: RetentionSection = RetentionSection()
+    devices: DevicesSection = DevicesSection()
 
     @property
     def store_url(self) -> str:
@@ -344,6 +371,7 @@ def _nearest(key: str, known: list[str]) -> str:
 
 def _bad_value(error: ValidationError, path: Path | None, raw: dict[str, Any], given: Mapping[str, Any]) -> ConfigError:
     first = error.errors()[0]
+    said = first["msg"].removeprefix("Value error, ")
     key = ".".join(str(part) for part in first["loc"])
     where = f"in {path}"
     if key in given:
@@ -352,4 +380,4 @@ def _bad_value(error: ValidationError, path: Path | None, raw: dict[str, Any], g
         where = f"in the variable {_variable(key)}"
     elif key not in _dotted(raw):
         where = "in the settings"
-    return ConfigError(f"{key} = {first['input']!r} {where}: {first['msg'].lower()}", hint="traced init --print")
+    return ConfigError(f"{key} = {first['input']!r} {where}: {said[:1].lower()}{said[1:]}", hint="traced init --print")

@@ -22,6 +22,11 @@ def writing(settings: Settings) -> Iterator[Session]:
         engine.dispose()
 
 
+def is_made(settings: Settings) -> bool:
+    """Whether there is a store to look at; one that a URL names is taken to be there."""
+    return bool(settings.store.url) or (settings.data_dir / "traced.db").exists()
+
+
 @contextmanager
 def looking(settings: Settings) -> Iterator[Session]:
     """A look at the store; raises TracedError where there is none yet, instead of making an empty one."""
@@ -32,7 +37,7 @@ def looking(settings: Settings) -> Iterator[Session]:
 @contextmanager
 def opened_store(settings: Settings) -> Iterator[Engine]:
     """The store itself; raises TracedError where there is none yet."""
-    if not settings.store.url and not (settings.data_dir / "traced.db").exists():
+    if not is_made(settings):
         raise TracedError(f"{settings.data_dir} holds no store yet", hint="traced demo, or traced collect")
     engine = open_store(settings.store_url)
     try:

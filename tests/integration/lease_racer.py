@@ -1,0 +1,52 @@
+"""A process that races others for leases: ``python -m tests.integration.lease_racer URL NAME TASK COUNT``.
+
+It opens the store, says "ready", and begins with the line that it is sent. TASK ``each`` asks once for each of COUNT
+devices and prints those it got; ``turns`` takes one device COUNT times, always giving it back, and breaks when anybody
+else is in there with it.
+"""
+
+import json
+import os
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from store.database import connect, session
+from store.repositories.leases import acquire, release
+
+TTL = timedelta(minutes=5)
+
+
+def got(engine: Engine, device: str, name: str) -> bool:
+    with session(engine) as opened:
+        return acquire(opened, device, name, "race", None, at=datetime.now(UTC), ttl=TTL) is not None
+
+
+def each(engine: Engine, name: str, count: int) -> list[str]:
+    return [device for device in (f"d{number}" for number in range(count)) if got(engine, device, name)]
+
+
+def turns(engine: Engine, name: str, count: int) -> list[str]:
+    taken = 0
+    while taken < count:
+        if not got(engine, "one", name):
+            continue
+        inside = Path(os.environ["RACE_FOLDER"]) / "inside"
+        inside.touch(exist_ok=False)  # FileExistsError: two have the lease
+        inside.unlink()
+        with session(engine) as opened:
+            assert release(opened, "one", name)
+        taken += 1
+    return ["one"] * taken
+
+
+if __name__ == "__main__":
+    url, name, task, count = sys.argv[1:]
+    store = connect(url)
+    with store.connect():
+        print("ready", flush=True)
+    sys.stdin.readline()
+    print(json.dumps({"each": each, "turns": turns}[task](store, name, int(count))), flush=True)
+    store.dispose()

@@ -1,0 +1,163 @@
+"""Leases on one database; races between real processes are in tests/integration/test_lease_races.py."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Engine
+from sqlmodel import Session
+
+from store.database import open_store, session
+from store.errors import BrokenReference, LeaseLost
+from store.repositories.cycles import save_cycle
+from store.repositories.leases import (
+    Lease,
+    acquire,
+    ask_back,
+    get_lease,
+    heartbeat,
+    list_leases,
+    release,
+)
+from tests.unit.store.chain import CYCLE, later
+
+TTL = timedelta(seconds=60)
+
+
+def take(db: Session, holder: str, seconds: float, device: str = "cpu", cycle_id: str | None = None) -> Lease | None:
+    return acquire(db, device, holder, "train", cycle_id, at=later(seconds), ttl=TTL)
+
+
+def test_a_free_device_is_leased_and_another_asker_gets_nothing(db: Session) -> None:
+    save_cycle(db, CYCLE)
+    lease = take(db, "a", 0, cycle_id="c1")
+    assert lease == Lease("cpu", "a", "train", "c1", later(0), later(0), later(60))
+    assert take(db, "b", 59.9) is None
+    assert get_lease(db, "cpu") == lease
+    assert take(db, "b", 1, device="GPU-1") is not None
+    assert [(each.device, each.holder) for each in list_leases(db)] == [("GPU-1", "b"), ("cpu", "a")]
+
+
+def test_a_lapsed_lease_is_taken_over_whole(db: Session) -> None:
+    save_cycle(db, CYCLE)
+    take(db, "a", 0, cycle_id="c1")
+    ask_back(db, "cpu", "serving", later(1))
+    assert take(db, "b", 60) == Lease("cpu", "b", "train", None, later(60), later(60), later(120))
+
+
+def test_a_heartbeat_moves_the_lease_on(db: Session) -> None:
+    take(db, "a", 0)
+    lease = heartbeat(db, "cpu", "a", later(50))
+    assert (lease.acquired_at, lease.heartbeat_at, lease.expires_at) == (later(0), later(50), later(110))
+    assert take(db, "b", 100) is None
+
+
+def test_a_lease_that_lapsed_and_nobody_took_is_renewed(db: Session) -> None:
+    take(db, "a", 0)
+    assert heartbeat(db, "cpu", "a", later(500)).expires_at == later(560)
+
+
+def test_a_heartbeat_fails_once_the_lease_is_anothers_or_gone(db: Session) -> None:
+    take(db, "a", 0)
+    take(db, "b", 60)
+    with pytest.raises(LeaseLost, match=r"lease of 'a' on device 'cpu' is lost: 'b' has it now; .*`traced devices`"):
+        heartbeat(db, "cpu", "a", later(61))
+    release(db, "cpu", "b")
+    with pytest.raises(LeaseLost, match="it was removed"):
+        heartbeat(db, "cpu", "b", later(62))
+
+
+def test_release_frees_the_device_and_only_its_holder_can(db: Session) -> None:
+    take(db, "a", 0)
+    assert not release(db, "cpu", "b")
+    assert take(db, "b", 1) is None
+    assert release(db, "cpu", "a")
+    assert not release(db, "cpu", "a")
+    assert list_leases(db) == []
+    assert take(db, "b", 1) is not None
+
+
+def test_the_same_holder_gets_its_lease_renewed_and_stays_asked(db: Session) -> None:
+    take(db, "a", 0)
+    ask_back(db, "cpu", "serving", later(1))
+    assert take(db, "a", 10) == Lease("cpu", "a", "train", None, later(0), later(10), later(70), "serving", later(1))
+
+
+def test_the_first_who_asks_for_a_device_back_is_named_to_its_holder(db: Session) -> None:
+    assert ask_back(db, "cpu", "serving", later(0)) is None
+    take(db, "a", 0)
+    assert heartbeat(db, "cpu", "a", later(1)).wanted_by == ""
+    asked = ask_back(db, "cpu", "serving", later(2))
+    assert asked is not None
+    assert (asked.wanted_by, asked.wanted_at, asked.holder) == ("serving", later(2), "a")
+    ask_back(db, "cpu", "Ada", later(3))
+    told = heartbeat(db, "cpu", "a", later(4))
+    assert (told.wanted_by, told.wanted_at) == ("serving", later(2))
+
+
+@pytest.mark.parametrize(("device", "holder", "ttl"), [("", "a", TTL), ("cpu", "", TTL), ("cpu", "a", TTL * 0)])
+def test_nameless_and_timeless_leases_are_refused(db: Session, device: str, holder: str, ttl: timedelta) -> None:
+    with pytest.raises(ValueError, match="no lease without"):
+        acquire(db, device, holder, "train", None, at=later(0), ttl=ttl)
+    with pytest.raises(ValueError, match="a name"):
+        ask_back(db, "cpu", "", later(0))
+
+
+def test_a_cycle_that_is_not_stored_is_refused(engine: Engine) -> None:
+    with pytest.raises(BrokenReference), session(engine) as opened:
+        take(opened, "a", 0, cycle_id="c9")
+
+
+def test_a_step_back_neither_kills_a_live_lease_nor_keeps_a_dead_one(db: Session) -> None:
+    take(db, "a", 0)
+    assert take(db, "b", -3600) is None  # counted anew from here
+    assert get_lease(db, "cpu") == Lease("cpu", "a", "train", None, later(0), later(-3600), later(-3540))
+    assert take(db, "b", -3541) is None
+    assert heartbeat(db, "cpu", "a", later(-3541)).expires_at == later(-3481)
+    assert take(db, "b", -3482) is None
+    assert take(db, "b", -3481) is not None
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Engine]:
+    """One database for many examples, each of which is rolled back."""
+    opened = open_store("sqlite://")
+    yield opened
+    opened.dispose()
+
+
+STEPS = st.lists(st.tuples(st.integers(0, 300), st.floats(0, 1e6)), max_size=4)
+
+
+def wall(steps: list[tuple[int, float]], true_s: float) -> float:
+    """What the clock shows at a true time: it is stepped back by each size once its moment has come."""
+    return true_s - sum(size for moment, size in steps if moment <= true_s)
+
+
+@settings(max_examples=30)
+@given(STEPS, st.integers(10, 59), st.integers(5, 70))
+def test_however_often_the_clock_steps_back_a_live_holder_keeps_its_lease(
+    shared: Engine, steps: list[tuple[int, float]], beat_s: int, ask_s: int
+) -> None:
+    with Session(shared) as opened:
+        take(opened, "a", wall(steps, 0))
+        for true_s in range(1, 400):
+            if true_s % beat_s == 0:
+                assert heartbeat(opened, "cpu", "a", later(wall(steps, true_s))).live(later(wall(steps, true_s)))
+            if true_s % ask_s == 0:
+                assert take(opened, "b", wall(steps, true_s)) is None
+
+
+@settings(max_examples=30)
+@given(STEPS, st.integers(1, 70), st.integers(0, 300))
+def test_however_often_the_clock_steps_back_a_dead_holder_loses_its_lease(
+    shared: Engine, steps: list[tuple[int, float]], ask_s: int, death: int
+) -> None:
+    last = max([moment for moment, _ in steps] + [death])
+    with Session(shared) as opened:
+        take(opened, "a", wall(steps, death))
+        asked = range(last + 1, last + 1000, ask_s)  # nobody asked before: the worst case
+        taken = next(true_s for true_s in asked if take(opened, "b", wall(steps, true_s)))
+    assert taken <= last + 1 + 60 + ask_s
