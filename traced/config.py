@@ -6,7 +6,8 @@ is looked up in it: ``--data-dir``, then ``TRACED_DATA_DIR``, then ``./traced-da
 directory wins over one in the working directory; the two are never merged.
 
 How it fails: ``ConfigError`` names the key, the value, the file (or variable, or option) it came from and, for an
-unknown key, the nearest valid one. Not covered: secrets, which no key of today holds.
+unknown key, the nearest valid one. Not covered: secrets; keys that end in ``_file`` name the
+files that hold them.
 """
 
 import difflib
@@ -14,9 +15,10 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
+from urllib.parse import quote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -26,27 +28,23 @@ from pydantic_settings import (
 )
 
 from traced.errors import ConfigError
+from traced.host.settings import LogSection, ServiceSection
+from traced.notices.settings import NotifySection
+from traced.section import Positive, Section, Share, Temperature
 
 FILE_NAME = "traced.toml"
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG"}
 
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
-Temperature = Annotated[float, Field(ge=0, le=5)]
-
-
-class Section(BaseModel):
-    """One table of the file; unknown keys are refused and values are not changed after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
 
 class StoreSection(Section):
     """Where everything that is known is kept."""
 
     url: str = Field(default="", description='SQLAlchemy URL; "" is SQLite in the data directory')
+    password_file: str = Field(
+        default="", description="file that holds the password for the URL, so that it can go without"
+    )
 
 
 class TargetSection(Section):
@@ -193,11 +191,16 @@ class Settings(BaseSettings):
     routing: RoutingSection = RoutingSection()
     test: HeldOutSection = HeldOutSection()
     sandbox: SandboxSection = SandboxSection()
+    log: LogSection = LogSection()
+    service: ServiceSection = ServiceSection()
+    notify: NotifySection = NotifySection()
 
     @property
     def store_url(self) -> str:
         """The store's SQLAlchemy URL."""
-        return self.store.url or f"sqlite:///{self.data_dir / 'traced.db'}"
+        if not self.store.url:
+            return f"sqlite:///{self.data_dir / 'traced.db'}"
+        return _with_password(self.store.url, self.store.password_file) if self.store.password_file else self.store.url
 
     @property
     def threads(self) -> int:
@@ -287,7 +290,25 @@ def _fields() -> Iterator[tuple[str, tuple[Any, str]]]:
 
 
 def _toml(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return f'"{value}"'
+    return "[]" if value == () else str(value)
+
+
+def _with_password(url: str, file: str) -> str:
+    """``url`` with the password that ``file`` holds (its last line break is none of it)."""
+    scheme, separator, rest = url.partition("://")
+    user, at, host = rest.partition("@")
+    if not separator or not at or ":" in user:
+        raise ConfigError(
+            "store.password_file needs a store.url that names a user and no password",
+            hint='write store.url = "postgresql://USER@HOST/NAME"',
+        )
+    try:
+        password = Path(file).read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"store.password_file {file} cannot be read: {error}", hint=f"ls -l {file}") from None
+    return f"{scheme}://{user}:{quote(password, safe='')}@{host}"
 
 
 def _read(path: Path) -> dict[str, Any]:
