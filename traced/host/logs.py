@@ -30,6 +30,7 @@ from traced.host.redaction import redacted
 from traced.host.settings import LogSection
 
 CHATTY = ("httpx", "httpcore", "apscheduler", "sqlalchemy", "alembic", "uvicorn.access", "docker", "urllib3", "asyncio")
+COPIES = ("message", "asctime", "color_message")  # of the text: left on a record by other formatters, and by uvicorn
 FIRST = ("at", "level", "logger", "event")
 Event = MutableMapping[str, Any]
 
@@ -43,7 +44,7 @@ def configure(
     opened.
     """
     before = [_stamped(now), merge_contextvars, add_log_level, add_logger_name]
-    handlers = _handlers(settings, data_dir, stream or sys.stderr, [*before, ExtraAdder(), _without_colours])
+    handlers = _handlers(settings, data_dir, stream or sys.stderr, [*before, ExtraAdder(), _without_copies])
     root = logging.getLogger()
     for old in [handler for handler in root.handlers if isinstance(handler, _Quiet)]:
         root.removeHandler(old)
@@ -130,8 +131,9 @@ def _stamped(now: Callable[[], datetime]) -> Processor:
     return stamp
 
 
-def _without_colours(_logger: Any, _method: str, event: Event) -> Event:
-    event.pop("color_message", None)  # uvicorn's second copy of the text
+def _without_copies(_logger: Any, _method: str, event: Event) -> Event:
+    for copy in COPIES:
+        event.pop(copy, None)
     return event
 
 

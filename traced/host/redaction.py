@@ -26,7 +26,7 @@ _SECRET_KEYS = {"api", "private", "access", "signing", "secret", "auth"}  # ... 
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _SCHEMES = "(?:bearer|basic|digest|negotiate|token)"
-_NAME = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)(?P<after>\\*[\"']?\]?\s{0,8}[:=]\s{0,8}|\s{1,8}(?<=\s))")
+_NAME = re.compile(r"(?<![\w.-])(?P<name>[\w.-]++)(?P<after>\\*[\"']?\]?\s{0,8}[:=]\s{0,8}|\s{1,8})")
 _VALUE = re.compile(
     rf"b?(?P<quote>\\*[\"'])(?:(?!(?P=quote))(?:\\.|[^\\]))*(?P=quote)|(?:\\*[\"'])?(?:{_SCHEMES}\s+)?\S*",
     re.IGNORECASE | re.DOTALL,

@@ -1,9 +1,9 @@
 """Delivering what is due: the loop's turn of the notices.
 
 Invariants: hooks are told side by side, and each of them in the order of the notices, up to its first failure; every
-try has a time limit, so a turn ends. A failed try is repeated with exponential back-off up to ``notify.tries`` times, counted in
-the store. Delivery is at least once: a process killed between a hook's answer and the note of it tells it again, under
-the same id.
+try has a time limit, so a turn ends. A failed try is repeated with exponential back-off up to ``notify.tries`` times,
+counted in the store. Delivery is at least once: a process killed between a hook's answer and the note of it tells it
+again, under the same id.
 
 Fails: only as the store does. A hook's failure is logged and kept in the notice. Not covered: hooks that were taken out
 of the settings; what waits for them goes on waiting.
