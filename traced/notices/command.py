@@ -1,8 +1,8 @@
 """A command hook: a program that gets the notice as JSON on its standard input.
 
 Invariants: no shell takes part; exit status 0 is a delivery and nothing else is; past the time limit the program and
-all that it started in its process group are killed. Of its standard error the last ``KEPT`` bytes are kept for the
-failure's text, its standard output is thrown away.
+all that it started in its process group are killed. The end of its standard error, without secrets, goes into the
+failure's text; its standard output is thrown away.
 Fails: ``DeliveryFailed`` (exit status, signal, time limit), ``HookUnusable`` (it cannot be started).
 Not covered: what it leaves behind in a session of its own.
 """
@@ -13,10 +13,12 @@ import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
 
+from traced.host.redaction import redacted_text
 from traced.notices.errors import DeliveryFailed, HookUnusable
 from traced.notices.settings import CommandSettings
 
-KEPT = 500  # bytes
+KEPT = 4096  # bytes
+SHOWN = 500  # characters
 CHUNK = 65_536
 
 
@@ -42,7 +44,7 @@ async def run(hook: CommandSettings, body: bytes, *, timeout_s: float) -> None:
             await _kill(process)
     if code:
         ending = f"exit status {code}" if code > 0 else f"signal {-code}"
-        raise DeliveryFailed(f"command {hook.name}: {ending}: {said.decode('utf-8', 'replace').strip()}")
+        raise DeliveryFailed(f"command {hook.name}: {ending}: {_shown(said)}")
 
 
 async def _feed(process: Process, body: bytes) -> None:
@@ -59,6 +61,13 @@ async def _last_words(process: Process) -> bytes:
     while chunk := await process.stderr.read(CHUNK):
         kept = (kept + chunk)[-KEPT:]
     return kept
+
+
+def _shown(said: bytes) -> str:
+    """The end of ``said``: whole lines, for half a line may hold a secret without the name that gives it away."""
+    text = said.decode("utf-8", "replace")
+    whole = text if len(said) < KEPT else text.partition("\n")[2]
+    return redacted_text(whole).strip()[-SHOWN:]
 
 
 async def _kill(process: Process) -> None:

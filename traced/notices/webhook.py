@@ -38,7 +38,9 @@ async def post(hook: WebhookSettings, notice_id: str, body: bytes, *, timeout_s:
             client.stream("POST", hook.url, content=body, headers=headers) as answer,
         ):
             code = answer.status_code
-    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
+    except (TimeoutError, httpx.TimeoutException) as error:
+        raise DeliveryFailed(f"webhook {hook.name}: no answer within {timeout_s:g} s") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DeliveryFailed(f"webhook {hook.name}: {type(error).__name__}") from error
     if not 200 <= code < 300:
         raise DeliveryFailed(f"webhook {hook.name}: it answered {code}")
