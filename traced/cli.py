@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from traced.commands import decide, run, setup, show, steps
+from traced.commands import decide, run, service, setup, show, steps
 from traced.commands.boundary import Verbs, stop_on_sigterm
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ app.command()(decide.rollback)
 app.command()(show.status)
 app.command()(show.explain)
 app.add_typer(setup.sandbox, name="sandbox")
+app.add_typer(service.service, name="service")
 
 
 def main() -> None:
