@@ -90,6 +90,13 @@ def test_what_is_left_in_the_file_is_no_obstacle(tmp_path: Path, left: str) -> N
         assert holder(tmp_path) == me == Holder(os.getpid(), me.host, "2026-01-02T12:00:00+00:00", "1.0")
 
 
+@pytest.mark.parametrize("spoilt", ["", "garbage", "[1]", '{"unknown": 2}'])
+def test_a_held_directory_is_held_whatever_its_file_says(tmp_path: Path, spoilt: str) -> None:
+    with hold(tmp_path, now=lambda: NOON, version="1.0"):
+        (tmp_path / FILE_NAME).write_text(spoilt)
+        assert holder(tmp_path) == Holder()
+
+
 def test_a_look_that_keeps_the_lock_for_an_instant_does_not_stop_a_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

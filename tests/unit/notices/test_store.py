@@ -1,13 +1,14 @@
 """What hooks are to be told, in the store."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlmodel import Session
 
+from store.database import open_store, session
 from store.errors import NotFound
 from store.repositories.notices import add_notice, begin_try, due_notices, end_try, next_due, undelivered
-from tests.unit.store.conftest import db, engine  # noqa: F401
 from traced.notices.message import announce, approval_needed, parked, trouble
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -15,11 +16,19 @@ HOUR = timedelta(hours=1)
 HOOKS = ["ops", "mail"]
 
 
-def due(db: Session, at: datetime = NOON, hooks: list[str] = HOOKS) -> list[tuple[str, str]]:  # noqa: F811
+@pytest.fixture
+def db() -> Iterator[Session]:
+    engine = open_store("sqlite://")
+    with session(engine) as opened:
+        yield opened
+    engine.dispose()
+
+
+def due(db: Session, at: datetime = NOON, hooks: list[str] = HOOKS) -> list[tuple[str, str]]:
     return [(notice.key, notice.hook) for notice in due_notices(db, hooks, at=at, longest_wait=HOUR)]
 
 
-def test_a_key_is_told_once_to_each_hook_and_later_hooks_are_told_of_later_things(db: Session) -> None:  # noqa: F811
+def test_a_key_is_told_once_to_each_hook_and_later_hooks_are_told_of_later_things(db: Session) -> None:
     add_notice(db, "k1", ["ops"], {"n": 1}, at=NOON)
     add_notice(db, "k1", HOOKS, {"n": 2}, at=NOON + HOUR)
     add_notice(db, "k2", [], {}, at=NOON)
@@ -29,7 +38,7 @@ def test_a_key_is_told_once_to_each_hook_and_later_hooks_are_told_of_later_thing
     assert due(db, NOON - timedelta(seconds=1), ["ops"]) == []
 
 
-def test_tries_are_counted_before_they_are_made_and_an_end_is_kept(db: Session) -> None:  # noqa: F811
+def test_tries_are_counted_before_they_are_made_and_an_end_is_kept(db: Session) -> None:
     add_notice(db, "k1", HOOKS, {}, at=NOON)
     first, second = due_notices(db, HOOKS, at=NOON, longest_wait=HOUR)
     begin_try(db, first.seq, next_at=NOON + HOUR / 2)
@@ -50,14 +59,14 @@ def test_tries_are_counted_before_they_are_made_and_an_end_is_kept(db: Session) 
         begin_try(db, 99, next_at=None)
 
 
-def test_a_clock_that_was_set_back_does_not_keep_a_notice_waiting(db: Session) -> None:  # noqa: F811
+def test_a_clock_that_was_set_back_does_not_keep_a_notice_waiting(db: Session) -> None:
     add_notice(db, "k1", ["ops"], {}, at=NOON)
     begin_try(db, 1, next_at=NOON + HOUR)
     assert due(db, NOON) == []
     assert due(db, NOON - timedelta(days=30)) == [("k1", "ops")]
 
 
-def test_messages_name_the_thing_and_the_next_command(db: Session) -> None:  # noqa: F811
+def test_messages_name_the_thing_and_the_next_command(db: Session) -> None:
     message = approval_needed("precision@v2", "gate-1")
     announce(db, message, HOOKS, at=NOON)
     announce(db, message, HOOKS, at=NOON + HOUR)
