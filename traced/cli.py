@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from traced.commands import decide, devices, run, setup, show, steps, upkeep
+from traced.commands import decide, devices, run, service, setup, show, steps, upkeep
 from traced.commands.boundary import Verbs, stop_on_sigterm
 
 app = typer.Typer(
@@ -50,6 +50,7 @@ app.command()(upkeep.prune)
 app.add_typer(upkeep.db, name="db")
 app.command()(devices.devices)
 app.add_typer(setup.sandbox, name="sandbox")
+app.add_typer(service.service, name="service")
 
 
 def main() -> None:

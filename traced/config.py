@@ -6,16 +6,17 @@ is looked up in it: ``--data-dir``, then ``TRACED_DATA_DIR``, then ``./traced-da
 directory wins over one in the working directory; the two are never merged.
 
 How it fails: ``ConfigError`` names the key, the value, the file (or variable, or option) it came from and, for an
-unknown key, the nearest valid one. Not covered: secrets, which no key of today holds.
+unknown key, the nearest valid one. Not covered: secrets; keys that end in ``_file`` name the
+files that hold them.
 """
 
 import difflib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -24,34 +25,29 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from traced.devices.hours import valid_windows, valid_zone
+from traced.devices.settings import DevicesSection
 from traced.errors import ConfigError
+from traced.host.settings import LogSection, ServiceSection
 from traced.location import FILE_NAME as FILE_NAME
 from traced.location import data_directory as data_directory
-from traced.location import default_url, read_file
+from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
+from traced.notices.settings import NotifySection
+from traced.section import Positive, Section, Share, Temperature
+from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG"}
-
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
-Temperature = Annotated[float, Field(ge=0, le=5)]
-Hours = Annotated[str, AfterValidator(valid_windows)]
-Zone = Annotated[str, AfterValidator(valid_zone)]
-
-
-class Section(BaseModel):
-    """One table of the file; unknown keys are refused and values are not changed after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class StoreSection(Section):
     """Where everything that is known is kept."""
 
     url: str = Field(default="", description='SQLAlchemy URL; "" is SQLite in the data directory')
+    password_file: str = Field(
+        default="", description="file that holds the password for the URL, so that it can go without"
+    )
 
 
 class TargetSection(Section):
@@ -172,44 +168,6 @@ class SandboxSection(Section):
     start_seconds: float = Field(default=30.0, gt=0, description="seconds for a container to start")
 
 
-Days = Annotated[int, Field(ge=0)]
-
-
-class RetentionSection(Section):
-    """How long what is no evidence is kept (traced prune); days count from a cycle's end, 0 keeps for ever."""
-
-    keep_cycles: Days = Field(default=3, description="newest ended cycles of each target that are left whole")
-    turns_days: Days = Field(default=30, description="token ids and log-probs of trajectories")
-    trajectories_days: Days = Field(default=180, description="trajectories that no label, gate or routing refers to")
-    checkpoints_days: Days = Field(default=7, description="checkpoints of finished trainings, steps of the graph")
-    runs_days: Days = Field(default=365, description="folders of runs without a live adapter (reports, plots)")
-    logs_days: Days = Field(default=30, description="logs that were not written to since")
-    events_days: Days = Field(default=90, description="the service's event stream")
-
-
-class DevicesSection(Section):
-    """When a device is idle, so that training may begin on it; serving asks for it back at any time."""
-
-    train_on: str = Field(
-        default="auto", description='"auto" (GPUs, or the CPU where there are none), "cuda", "cpu", or one GPU\'s UUID'
-    )
-    idle_s: float = Field(default=60.0, ge=0, description="seconds for which everything below has to hold")
-    poll_s: float = Field(default=5.0, gt=0, description="seconds between two looks, and between two heartbeats")
-    gpu_utilisation: Share = Field(default=0.10, description="greatest utilisation of an idle GPU")
-    gpu_memory: Share = Field(default=0.10, description="greatest share of an idle GPU's memory in use, by anyone")
-    gpu_foreign: int = Field(default=0, ge=0, description="processes of others that an idle GPU may have")
-    cpu_utilisation: Share = Field(default=0.25, description="greatest share of all cores that others use")
-    cpu_memory: Share = Field(default=0.80, description="greatest share of the machine's memory in use, by anyone")
-    train_hours: Hours = Field(
-        default="", description='local hours in which training may begin, "22:00-06:00, 12:30-13:30"; "" is always'
-    )
-    quiet_hours: Hours = Field(default="", description="local hours in which training may not begin")
-    time_zone: Zone = Field(default="", description='of these hours, e.g. "Europe/Berlin"; "" is the machine\'s')
-    lease_ttl_s: float = Field(
-        default=120.0, ge=1, description="seconds without a heartbeat after which a device's lease lapses"
-    )
-
-
 class Settings(BaseSettings):
     """Everything a verb needs to know; ``data_dir`` is absolute."""
 
@@ -238,11 +196,15 @@ class Settings(BaseSettings):
     sandbox: SandboxSection = SandboxSection()
     retention: RetentionSection = RetentionSection()
     devices: DevicesSection = DevicesSection()
+    log: LogSection = LogSection()
+    service: ServiceSection = ServiceSection()
+    notify: NotifySection = NotifySection()
 
     @property
     def store_url(self) -> str:
         """The store's SQLAlchemy URL."""
-        return self.store.url or default_url(self.data_dir)
+        url = self.store.url or default_url(self.data_dir)
+        return with_password(url, self.store.password_file) if self.store.url and self.store.password_file else url
 
     @property
     def threads(self) -> int:
@@ -319,7 +281,9 @@ def _fields() -> Iterator[tuple[str, tuple[Any, str]]]:
 
 
 def _toml(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return f'"{value}"'
+    return "[]" if value == () else str(value)
 
 
 def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,12 +9,14 @@ import os
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from traced.errors import ConfigError
 
 FILE_NAME = "traced.toml"
 STORE_NAME = "traced.db"
 URL_VARIABLE = "TRACED_STORE__URL"
+PASSWORD_VARIABLE = "TRACED_STORE__PASSWORD_FILE"
 
 
 def data_directory(data_dir: Path | None = None) -> Path:
@@ -47,9 +49,35 @@ def default_url(data_dir: Path) -> str:
 
 def store_url(data_dir: Path, given: str | None = None) -> str:
     """The store's SQLAlchemy URL; ``given`` is the command line's."""
-    url = given if given is not None else os.environ.get(URL_VARIABLE)
-    if url is None:
-        path = find_file(data_dir)
-        section = read_file(path).get("store") if path else None
-        url = section.get("url") if isinstance(section, dict) else None
-    return str(url) if url else default_url(data_dir)
+    section = _store_section(data_dir)
+    url = _first(given, os.environ.get(URL_VARIABLE), section.get("url"))
+    password_file = _first(os.environ.get(PASSWORD_VARIABLE), section.get("password_file"))
+    if not url:
+        return default_url(data_dir)
+    return with_password(url, password_file) if password_file else url
+
+
+def with_password(url: str, file: str) -> str:
+    """``url`` with the password that ``file`` holds (its last line break is none of it)."""
+    scheme, separator, rest = url.partition("://")
+    user, at, host = rest.partition("@")
+    if not separator or not at or ":" in user:
+        raise ConfigError(
+            "store.password_file needs a store.url that names a user and no password",
+            hint='write store.url = "postgresql://USER@HOST/NAME"',
+        )
+    try:
+        password = Path(file).read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"store.password_file {file} cannot be read: {error}", hint=f"ls -l {file}") from None
+    return f"{scheme}://{user}:{quote(password, safe='')}@{host}"
+
+
+def _store_section(data_dir: Path) -> dict[str, Any]:
+    path = find_file(data_dir)
+    section = read_file(path).get("store") if path else None
+    return section if isinstance(section, dict) else {}
+
+
+def _first(*found: Any) -> str:
+    return next((str(one) for one in found if one is not None), "")

@@ -128,3 +128,25 @@ def test_any_unknown_option_is_refused_and_any_known_one_is_not_unknown(key: str
         return
     with pytest.raises(ConfigError, match="unknown key"):
         load_settings(Path("nowhere"), overrides={key: 1})
+
+
+def test_hooks_are_read_from_the_file_and_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    hook = '[[notify.webhooks]]\nname = "ops"\nurl = "https://example.org/x"\n'
+    write(tmp_path, hook + '[[notify.commands]]\nname = "mail"\nargv = ["/bin/tell", "--all"]\n')
+    notify = load_settings().notify
+    assert notify.names == ["ops", "mail"]
+    assert notify.commands[0].argv == ("/bin/tell", "--all")
+    write(tmp_path, hook + hook)
+    with pytest.raises(ConfigError, match="two hooks are named 'ops'"):
+        load_settings()
+
+
+def test_the_stores_password_comes_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("p@ss/word :1\n")
+    given = {"store.url": "postgresql://traced@db/traced", "store.password_file": str(tmp_path / "password")}
+    assert load_settings(overrides=given).store_url == "postgresql://traced:p%40ss%2Fword%20%3A1@db/traced"
+    for url in ("postgresql://db/traced", "postgresql://traced:other@db/traced"):
+        with pytest.raises(ConfigError, match="names a user and no password"):
+            _ = load_settings(overrides=given | {"store.url": url}).store_url
+    with pytest.raises(ConfigError, match="cannot be read"):
+        _ = load_settings(overrides=given | {"store.password_file": str(tmp_path / "none")}).store_url

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 
-from traced.config import DevicesSection
 from traced.devices.hours import Window, parse_windows, parse_zone, why_closed
 from traced.devices.probe import DeviceReading
+from traced.devices.settings import DevicesSection
 
 LOOKS_MISSED = 3  # a gap of more polls than this was not watched
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.config import DevicesSection, load_settings
+from traced.config import load_settings
 from traced.devices.hours import parse_windows
 from traced.devices.idle import (
     Rules,
@@ -20,6 +20,7 @@ from traced.devices.idle import (
     why_not_idle,
 )
 from traced.devices.probe import DeviceReading, ForeignProcess
+from traced.devices.settings import DevicesSection
 from traced.errors import ConfigError
 
 CPU = DeviceReading("cpu", "cpu", "a CPU", 1000, 100, 0.0)

@@ -1,0 +1,1 @@
+"""Living on a host: one instance per data directory, signals, the service manager, its unit, logs."""

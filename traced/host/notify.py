@@ -1,0 +1,86 @@
+"""Telling the service manager how the daemon is: sd_notify(3) and its watchdog.
+
+Invariants: a ping is sent only from ``beat``, which the loop that does the work calls once per turn: a loop that is
+stuck stops pinging, and the service manager restarts it. ``beat`` may be called as often as one likes; it sends at most
+four pings per watchdog interval. The variables are taken out of the environment, so that children do not speak for the
+daemon. Without a service manager every call does nothing.
+
+Fails: never. A message that cannot be delivered (socket gone, queue full) is dropped and the call returns False; a
+daemon must not end, or wait, because nobody listens. Not covered: vsock addresses, file descriptor store, barriers.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable, MutableMapping
+
+PINGS_PER_INTERVAL = 4
+
+
+class ServiceManager:
+    """Whoever set NOTIFY_SOCKET; ``watchdog_s`` is the interval it expects pings in, None where it expects none."""
+
+    def __init__(
+        self, address: str, watchdog_s: float | None = None, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.address = address
+        self.watchdog_s = watchdog_s
+        self._monotonic = monotonic
+        self._next_ping = monotonic()
+
+    def ready(self, status: str = "") -> bool:
+        """Start-up, or a reload, is over."""
+        return self._send("READY=1", status)
+
+    def reloading(self, status: str = "") -> bool:
+        """A reload begins; ``ready`` ends it. MONOTONIC_USEC is what Type=notify-reload asks for."""
+        return self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}", status)
+
+    def stopping(self, status: str = "") -> bool:
+        """The daemon has begun to stop."""
+        return self._send("STOPPING=1", status)
+
+    def status(self, text: str) -> bool:
+        """One line for ``systemctl status``."""
+        return self._send("", text)
+
+    def beat(self) -> bool:
+        """Say that the working loop is alive; call it once per turn of that loop. True if a ping was sent."""
+        if self.watchdog_s is None or self._monotonic() < self._next_ping:
+            return False
+        self._next_ping = self._monotonic() + self.watchdog_s / PINGS_PER_INTERVAL
+        return self._send("WATCHDOG=1", "")
+
+    def extend(self, seconds: float) -> bool:
+        """Ask for ``seconds`` more to start or stop in (a migration, a drain); EXTEND_TIMEOUT_USEC."""
+        return self._send(f"EXTEND_TIMEOUT_USEC={int(seconds * 1e6)}", "")
+
+    def _send(self, message: str, status: str) -> bool:
+        line = f"STATUS={' '.join(status.split())}" if status else ""
+        return bool(self.address) and _send(self.address, "\n".join(part for part in (message, line) if part))
+
+
+def service_manager(
+    environment: MutableMapping[str, str] = os.environ, *, monotonic: Callable[[], float] = time.monotonic
+) -> ServiceManager:
+    """The service manager of this process, by NOTIFY_SOCKET, WATCHDOG_USEC and WATCHDOG_PID, which are removed.
+
+    As sd_watchdog_enabled(3) has it: pings are expected where WATCHDOG_USEC is a positive number and WATCHDOG_PID is
+    absent or this process.
+    """
+    address = environment.pop("NOTIFY_SOCKET", "")
+    interval, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+    mine = pid in ("", str(os.getpid()))
+    watchdog_s = int(interval) / 1e6 if interval.isdecimal() and int(interval) > 0 and mine else None
+    return ServiceManager(address if address[:1] in ("/", "@") else "", watchdog_s, monotonic=monotonic)
+
+
+def _send(address: str, message: str) -> bool:
+    name = f"\0{address[1:]}" if address.startswith("@") else address
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        channel.setblocking(False)
+        try:
+            channel.sendto(message.encode(), name)
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,54 @@
+"""What a notice says, and under which key it is told only once.
+
+Invariants: a key names the thing and not the moment, so that a cycle that comes by again, or a daemon that starts
+again, does not tell it twice; what can happen to one thing several times carries what tells the times apart.
+Not covered: telling people inside (``traced status``, events): a notice is for those who do not look.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+
+from sqlmodel import Session
+
+from store.repositories.notices import add_notice
+
+
+@dataclass(frozen=True)
+class Message:
+    """``kind`` is a word for programs, ``text`` a sentence for people, ``command`` what to type next."""
+
+    kind: str
+    subject: str
+    text: str
+    command: str
+    key: str
+
+
+def approval_needed(adapter: str, gate_id: str) -> Message:
+    """An adapter version passed its gate and waits for a person."""
+    text = f"Adapter {adapter} passed its gate and waits for a decision."
+    return Message("approval-needed", adapter, text, f"traced explain {adapter}", f"approval:{adapter}:{gate_id}")
+
+
+def parked(parked_id: str, stage: str, subject: str, reason: str) -> Message:
+    """An input failed too often and is left aside."""
+    text = f"{stage} of {subject or 'the cycle'} failed too often and is parked: {reason}"
+    return Message("parked", subject or stage, text, "traced status", f"parked:{parked_id}")
+
+
+def cycle_failed(cycle_id: str, reason: str) -> Message:
+    """A cycle ended without a result."""
+    return Message("cycle-failed", cycle_id, f"Cycle {cycle_id} failed: {reason}", "traced status", f"cycle:{cycle_id}")
+
+
+def trouble(what: str, reason: str, command: str, since: datetime) -> Message:
+    """Something that only a person can mend holds the daemon up (Docker down, disk full) ``since`` that time."""
+    key = f"trouble:{what}:{since.isoformat(timespec='seconds')}"
+    return Message("trouble", what, f"The daemon is held up by {what}: {reason}", command, key)
+
+
+def announce(session: Session, message: Message, hooks: Sequence[str], *, at: datetime) -> None:
+    """Have ``hooks`` told of ``message``; do it in the transaction that saves what it is about."""
+    body = {**asdict(message), "at": at.isoformat(timespec="seconds")}
+    add_notice(session, message.key, hooks, body, at=at)
