@@ -172,7 +172,7 @@ class _Run:
         return Result(ended, self.value, self.failure if ended is not Ended.FINISHED else None, evidence)
 
     def _verdict(self, code: int) -> tuple[Ended, str]:
-        how = f"exit code {code}" if code >= 0 else f"ended by {_signal_name(-code)}"
+        how = f"exit code {code}" if code >= 0 else f"ended by {_signal_name(-code)}, code {code}"
         if self.value is not None:
             return Ended.FINISHED, how
         if self.ended is not None:
