@@ -44,7 +44,7 @@ class Reporter:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a stop that comes while a line is written may write one itself
 
     def progress(self, phase: str, done: int = 0, **more: Any) -> None:
         """``done`` (a counter that an attempt which resumes takes up where it was) in ``phase``; ``more`` is JSON.

@@ -2,13 +2,14 @@
 
 Invariants: those of ``traced.executor.local``: the child dies with its parent, cancelling ``train`` stops it cleanly,
 then by force. Its log is ``train.log`` in the job's folder.
-How it fails: the child's own ``TrainingError`` is raised again here; a child that ends without a word raises
-``TrainerDied`` with the last lines of its log. Checkpoints survive all of it: the same call carries on.
+How it fails: the child's own ``TrainingError`` is raised again here; a child that ends by a defect or without a word
+raises ``TrainerDied`` with the last lines of its log. Checkpoints survive all of it: the same call carries on.
 """
 
 from collections.abc import Callable
 from dataclasses import asdict
 
+from traced.errors import TracedError
 from traced.executor.job import Failure, Job, Report, ReportKind, Result
 from traced.executor.local import LocalExecutor
 from traced.training import errors
@@ -27,7 +28,9 @@ async def train(job: TrainingJob, on_metric: Callable[[Metrics], None]) -> Train
     result = await LocalExecutor(job.out).run(_as_job(job), tell)
     if result.value is not None:
         return TrainingResult(**result.value)
-    raise _error(result.failure) if result.failure is not None else _died(job, result)
+    if result.failure is not None and TracedError.__name__ in result.failure.types:
+        raise _error(result.failure)
+    raise _died(job, result)
 
 
 def _as_job(job: TrainingJob) -> Job:
