@@ -6,7 +6,7 @@ Without it (by hand) the same lines go to standard output, and nothing watches.
 
 SIGTERM, Ctrl-C and the end of the parent raise KeyboardInterrupt in the main thread (and cancel the main task of
 ``asyncio.run``), so that ``work`` unwinds and its checkpoints are whole; asked a second time it goes on unwinding.
-A child that does not even run Python for two heartbeat times is ended by the kernel's alarm, parent or not.
+A child that does not even run Python for three heartbeat times is ended by the kernel's alarm, parent or not.
 
 Exit codes: 0 finished, 1 an error raised on purpose, 70 a defect (its traceback is in the log), 143 stopped.
 ``run_child`` is the boundary: every exception becomes an error line here and nowhere else.
@@ -33,6 +33,7 @@ from traced.executor.parent import arm, follow_parent, last_act
 
 FAILED, DEFECT, STOPPED = 1, 70, 143
 BEATS = 4  # heartbeats in the time after which silence counts as hung
+ALARM = 3  # heartbeat times after which the kernel ends a child; the parent's watchdog comes first, and says where
 OOM_SCORE = 500  # of -1000..1000: short of memory, the kernel ends a child before the service (proc(5), oom_score_adj)
 KIB = 1024
 
@@ -117,7 +118,7 @@ def _watched(reporter: Reporter, job: Job) -> Iterator[None]:
 
 def _beat(reporter: Reporter, silence_s: float, over: threading.Event) -> None:
     while not over.is_set():
-        arm(2 * silence_s)
+        arm(ALARM * silence_s)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
         reporter.send(ReportKind.HEARTBEAT, {"peak_rss_bytes": peak})
         over.wait(silence_s / BEATS)

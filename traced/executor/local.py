@@ -179,6 +179,8 @@ class _Run:
             return self.ended
         if self.failure is not None:
             return Ended.FAILED, f"{self.failure.type}: {self.failure.message}"
+        if code == -signal.SIGALRM:  # its own alarm came before a watchdog that was itself held up
+            return Ended.HUNG, f"no heartbeat for so long that its own alarm ended it: {how}"
         if code == STOPPED:
             return Ended.STOPPED, how
         return Ended.CRASHED, f"{how} and no result"

@@ -73,15 +73,20 @@ def test_a_defect_arrives_too_and_its_traceback_is_in_the_log(tmp_path: Path) ->
 
 
 def test_a_hung_child_is_ended_and_shows_where_it_hung(tmp_path: Path) -> None:
-    result = run(tmp_path, job("hang", Limits(heartbeat_s=2.5, grace_s=0.2)))
+    result = run(tmp_path, job("hang", Limits(heartbeat_s=5, grace_s=0.2)))
     assert result.ended is Ended.HUNG
     assert "no heartbeat for" in result.evidence.detail
     assert result.evidence.signal == "SIGKILL"
     assert "in hang" in (tmp_path / "c1" / "train-dates.log").read_text()
 
 
+def test_a_child_that_its_own_alarm_ended_was_hung(tmp_path: Path) -> None:
+    result = run(tmp_path, job("kill_itself", signal="SIGALRM"))
+    assert (result.ended, result.evidence.signal) == (Ended.HUNG, "SIGALRM")
+
+
 def test_a_stalled_child_is_ended_in_order(tmp_path: Path) -> None:
-    result = run(tmp_path, job("stall", Limits(heartbeat_s=60, progress_s=0.5, grace_s=20)))
+    result = run(tmp_path, job("stall", Limits(heartbeat_s=60, progress_s=4, grace_s=20)))
     assert result.ended is Ended.STALLED
     assert "no progress for" in result.evidence.detail
     assert "'stuck' 7" in result.evidence.detail
@@ -240,7 +245,7 @@ asyncio.run(LocalExecutor(Path(sys.argv[2])).run(read_job(Path(sys.argv[1])), la
         ("wait", PATIENT, True),
         ("fork_and_leave", PATIENT, True),
         ("ignore_sigterm", Limits(heartbeat_s=60, grace_s=0.5), False),
-        ("hang", Limits(heartbeat_s=1.5, grace_s=0.5), False),
+        ("hang", Limits(heartbeat_s=3, grace_s=0.5), False),
     ],
 )
 def test_a_killed_parent_leaves_no_process(tmp_path: Path, do: str, limits: Limits, checkpoint: bool) -> None:
@@ -257,6 +262,6 @@ def test_a_killed_parent_leaves_no_process(tmp_path: Path, do: str, limits: Limi
         marks = started[0].environ()["_TRACED_CHILD"]
         os.kill(parent.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(started, timeout=30)
-    assert alive == []
+    assert [process for process in alive if not gone(process.pid)] == []  # who reaps orphans may be slow
     assert list(marked(marks)) == []
     assert (tmp_path / "checkpoint").exists() is checkpoint
