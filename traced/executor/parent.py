@@ -12,7 +12,6 @@ next start of the service (``traced.executor.tree.end_marked``).
 
 import ctypes
 import os
-import select
 import signal
 import sys
 import threading
@@ -36,15 +35,14 @@ def arm(seconds: float) -> None:
 
 
 def last_act() -> None:
-    """For the end of an orderly stop: without a parent nobody else ends what this process started."""
-    if not _parent_is_gone():
-        return
-    from traced.executor.tree import MARK, SEPARATOR, marked
+    """End what this process started and did not end itself; for the end of an orderly stop.
 
-    for process in marked(os.environ[MARK].rpartition(SEPARATOR)[2]):
-        if process.pid != os.getpid():
-            process.kill()
-    os.killpg(0, signal.SIGKILL)
+    Whether the parent is there to do it cannot be asked: its death signal comes when the thread that forked has ended,
+    which may be before its pipes are closed.
+    """
+    from traced.executor.tree import MARK, SEPARATOR, end_marked
+
+    end_marked(os.environ[MARK].rpartition(SEPARATOR)[2], spare=os.getpid())
 
 
 def _watch(grace_s: float) -> None:
@@ -56,13 +54,6 @@ def _watch(grace_s: float) -> None:
     signal.setitimer(signal.ITIMER_REAL, grace_s)
     _silence()
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _parent_is_gone() -> bool:
-    """Whether nobody holds the other end of standard input any more."""
-    poll = select.poll()
-    poll.register(0, select.POLLIN)
-    return any(what & select.POLLHUP for _, what in poll.poll(0))
 
 
 def _silence() -> None:

@@ -27,11 +27,11 @@ def marked(mark: str) -> Iterator[psutil.Process]:
             continue
 
 
-def end_marked(mark: str) -> list[psutil.Process]:
-    """Kill everything that carries ``mark``, until nothing is left or ``ROUNDS`` are over; those that are left."""
+def end_marked(mark: str, spare: int = 0) -> list[psutil.Process]:
+    """Kill what carries ``mark`` (but process ``spare``) until nothing does, ``ROUNDS`` times; those that are left."""
     left: list[psutil.Process] = []
     for _ in range(ROUNDS):
-        left = list(marked(mark))
+        left = [process for process in marked(mark) if process.pid != spare]
         if not left:
             break
         for process in left:

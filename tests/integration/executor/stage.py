@@ -20,6 +20,14 @@ from traced.stages.errors import CapabilityError
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
+def wait_for_signals() -> dict[str, Any]:
+    """Not pause(2), which misses a signal that comes just before it."""
+    never = threading.Event()
+    while not never.wait(0.05):
+        continue
+    return {}
+
+
 def succeed(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     for done in range(arguments.get("steps", 2)):
         reporter.progress("steps", done, note="ü")
@@ -87,16 +95,19 @@ def share_memory(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any
 
 def fork_and_leave(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     """Leave two processes behind: one in our group, one that made a session of its own."""
-    pids = [subprocess.Popen(FOREVER, start_new_session=away).pid for away in (False, True)]
-    reporter.progress("forked", pids=pids)
-    return {"pids": pids} | ({} if arguments.get("end", True) else wait(reporter, arguments))
+    try:
+        pids = [subprocess.Popen(FOREVER, start_new_session=away).pid for away in (False, True)]
+        reporter.progress("forked", pids=pids)
+        return {"pids": pids} if arguments.get("end", True) else wait_for_signals()
+    finally:
+        Path(arguments.get("checkpoint", os.devnull)).write_text("whole")
 
 
 def wait(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     """Wait to be stopped; write a checkpoint on the way out."""
-    reporter.progress("waiting")
     try:
-        signal.pause()
+        reporter.progress("waiting")
+        wait_for_signals()
     finally:
         Path(arguments["checkpoint"]).write_text("whole")
     return {}
@@ -104,8 +115,8 @@ def wait(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
 
 def wait_in_a_loop(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     async def main() -> None:
-        reporter.progress("waiting")
         try:
+            reporter.progress("waiting")
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0)  # an orderly end may need the loop
@@ -118,8 +129,7 @@ def wait_in_a_loop(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, A
 def ignore_sigterm(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     reporter.progress("deaf")
-    while True:
-        signal.pause()
+    return wait_for_signals()
 
 
 def print_much(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -134,8 +144,7 @@ def kill_itself(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]
     reporter.progress("iteration", arguments.get("done", 0))
     print("last words", flush=True)
     os.kill(os.getpid(), getattr(signal, arguments.get("signal", "SIGKILL")))
-    signal.pause()
-    return {}
+    return wait_for_signals()
 
 
 def crash(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
