@@ -27,6 +27,7 @@ from pydantic_settings import (
 
 from traced.devices.settings import DevicesSection
 from traced.errors import ConfigError
+from traced.executor.settings import ExecutorSection
 from traced.host.settings import LogSection, ServiceSection
 from traced.location import FILE_NAME as FILE_NAME
 from traced.location import data_directory as data_directory
@@ -199,6 +200,7 @@ class Settings(BaseSettings):
     log: LogSection = LogSection()
     service: ServiceSection = ServiceSection()
     notify: NotifySection = NotifySection()
+    executor: ExecutorSection = ExecutorSection()
 
     @property
     def store_url(self) -> str:

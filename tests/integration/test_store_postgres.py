@@ -22,6 +22,7 @@ from sqlalchemy import Engine, inspect, text
 from store.database import connect, open_store, reading, session
 from store.errors import BrokenReference, StoreUnavailable
 from store.records import CycleState
+from store.repositories import attempts
 from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import (
@@ -208,3 +209,24 @@ def test_errors_are_the_stores_own(engine: Engine, url: str) -> None:
         save_trajectories(opened, [trajectory(cycle_id="c9")])
     with pytest.raises(StoreUnavailable, match="does not exist"):
         open_store(url.replace("@/", "@/nothing_"))
+
+
+def test_attempts_and_parked_inputs_are_the_same_as_on_sqlite(engine: Engine) -> None:
+    lite = open_store("sqlite://")
+    key = attempts.InputKey("train", "dates", "ab")
+    stories = []
+    for each in (engine, lite):
+        with session(each) as opened:
+            save_cycle(opened, CYCLE)
+            begun = [attempts.begin_attempt(opened, "c1", key, holder="h", at=later(n)) for n in range(3)]
+            attempts.beat_attempt(opened, begun[0].seq, at=later(5), pid=7, progress={"phase": "x", "done": 2})
+            failed = {"last_lines": ["a \0 and a \ud800"], "detail": "hung"}
+            attempts.end_attempt(opened, begun[0].seq, attempts.AttemptState.FAILED, at=later(6), evidence=failed)
+            attempts.park(opened, attempts.ParkedInput("p1", "c1", key, "it \0 hung", {"until_seq": 1}, later(7)))
+        with session(each) as opened:
+            attempts.release(opened, "p1", who="Ada", at=later(8))
+        with reading(each) as opened:
+            running, listed = attempts.running_attempts(opened), attempts.list_attempts(opened, key)
+            assert [attempt.number for attempt in running] == [2, 3]
+            stories.append((listed, attempts.list_parked(opened, released=True), attempts.find_parked(opened, key)))
+    assert stories[0] == stories[1]

@@ -10,11 +10,9 @@ With ``--json`` a failure also puts {"error": {"type", "message", "hint"}} on st
 TRACED_DEBUG=1 lets the exception through, traceback and all.
 """
 
-import errno
 import os
 import shlex
 import signal
-import sys
 from types import FrameType
 from typing import Any
 
@@ -22,8 +20,8 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from traced.causes import cause_of, is_known
 from traced.commands.output import print_json, progress
-from traced.errors import TracedError
 
 DEFECT = 70
 
@@ -69,8 +67,8 @@ def _stopped(stop: KeyboardInterrupt, words: list[str]) -> int:
 
 
 def _failed(raised: Exception, words: list[str]) -> int:
-    error = _cause(raised)
-    known = isinstance(error, _known_errors())
+    error = cause_of(raised)
+    known = is_known(error)
     message = getattr(error, "message", str(error))
     hint = getattr(error, "hint", "")
     if not known:
@@ -82,23 +80,6 @@ def _failed(raised: Exception, words: list[str]) -> int:
     if "--json" in words:
         print_json({"error": {"type": type(error).__name__, "message": message, "hint": hint}})
     return getattr(error, "exit_code", 1) if known else DEFECT
-
-
-def _cause(error: Exception) -> Exception:
-    """What a person can act on: the known error inside a task group's ExceptionGroup, and a full disk by its name."""
-    if isinstance(error, ExceptionGroup):
-        causes = [_cause(inner) for inner in error.exceptions]
-        return next((cause for cause in causes if isinstance(cause, _known_errors())), causes[0])
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return TracedError(f"the disk is full: {error}", hint="free some space and run the same command again")
-    return error
-
-
-def _known_errors() -> tuple[type[Exception], ...]:
-    """The roots of the packages' error trees, of those packages that are loaded: only they can have raised."""
-    trees = {"store.errors": "StoreError", "sandbox.errors": "SandboxError", "agents.errors": "AgentsError"}
-    loaded = [getattr(sys.modules[module], name) for module, name in trees.items() if module in sys.modules]
-    return (TracedError, *loaded)
 
 
 def _is_for_typer(error: Exception) -> bool:

@@ -2,17 +2,12 @@
 
 ``start_embedded`` returns when the engine answers ``/health`` or raises ``EngineStartError`` with the last lines of
 its log. The child has a session of its own (a Ctrl-C in the terminal reaches the parent alone, which then stops the
-engine in order) and never outlives its parent: it ends when the pipe on its standard input closes, even if the parent
-was killed.
+engine in order) and never outlives its parent, even if the parent was killed (``traced.executor.process``).
 
 The parent binds the socket and hands it over, so that a free port is never lost to another process in between.
 """
 
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +16,8 @@ from types import TracebackType
 
 import httpx
 
+from traced.executor.errors import StartError
+from traced.executor.process import Child, start
 from traced.serving.errors import EngineStartError
 
 LOG_LINES = 12
@@ -34,7 +31,7 @@ class EngineProcess:
 
     url: str
     log: Path
-    child: "subprocess.Popen[bytes]"
+    child: Child
 
     @property
     def pid(self) -> int:
@@ -44,19 +41,11 @@ class EngineProcess:
     @property
     def alive(self) -> bool:
         """Whether the process is still there."""
-        return self.child.poll() is None
+        return not self.child.wait(0)
 
     def stop(self) -> None:
         """End the engine: asked first, killed with its whole group if it does not go. Stopping twice is harmless."""
-        if self.alive:
-            _signal_group(self.pid, signal.SIGTERM)
-            try:
-                self.child.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                _signal_group(self.pid, signal.SIGKILL)
-                self.child.wait()
-        if self.child.stdin is not None:
-            self.child.stdin.close()
+        self.child.stop(STOP_S)
 
     def __enter__(self) -> "EngineProcess":
         return self
@@ -105,39 +94,28 @@ def _bound_socket(port: int) -> socket.socket:
 
 def _spawn(
     model_path: Path, listener: socket.socket, log: Path, options: Mapping[str, int], adapters: Mapping[str, Path]
-) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "traced.serving.embedded", "--die-with-parent"]
+) -> Child:
+    command = ["-m", "traced.serving.embedded", "--die-with-parent"]
     command += ["--model", str(model_path), "--fd", str(listener.fileno())]
     command += [part for name, value in options.items() for part in (f"--{name}", str(value))]
     for name, path in adapters.items():
         command += ["--adapter", f"{name}={path}"]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    root = str(Path(__file__).parents[2])  # the child imports the same code as its parent, installed or not
-    imports = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    with log.open("wb") as output:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": str(options["threads"]),
-                "PYTHONPATH": imports,
-                "PYTHONUNBUFFERED": "1",
-            },
-        )
+    log.unlink(missing_ok=True)
+    threads = {"OMP_NUM_THREADS": str(options["threads"])}
+    try:
+        return start(command, log=log, variables=threads, pass_fds=[listener.fileno()])
+    except StartError as error:
+        raise EngineStartError(error.message, hint=error.hint) from error
 
 
 def _wait_ready(engine: EngineProcess, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if not engine.alive:
+            engine.stop()
             raise EngineStartError(
                 f"the engine ended with exit code {engine.child.returncode} before it was ready; its log says:\n"
-                f"{_last_lines(engine.log)}",
+                f"{_last_lines(engine)}",
                 hint=f"less {engine.log}",
             )
         try:
@@ -146,18 +124,10 @@ def _wait_ready(engine: EngineProcess, timeout_s: float) -> None:
         except httpx.TransportError:
             time.sleep(POLL_S)
     raise EngineStartError(
-        f"the engine did not answer within {timeout_s:.0f} s; its log says:\n{_last_lines(engine.log)}",
+        f"the engine did not answer within {timeout_s:.0f} s; its log says:\n{_last_lines(engine)}",
         hint=f"less {engine.log}",
     )
 
 
-def _last_lines(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-    return "\n".join(f"  {line}" for line in lines) or "  (nothing)"
-
-
-def _signal_group(pid: int, number: signal.Signals) -> None:
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        return  # gone already
+def _last_lines(engine: EngineProcess) -> str:
+    return "\n".join(f"  {line}" for line in engine.child.log.last_lines(LOG_LINES)) or "  (nothing)"

@@ -119,12 +119,17 @@ def read_job(path: Path) -> TrainingJob:
         values: dict[str, Any] = json.loads(_read(path))
     except ValueError as error:
         raise JobError(f"{path} is not JSON: {error}") from error
+    return job_from(values, str(path))
+
+
+def job_from(values: dict[str, Any], where: str) -> TrainingJob:
+    """The job with these fields; ``JobError`` says which key or value of ``where`` is wrong."""
     known = {f.name for f in fields(TrainingJob)}
     required = {f.name for f in fields(TrainingJob) if f.default is dataclasses.MISSING}
     if unknown := sorted(set(values) - known):
-        raise JobError(f"{path}: unknown key {unknown[0]!r}")
+        raise JobError(f"{where}: unknown key {unknown[0]!r}")
     if missing := sorted(required - set(values)):
-        raise JobError(f"{path}: {missing[0]!r} is missing")
+        raise JobError(f"{where}: {missing[0]!r} is missing")
     return TrainingJob(**values)
 
 

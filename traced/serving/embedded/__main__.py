@@ -6,16 +6,15 @@ model or an adapter cannot be loaded.
 """
 
 import argparse
-import os
 import socket
 import sys
-import threading
 from pathlib import Path
 
 import torch
 import uvicorn
 
 from traced.errors import TracedError
+from traced.executor.parent import follow_parent
 from traced.models import ModelFiles, load_model
 from traced.serving.embedded.core import Engine
 from traced.serving.embedded.server import build_app
@@ -28,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     """Load the model and serve until told to stop; returns the exit code."""
     options = _options(argv)
     if options.die_with_parent:
-        threading.Thread(target=_end_with_stdin, name="parent-watch", daemon=True).start()
+        follow_parent(grace_s=0)
     torch.set_num_threads(options.threads)
     try:
         model, tokenizer = load_model(ModelFiles(options.model.name, options.model))
@@ -73,12 +72,6 @@ def _named_path(text: str) -> tuple[str, Path]:
     if not (name and separator and path):
         raise argparse.ArgumentTypeError(f"expected NAME=PATH, got {text!r}")
     return name, Path(path)
-
-
-def _end_with_stdin() -> None:
-    while os.read(0, 4096):
-        continue
-    os._exit(0)  # the parent is gone: nobody is left to answer, so nothing needs an orderly end
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Where stages run: as supervised child processes, with attempts that are counted and inputs that are parked."""
