@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from traced.commands import decide, devices, run, service, setup, show, steps, upkeep
+from traced.commands import daemon, decide, devices, run, service, setup, show, steps, upkeep
 from traced.commands.boundary import Verbs, stop_on_sigterm
 
 app = typer.Typer(
@@ -30,6 +30,10 @@ def options(
 
 
 app.command()(setup.init)
+app.command()(daemon.up)
+app.add_typer(daemon.cycle, name="cycle")
+app.command()(daemon.pause)
+app.command()(daemon.resume)
 app.command()(setup.doctor)
 app.command()(run.demo)
 app.command()(steps.collect)

@@ -35,10 +35,12 @@ from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
 from traced.section import Positive, Section, Share, Temperature
+from traced.service.settings import ApiSection
 from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
+APART = ("data_dir", "store", "seed", "retention", "devices", "executor", "log", "service", "notify", "api")
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG"}
 
 
@@ -200,6 +202,7 @@ class Settings(BaseSettings):
     log: LogSection = LogSection()
     service: ServiceSection = ServiceSection()
     notify: NotifySection = NotifySection()
+    api: ApiSection = ApiSection()
     executor: ExecutorSection = ExecutorSection()
 
     @property
@@ -250,6 +253,13 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | N
         return Settings(**values)
     except ValidationError as error:
         raise _bad_value(error, path, raw, given) from None
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """The settings that a cycle's results depend on, as JSON: neither where it is kept nor how the service is run."""
+    return settings.model_dump(
+        mode="json", exclude={**dict.fromkeys(APART, True), "engine": {"threads", "start_timeout_s"}}
+    )
 
 
 def valid_keys() -> list[str]:

@@ -7,14 +7,13 @@ however a process ends, it leaves an event with its seconds and peak memory. Not
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
 
 from sqlmodel import Session
 
 from store.records import Cycle, CycleState, StageState
 from store.repositories.cycles import get_cycle, list_cycles, list_stage_events, save_cycle, set_cycle_state
 from store.types import GateAnswer
-from traced.config import Settings
+from traced.config import Settings, configuration
 from traced.cycle import Stages, Standing, advance, build_graph, checkpoints
 from traced.stages import admit, analyze, collect, evaluate, gate, promote, report, synthesize, train
 from traced.stages.analyze import stored_findings
@@ -53,18 +52,6 @@ def find_cycle(
     cycle = Cycle(cycle_id, settings.target.name, model, settings.seed, config, CycleState.RUNNING, at)
     save_cycle(session, cycle)
     return cycle
-
-
-def configuration(settings: Settings) -> dict[str, Any]:
-    """The settings that a cycle's results depend on, as JSON: neither where it is kept nor with how many threads."""
-    apart: Any = {
-        "data_dir": True,
-        "store": True,
-        "seed": True,
-        "retention": True,
-        "engine": {"threads", "start_timeout_s"},
-    }
-    return settings.model_dump(mode="json", exclude=apart)
 
 
 async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]], bool]) -> Standing:

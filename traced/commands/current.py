@@ -17,12 +17,12 @@ from store.repositories.cycles import list_cycles
 from store.repositories.environments import list_environments
 from traced.commands.output import progress
 from traced.commands.stored import writing
-from traced.config import Settings
+from traced.config import Settings, configuration
 from traced.errors import TracedError
 from traced.meter import Meter
 from traced.models import resolve_model
 from traced.progress import Progress
-from traced.running import configuration, find_cycle
+from traced.running import find_cycle
 from traced.stages.admit import stored_report
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context, opened

@@ -1,0 +1,146 @@
+"""``traced up``: the service on one data directory, from start-up to an orderly end.
+
+    lock -> store -> what a crash left behind -> doors -> loop ... SIGTERM -> drain -> end
+
+Invariants: one instance per directory; READY is told once the doors are open; pings to the service manager come from
+the loop that does the work; a stop is orderly until its deadline, and whatever is cut short is carried on at the next
+start. How it fails: AlreadyRunning, DoorError, the store's errors at start-up; later failures are the loop's.
+Not covered: when cycles begin by themselves, and the router.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import sqlalchemy
+
+from sandbox.docker_engine import connect
+from sandbox.errors import EngineDown
+from store.database import open_store, reading
+from store.errors import StoreError
+from store.repositories.cycles import list_cycles
+from traced.client import default_socket
+from traced.client.models import Readiness, Role
+from traced.config import Settings
+from traced.executor.attempts import recover
+from traced.executor.configured import backoff, executor
+from traced.executor.holder import is_alive, this_holder
+from traced.executor.ledger import Ledger
+from traced.host import logs
+from traced.host.lifecycle import Lifecycle, signals, until_forced
+from traced.host.lock import hold
+from traced.host.notify import service_manager
+from traced.notices.delivery import deliver_due
+from traced.service.api import control_api
+from traced.service.control import Control
+from traced.service.doors import by_token, checked_tokens, local, tcp_socket, unix_socket
+from traced.service.errors import DoorError
+from traced.service.listen import listening
+from traced.service.loop import CycleLoop
+from traced.service.metrics import prometheus
+from traced.service.settings import ApiSection
+from traced.upkeep.orphans import sweep
+
+SILENT_S = 600.0  # without a heartbeat, after which an attempt on another host counts as lost
+NOTICES_S = 5.0  # between two looks for notices that are due
+
+log = logging.getLogger(__name__)
+
+
+def now() -> datetime:
+    """The time, in UTC."""
+    return datetime.now(UTC)
+
+
+def up(settings: Settings) -> None:
+    """Run the service until it is told to stop."""
+    tokens = tokens_of(settings.api)
+    logs.configure(settings.log, settings.data_dir, now=now)
+    with hold(settings.data_dir, now=now, version=version("traced")):
+        store = open_store(settings.store_url)
+        try:
+            asyncio.run(_serve(settings, store, tokens))
+        finally:
+            store.dispose()
+
+
+async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Mapping[str, Role]) -> None:
+    manager = service_manager()
+    lifecycle = Lifecycle(settings.service.drain_s)
+    _clear_away(settings, store)
+    ledger = Ledger(store, this_holder(), backoff(settings), settings.executor.failures, settings.seed, now)
+    loop = CycleLoop(settings, store, executor(settings), ledger, now, manager.beat)
+    control = Control(settings, store, loop, now, now())
+    ready = partial(_readiness, store)
+    figures = partial(prometheus, control)
+    async with AsyncExitStack() as doors:
+        here = control_api(control, local, ready, figures)
+        await doors.enter_async_context(listening(here, unix_socket(default_socket(settings.data_dir))))
+        if settings.api.port:
+            there = control_api(control, by_token(tokens), ready, figures)
+            await doors.enter_async_context(listening(there, tcp_socket(settings.api.host, settings.api.port)))
+        telling = asyncio.create_task(_deliver(settings, store), name="notices")
+        with signals(lifecycle):
+            control.state = "ready"
+            manager.ready(f"works on {settings.target.name}")
+            log.info("ready", extra={"data_dir": str(settings.data_dir)})
+            work = asyncio.ensure_future(until_forced(loop.run(lifecycle.draining), lifecycle))
+            await lifecycle.draining.wait()
+            control.state = "draining"
+            manager.stopping(lifecycle.cause)
+            log.info("stopping", extra={"cause": lifecycle.cause})
+            await work
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+def _clear_away(settings: Settings, store: sqlalchemy.Engine) -> None:
+    """What a killed service left behind: children, attempts, containers, staging, leases."""
+    for attempt in recover(store, now=now, silent_s=SILENT_S):
+        log.warning("an attempt at %s was lost with its process", attempt.key.stage)
+    for orphan in sweep(settings.data_dir, store, is_alive, now=now()):
+        log.warning("left behind: %s %s", orphan.kind, orphan.name)
+
+
+async def _deliver(settings: Settings, store: sqlalchemy.Engine) -> None:
+    while True:
+        try:
+            await deliver_due(store, settings.notify, now=now)
+        except StoreError as error:
+            log.warning("notices wait: %s", error)
+        await asyncio.sleep(NOTICES_S)
+
+
+def _readiness(store: sqlalchemy.Engine) -> Readiness:
+    """Whether the store answers and Docker does: nothing can be done without either."""
+    dead = {}
+    try:
+        with reading(store) as opened:
+            list_cycles(opened, limit=1)
+    except StoreError as error:
+        dead["store"] = str(error)
+    try:
+        connect().close()
+    except EngineDown as error:
+        dead["docker"] = str(error)
+    return Readiness(ready=not dead, dead=dead)
+
+
+def tokens_of(section: ApiSection) -> dict[str, Role]:
+    """The tokens in their files. Raises ``DoorError``: an unreadable file, a short token, a port without any."""
+    files: dict[Role, str] = {"operator": section.operator_token_file, "read-only": section.read_token_file}
+    found: dict[str, Role] = {}
+    for role, file in files.items():
+        if file:
+            try:
+                found[Path(file).read_text(encoding="utf-8").strip()] = role
+            except (OSError, UnicodeDecodeError) as error:
+                raise DoorError(f"the {role} token in {file} cannot be read: {error}", hint=f"ls -l {file}") from error
+    if section.port and not found:
+        raise DoorError(f"api.port is {section.port} and there is no token", hint="set api.operator_token_file")
+    return checked_tokens(found)

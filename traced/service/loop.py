@@ -1,0 +1,214 @@
+"""The loop that does the work: which cycle is due, and one cycle at a time carried on to its next stop.
+
+Invariants: the store says what is due, so a restart goes on where the last process stopped; a cycle that waits for a
+person is carried on once nobody has to be waited for any more; a paused target begins and carries on nothing; the
+settings of a cycle are those it began with, whatever was changed since.
+How it fails: a cycle whose common stage is parked is failed with the reason and told; a defect fails the cycle, not the
+service. Cancelling ends the running stage at its next safe point and leaves the cycle interrupted.
+Not covered: when a new cycle begins (``traced.service.triggers``), and who asks (``traced.service.control``).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy
+from rich.console import Console
+from sqlmodel import Session
+
+from store.database import session
+from store.records import Cycle, CycleState
+from store.repositories.adapters import list_adapters
+from store.repositories.cycles import ENDED, get_cycle, list_cycles, save_cycle, set_cycle_state
+from store.repositories.events import save_event
+from store.repositories.targets import note_start, target_standing
+from store.service_records import Event
+from traced.config import Settings, configuration
+from traced.errors import TracedError
+from traced.executor.job import Executor, Report, ReportKind
+from traced.executor.ledger import Ledger
+from traced.gates.promotion import undecided
+from traced.host.logs import working_on
+from traced.meter import Meter
+from traced.models import resolve_model
+from traced.notices.message import announce, approval_needed, cycle_failed
+from traced.progress import Progress
+from traced.stages.context import Context
+from traced.targets.registry import target
+
+OPEN = (CycleState.RUNNING, CycleState.INTERRUPTED)
+LOOK_S = 5.0  # between two looks at the store when nobody wakes the loop
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class CycleLoop:
+    """Works through cycles; the ``Loop`` of ``traced.service.control``."""
+
+    settings: Settings
+    store: sqlalchemy.Engine
+    executor: Executor
+    ledger: Ledger
+    now: Callable[[], datetime]
+    beat: Callable[[], object] = lambda: None  # called once per turn
+    running: str | None = None
+    doing: list[str] = field(default_factory=list)
+    _asked: str = ""
+    _awake: asyncio.Event = field(default_factory=asyncio.Event)
+    _work: "asyncio.Task[None] | None" = None
+
+    def request_cycle(self, cause: str) -> None:
+        """Begin a cycle, or carry on the unfinished one, as soon as nothing stands in the way."""
+        self._asked = cause
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again at what there is to do."""
+        self._awake.set()
+
+    async def stop_cycle(self, cycle_id: str) -> None:
+        """Bring the cycle's stages to an end at their next safe point; returns when they have ended."""
+        if self.running == cycle_id and self._work is not None:
+            self._work.cancel()
+            await asyncio.wait({self._work})
+
+    async def run(self, draining: asyncio.Event) -> None:
+        """Work until ``draining`` is set; the cycle at work is then left interrupted at its next safe point."""
+        over = asyncio.ensure_future(draining.wait())
+        try:
+            while not draining.is_set():
+                self.beat()
+                cycle = await asyncio.to_thread(self._due)
+                if cycle is None:
+                    await self._rest(over)
+                else:
+                    await self._carry_on(cycle, over)
+        finally:
+            over.cancel()
+
+    async def _rest(self, over: "asyncio.Future[Any]") -> None:
+        woken = asyncio.ensure_future(self._awake.wait())
+        await asyncio.wait({woken, over}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        woken.cancel()
+        self._awake.clear()
+
+    async def _carry_on(self, cycle: Cycle, over: "asyncio.Future[Any]") -> None:
+        self.running = cycle.id
+        self._work = asyncio.ensure_future(self._cycle(cycle))
+        try:
+            while not self._work.done() and not over.done():
+                await asyncio.wait({self._work, over}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                self.beat()
+            self._work.cancel()
+            await asyncio.wait({self._work})
+        finally:
+            self.running, self._work, self.doing = None, None, []
+
+    def _due(self) -> Cycle | None:
+        """The cycle to work on now; a new one is stored when one was asked for."""
+        name = self.settings.target.name
+        with session(self.store) as opened:
+            if target_standing(opened, name).paused_at is not None:
+                return None
+            cycles = list_cycles(opened, target=name)
+            for cycle in cycles:
+                if cycle.state in OPEN or (cycle.state is CycleState.WAITING and not _waits(opened, cycle)):
+                    return cycle
+            if not self._asked or any(cycle.state is CycleState.WAITING for cycle in cycles):
+                return None
+            cause, self._asked = self._asked, ""
+            return self._begun(opened, len(cycles), cause)
+
+    def _begun(self, opened: Session, before: int, cause: str) -> Cycle:
+        """A new cycle: each has a seed of its own, so that it meets tasks which the one before has not."""
+
+        name, seed, at = self.settings.target.name, self.settings.seed + before, self.now()
+        model = resolve_model(self.settings.model.spec, self.settings.data_dir).name
+        cycle_id = f"{name}-{at:%Y%m%dT%H%M%S}-{before + 1}"
+        cycle = Cycle(cycle_id, name, model, seed, configuration(self.settings), CycleState.RUNNING, at)
+        save_cycle(opened, cycle)
+        note_start(opened, name, cause=cause, at=at)
+        save_event(opened, Event(at, "cycle begun", cycle_id, cycle_id, {"cause": cause}))
+        return cycle
+
+    async def _cycle(self, cycle: Cycle) -> None:
+        """Carry one cycle on until it ends, waits for a person, or is stopped."""
+        with working_on(cycle.id):
+            try:
+                self._mark(cycle, CycleState.RUNNING)
+                await self._graph(cycle)
+            except asyncio.CancelledError:
+                self._mark(cycle, CycleState.INTERRUPTED)
+                raise
+            except TracedError as error:
+                self._fail(cycle, str(error))
+            except Exception as error:  # a defect ends this cycle and not the service; the log has its traceback
+                log.exception("cycle %s failed", cycle.id)
+                self._fail(cycle, f"a defect of traced: {type(error).__name__}")
+
+    async def _graph(self, cycle: Cycle) -> None:
+        from traced.cycle import advance, build_graph, checkpoints
+        from traced.service.stages import Stations
+
+        overrides = overrides_of(cycle)
+        model = resolve_model(self.settings.model.spec, self.settings.data_dir)
+        progress = Progress(Console(quiet=True))
+        context = Context(
+            self.settings, self.store, target(cycle.target), model, cycle.id, progress, Meter(), now=self.now
+        )
+        stations = Stations(context, cycle, overrides, self.executor, self.ledger, self._hear, self.doing)
+        async with checkpoints(self.settings.data_dir) as saver:
+            graph = build_graph(stations.stages(), saver, attempts=self.settings.synthesis.attempts)
+            standing = await advance(graph, cycle.id)
+        if standing.finished:
+            self._mark(cycle, CycleState.FINISHED)
+        else:
+            self._wait_for_people(cycle, standing.waiting)
+
+    def _hear(self, stage: str, told: Report) -> None:
+        if told.kind is ReportKind.WAITING:
+            log.warning("%s waits %.0f s for: %s", stage, told.data["seconds"], told.data["for"])
+        elif told.kind is ReportKind.STARTED:
+            log.info("%s begins", stage, extra={"pid": told.data.get("pid")})
+
+    def _wait_for_people(self, cycle: Cycle, adapters: list[str]) -> None:
+        with session(self.store) as opened:
+            self._set(opened, cycle, CycleState.WAITING, {"adapters": adapters})
+            for name in adapters:
+                announce(opened, approval_needed(name, cycle.id), self.settings.notify.names, at=self.now())
+
+    def _fail(self, cycle: Cycle, reason: str) -> None:
+        with session(self.store) as opened:
+            self._set(opened, cycle, CycleState.FAILED, {"reason": reason})
+            announce(opened, cycle_failed(cycle.id, reason), self.settings.notify.names, at=self.now())
+
+    def _mark(self, cycle: Cycle, state: CycleState) -> None:
+        with session(self.store) as opened:
+            self._set(opened, cycle, state, {})
+
+    def _set(self, opened: Session, cycle: Cycle, state: CycleState, detail: dict[str, Any]) -> None:
+        """Note the state, unless a person has ended the cycle meanwhile."""
+        if get_cycle(opened, cycle.id).state in ENDED:
+            return
+        set_cycle_state(opened, cycle.id, state, at=self.now())
+        save_event(opened, Event(self.now(), f"cycle {state.value}", cycle.id, cycle.id, detail))
+
+
+def overrides_of(cycle: Cycle) -> dict[str, Any]:
+    """The settings that the cycle began with, dotted, and its seed."""
+    flat: dict[str, Any] = {"seed": cycle.seed}
+    for section, values in cycle.config.items():
+        if isinstance(values, dict):
+            flat |= {f"{section}.{key}": value for key, value in values.items()}
+        else:
+            flat[section] = values
+    return flat
+
+
+def _waits(opened: Session, cycle: Cycle) -> bool:
+    names = [version.name for version in list_adapters(opened, cycle_id=cycle.id)]
+    return bool(undecided(opened, names))

@@ -1,0 +1,91 @@
+"""The stations of a cycle as the service's graph calls them: each a supervised child, a capability's failure its own.
+
+Invariants: a job's input hash covers what the station works on (its arguments, the cycle's settings and base model), so
+that three failures on the same input are noticed over restarts; what people decided is asked of the store in the
+daemon itself. A parked input ends its capability; a parked stage of the whole cycle ends the cycle (``Parked``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from store.content import digest
+from store.records import Cycle, StageState
+from traced.cycle import Stages
+from traced.executor.attempts import run_until_settled
+from traced.executor.configured import limits
+from traced.executor.errors import Parked
+from traced.executor.job import Executor, Job, Report
+from traced.executor.ledger import Ledger
+from traced.stages import promote
+from traced.stages.context import Context
+from traced.stages.errors import CapabilityError
+
+STATION = "traced.service.station"
+
+
+@dataclass
+class Stations:
+    """Runs a cycle's stations as jobs; ``at_work`` names those that run now."""
+
+    context: Context
+    cycle: Cycle
+    overrides: dict[str, Any]
+    executor: Executor
+    ledger: Ledger
+    on_report: Callable[[str, Report], None]
+    at_work: list[str] = field(default_factory=list)
+
+    async def run(self, stage: str, *given: Any, capability: str = "") -> Any:
+        """The station's answer. Raises ``CapabilityError``, or ``Parked`` for a stage of the whole cycle."""
+        name = f"{stage} {capability}".strip()
+        self.at_work.append(name)
+        try:
+            answer = await run_until_settled(
+                self.executor, self._job(stage, given, capability), self.ledger, lambda told: self.on_report(name, told)
+            )
+        except Parked as error:
+            if not capability:
+                raise
+            raise CapabilityError(error.message, hint=error.hint) from error
+        finally:
+            self.at_work.remove(name)
+        return answer["value"]
+
+    def _job(self, stage: str, given: tuple[Any, ...], capability: str) -> Job:
+        settings = self.context.settings
+        arguments = {
+            "data_dir": str(settings.data_dir),
+            "overrides": self.overrides,
+            "cycle_id": self.cycle.id,
+            "stage": stage,
+            "given": list(given),
+        }
+        key = digest([self.cycle.target, self.cycle.model, self.cycle.seed, self.cycle.config, stage, list(given)])
+        return Job(STATION, arguments, self.cycle.id, stage, capability, key[:16], limits(settings))
+
+    def stages(self) -> Stages:
+        """What the graph calls."""
+
+        async def nothing(stage: str, *given: Any) -> None:
+            await self.run(stage, *given)
+
+        async def waiting(cycle_id: str, adapters: list[str]) -> list[str]:
+            return promote.waiting(self.context, adapters)
+
+        async def drop(cycle_id: str, capability: str, stage: str, reason: str) -> None:
+            self.context.event(stage, StageState.FAILED, capability, reason=reason)
+
+        return Stages(
+            collect=lambda cycle_id: nothing("collect"),
+            analyze=lambda cycle_id: self.run("analyze"),
+            synthesize=lambda cycle_id, name, attempt: self.run("synthesize", name, attempt, capability=name),
+            admit=lambda cycle_id, name, environment: self.run("admit", name, environment, capability=name),
+            train=lambda cycle_id, name, environment: self.run("train", name, environment, capability=name),
+            gate=lambda cycle_id, adapter: self.run("gate", adapter, capability=adapter.partition("@")[0]),
+            waiting=waiting,
+            promote=lambda cycle_id, adapters: promote.promote(self.context, adapters),
+            evaluate=lambda cycle_id, promoted: nothing("evaluate", promoted),
+            report=lambda cycle_id: nothing("report"),
+            drop=drop,
+        )
