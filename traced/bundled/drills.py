@@ -14,6 +14,7 @@ from traced.targets.desk.scenario import COLORS, PICKUP_DAYS, PRODUCTS, SIZES
 from traced.targets.desk.user import days_phrase
 
 Drill = list[tuple[str, bool]]
+ADJACENT = ("", "", " ", " ")
 BETWEEN = ('","item_id":"', " one is ", ": ", " is ")
 IDENTIFIERS = (("C", 3), ("W", 4), ("I", 3), ("P", 2), ("T", 2))
 
@@ -33,13 +34,19 @@ def copying(rng: random.Random) -> Drill:
 
 
 def pairs(rng: random.Random) -> Drill:
-    """Names and identifiers, then twice each name's identifier; the words between the two change."""
+    """Names and identifiers, then each name's identifier; the words between the two change, or there are none.
+
+    With nothing between them the identifier is found as in ``copying``; from there it is one step to finding it by the
+    name before the words.
+    """
     names = rng.sample(rng.choice((COLORS, PRODUCTS)), rng.randint(3, 6))
     values = {name: identifier("I", 3, rng) for name in names}
-    between = rng.choice(BETWEEN)
-    drill: Drill = [("; ".join(name + between + values[name] for name in names) + "\n", False)]
-    for name in [*rng.sample(names, len(names)), *rng.sample(names, len(names))]:
-        drill += [(f"the {name}{rng.choice(BETWEEN)}I", False), (values[name][1:], True), ("\n", False)]
+    between = rng.choice(ADJACENT + BETWEEN)
+    letter = "I" if between else ""
+    drill: Drill = [("; ".join(name + between + letter + values[name][1:] for name in names) + "\n", False)]
+    for name in rng.sample(names, len(names)):
+        asked = between if between in ADJACENT or rng.random() < 0.5 else rng.choice(BETWEEN)
+        drill += [(f"the {name}{asked}{letter}", False), (values[name][1:], True), ("\n", False)]
     return drill
 
 
@@ -76,13 +83,20 @@ def items(rng: random.Random) -> Drill:
         drill.append((f"\nreturn the {wanted[0]['name']} of order {order}.\n{_compact({'items': records})}", False))
         for number, record in enumerate(wanted):
             asked = f"\nexchange the {record['name']} of order {order}." if number else ""
-            drill.append((f'{asked}\n{{"order_id": "{order}", "item_id": "', False))
-            drill.append((f'{record["item_id"]}"}}', True))
-            drill.append(('\n{"product_id": "', False))
-            drill.append((f'{record["product_id"]}"}}', True))
-            drill.append((f"\nThe {record['name']} cost ", False))
-            drill.append((f"{record['price']}.", True))
+            drill.append((asked, False))
+            fields = _item_questions(order, record)
+            for question, answer in rng.sample(fields, rng.randint(1, 2)):
+                drill += [(question, False), (answer, True)]
     return drill
+
+
+def _item_questions(order: str, record: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is asked of an item, each by its name: a field must not be found by the field that was asked before it."""
+    return [
+        (f'\n{{"order_id": "{order}", "item_id": "', f'{record["item_id"]}"}}'),
+        ('\n{"product_id": "', f'{record["product_id"]}"}}'),
+        (f"\nThe {record['name']} cost ", f"{record['price']}."),
+    ]
 
 
 def dates(rng: random.Random) -> Drill:

@@ -13,7 +13,7 @@ from traced.bundled.corpus import (
     skills_for,
 )
 from traced.bundled.drills import copying, dates, items, pairs, variants
-from traced.bundled.pretrain import IGNORED, conversation_example, drill_example, make_tokenizer, render_text
+from traced.bundled.rows import IGNORED, conversation_example, drill_example, make_tokenizer, render_text
 from traced.serving.routing_prompt import label_ids
 from traced.targets.desk import SPLITS, needed
 from traced.targets.desk.scenario import scenario
