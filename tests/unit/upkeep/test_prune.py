@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 from store.database import open_store, reading, session
 from store.records import CycleState
 from store.repositories.analysis import save_labels
-from store.repositories.cycles import save_cycle, set_cycle_state
+from store.repositories.cycles import ENDED, save_cycle, set_cycle_state
 from store.repositories.evidence import evidence_chain
 from store.repositories.promotions import roll_back
 from store.repositories.trajectories import get_trajectory, list_trajectories, save_trajectories
@@ -229,7 +229,7 @@ def test_evidence_survives_whatever_the_mixture(
             set_cycle_state(opened, f"c{number}", state, at=later(number))
     settings = keeping(Settings(data_dir=Path("/nowhere at all")))
     pruned(settings, store)
-    ended = {f"c{n}" for n, state in enumerate(states, 1) if state in (CycleState.FINISHED, CycleState.FAILED)}
+    ended = {f"c{n}" for n, state in enumerate(states, 1) if state in ENDED}
     gone = {f"x{n}" for n, split in enumerate(splits) if n not in labelled and f"c{n % 3 + 1}" in ended}
     gone -= {f"x{n}" for n, split in enumerate(splits) if split == "gate" and n % 3 == 0}  # c1 has a gate result
     assert set(ids(store)) == {*(f"x{n}" for n in range(12)), "t1", "t2", "t3"} - gone
