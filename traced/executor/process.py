@@ -85,8 +85,8 @@ class Child:
         """End it and everything it started, now; afterwards the log is complete."""
         with self.ending:
             self.kill_group()
+            self.popen.wait()  # before anybody else (psutil) waits for it, and takes its exit code away
             end_marked(self.mark)
-            self.popen.wait()
             self._close()
 
     def kill_group(self) -> None:

@@ -13,7 +13,7 @@ MARK = "_TRACED_CHILD"  # no TRACED_ prefix: it is no setting
 SEPARATOR = ";"
 ROUNDS = 10
 WAIT_S = 5.0
-GONE = (psutil.NoSuchProcess, psutil.AccessDenied)
+GONE = (psutil.Error, OSError)  # gone, somebody else's, or half gone: the kernel answers EIO for some moments
 
 
 def marked(mark: str) -> Iterator[psutil.Process]:

@@ -54,8 +54,8 @@ class Watchdog:
         return None
 
     def _forgive(self, at: float) -> None:
-        """Move the marks on by the time in which nobody asked."""
-        lost = at - self.asked - 2 * self.check_s
+        """Move the marks on by the time in which nobody asked; a pause too short to pass for a hang is none."""
+        lost = at - self.asked - max(2 * self.check_s, self.limits.heartbeat_s / 4)
         self.asked = at
         if lost > 0:
             self.heard = min(self.heard + lost, at)

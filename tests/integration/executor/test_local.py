@@ -76,7 +76,7 @@ def test_a_hung_child_is_ended_and_shows_where_it_hung(tmp_path: Path) -> None:
     result = run(tmp_path, job("hang", Limits(heartbeat_s=5, grace_s=0.2)))
     assert result.ended is Ended.HUNG
     assert "no heartbeat for" in result.evidence.detail
-    assert result.evidence.signal == "SIGKILL"
+    assert result.evidence.signal in ("SIGKILL", "SIGALRM")  # on a busy machine its own alarm may come first
     assert "in hang" in (tmp_path / "c1" / "train-dates.log").read_text()
 
 

@@ -39,3 +39,10 @@ def test_ending_twice_is_harmless(tmp_path: Path) -> None:
     child.kill()
     child.kill_group()
     assert (child.returncode, child.log.last_lines(3)) == (0, ["bye"])
+
+
+def test_ending_a_running_child_keeps_its_exit_code(tmp_path: Path) -> None:
+    """Looking for marked processes waits for them too, and must not take the child's exit code away."""
+    child = start(["-c", "import signal; signal.pause()"], log=tmp_path / "x.log")
+    child.kill()
+    assert child.returncode == -9
