@@ -114,17 +114,29 @@ def test_a_cut_off_backup_is_told(made: Path, at: float) -> None:
         archive.verify(made)
 
 
-def test_any_flipped_bit_is_told(made: Path) -> None:
-    whole = made.read_bytes()
+def test_a_flipped_bit_is_told_unless_it_changes_nothing(made: Path) -> None:
+    """Compressed blocks have bits of padding: a flip there gives the same content, and is no damage."""
+    whole, plain = made.read_bytes(), unpacked(made)
+    told = 0
     for position in range(6, len(whole), max(1, len(whole) // 60)):  # behind magic number, flags and window size
         made.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
-        with pytest.raises(BackupDamaged):
+        try:
             archive.verify(made)
+        except BackupDamaged:
+            told += 1
+        else:
+            assert unpacked(made) == plain, position
+    assert told > 50
+
+
+def unpacked(made: Path) -> bytes:
+    content: bytes = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(made.read_bytes())).readall()
+    return content
 
 
 def repacked(made: Path, change: "Repack") -> None:
     """Write the backup again with other members; each is (TarInfo, content)."""
-    plain = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(made.read_bytes())).readall()
+    plain = unpacked(made)
     with tarfile.open(fileobj=io.BytesIO(plain)) as tar:
         members = [(member, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
     out = io.BytesIO()
