@@ -2,14 +2,13 @@
 
 from alembic import context
 
-import store.service_tables  # noqa: F401 - adds its tables to the metadata
-from store.tables import Row
+from store.service_tables import METADATA
 
 
 def run() -> None:
     """Run the migrations; the caller's transaction commits or rolls back."""
     connection = context.config.attributes["connection"]
-    context.configure(connection=connection, target_metadata=Row.metadata, render_as_batch=True, compare_type=True)
+    context.configure(connection=connection, target_metadata=METADATA, render_as_batch=True, compare_type=True)
     context.run_migrations()
 
 

@@ -18,6 +18,7 @@ only list. Not covered: telling the former holder that it lost (its next heartbe
 release wins).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -26,6 +27,8 @@ from sqlmodel import Session, col, select
 from store.content import insert_new
 from store.errors import LeaseLost
 from store.service_tables import LeaseRow
+
+Alive = Callable[[str], bool | None]
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,22 @@ def get_lease(session: Session, device: str) -> Lease | None:
 def list_leases(session: Session) -> list[Lease]:
     """All leases, live and lapsed, in the order of the devices' names."""
     return [_lease(row) for row in session.exec(select(LeaseRow).order_by(col(LeaseRow.device)))]
+
+
+def drop_dead(session: Session, alive: Alive, *, at: datetime) -> list[str]:
+    """Delete the leases of dead holders; returns device and holder of each.
+
+    ``alive`` says of a holder True, False, or None where it cannot be asked (another machine); the lease of such a
+    one goes once it has expired.
+    """
+    found = []
+    for row in session.exec(select(LeaseRow).order_by(col(LeaseRow.device))):
+        standing = alive(row.holder)
+        if standing is False or (standing is None and row.expires_at <= at):
+            session.delete(row)
+            found.append(f"{row.device} of {row.holder}")
+    session.flush()
+    return found
 
 
 def _locked(session: Session, device: str) -> LeaseRow | None:

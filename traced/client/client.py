@@ -24,7 +24,6 @@ from traced.client.models import (
     Problem,
     Readiness,
     Reason,
-    Start,
     Status,
 )
 
@@ -83,7 +82,7 @@ class Client:
 
     async def start_cycle(self, reason: str = "") -> Done:
         """Begin a cycle now, or carry on the unfinished one."""
-        return await self._post("/cycles", Start(reason=reason))
+        return await self._post("/cycles", Reason(reason=reason))
 
     async def pause(self, reason: str = "") -> Done:
         """Stop at the next safe point, and begin no cycle until ``resume``."""

@@ -111,10 +111,6 @@ class Reason(Model):
     reason: str = Field(default="", max_length=2000)
 
 
-class Start(Reason):
-    """A cycle that is asked for."""
-
-
 class Done(Model):
     """What an act has changed, as one sentence, with the ids that it concerned."""
 

@@ -6,7 +6,6 @@ service that holds no lease at the moment, whose engine then looks foreign.
 """
 
 import os
-import platform
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -58,9 +57,10 @@ def _look(live: "list[Lease]") -> "Readings":
     from traced.devices.cpu import CpuProbe
     from traced.devices.nvml import NvmlProbe
     from traced.devices.probe import Probes
-    from traced.devices.processes import holder_pid, trees
+    from traced.devices.processes import trees
+    from traced.host.holder import process_of
 
-    holders = [pid for lease in live if (pid := holder_pid(lease.holder, platform.node()))]
+    holders = [pid for lease in live if (pid := process_of(lease.holder))]
 
     def ours() -> frozenset[int]:
         return trees([os.getpid(), *holders])

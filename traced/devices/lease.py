@@ -46,7 +46,7 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Wish:
-    """Who wants which device (``devices.train_on``) for what; ``holder`` names this one use (``holder_name``)."""
+    """Who wants which device (``devices.train_on``) for what; ``holder`` names this use (``traced.host.holder``)."""
 
     train_on: str
     holder: str

@@ -39,11 +39,11 @@ from store.repositories.attempts import (
 )
 from traced.executor.blame import Blame, blame_result, describe
 from traced.executor.errors import Parked, StartError
-from traced.executor.holder import is_alive
 from traced.executor.job import Ended, Executor, Job, Report, ReportKind, Result
 from traced.executor.ledger import Ledger, OnReport, waiting
 from traced.executor.retry import counted, since, unsuccessful, wait_s
 from traced.executor.tree import end_marked
+from traced.host.holder import is_alive
 from traced.stages.errors import CapabilityError
 
 BEAT_S = 5.0  # between two writes of an attempt's heartbeat and progress

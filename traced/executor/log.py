@@ -6,8 +6,8 @@ which are kept in memory too. Not covered: two writers of one path.
 """
 
 import os
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 KEPT_BYTES = 16 * 1024  # the end of the log that is kept in memory
 
@@ -18,7 +18,7 @@ class BoundedLog:
     def __init__(self, path: Path, limit: int) -> None:
         self.path = path
         self._half = max(limit // 2, 1)
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._size = 0
         self._end = b""
         try:
@@ -49,7 +49,7 @@ class BoundedLog:
         self._drop()
 
     def _open(self) -> None:
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - closed by close()
+        self._file = FileIO(self.path, "ab")
         self._size = self._file.tell()
 
     def _append(self, text: bytes) -> bytes:

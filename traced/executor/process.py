@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import IO
 
 from traced.executor.errors import StartError
-from traced.executor.holder import this_holder
 from traced.executor.log import BoundedLog
 from traced.executor.tree import MARK, SEPARATOR, end_marked
+from traced.host.holder import this_holder
 
 LOG_BYTES = 20 * 2**20
 CHUNK = 64 * 1024

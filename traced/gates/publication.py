@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from traced.disk import flush
 from traced.gates.errors import PromotionError
 
 MANIFEST = "manifest.json"
@@ -119,9 +120,9 @@ def _write(source: Path, version: Published) -> None:
             _copy(source / file, staging / file)
         (staging / MANIFEST).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
         _seal(staging / MANIFEST)
-        _sync(staging)
+        flush(staging)
         os.rename(staging, version.path)
-        _sync(version.path.parent)
+        flush(version.path.parent)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -133,16 +134,8 @@ def _copy(source: Path, destination: Path) -> None:
 
 
 def _seal(path: Path) -> None:
-    _sync(path)
+    flush(path)
     path.chmod(0o444)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

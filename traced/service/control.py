@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import sqlalchemy
 from sqlmodel import Session
@@ -30,27 +30,7 @@ from traced.gates import promotion
 from traced.service import views
 from traced.service.doors import Caller
 from traced.service.errors import Busy, NoSuchThing, NotAllowed
-
-
-class Loop(Protocol):
-    """The loop that does the work, as far as people's acts reach into it."""
-
-    @property
-    def running(self) -> str | None:
-        """The id of the cycle at work."""
-
-    @property
-    def doing(self) -> list[str]:
-        """Its stages at work."""
-
-    def request_cycle(self, cause: str) -> None:
-        """Begin a cycle, or carry on the unfinished one, as soon as nothing stands in the way."""
-
-    def wake(self) -> None:
-        """Look again at what there is to do."""
-
-    async def stop_cycle(self, cycle_id: str) -> None:
-        """Bring the cycle's stages to an end at their next safe point; returns when they have ended."""
+from traced.service.loop import CycleLoop
 
 
 @dataclass
@@ -59,7 +39,7 @@ class Control:
 
     settings: Settings
     store: sqlalchemy.Engine
-    loop: Loop
+    loop: CycleLoop
     now: Callable[[], datetime]
     since: datetime
     state: Literal["starting", "ready", "draining"] = "starting"

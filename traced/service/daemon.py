@@ -29,9 +29,9 @@ from traced.client.models import Readiness, Role
 from traced.config import Settings
 from traced.executor.attempts import recover
 from traced.executor.configured import backoff, executor
-from traced.executor.holder import is_alive, this_holder
 from traced.executor.ledger import Ledger
 from traced.host import logs
+from traced.host.holder import is_alive, this_holder
 from traced.host.lifecycle import Lifecycle, signals, until_forced
 from traced.host.lock import hold
 from traced.host.notify import service_manager

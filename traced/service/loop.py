@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class CycleLoop:
-    """Works through cycles; the ``Loop`` of ``traced.service.control``."""
+    """Works through cycles; people's acts reach into it through ``traced.service.control``."""
 
     settings: Settings
     store: sqlalchemy.Engine

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from traced.disk import flush
 from traced.training.errors import DiskError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -27,13 +28,13 @@ def publish_folder(target: Path, fill: Callable[[Path], object]) -> Path:
             staging.mkdir(parents=True)
             fill(staging)
             for path in staging.rglob("*"):
-                _flush(path)
+                flush(path)
             if target.exists():
                 shutil.rmtree(target)
             os.replace(staging, target)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    _flush(target.parent)
+    flush(target.parent)
     return target
 
 
@@ -44,7 +45,7 @@ def publish_file(target: Path, text: str) -> Path:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             staging.write_text(text, encoding="utf-8")
-            _flush(staging)
+            flush(staging)
             os.replace(staging, target)
         finally:
             staging.unlink(missing_ok=True)
@@ -78,12 +79,3 @@ def _is_full(error: BaseException) -> bool:
 
 def _existing(path: Path) -> Path:
     return path if path.exists() else _existing(path.parent)
-
-
-def _flush(path: Path) -> None:
-    """Ask the system to bring a file or folder to the disk before the rename that makes it visible."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

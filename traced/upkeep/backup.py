@@ -25,6 +25,7 @@ from sqlalchemy.engine import make_url
 from store.database import connect
 from store.schema import revision
 from traced.config import Settings, find_file
+from traced.disk import flush
 from traced.gates.publication import NAME
 from traced.upkeep import archive
 from traced.upkeep.archive import Manifest, Writer
@@ -61,7 +62,7 @@ def back_up(settings: Settings, target: Path | None = None, *, now: datetime, la
             writer.close_with(_manifest(settings, found, namespace, writer, now))
         manifest = archive.verify(staged)
         os.rename(staged, path)
-        _sync(path.parent)
+        flush(path.parent)
     return Backup(path, path.stat().st_size, manifest)
 
 
@@ -154,11 +155,3 @@ def _staging(parent: Path) -> Iterator[Path]:
             yield folder
     finally:
         shutil.rmtree(folder)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

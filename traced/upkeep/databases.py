@@ -21,10 +21,9 @@ from sqlalchemy import inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 
-import store.service_tables  # noqa: F401 - its tables belong to the metadata
 from store.database import connect, unavailable
 from store.schema import VERSION_TABLE
-from store.tables import Row
+from store.service_tables import METADATA
 from traced.upkeep.errors import BackupFailed, RestoreRefused, UpkeepError
 
 BESIDE = {  # what the libraries of the cycle and the scheduler keep in the same database
@@ -83,7 +82,7 @@ def tables_at(url: str) -> Tables:
         raise unavailable(engine.url, error) from error
     finally:
         engine.dispose()
-    return Tables(namespace, sorted(set(found) & ({*Row.metadata.tables} | BESIDE)))
+    return Tables(namespace, sorted(set(found) & ({*METADATA.tables} | BESIDE)))
 
 
 def dump_postgres(url: str, target: Path) -> Tables:

@@ -4,8 +4,7 @@ traced.errors.TracedError
 └── UpkeepError
     ├── BackupFailed       no backup could be written; nothing half-written is left
     ├── BackupDamaged      a backup is not whole: cut off, altered, or not made by traced
-    ├── RestoreRefused     the backup does not fit this traced or this place; nothing was changed
-    └── DirectoryInUse     another process works on the data directory
+    └── RestoreRefused     the backup does not fit this traced or this place; nothing was changed
 """
 
 from traced.errors import TracedError
@@ -25,7 +24,3 @@ class BackupDamaged(UpkeepError):
 
 class RestoreRefused(UpkeepError):
     """The backup does not fit this traced or this place."""
-
-
-class DirectoryInUse(UpkeepError):
-    """Another process works on the data directory."""

@@ -3,14 +3,14 @@
     containers   of this owner whose starting process has ended
     staging      ``.NAME.partial`` (training, prune), ``NAME.partial`` (environments), ``.staging-*`` (publications),
                  ``.partial-backup-*`` and ``.DIR.restoring-*`` (backups and restores)
-    attempts     that a dead holder left running: closed as lost
     leases       of dead holders
 
-Invariants: call it while holding the directory's lock (``traced.upkeep.in_use``); a backup, a restore and a publication
+Invariants: call it while holding the directory's lock (``traced.host.lock``); a backup, a restore and a publication
 that another process is at just now are known by their flock and left alone, other staging by its age. Everything that
 went is reported; twice finds nothing the second time.
 How it fails: a Docker engine that does not answer is reported as such, everything else is raised.
-Not covered: child processes (they die with their parent), databases' own journals (the databases see to them).
+Not covered: attempts of dead holders and what is left of their children (``traced.executor.attempts.recover``), and
+databases' own journals (the databases see to them).
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from sqlalchemy import Engine
 from sandbox.docker_engine import reap_orphans
 from sandbox.errors import EngineDown
 from store.database import session
-from store.repositories.orphans import Alive, drop_leases, lose_attempts
+from store.repositories.leases import Alive, drop_dead
 from traced.upkeep.backup import BACKUPS, STAGING
 from traced.upkeep.in_use import is_alive
 from traced.upkeep.prune import OWNER
@@ -59,8 +59,7 @@ def sweep(
     left = [*_removed(_staging(data_dir, now - settled)), *_of_publications(data_dir / "adapters")]
     found += [Orphan("staging", str(path)) for path in left]
     with session(store) as opened:
-        found += [Orphan("attempt", name) for name in lose_attempts(opened, alive, at=now)]
-        found += [Orphan("lease", name) for name in drop_leases(opened, alive, at=now)]
+        found += [Orphan("lease", name) for name in drop_dead(opened, alive, at=now)]
     return found
 
 

@@ -5,7 +5,7 @@ checksum; the data directory is then swapped in one step (``traced.upkeep.swap``
 one whole; what was there is moved aside, never deleted. The adapters' paths in the store follow a move to another
 directory. Backups that lie in the directory stay in it.
 
-How it fails: ``BackupDamaged``, ``RestoreRefused``, ``DirectoryInUse``; all of them change nothing. With PostgreSQL the
+How it fails: ``BackupDamaged``, ``RestoreRefused``, ``AlreadyRunning``; all of them change nothing. With PostgreSQL the
 database is loaded, in one transaction, just before the directories are swapped: killed between the two, run the same
 command again. Not covered: rows of the daemon that was backed up which speak of processes (``traced.upkeep.orphans``).
 """
@@ -17,19 +17,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from store.schema import known_revisions
 from traced.config import Settings
+from traced.host.lock import FILE_NAME, hold
 from traced.upkeep import archive
 from traced.upkeep.archive import Manifest
 from traced.upkeep.backup import BACKUPS, SCRIPT, STORE, sqlite_file
 from traced.upkeep.databases import load_dump, relocate_sqlite, tables_at
 from traced.upkeep.errors import RestoreRefused
-from traced.upkeep.in_use import LOCK, marked_alive, sole_use
+from traced.upkeep.in_use import marked_alive
 from traced.upkeep.swap import mount_point, put_in_place
 
-NOT_DATA = {LOCK, BACKUPS, "logs"}  # what may lie in a directory that holds no data yet
+NOT_DATA = {FILE_NAME, BACKUPS, "logs"}  # what may lie in a directory that holds no data yet
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def restore(file: Path, data_dir: Path, settings_of: SettingsOf, *, now: datetim
     """Bring ``file`` back as ``data_dir``; ``force`` moves what is there aside. Raises ``UpkeepError``."""
     if os.path.ismount(data_dir):
         raise mount_point(data_dir)
-    with sole_use(data_dir):
+    with hold(data_dir, now=lambda: now, version=version("traced")):
         if not force:
             _refuse_data(data_dir)
         with _staging(data_dir) as staged:
@@ -172,7 +174,7 @@ def _settle(data_dir: Path, aside: Path) -> bool:
     for name in (BACKUPS, "logs"):
         if (aside / name).exists():
             os.rename(aside / name, data_dir / name)
-    if all(path.name == LOCK for path in aside.iterdir()):
+    if all(path.name == FILE_NAME for path in aside.iterdir()):
         shutil.rmtree(aside)
         return False
     return True

@@ -2,20 +2,21 @@
 
 Invariants: an upgrade backs the whole data directory up first and runs in one transaction, so that one which fails
 leaves the database as it was; a schema that this traced does not know is refused before anything is written; nobody
-else works on the directory meanwhile. Fails: ``DirectoryInUse``, ``BackupFailed``, the store's errors.
+else works on the directory meanwhile. Fails: ``AlreadyRunning``, ``BackupFailed``, the store's errors.
 Not covered: going back (restore the backup with the traced that made it).
 """
 
 from dataclasses import dataclass
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from store.database import connect, shown
 from store.head import HEAD, mismatch
 from store.schema import MIGRATIONS, known_revisions, migrate, revision
 from traced.config import Settings
+from traced.host.lock import hold
 from traced.upkeep.backup import back_up, schema_of
-from traced.upkeep.in_use import sole_use
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def schema_standing(settings: Settings) -> SchemaStanding:
 
 def upgrade(settings: Settings, *, now: datetime, scripts: Path = MIGRATIONS) -> Upgrade:
     """Bring the store to the newest migration in ``scripts``, after a backup into DIR/backups."""
-    with sole_use(settings.data_dir):
+    with hold(settings.data_dir, now=lambda: now, version=version("traced")):
         before, known = schema_of(settings), known_revisions(scripts)
         if before == known[-1]:
             return Upgrade(before, before, None)

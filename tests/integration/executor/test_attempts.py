@@ -24,11 +24,11 @@ from tests.unit.store.chain import CYCLE
 from traced.executor import attempts as attempts_module
 from traced.executor.attempts import recover, run_until_settled
 from traced.executor.errors import Parked
-from traced.executor.holder import this_holder
 from traced.executor.job import Job, Limits, Report, ReportKind
 from traced.executor.ledger import Ledger
 from traced.executor.local import LocalExecutor
 from traced.executor.retry import Backoff
+from traced.host.holder import this_holder
 from traced.stages.errors import CapabilityError
 
 ROOT = Path(__file__).parents[3]
@@ -215,7 +215,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from store.database import open_store
 from traced.executor.attempts import run_until_settled
-from traced.executor.holder import this_holder
+from traced.host.holder import this_holder
 from traced.executor.job import read_job
 from traced.executor.ledger import Ledger
 from traced.executor.local import LocalExecutor

@@ -220,6 +220,7 @@ def test_doors_that_cannot_be_opened(path: Path, control: Control) -> None:
     assert "tooshort" not in str(caught.value)
 
 
+@pytest.mark.optional
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_is_cut_off_even_when_the_file_lets_them_in(control: Control, path: Path) -> None:
     async def ask() -> subprocess.CompletedProcess[str]:

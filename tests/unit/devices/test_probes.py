@@ -21,7 +21,7 @@ from tests.unit.devices.nvml_fake import GIB, FakeNvml, Gpu, error, process
 from traced.devices.cpu import CpuProbe, Ticks, foreign_share
 from traced.devices.nvml import NvmlProbe
 from traced.devices.probe import DeviceReading, ForeignProcess, Probe, Probes, Readings, ScriptedProbe
-from traced.devices.processes import holder_name, holder_pid, trees
+from traced.devices.processes import trees
 
 OWN = os.getpid()
 FOREIGN = 4_000_000
@@ -244,11 +244,3 @@ def test_a_tree_holds_the_root_and_its_descendants_and_no_dead() -> None:
         assert os.getppid() not in trees([OWN])
         child.communicate()
     assert trees([child.pid]) == frozenset()
-
-
-@given(st.from_regex(r"[a-z0-9.-]{1,20}", fullmatch=True), st.integers(1, 2**22), st.text(max_size=10))
-def test_a_holders_process_is_found_on_its_own_host_only(host: str, pid: int, token: str) -> None:
-    name = holder_name(host, pid, token)
-    assert holder_pid(name, host) == pid
-    assert holder_pid(name, f"{host}x") is None
-    assert holder_pid(token.replace("/", ""), host) is None

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from traced.config import load_settings
 from traced.executor import configured
 from traced.executor.errors import JobFileError
-from traced.executor.holder import is_alive, this_holder
 from traced.executor.job import Job, Limits, read_job
 from traced.executor.log import KEPT_BYTES, BoundedLog
 from traced.executor.retry import Backoff
+from traced.host.holder import is_alive, process_of, this_holder
 
 
 @given(st.lists(st.binary(max_size=300), max_size=30), st.integers(2, 200))
@@ -56,16 +56,18 @@ def test_a_disk_that_refuses_holds_nobody_up() -> None:
 
 
 def test_a_holder_lives_as_long_as_its_process() -> None:
-    code = "from traced.executor.holder import this_holder; print(this_holder()); input()"
+    code = "from traced.host.holder import this_holder; print(this_holder()); input()"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         holder = process.stdout.readline().strip()
         assert is_alive(holder) is True
+        assert process_of(f"{holder}/gpu") == process.pid
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert is_alive(holder) is False  # a zombie
     assert is_alive(holder) is False
+    assert process_of(holder) is None
 
 
 def test_another_process_of_the_same_number_is_not_the_holder() -> None:
@@ -75,6 +77,10 @@ def test_another_process_of_the_same_number_is_not_the_holder() -> None:
     assert is_alive(f"{host}/another-boot/{pid}/{ticks}") is False
     assert is_alive(f"another-host/{boot}/{pid}/{ticks}") is None
     assert is_alive("somebody") is None
+    assert process_of("somebody") is None
+    mine = this_holder("cpu")
+    assert (is_alive(mine), process_of(mine)) == (True, os.getpid())
+    assert mine != this_holder("gpu")
 
 
 def test_a_job_survives_the_disk(tmp_path: Path) -> None:

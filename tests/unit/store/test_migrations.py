@@ -9,14 +9,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 
-import store.service_tables  # noqa: F401 - its tables belong to the metadata
 from store.database import connect, open_store, reading, session, sqlite_url
 from store.errors import StoreUnavailable, StoreVersionError
 from store.head import HEAD
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import get_trajectory
 from store.schema import MIGRATIONS, known_revisions, migrate, revision
-from store.tables import Row
+from store.service_tables import METADATA
 from tests.unit.store.chain import FINDING, GATE, save_chain, trajectory
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -46,7 +45,7 @@ def restore(version: str, path: Path) -> None:
 def test_models_and_migrations_agree(engine: Engine) -> None:
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, Row.metadata) == []
+        assert compare_metadata(context, METADATA) == []
 
 
 def test_down_and_up_again_with_data(engine: Engine) -> None:

@@ -21,11 +21,12 @@ from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import save_trajectories
 from tests.unit.store.chain import HASH, trajectory
 from tests.unit.upkeep.place import ADAPTER, NOW, WEIGHTS, fill, rows, settings_at, tree, write
+from traced.host.errors import AlreadyRunning
+from traced.host.lock import hold
 from traced.upkeep import archive
 from traced.upkeep.archive import MANIFEST
 from traced.upkeep.backup import back_up
-from traced.upkeep.errors import BackupDamaged, BackupFailed, DirectoryInUse, RestoreRefused
-from traced.upkeep.in_use import sole_use
+from traced.upkeep.errors import BackupDamaged, BackupFailed, RestoreRefused
 from traced.upkeep.restore import restore
 
 
@@ -101,7 +102,7 @@ def test_a_directory_that_holds_data_is_left_alone_without_force(place: Path, ma
 
 
 def test_a_directory_in_use_is_left_alone(place: Path, made: Path) -> None:
-    with sole_use(place), pytest.raises(DirectoryInUse, match="in use by another process"):
+    with hold(place, now=lambda: NOW, version="1"), pytest.raises(AlreadyRunning, match="in use by process"):
         restore(made, place, settings_at, now=NOW, force=True)
     assert restore(made, place, settings_at, now=NOW, force=True).aside is not None
 

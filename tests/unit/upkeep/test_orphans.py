@@ -1,10 +1,7 @@
-"""What a killed process left: staging, rows; containers are in tests/integration/test_upkeep_docker.py."""
+"""What a killed process left: staging, leases; containers are in tests/integration/test_upkeep_docker.py."""
 
 import fcntl
 import os
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import pytest
 from sqlmodel import select
 
 from store.database import open_store, reading, session
-from store.service_tables import AttemptRow, LeaseRow
+from store.service_tables import LeaseRow
 from tests.unit.store.chain import later
 from tests.unit.upkeep.place import NOW, fill, tree, write
 from traced.upkeep.in_use import marked_alive
@@ -89,21 +86,6 @@ def test_fresh_staging_stays_for_as_long_as_the_caller_says(place: Path) -> None
     assert not written.exists()
 
 
-def attempt(number: int, holder: str, state: str = "running") -> AttemptRow:
-    return AttemptRow(
-        cycle_id="c1",
-        stage="train",
-        capability="",
-        input_hash="h",
-        number=number,
-        state=state,
-        holder=holder,
-        started_at=later(1),
-        heartbeat_at=later(2),
-        evidence={"log": "x"},
-    )
-
-
 def lease(device: str, holder: str, seconds: float) -> LeaseRow:
     expires = NOW + timedelta(seconds=seconds)
     return LeaseRow(
@@ -117,12 +99,9 @@ def lease(device: str, holder: str, seconds: float) -> LeaseRow:
     )
 
 
-def test_rows_of_dead_holders_are_closed_and_reported(place: Path) -> None:
+def test_leases_of_dead_holders_are_dropped_and_reported(place: Path) -> None:
     store = open_store(f"sqlite:///{place / 'traced.db'}")
     with session(store) as opened:
-        opened.add_all(
-            [attempt(1, "dead"), attempt(2, "living"), attempt(3, "elsewhere"), attempt(4, "dead", "failed")]
-        )
         opened.add_all(
             [
                 lease("cpu", "dead", 60),
@@ -133,42 +112,10 @@ def test_rows_of_dead_holders_are_closed_and_reported(place: Path) -> None:
         )
     found = sorted((one.kind, one.name) for one in swept(place, NOW))
     assert found == [
-        ("attempt", "c1 train  attempt 1"),
         ("lease", "cpu of dead"),
         ("lease", "gpu1 of elsewhere"),
     ]
     with reading(store) as opened:
-        rows = {row.number: row for row in opened.exec(select(AttemptRow))}
-        assert [rows[n].state for n in (1, 2, 3, 4)] == ["lost", "running", "running", "failed"]
-        assert rows[1].ended_at == NOW
-        assert rows[1].evidence == {"log": "x", "lost": "holder dead had ended"}
         assert sorted(row.device for row in opened.exec(select(LeaseRow))) == ["gpu0", "gpu2"]
     store.dispose()
     assert swept(place, NOW) == []
-
-
-HOLD = """
-import sys
-from pathlib import Path
-from traced.upkeep.in_use import sole_use
-with sole_use(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_the_lock_goes_with_a_killed_holder(place: Path) -> None:
-    from traced.upkeep.errors import DirectoryInUse
-    from traced.upkeep.in_use import sole_use
-
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(DirectoryInUse), sole_use(place):
-            pass
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
-    with sole_use(place):
-        assert (place / "traced.lock").stat().st_mode & 0o777 == 0o600

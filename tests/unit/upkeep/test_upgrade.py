@@ -15,9 +15,10 @@ from tests.unit.store.test_migrations import broken_migrations
 from tests.unit.store.test_migrations import restore as restore_golden
 from tests.unit.upkeep.place import ADAPTER, NOW, fill, rows, settings_at
 from traced.cli import app
+from traced.host.errors import AlreadyRunning
+from traced.host.lock import hold
 from traced.upkeep.archive import verify
-from traced.upkeep.errors import BackupFailed, DirectoryInUse
-from traced.upkeep.in_use import sole_use
+from traced.upkeep.errors import BackupFailed
 from traced.upkeep.restore import restore
 from traced.upkeep.upgrade import schema_standing, upgrade
 
@@ -85,7 +86,7 @@ def test_a_newer_schema_is_refused_untouched(tmp_path: Path) -> None:
 
 def test_nobody_else_may_work_there_meanwhile(tmp_path: Path) -> None:
     settings = fill(tmp_path / "data")
-    with sole_use(tmp_path / "data"), pytest.raises(DirectoryInUse):
+    with hold(tmp_path / "data", now=lambda: NOW, version="1"), pytest.raises(AlreadyRunning):
         upgrade(settings, now=NOW)
 
 
