@@ -120,7 +120,7 @@ class AdmissionSection(Section):
 class TrainingSection(Section):
     """GRPO on one LoRA adapter; the defaults suit the bundled model (the paper's learning rate, 1e-5, suits 30B)."""
 
-    iterations: Positive = Field(default=20, description="policy updates")
+    iterations: Positive = Field(default=40, description="policy updates")
     groups: Positive = Field(default=8, description="seeds per iteration")
     rollouts: int = Field(default=8, ge=2, description="episodes per seed")
     lr: float = Field(default=2e-3, gt=0, description="AdamW learning rate")

@@ -54,6 +54,7 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
     spoken = [view.spoken for view in views]
     declared = functions(spoken)
     kinds = classify(declared, spoken)
+    intents = learn_intents(views, declared, kinds)
     uses = _uses(views, declared)
     return Corpus(
         declared=declared,
@@ -63,8 +64,8 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
         copied={parameter for parameter, seen in uses.items() if _copied(seen)},
         dated={parameter for parameter, seen in uses.items() if _share(is_date(use.value) for use in seen) > 0.5},
         described=_described(views),
-        links=mine_links(views, outcomes, kinds),
-        intents=learn_intents(views, declared, kinds),
+        links=mine_links(views, outcomes, kinds, declared, intents),
+        intents=intents,
     )
 
 

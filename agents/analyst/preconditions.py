@@ -4,7 +4,8 @@ A link says: before writing with ``write_parameter = v``, read with ``read_param
 holds v). A link is kept when nearly all successful writes obey it, or when a fair share does and either disobeying
 goes with failure or the policy demands it (a date is no object: there the policy has to demand it). What the policy
 demands has to be seen only twice: an agent that lacks the capability shows it rarely. Only first attempts count, so
-that a read made in answer to an error is no precondition. Not covered: conditions on what the read said.
+that a read made in answer to an error is no precondition. A write that was refused after a read of what it would have
+changed obeys as well: where the rules forbid the write, that is how a success looks. Not covered: what the read said.
 """
 
 import re
@@ -13,12 +14,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agents.analyst.intents import Intents
 from agents.analyst.language import related, stem, stems, words
+from agents.analyst.refusals import refusals
 from agents.analyst.tools import ToolKind
 from agents.analyst.values import is_date, leaves
 from agents.analyst.view import View
 from agents.transcript import Call
-from store.types import Outcome
+from store.types import Outcome, Tool
 
 _ALWAYS, _SOMETIMES, _LIFT, _FEW, _FEW_DEMANDED = 0.9, 0.1, 0.15, 5, 2
 _DEMAND = re.compile(r"\b(before|first|must|only|verify|check|ensure|until|unless|make sure)\b", re.IGNORECASE)
@@ -43,12 +46,18 @@ def satisfied(link: Link, calls: Sequence[Call], write: Call) -> bool:
     )
 
 
-def mine_links(views: Sequence[View], outcomes: Sequence[Outcome], kinds: Mapping[str, ToolKind]) -> list[Link]:
+def mine_links(
+    views: Sequence[View],
+    outcomes: Sequence[Outcome],
+    kinds: Mapping[str, ToolKind],
+    declared: Mapping[str, Tool],
+    intents: Intents,
+) -> list[Link]:
     """The links that the sample supports, sorted."""
     attempts = [
         (view, call, outcome is Outcome.SUCCESS)
         for view, outcome in zip(views, outcomes, strict=True)
-        for call in _first_attempts(view, kinds)
+        for call in [*_first_attempts(view, kinds), *_refused(view, kinds, declared, intents)]
     ]
     seen = Counter(link for view, call, _ in attempts for link in set(_candidates(view, call, kinds)))
     prompts = {view.spoken.system for view in views[:20]}
@@ -102,6 +111,27 @@ def _first_attempts(view: View, kinds: Mapping[str, ToolKind]) -> Iterator[Call]
             tried.add(call.name)
             if call.succeeded:
                 yield call
+
+
+def _refused(
+    view: View, kinds: Mapping[str, ToolKind], declared: Mapping[str, Tool], intents: Intents
+) -> Iterator[Call]:
+    """The writes that were refused after a read, as calls of what was read: parameters that both tools have."""
+    for request in intents.requests(view):
+        place = min(refusals(view, request), default=None)
+        if request.tool is None or place is None:
+            continue
+        accepted = _parameters(declared[request.tool])
+        known: dict[str, Any] = {}
+        for call in view.spoken.calls:
+            if call.index < place and call.succeeded and kinds.get(call.name) is ToolKind.READ:
+                known |= {name: value for name, value in (call.arguments or {}).items() if name in accepted}
+        if known and (not request.objects or request.objects & set(map(str, known.values()))):
+            yield Call(place, request.tool, known, "", None)
+
+
+def _parameters(function: Tool) -> set[str]:
+    return set((function.get("parameters") or {}).get("properties") or {})
 
 
 def _candidates(view: View, write: Call, kinds: Mapping[str, ToolKind]) -> Iterator[Link]:

@@ -116,6 +116,11 @@ def unread(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[
     return found[:6]
 
 
+def lend(donor: Record, key: tuple[str, str], template: Template, rng: random.Random) -> dict[str, Any]:
+    """The donor's record as a read of a template's own identifier: ``key`` is (argument, identifier)."""
+    return _borrowed(donor, key, _mentioned(template)[1], set(identifiers(template)), rng)
+
+
 def _mentioned(template: Template) -> tuple[list[str], list[str]]:
     """Identifiers of the conversation: all, and those that only texts and arguments name."""
     texts = " ".join([*texts_of(template), json.dumps([c["args"] for c in calls_of(template["steps"])])])

@@ -25,6 +25,7 @@ from agents.synthesizer.generalise import generalise
 from agents.synthesizer.lift import Template, Unliftable, calls_of, lift
 from agents.synthesizer.runtime import TemplateEnvironment
 from agents.synthesizer.selection import in_turn, strata
+from agents.synthesizer.twins import twins
 from agents.transcript import Transcript, transcripts
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
@@ -41,6 +42,7 @@ _USUAL = 0.15  # share of the sources that write with a tool
 class _Sources:
     present: list[Transcript]
     lucky: list[Transcript]  # present as well, but another capability was lacking
+    unread: list[Transcript]  # succeeded without it
     controls: list[Transcript]
     lacking: list[Transcript]
 
@@ -59,10 +61,12 @@ def synthesize(
     lifted, refused = _lift_all(sources.present, corpus)
     if len(lifted) < MINIMUM_TEMPLATES:
         lifted += _lift_all(sources.lucky, corpus)[0]
+    reads_first = _needs_reads(capability)
+    if reads_first:
+        lifted += twins(lifted, _lift_all(sources.unread, corpus)[0], corpus, rng)
     compounds = _compose(lifted, sources, corpus, rng)
     controls = _controls(sources, lifted, corpus)
     common = _common(capability, corpus)
-    reads_first = _needs_reads(capability)
     drafts = [{**t, "control": False, "reads_first": reads_first or t["handoff"]} for t in [*lifted, *compounds]]
     drafts += [{**t, "control": True, "reads_first": t["handoff"]} for t in controls]
     chosen = _fill(drafts, corpus, common, refused, rng)
@@ -119,6 +123,7 @@ def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capabi
     return _Sources(
         present=transcripts([t for t in present if t.id not in lucky]),
         lucky=transcripts([t for t in present if t.id in lucky]),
+        unread=transcripts([t for t in pick(Outcome.SUCCESS, Verdict.LACKING) if t.id not in lucky]),
         controls=transcripts([t for t in pick(Outcome.SUCCESS, Verdict.NA) if t.id not in lucky]),
         lacking=transcripts(pick(Outcome.FAILURE, Verdict.LACKING)),
     )

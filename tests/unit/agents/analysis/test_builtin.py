@@ -10,7 +10,7 @@ from agents.analyst.tools import ToolKind
 from agents.analyst.view import views
 from agents.errors import AgentsError, TranscriptError
 from store.types import Outcome, Trajectory, Verdict
-from tests.unit.agents.analysis.library import background, renewal, talk
+from tests.unit.agents.analysis.library import LOAN, background, calls, renewal, says, talk, user
 
 BACKGROUND = background()
 
@@ -66,6 +66,32 @@ def test_tools_are_told_apart_with_and_without_schemas() -> None:
 def test_the_reading_before_a_renewal_is_mined() -> None:
     links = mine(views(BACKGROUND), [one.outcome for one in BACKGROUND]).links
     assert [(link.write, link.write_parameter, link.read) for link in links] == [("renew_loan", "loan", "find_loan")]
+
+
+def test_the_reading_is_mined_from_refusals_where_no_renewal_shows_it() -> None:
+    """An agent that looks only when it refuses: its unread renewals fail where somebody waits."""
+    refused = [_refused(f"L{700 + n}", read=True) for n in range(6)]
+    unread = [one for one in BACKGROUND if one.id.startswith("unread")]
+    for sample, expected in (([*refused, *unread], ["find_loan"]), (unread, [])):
+        links = mine(views(sample), [one.outcome for one in sample]).links
+        assert [link.read for link in links] == expected
+
+
+def test_a_refusal_without_reading_or_of_another_loan_shows_no_reading() -> None:
+    unread = [one for one in BACKGROUND if one.id.startswith("unread")]
+    for odd in (
+        [_refused(f"L{700 + n}", read=False) for n in range(6)],
+        [_refused(f"L{700 + n}", read=True, looks_at="L999") for n in range(6)],
+    ):
+        sample = [*odd, *unread]
+        assert mine(views(sample), [one.outcome for one in sample]).links == []
+
+
+def _refused(loan: str, *, read: bool, looks_at: str = "") -> Trajectory:
+    asked = user(f"Please renew loan {loan} until tomorrow.")
+    seen = looks_at or loan
+    looked = calls("find_loan", LOAN | {"loan": seen, "waiting": 2}, loan=seen) if read else []
+    return talk(asked, looked, says(f"Two readers wait for {loan}, so I cannot renew it."), name=f"refused{loan}")
 
 
 def test_an_unknown_capability_and_a_broken_message_are_named() -> None:
