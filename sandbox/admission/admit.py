@@ -2,15 +2,19 @@
 
 Every check runs in containers and leaves a named result with evidence and seconds. The source must load and run on two
 seeds before the rest is tried; where it does not, or a check ends in a deadline or a dead worker, the report holds the
-checks made so far and refuses. EngineDown and ImageMissing are no verdict on the environment and are raised. The order
-is from cheap to dear; the base model's rewards come last, asked for only when everything else has passed.
+checks made so far and refuses. EngineDown and ImageMissing are no verdict on the environment and are raised. A worker
+that was killed, but not for its memory, may have been killed from outside: the checks are made once more, and an
+environment that ends itself is refused then. The order is from cheap to dear; the base model's rewards come last, asked
+for only when everything else has passed.
 
 Not covered: whether training on the environment helps (the gate's question).
 """
 
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from sandbox.admission import checks
@@ -21,12 +25,13 @@ from sandbox.admission.static import inspect_source
 from sandbox.admission.thresholds import Thresholds
 from sandbox.client import SandboxSource
 from sandbox.contract import Tool
-from sandbox.errors import EngineDown, ImageMissing, SandboxError
+from sandbox.errors import EngineDown, ImageMissing, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash
 from sandbox.policy import SandboxLimits
 from store.types import AdmissionReport, Check
 
 TWIN_HASH_SEED = 4242
+KILLED = 128 + signal.SIGKILL
 PLAYED: dict[str, Callable[[Bench], Awaitable[checks.Verdict]]] = {
     "determinism": checks.determinism,
     "oracle": checks.oracle,
@@ -57,16 +62,41 @@ async def admit(
     the check "spread" is left out and its evidence says so (``left_out``).
     """
     thresholds = thresholds or Thresholds()
+    sources = _Sources(source_code, owner, target_tools, target_error_examples)
+    made = await _checks(sources, base_rewards, thresholds, clock)
+    if any(check.evidence.get("killed") for check in made):
+        made = await _checks(sources, base_rewards, thresholds, clock)
+    return AdmissionReport(environment_hash(source_code), all(check.passed for check in made), made)
+
+
+@dataclass(frozen=True)
+class _Sources:
+    source_code: str
+    owner: str
+    target_tools: list[Tool]
+    target_error_examples: list[str]
+
+    def bench(self, thresholds: Thresholds) -> Bench:
+        """Two sandboxes of the environment, which differ in the hash seed of their interpreters."""
+        limits = SandboxLimits(call_seconds=thresholds.call_seconds, restarts=0)
+        source, twin = (
+            SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed)
+            for seed in (0, TWIN_HASH_SEED)
+        )
+        return Bench(source, twin, thresholds, self.target_tools, self.target_error_examples)
+
+
+async def _checks(
+    given: _Sources, base_rewards: BaseRewards | None, thresholds: Thresholds, clock: Callable[[], float]
+) -> list[Check]:
     report: list[Check] = []
 
     async def judge(name: str, check: Awaitable[checks.Verdict]) -> bool:
         report.append(await _judged(name, check, clock))
         return report[-1].passed
 
-    await judge("source", _at_once(inspect_source(source_code)))
-    limits = SandboxLimits(call_seconds=thresholds.call_seconds, restarts=0)
-    sources = [SandboxSource(source_code, limits=limits, owner=owner, hash_seed=seed) for seed in (0, TWIN_HASH_SEED)]
-    bench = Bench(sources[0], sources[1], thresholds, target_tools, target_error_examples)
+    await judge("source", _at_once(inspect_source(given.source_code)))
+    bench = given.bench(thresholds)
     async with AsyncExitStack() as stack:
         if await judge("runs", _start_and_run(stack, bench)):
             for name, check in PLAYED.items():
@@ -74,7 +104,7 @@ async def admit(
                     break
             if all(check.passed for check in report):
                 await judge("spread", checks.spread(bench, base_rewards))
-    return AdmissionReport(environment_hash(source_code), all(check.passed for check in report), report)
+    return report
 
 
 async def _judged(name: str, check: Awaitable[checks.Verdict], clock: Callable[[], float]) -> Check:
@@ -86,6 +116,8 @@ async def _judged(name: str, check: Awaitable[checks.Verdict], clock: Callable[[
         raise
     except SandboxError as error:
         passed, evidence = False, fault_evidence(error)
+        if isinstance(error, WorkerDied) and error.exit_code == KILLED and not error.oom:
+            evidence["killed"] = True
     return Check(name, passed, evidence, round(clock() - begin, 3))
 
 

@@ -187,3 +187,27 @@ def test_a_missing_engine_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("DOCKER_HOST", "unix:///nobody/here.sock")
     with pytest.raises(EngineDown):
         judge(LAMP_SHOP)
+
+
+def test_a_worker_that_was_killed_from_outside_costs_the_environment_nothing() -> None:
+    kills = []
+
+    async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
+        if not kills:
+            client = connect()
+            kills.extend(client.containers.list(filters={"label": f"{LABEL_OWNER}={OWNER}"}))
+            for container in kills:
+                container.kill()
+            client.close()
+            await source.episode().reset(seeds[0])
+        return [[float(rollout % 2) for rollout in range(k)] for _ in seeds]
+
+    report = judge(LAMP_SHOP, base_rewards=rewards)
+    assert len(kills) == 2
+    assert report.admitted, refusals(report)
+
+
+def test_an_environment_that_ends_itself_is_refused() -> None:
+    source = changed(RESET, "        import os\n        os._exit(137)\n" + RESET)
+    runs = refusals(judge(source))["runs"]
+    assert (runs["fault"], runs["killed"]) == ("WorkerDied", True)
