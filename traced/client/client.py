@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
@@ -94,19 +95,20 @@ class Client:
 
     async def cancel(self, cycle_id: str, reason: str = "") -> Done:
         """End an unfinished cycle for good."""
-        return await self._post(f"/cycles/{cycle_id}/cancel", Reason(reason=reason))
+        return await self._post(f"/cycles/{_part(cycle_id)}/cancel", Reason(reason=reason))
 
-    async def approve(self, adapter: str, reason: str = "") -> Done:
-        """Approve an adapter that passed its gate and put it live."""
-        return await self._post(f"/adapters/{adapter}/approve", Reason(reason=reason))
+    async def approve(self, adapter: str, reason: str = "", who: str = "") -> Done:
+        """Approve an adapter that passed its gate and put it live; ``who`` decides, if not the one who asks."""
+        return await self._post(f"/adapters/{_part(adapter)}/approve", Reason(reason=reason, who=who))
 
-    async def reject(self, adapter: str, reason: str = "") -> Done:
+    async def reject(self, adapter: str, reason: str = "", who: str = "") -> Done:
         """Decide against an adapter."""
-        return await self._post(f"/adapters/{adapter}/reject", Reason(reason=reason))
+        return await self._post(f"/adapters/{_part(adapter)}/reject", Reason(reason=reason, who=who))
 
-    async def roll_back(self, adapter: str | None = None, reason: str = "") -> Done:
+    async def roll_back(self, adapter: str | None = None, reason: str = "", who: str = "") -> Done:
         """Undo the last promotion, or that of one adapter."""
-        return await self._post(f"/adapters/{adapter}/rollback" if adapter else "/rollback", Reason(reason=reason))
+        path = f"/adapters/{_part(adapter)}/rollback" if adapter else "/rollback"
+        return await self._post(path, Reason(reason=reason, who=who))
 
     async def events(self, after: int = 0) -> AsyncIterator[EventView]:
         """Events with a number above ``after``, those to come included, for ever; connects again when cut off."""
@@ -157,6 +159,11 @@ class Client:
         if response.status_code not in accept:
             raise _refusal(response)
         return response
+
+
+def _part(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="@")
 
 
 def _refusal(response: httpx.Response) -> Refused:

@@ -106,9 +106,10 @@ class AuditView(Model):
 
 
 class Reason(Model):
-    """Why somebody does something, for the record."""
+    """Why somebody does something, for the record, and in whose name where that is not the one who asks."""
 
     reason: str = Field(default="", max_length=2000)
+    who: str = Field(default="", max_length=200)
 
 
 class Done(Model):
@@ -117,6 +118,7 @@ class Done(Model):
     said: str
     subject: str
     live: list[str] = []
+    detail: dict[str, Any] = Field(default={}, description="the rows that are stored of it")
 
 
 class Readiness(Model):

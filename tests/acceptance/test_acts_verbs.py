@@ -1,0 +1,107 @@
+"""Decisions of the command line, beside a real daemon and without one: the same answer, the same audit."""
+
+import getpass
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from store.database import open_store, reading, session, sqlite_url
+from store.repositories.audit import list_audit
+from store.repositories.events import list_events
+from tests.acceptance.conftest import Traced
+from tests.unit.gates.chain import seed_adapter, seed_cycle
+from traced.host.lock import hold
+from traced.service.daemon import now
+
+ADAPTER = "error-recovery@v1"
+DAEMON = "daemon"
+NOBODY = "nobody"
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A data directory with two adapter versions whose gates passed."""
+    directory = tmp_path / "traced-data"
+    engine = open_store(sqlite_url(directory / "traced.db"))
+    with session(engine) as opened:
+        seed_cycle(opened)
+        seed_adapter(opened, directory, 1)
+        seed_adapter(opened, directory, 2)
+    engine.dispose()
+    return directory
+
+
+@contextmanager
+def daemon(data_dir: Path) -> Iterator["subprocess.Popen[str]"]:
+    """``traced up`` on the directory, from its first line that says it is ready to its orderly end."""
+    command = [sys.executable, "-m", "traced", "up", "--data-dir", str(data_dir), "--set", "log.format=json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=data_dir.parent, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stderr is not None
+            lines = []
+            for line in running.stderr:
+                lines.append(line)
+                if '"ready"' in line:
+                    break
+            assert running.poll() is None, "".join(lines)
+            yield running
+        finally:
+            running.send_signal(signal.SIGTERM)
+            rest = running.communicate(timeout=60)
+    assert running.returncode == 0, rest
+
+
+@pytest.fixture(params=[DAEMON, NOBODY])
+def at_home(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[str]:
+    if request.param == NOBODY:
+        yield NOBODY
+    else:
+        with daemon(data_dir):
+            yield DAEMON
+
+
+def audit(data_dir: Path) -> list[tuple[str, str, str, str]]:
+    """The audit's entries, oldest first; the decisions among the events say the same."""
+    engine = open_store(sqlite_url(data_dir / "traced.db"))
+    with reading(engine) as opened:
+        entries = list_audit(opened)[::-1]
+        events = [event.subject for event in list_events(opened) if event.kind == entries[-1].action]
+    engine.dispose()
+    assert entries[-1].subject in events
+    return [(one.action, one.subject, one.who, one.reason) for one in entries]
+
+
+def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_dir: Path, at_home: str) -> None:
+    approved = traced("approve", ADAPTER, "--who", "ann", "--reason", "good", "--json")
+    assert approved.code == 0, approved.err
+    assert approved.json["decision"]["who"] == approved.json["promotion"]["who"] == "ann"
+    assert (approved.json["subject"], approved.json["live"]) == (ADAPTER, [ADAPTER])
+    again = traced("approve", ADAPTER, "--json")
+    assert again.json == approved.json
+    assert "error-recovery@v2 is rejected. Live: error-recovery@v1" in traced("reject", "error-recovery@v2").out
+    refused = traced("reject", ADAPTER, "--json")
+    assert (refused.code, refused.json["error"]["hint"]) == (1, f"traced rollback {ADAPTER}")
+    undone = traced("rollback", "--reason", "complaints", "--json")
+    assert (undone.json["rolled_back"], undone.json["restored"], undone.json["live"]) == (ADAPTER, None, [])
+    person = getpass.getuser()
+    assert audit(data_dir) == [
+        ("approve", ADAPTER, "ann", "good"),
+        ("reject", "error-recovery@v2", person, ""),
+        ("rollback", ADAPTER, person, "complaints"),
+    ]
+
+
+def test_a_directory_that_is_held_by_one_who_does_not_answer_is_left_alone(traced: Traced, data_dir: Path) -> None:
+    with hold(data_dir, now=now, version="test"):
+        ran = traced("approve", ADAPTER)
+    assert ran.code == 1
+    assert f"held by process {os.getpid()}" in ran.err
+    assert "nothing was decided" in ran.err
+    assert traced("status", "--json").json["waiting"] == [ADAPTER, "error-recovery@v2"]
