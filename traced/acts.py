@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlmodel import Session
 
-from store.records import Approval, CycleState, Decision, PromotionState
+from store.records import Approval, CycleState, PromotionState
 from store.repositories import attempts
 from store.repositories.audit import save_audit
 from store.repositories.cycles import get_cycle, set_cycle_state
@@ -85,6 +85,24 @@ def roll_back(opened: Session, act: Act, adapter: str | None) -> Done:
         note(opened, act, "rollback", undone, live=promotion.live(opened))
     detail = {"rolled_back": undone, "restored": restored}
     return Done(said=said, subject=undone, live=promotion.live(opened), detail=detail)
+
+
+def release(opened: Session, act: Act, parked_id: str) -> Done:
+    """Let a parked input be tried again; a cycle that failed of it is unfinished then, and is carried on."""
+    parked = attempts.get_parked(opened, parked_id)
+    what = parked.key.subject
+    if parked.released_at is not None:
+        said = f"{parked_id} ({what}) was released before, by {parked.released_by}"
+        return Done(said=said, subject=parked_id, detail={"carries_on": None})
+    attempts.release(opened, parked_id, who=act.who, at=act.at)
+    carries_on = None
+    # A capability's parked input has ended that capability and not the cycle, which went on without it.
+    if not parked.key.capability and get_cycle(opened, parked.cycle_id).state is CycleState.FAILED:
+        set_cycle_state(opened, parked.cycle_id, CycleState.INTERRUPTED, at=act.at)
+        carries_on = parked.cycle_id
+    note(opened, act, "release", parked_id, cycle_id=parked.cycle_id, what=what, carries_on=carries_on)
+    then = f"{carries_on} is carried on" if carries_on else "it is tried again when a cycle comes by it"
+    return Done(said=f"{parked_id} ({what}) is released; {then}", subject=parked_id, detail={"carries_on": carries_on})
 
 
 def _standing(opened: Session, adapter: str) -> tuple[Approval | None, int]:

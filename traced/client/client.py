@@ -22,6 +22,7 @@ from traced.client.models import (
     CycleView,
     Done,
     EventView,
+    ParkedView,
     Problem,
     Readiness,
     Reason,
@@ -77,6 +78,10 @@ class Client:
         """All adapter versions, oldest first."""
         return [AdapterView.model_validate(one) for one in await self._list("/adapters")]
 
+    async def parked(self) -> list[ParkedView]:
+        """Inputs that failed too often, newest first, with the evidence."""
+        return [ParkedView.model_validate(one) for one in await self._list("/parked")]
+
     async def audit(self, limit: int = 100) -> list[AuditView]:
         """What was decided, newest first."""
         return [AuditView.model_validate(one) for one in await self._list("/audit", limit=limit)]
@@ -109,6 +114,10 @@ class Client:
         """Undo the last promotion, or that of one adapter."""
         path = f"/adapters/{_part(adapter)}/rollback" if adapter else "/rollback"
         return await self._post(path, Reason(reason=reason, who=who))
+
+    async def release(self, parked_id: str, reason: str = "", who: str = "") -> Done:
+        """Let a parked input be tried again."""
+        return await self._post(f"/parked/{_part(parked_id)}/release", Reason(reason=reason, who=who))
 
     async def events(self, after: int = 0) -> AsyncIterator[EventView]:
         """Events with a number above ``after``, those to come included, for ever; connects again when cut off."""

@@ -64,6 +64,19 @@ class TargetView(Model):
     next_at: datetime | None = None
 
 
+class ParkedView(Model):
+    """An input that failed too often and is left aside until somebody releases it; ``tried`` counts all attempts."""
+
+    id: str
+    cycle_id: str
+    stage: str
+    capability: str
+    reason: str
+    at: datetime
+    tried: int
+    evidence: dict[str, Any] = Field(default={}, description="the attempts that led to it; left out of a status")
+
+
 class Status(Model):
     """The service at a glance."""
 
@@ -78,7 +91,7 @@ class Status(Model):
     cycles: list[CycleView]
     adapters: list[AdapterView]
     waiting: list[str] = Field(description="adapters that wait for a person")
-    parked: int = 0
+    parked: list[ParkedView] = Field(default=[], description="inputs that wait for a person to release them")
 
 
 class EventView(Model):

@@ -1,4 +1,4 @@
-"""Verbs of a person's decision: approve, reject, rollback."""
+"""Verbs of a person's decision: approve, reject, rollback, release."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,6 +80,32 @@ def rollback(
         reason=reason,
     )
     _tell(as_json, done)
+
+
+def release(
+    parked: Annotated[str, typer.Argument(help="Id of the parked input (traced status).", show_default=False)],
+    *,
+    who: Who = "",
+    reason: Reason = "",
+    data_dir: DataDir = None,
+    given: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let an input that failed too often be tried again."""
+    from traced import acts
+    from traced.commands.acting import decided
+
+    done = decided(
+        read_settings(data_dir, given),
+        lambda client: client.release(parked, reason, who),
+        lambda opened, act: acts.release(opened, act, parked),
+        who=who,
+        reason=reason,
+    )
+    if as_json:
+        _tell(as_json, done)
+    else:
+        console.print(f"{done.said}. Next: traced status", highlight=False)
 
 
 def _tell(as_json: bool, done: "Done") -> None:

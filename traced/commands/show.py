@@ -30,12 +30,18 @@ def status(data_dir: DataDir = None, given: Given = None, as_json: AsJson = Fals
     ]
     if as_json:
         told = {"cycles": cycles, "adapters": adapters, "live": stands.live, "waiting": stands.waiting}
-        print_json({"data_dir": directory, **told})
+        print_json({"data_dir": directory, **told, "parked": stands.parked})
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], cycles)
     _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], adapters)
     for name in stands.waiting:
         console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
+    for one in stands.parked:
+        what = f"{one.stage} of {one.capability or one.cycle}"
+        told = (
+            f"Parked: {what}, tried {one.tried} times ({one.reason}). To have it tried again: traced release {one.id}"
+        )
+        console.print(told, highlight=False, markup=False)
 
 
 def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:

@@ -21,7 +21,18 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from store.errors import NotFound, StoreError, StoreUnavailable
 from traced import acts
-from traced.client.models import AdapterView, AuditView, CycleView, Done, EventView, Problem, Readiness, Reason, Status
+from traced.client.models import (
+    AdapterView,
+    AuditView,
+    CycleView,
+    Done,
+    EventView,
+    ParkedView,
+    Problem,
+    Readiness,
+    Reason,
+    Status,
+)
 from traced.errors import TracedError
 from traced.service.control import Control
 from traced.service.doors import Caller, Door
@@ -87,6 +98,11 @@ def _looks(control: Control, door: Door) -> APIRouter:
         """All adapter versions, oldest first."""
         return control.adapters()
 
+    @router.get("/parked")
+    def parked() -> list[ParkedView]:
+        """Inputs that failed too often, newest first, with the evidence."""
+        return control.parked()
+
     @router.get("/audit")
     def audit(limit: Limit = 100) -> list[AuditView]:
         """What was decided, newest first."""
@@ -146,6 +162,11 @@ def _acts(control: Control, door: Door) -> APIRouter:
     async def roll_back_last(asked: Reason, caller: Who) -> Done:
         """Undo the last promotion."""
         return control.decide(caller, asked, partial(acts.roll_back, adapter=None))
+
+    @router.post("/parked/{parked_id}/release")
+    async def release(parked_id: str, asked: Reason, caller: Who) -> Done:
+        """Let a parked input be tried again."""
+        return control.decide(caller, asked, partial(acts.release, parked_id=parked_id))
 
     return router
 

@@ -25,7 +25,17 @@ from store.repositories.events import list_events
 from store.repositories.targets import pause_target, resume_target, target_standing
 from traced import acts
 from traced.acts import Act
-from traced.client.models import AdapterView, AuditView, CycleView, Done, EventView, Reason, Status, TargetView
+from traced.client.models import (
+    AdapterView,
+    AuditView,
+    CycleView,
+    Done,
+    EventView,
+    ParkedView,
+    Reason,
+    Status,
+    TargetView,
+)
 from traced.config import Settings
 from traced.service import views
 from traced.service.doors import Caller
@@ -67,6 +77,7 @@ class Control:
                 cycles=views.cycles(opened),
                 adapters=shown,
                 waiting=views.waiting(shown),
+                parked=views.parked(opened),
             )
 
     def cycles(self, limit: int) -> list[CycleView]:
@@ -78,6 +89,11 @@ class Control:
         """All adapter versions."""
         with reading(self.store) as opened:
             return views.adapters(opened)
+
+    def parked(self) -> list[ParkedView]:
+        """Inputs that are left aside, with the attempts that led to it."""
+        with reading(self.store) as opened:
+            return views.parked(opened, with_evidence=True)
 
     def audit(self, limit: int) -> list[AuditView]:
         """What was decided, newest first."""
