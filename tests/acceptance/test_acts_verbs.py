@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from store.database import open_store, reading, session, sqlite_url
+from store.records import CycleState
+from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, park
 from store.repositories.audit import list_audit
+from store.repositories.cycles import set_cycle_state
 from store.repositories.events import list_events
 from tests.acceptance.conftest import Traced
 from tests.unit.gates.chain import seed_adapter, seed_cycle
@@ -22,17 +25,22 @@ from traced.service.daemon import now
 ADAPTER = "error-recovery@v1"
 DAEMON = "daemon"
 NOBODY = "nobody"
+KEY = InputKey("train", "error-recovery", "ab")
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """A data directory with two adapter versions whose gates passed."""
+    """A data directory with two adapter versions whose gates passed, and a training that is parked; nothing is due."""
     directory = tmp_path / "traced-data"
     engine = open_store(sqlite_url(directory / "traced.db"))
     with session(engine) as opened:
         seed_cycle(opened)
         seed_adapter(opened, directory, 1)
         seed_adapter(opened, directory, 2)
+        set_cycle_state(opened, "c1", CycleState.FINISHED, at=now())
+        for _ in range(3):
+            begin_attempt(opened, "c1", KEY, holder="h", at=now())
+        park(opened, ParkedInput("p3", "c1", KEY, "3 attempts failed, the last one: [hung]", {}, now()))
     engine.dispose()
     return directory
 
@@ -90,11 +98,19 @@ def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_d
     assert (refused.code, refused.json["error"]["hint"]) == (1, f"traced rollback {ADAPTER}")
     undone = traced("rollback", "--reason", "complaints", "--json")
     assert (undone.json["rolled_back"], undone.json["restored"], undone.json["live"]) == (ADAPTER, None, [])
+    assert (
+        "Parked: train of error-recovery, tried 3 times (3 attempts failed, the last one: [hung]). "
+        "To have it tried again: traced release p3" in traced("status").out
+    )
+    released = traced("release", "p3", "--reason", "more memory", "--json")
+    assert (released.code, released.json["subject"], released.json["carries_on"]) == (0, "p3", None)
+    assert traced("status", "--json").json["parked"] == []
     person = getpass.getuser()
     assert audit(data_dir) == [
         ("approve", ADAPTER, "ann", "good"),
         ("reject", "error-recovery@v2", person, ""),
         ("rollback", ADAPTER, person, "complaints"),
+        ("release", "p3", person, "more memory"),
     ]
 
 

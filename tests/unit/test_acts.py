@@ -8,10 +8,14 @@ import pytest
 from sqlmodel import Session
 
 from store.database import open_store, session
+from store.errors import NotFound
+from store.records import CycleState
+from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, list_parked, park
 from store.repositories.audit import list_audit
+from store.repositories.cycles import get_cycle, set_cycle_state
 from store.repositories.events import list_events
 from tests.unit.gates.chain import hour, seed_adapter, seed_cycle
-from traced.acts import Act, approve, reject, roll_back
+from traced.acts import Act, approve, reject, release, roll_back
 from traced.gates.errors import PromotionError
 
 ADAPTER, SECOND = "error-recovery@v1", "error-recovery@v2"
@@ -85,6 +89,46 @@ def test_a_refused_decision_leaves_nothing(opened: Session, decide: Any) -> None
     with pytest.raises(Exception, match=r"is live|is not live"):
         decide(opened, ANN)
     assert audited(opened) == before
+
+
+def parked(opened: Session, stage: str, capability: str) -> str:
+    key = InputKey(stage, capability, "ab")
+    attempt = begin_attempt(opened, "c1", key, holder="h", at=hour(20))
+    park(opened, ParkedInput(f"p{attempt.seq}", "c1", key, "3 attempts failed", {}, hour(21)))
+    return f"p{attempt.seq}"
+
+
+def test_a_released_capability_is_tried_again_and_its_cycle_stands_as_it_was(opened: Session) -> None:
+    set_cycle_state(opened, "c1", CycleState.FINISHED, at=hour(22))
+    name = parked(opened, "train", "error-recovery")
+    done = release(opened, ANN, name)
+    assert done.said == "p1 (train of error-recovery) is released; it is tried again when a cycle comes by it"
+    again = release(opened, Act("bob", "local", hour(40)), name)
+    assert again.said == "p1 (train of error-recovery) was released before, by ann"
+    assert list_parked(opened) == []
+    assert audited(opened) == [("release", "p1", "ann", "looked at it")]
+    assert get_cycle(opened, "c1").state is CycleState.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(CycleState.FAILED, CycleState.INTERRUPTED), (CycleState.CANCELLED, CycleState.CANCELLED)],
+)
+def test_a_cycle_that_failed_of_a_parked_stage_is_carried_on(
+    opened: Session, before: CycleState, after: CycleState
+) -> None:
+    set_cycle_state(opened, "c1", before, at=hour(22))
+    done = release(opened, ANN, parked(opened, "collect", ""))
+    cycle = get_cycle(opened, "c1")
+    assert cycle.state is after
+    assert done.detail == {"carries_on": "c1" if after is CycleState.INTERRUPTED else None}
+    assert (cycle.finished_at is None) == (after is CycleState.INTERRUPTED)
+
+
+def test_only_what_was_parked_can_be_released(opened: Session) -> None:
+    with pytest.raises(NotFound, match="no parked input 'p9'"):
+        release(opened, ANN, "p9")
+    assert list_audit(opened) == []
 
 
 def test_nothing_is_live_to_undo(opened: Session) -> None:

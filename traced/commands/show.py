@@ -37,11 +37,8 @@ def status(data_dir: DataDir = None, given: Given = None, as_json: AsJson = Fals
     for name in stands.waiting:
         console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
     for one in stands.parked:
-        what = f"{one.stage} of {one.capability or one.cycle}"
-        told = (
-            f"Parked: {what}, tried {one.tried} times ({one.reason}). To have it tried again: traced release {one.id}"
-        )
-        console.print(told, highlight=False, markup=False)
+        what = f"{one.stage} of {one.capability or one.cycle}, tried {one.tried} times ({one.reason})"
+        console.print(f"Parked: {what}. To have it tried again: traced release {one.id}", highlight=False, markup=False)
 
 
 def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:

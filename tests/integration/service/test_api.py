@@ -15,6 +15,7 @@ import pytest
 
 from store.database import session
 from store.records import CycleState
+from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, park
 from store.repositories.cycles import set_cycle_state
 from store.repositories.events import save_event
 from store.service_records import Event
@@ -107,6 +108,42 @@ def test_every_act_is_audited_with_who_and_why(control: Control, path: Path, loo
     assert loop.asked == ["wake", "wake", f"cycle asked for by {person}", "wake"]
 
 
+def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
+    control: Control, path: Path, loop: WrittenDown
+) -> None:
+    key = InputKey("collect", "", "ab")
+    with session(control.store) as opened:
+        set_cycle_state(opened, "c1", CycleState.FAILED, at=T0)
+        begin_attempt(opened, "c1", key, holder="h", at=T0)
+        park(opened, ParkedInput("p1", "c1", key, "3 attempts failed", {"until_seq": 1}, T0))
+
+    async def act() -> Refused:
+        async with served(control, path) as client:
+            [parked] = await client.parked()
+            assert (parked.id, parked.stage, parked.tried, parked.evidence) == ("p1", "collect", 1, {"until_seq": 1})
+            assert [(one.id, one.evidence) for one in (await client.status()).parked] == [("p1", {})]
+            assert (await client.release("p1", "more disk", who="ann")).detail == {"carries_on": "c1"}
+            assert await client.parked() == []
+            assert [one.state for one in await client.cycles()] == ["interrupted"]
+            [entry] = await client.audit()
+            assert (entry.who, entry.detail["by"], entry.reason) == ("ann", getpass.getuser(), "more disk")
+            return await refused(client.release("p9"))
+
+    unknown = asyncio.run(act())
+    assert (unknown.status, "no parked input" in unknown.message) == (404, True)
+    assert loop.asked == ["wake"]
+
+
+def test_what_the_models_do_not_allow_is_said_as_a_problem(control: Control, path: Path) -> None:
+    async def act() -> tuple[int, str]:
+        async with served(control, path) as client:
+            http = client._http
+            response = await http.post("/pause", json={"reason": "x" * 3000})
+            return response.status_code, response.json()["message"]
+
+    assert asyncio.run(act()) == (422, "body.reason: String should have at most 2000 characters")
+
+
 def test_cancelling_stops_the_cycle_once(control: Control, path: Path, loop: WrittenDown) -> None:
     loop.running = "c1"
     with session(control.store) as opened:
@@ -144,7 +181,13 @@ def test_tcp_wants_a_token_and_a_reader_changes_nothing(control: Control) -> Non
             assert (await refused(client.status())).status == 401
         async with on_tcp(control, READER) as client:
             assert (await client.status()).state == "ready"
-            for act in (client.pause(), client.start_cycle(), client.approve(ADAPTER), client.roll_back()):
+            for act in (
+                client.pause(),
+                client.start_cycle(),
+                client.approve(ADAPTER),
+                client.roll_back(),
+                client.release("p1"),
+            ):
                 assert (await refused(act)).status == 403
             assert await client.audit() == []
         async with on_tcp(control, OPERATOR) as client:
