@@ -77,6 +77,51 @@ class ParkedView(Model):
     evidence: dict[str, Any] = Field(default={}, description="the attempts that led to it; left out of a status")
 
 
+class LeaseView(Model):
+    """Exclusive use of a device; ``wanted_by`` is "" while nobody asks for it back."""
+
+    device: str
+    holder: str
+    purpose: str
+    cycle_id: str | None
+    acquired_at: datetime
+    heartbeat_at: datetime
+    expires_at: datetime
+    wanted_by: str
+    wanted_at: datetime | None
+
+
+class ForeignView(Model):
+    """A process on a device that the service did not start."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+class DeviceView(Model):
+    """A device at this moment; ``idle`` when nothing (``why_not``) keeps training from beginning on it."""
+
+    id: str
+    kind: str
+    name: str
+    memory_total: int = Field(description="bytes")
+    memory_used: int
+    utilisation: float | None = Field(description="share in 0-1; on the CPU that of others' processes")
+    foreign: list[ForeignView]
+    mig: str
+    idle: bool
+    why_not: list[str]
+    lease: LeaseView | None
+
+
+class Devices(Model):
+    """The devices of the service's machine, all leases, and why it saw no more."""
+
+    devices: list[DeviceView]
+    leases: list[LeaseView]
+    problems: list[str]
+
+
 class Status(Model):
     """The service at a glance."""
 
