@@ -20,6 +20,7 @@ from traced.client.models import (
     AdapterView,
     AuditView,
     CycleView,
+    Devices,
     Done,
     EventView,
     ParkedView,
@@ -77,6 +78,10 @@ class Client:
     async def adapters(self) -> list[AdapterView]:
         """All adapter versions, oldest first."""
         return [AdapterView.model_validate(one) for one in await self._list("/adapters")]
+
+    async def devices(self) -> Devices:
+        """What each device does now, whether training could begin on it, who holds it."""
+        return await self._get("/devices", Devices)
 
     async def parked(self) -> list[ParkedView]:
         """Inputs that failed too often, newest first, with the evidence."""

@@ -25,6 +25,7 @@ from traced.client.models import (
     AdapterView,
     AuditView,
     CycleView,
+    Devices,
     Done,
     EventView,
     ParkedView,
@@ -97,6 +98,11 @@ def _looks(control: Control, door: Door) -> APIRouter:
     def adapters() -> list[AdapterView]:
         """All adapter versions, oldest first."""
         return control.adapters()
+
+    @router.get("/devices")
+    def devices() -> Devices:
+        """What each device does now, whether training could begin on it, who holds it."""
+        return control.devices()
 
     @router.get("/parked")
     def parked() -> list[ParkedView]:

@@ -22,6 +22,7 @@ from store.records import CycleState
 from store.repositories.audit import list_audit
 from store.repositories.cycles import ENDED, get_cycle, set_cycle_state
 from store.repositories.events import list_events
+from store.repositories.leases import list_leases
 from store.repositories.targets import pause_target, resume_target, target_standing
 from traced import acts
 from traced.acts import Act
@@ -29,6 +30,7 @@ from traced.client.models import (
     AdapterView,
     AuditView,
     CycleView,
+    Devices,
     Done,
     EventView,
     ParkedView,
@@ -37,6 +39,7 @@ from traced.client.models import (
     TargetView,
 )
 from traced.config import Settings
+from traced.devices.standing import look
 from traced.service import views
 from traced.service.doors import Caller
 from traced.service.errors import Busy, NoSuchThing, NotAllowed
@@ -94,6 +97,12 @@ class Control:
         """Inputs that are left aside, with the attempts that led to it."""
         with reading(self.store) as opened:
             return views.parked(opened, with_evidence=True)
+
+    def devices(self) -> Devices:
+        """The machine's devices; takes half a second."""
+        with reading(self.store) as opened:
+            leases = list_leases(opened)
+        return look(leases, self.settings.devices, self.now())
 
     def audit(self, limit: int) -> list[AuditView]:
         """What was decided, newest first."""

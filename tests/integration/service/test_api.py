@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from store.records import CycleState
 from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, park
 from store.repositories.cycles import set_cycle_state
 from store.repositories.events import save_event
+from store.repositories.leases import acquire
 from store.service_records import Event
 from tests.integration.service.conftest import WrittenDown
 from tests.unit.store.chain import T0
@@ -132,6 +134,21 @@ def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
     unknown = asyncio.run(act())
     assert (unknown.status, "no parked input" in unknown.message) == (404, True)
     assert loop.asked == ["wake"]
+
+
+def test_devices_and_their_leases_are_shown(control: Control, path: Path) -> None:
+    with session(control.store) as opened:
+        acquire(opened, "cpu", "elsewhere/7", "train", "c1", at=T0, ttl=timedelta(days=9))
+
+    async def ask() -> None:
+        async with served(control, path) as client:
+            seen = await client.devices()
+            cpu = next(device for device in seen.devices if device.id == "cpu")
+            assert (cpu.idle, cpu.why_not[-1]) == (False, "leased to elsewhere/7 for train")
+            assert cpu.lease == seen.leases[0]
+            assert cpu.memory_total > cpu.memory_used > 0
+
+    asyncio.run(ask())
 
 
 def test_what_the_models_do_not_allow_is_said_as_a_problem(control: Control, path: Path) -> None:
