@@ -120,6 +120,10 @@ class Client:
         path = f"/adapters/{_part(adapter)}/rollback" if adapter else "/rollback"
         return await self._post(path, Reason(reason=reason, who=who))
 
+    async def reload(self, reason: str = "", who: str = "") -> Done:
+        """Have the service read its settings again."""
+        return await self._post("/reload", Reason(reason=reason, who=who))
+
     async def release(self, parked_id: str, reason: str = "", who: str = "") -> Done:
         """Let a parked input be tried again."""
         return await self._post(f"/parked/{_part(parked_id)}/release", Reason(reason=reason, who=who))

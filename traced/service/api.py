@@ -169,6 +169,11 @@ def _acts(control: Control, door: Door) -> APIRouter:
         """Undo the last promotion."""
         return control.decide(caller, asked, partial(acts.roll_back, adapter=None))
 
+    @router.post("/reload")
+    async def reload(asked: Reason, caller: Who) -> Done:
+        """Read the settings again, as SIGHUP does."""
+        return control.reload(caller, asked)
+
     @router.post("/parked/{parked_id}/release")
     async def release(parked_id: str, asked: Reason, caller: Who) -> Done:
         """Let a parked input be tried again."""

@@ -6,6 +6,7 @@ the loop, and not the act, does the work.
 How it fails: ``ServiceError``, PromotionError and the store's errors, which the API turns into answers.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,6 +45,9 @@ from traced.service import views
 from traced.service.doors import Caller
 from traced.service.errors import Busy, NoSuchThing, NotAllowed
 from traced.service.loop import CycleLoop
+from traced.service.reload import change
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -57,6 +61,8 @@ class Control:
     since: datetime
     state: Literal["starting", "ready", "draining"] = "starting"
     next_at: Callable[[], datetime | None] = field(default=lambda: None)
+    reread: Callable[[], Settings] | None = None  # the settings as they are written now
+    apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # says what else it read again
 
     @property
     def target(self) -> str:
@@ -166,6 +172,27 @@ class Control:
             done = decision(opened, act)
         self.loop.wake()
         return done
+
+    def reload(self, caller: Caller, asked: Reason) -> Done:
+        """Read the settings again. Raises what reading them raises; the old ones stay in force then."""
+        act = self._act(caller, asked)
+        found = change(self.settings, self.reread() if self.reread else self.settings)
+        with session(self.store) as opened:
+            again = self.apply(found.settings)
+            if found.changed or again:
+                acts.note(opened, act, "reload", "settings", changed=found.changed, read_again=again)
+        self.settings = self.loop.settings = found.settings
+        for key in found.refused:
+            log.warning("%s was changed and needs a restart; the old value stays in force", key)
+        log.info("settings read again", extra={"changed": found.changed, "read_again": again})
+        self.loop.wake()
+        changed = f"changed: {', '.join([*found.changed, *again]) or 'nothing'}"
+        waiting = f"; after a restart: {', '.join(found.refused)}" if found.refused else ""
+        return Done(
+            said=f"the settings were read again; {changed}{waiting}",
+            subject="settings",
+            detail={"changed": found.changed, "read_again": again, "refused": found.refused},
+        )
 
     def _act(self, caller: Caller, asked: Reason) -> Act:
         if caller.role == "read-only":

@@ -49,7 +49,8 @@ async def served(control: Control, path: Path, dead: dict[str, str] | None = Non
 
 @asynccontextmanager
 async def on_tcp(control: Control, token: str) -> AsyncIterator[Client]:
-    door = by_token(checked_tokens({OPERATOR: "operator", READER: "read-only"}))
+    tokens = checked_tokens({OPERATOR: "operator", READER: "read-only"})
+    door = by_token(lambda: tokens)
     app = control_api(control, door, lambda: Readiness(ready=True), lambda: "traced_up 1\n")
     listener = tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
