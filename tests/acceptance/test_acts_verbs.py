@@ -3,6 +3,7 @@
 import getpass
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,25 +46,31 @@ def data_dir(tmp_path: Path) -> Path:
     return directory
 
 
+class Daemon(subprocess.Popen[str]):
+    """``traced up`` as a process; ``lines`` is its log, whole once it has ended."""
+
+    lines: list[str]
+
+
 @contextmanager
-def daemon(data_dir: Path) -> Iterator["subprocess.Popen[str]"]:
+def daemon(data_dir: Path, **variables: str) -> Iterator[Daemon]:
     """``traced up`` on the directory, from its first line that says it is ready to its orderly end."""
     command = [sys.executable, "-m", "traced", "up", "--data-dir", str(data_dir), "--set", "log.format=json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=data_dir.parent, env=environment, stderr=subprocess.PIPE, text=True) as running:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    with Daemon(command, cwd=data_dir.parent, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        running.lines = []
         try:
-            assert running.stderr is not None
-            lines = []
             for line in running.stderr:
-                lines.append(line)
-                if '"ready"' in line:
+                running.lines.append(line)
+                if '"event": "ready"' in line:
                     break
-            assert running.poll() is None, "".join(lines)
+            assert running.poll() is None, "".join(running.lines)
             yield running
         finally:
             running.send_signal(signal.SIGTERM)
-            rest = running.communicate(timeout=60)
-    assert running.returncode == 0, rest
+            running.lines += running.communicate(timeout=240)[1].splitlines()
+    assert running.returncode == 0, "".join(running.lines)
 
 
 @pytest.fixture(params=[DAEMON, NOBODY])
@@ -112,6 +119,25 @@ def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_d
         ("rollback", ADAPTER, person, "complaints"),
         ("release", "p3", person, "more memory"),
     ]
+
+
+def test_sighup_reads_the_settings_again(traced: Traced, data_dir: Path) -> None:
+    file, told = data_dir / "traced.toml", data_dir.parent / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(told))
+        manager.settimeout(120)
+        with daemon(data_dir, NOTIFY_SOCKET=str(told)) as running:
+            states = [manager.recv(4096).decode()]
+            for text in ("log = 3", "[log]\nlevel = 'debug'\n[executor]\nfailures = 9\n"):
+                file.write_text(text)
+                running.send_signal(signal.SIGHUP)
+                states += [manager.recv(4096).decode(), manager.recv(4096).decode()]
+        log = running.lines
+    assert [state.partition("\n")[0] for state in states] == ["READY=1", *["RELOADING=1", "READY=1"] * 2]
+    assert "MONOTONIC_USEC=" in states[1]
+    assert any("the old ones stay in force" in line and '"error"' in line for line in log)
+    assert any("executor.failures was changed and needs a restart" in line for line in log)
+    assert audit(data_dir) == [("reload", "settings", "SIGHUP", "")]
 
 
 def test_a_directory_that_is_held_by_one_who_does_not_answer_is_left_alone(traced: Traced, data_dir: Path) -> None:

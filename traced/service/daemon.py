@@ -65,11 +65,6 @@ class Tokens:
 
     known: dict[str, Role]
 
-    def read_again(self, section: ApiSection) -> list[str]:
-        """Take those that lie in the files now; says which roles' have changed. Raises ``DoorError``."""
-        before, self.known = self.known, tokens_of(section)
-        return [f"{role} token" for role in sorted({role for _, role in before.items() ^ self.known.items()})]
-
 
 def up(read: Callable[[], Settings]) -> None:
     """Run the service until it is told to stop; ``read`` gives the settings as they are written at the time."""
@@ -123,9 +118,11 @@ def _at_work(control: Control) -> str:
 
 
 def _apply(tokens: Tokens, settings: Settings) -> list[str]:
-    """Put the settings of log and doors in force; says whose tokens changed."""
+    """Put the settings of log and doors in force, or raise and change neither; says whose tokens changed."""
+    before, found = tokens.known, tokens_of(settings.api)
     logs.configure(settings.log, settings.data_dir, now=now)
-    return tokens.read_again(settings.api)
+    tokens.known = found
+    return [f"{role} token" for role in sorted({role for _, role in before.items() ^ found.items()})]
 
 
 async def _reload(control: Control, lifecycle: Lifecycle, manager: ServiceManager) -> None:

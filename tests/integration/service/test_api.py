@@ -24,7 +24,8 @@ from store.service_records import Event
 from tests.integration.service.conftest import WrittenDown
 from tests.unit.store.chain import T0
 from traced.client import Client, NoDaemon, Refused
-from traced.client.models import Readiness
+from traced.client.models import Readiness, Role
+from traced.config import load_settings
 from traced.service.api import control_api
 from traced.service.control import Control
 from traced.service.doors import by_token, checked_tokens, local, tcp_socket, unix_socket
@@ -148,6 +149,46 @@ def test_devices_and_their_leases_are_shown(control: Control, path: Path) -> Non
             assert (cpu.idle, cpu.why_not[-1]) == (False, "leased to elsewhere/7 for train")
             assert cpu.lease == seen.leases[0]
             assert cpu.memory_total > cpu.memory_used > 0
+
+    asyncio.run(ask())
+
+
+def test_settings_are_read_again_and_audited(control: Control, path: Path, tmp_path: Path) -> None:
+    control.reread = lambda: load_settings(tmp_path)
+    control.apply = lambda settings: ["operator token"]
+    file = tmp_path / "traced.toml"
+    file.write_text("[retention]\nlogs_days = 7\n[executor]\nfailures = 9\n")
+
+    async def act() -> tuple[str, str]:
+        async with served(control, path) as client:
+            done = await client.reload("less disk", who="ann")
+            file.write_text("[retention]\nlogs_days = -1\n")
+            error = await refused(client.reload())
+            [entry] = await client.audit()
+            assert (entry.who, entry.action, entry.reason) == ("ann", "reload", "less disk")
+            assert entry.detail["changed"] == {"retention.logs_days": [30, 7]}
+            assert entry.detail["read_again"] == ["operator token"]
+            return done.said, error.message
+
+    said, error = asyncio.run(act())
+    changed, later = "retention.logs_days, operator token", "executor.failures"
+    assert said == f"the settings were read again; changed: {changed}; after a restart: {later}"
+    assert "retention.logs_days = -1" in error
+    assert (control.settings.retention.logs_days, control.settings.executor.failures) == (7, 3)
+    assert control.loop.settings is control.settings
+
+
+def test_a_door_takes_the_tokens_of_the_moment(control: Control) -> None:
+    tokens: dict[str, Role] = {OPERATOR: "operator"}
+    app = control_api(control, by_token(lambda: tokens), lambda: Readiness(ready=True), lambda: "")
+    listener = tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    async def ask() -> None:
+        async with listening(app, listener), Client(url=url, token=OPERATOR) as client:
+            await client.status()
+            tokens.clear()
+            assert (await refused(client.status())).status == 401
 
     asyncio.run(ask())
 
