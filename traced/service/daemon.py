@@ -46,6 +46,7 @@ from traced.service.listen import listening
 from traced.service.loop import CycleLoop
 from traced.service.metrics import prometheus
 from traced.service.settings import ApiSection
+from traced.service.upkeep import keep_up
 from traced.upkeep.orphans import sweep
 
 SILENT_S = 600.0  # without a heartbeat, after which an attempt on another host counts as lost
@@ -96,6 +97,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
             await doors.enter_async_context(listening(there, tcp_socket(settings.api.host, settings.api.port)))
         beside = [
             asyncio.create_task(_deliver(control), name="notices"),
+            asyncio.create_task(keep_up(control), name="upkeep"),
             asyncio.create_task(_reload(control, lifecycle, manager), name="reload"),
         ]
         with signals(lifecycle):
