@@ -94,6 +94,8 @@ def audit(data_dir: Path) -> list[tuple[str, str, str, str]]:
 
 
 def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_dir: Path, at_home: str) -> None:
+    alive = traced("status", "--alive")
+    assert (alive.code, "no service answers at" in alive.err) == ((0, False) if at_home == DAEMON else (1, True))
     approved = traced("approve", ADAPTER, "--who", "ann", "--reason", "good", "--json")
     assert approved.code == 0, approved.err
     assert approved.json["decision"]["who"] == approved.json["promotion"]["who"] == "ann"

@@ -30,15 +30,9 @@ from traced.client.models import (
     Status,
 )
 
-SOCKET = "traced.sock"
 RECONNECT_S = 1.0
 
 Answer = TypeVar("Answer", bound=BaseModel)
-
-
-def default_socket(data_dir: Path) -> Path:
-    """Where the daemon of a data directory listens."""
-    return data_dir / SOCKET
 
 
 class Client:

@@ -1,15 +1,28 @@
 """Verbs that only look: status, explain."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from traced.commands.decide import Adapter
 from traced.commands.options import AsJson, DataDir, Given, parse_pair, read_settings
 from traced.commands.output import console, print_json
 
 
-def status(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
-    """Show the cycles, what waits for a decision, and what is live."""
+def status(
+    *,
+    alive: Annotated[
+        bool, typer.Option("--alive", help="Only ask whether the service answers; exit code 1: no.")
+    ] = False,
+    data_dir: DataDir = None,
+    given: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the cycles, what waits for a decision or is parked, and what is live."""
+    if alive:
+        _alive(data_dir, as_json)
+        return
     from store.standing import standing
 
     directory, url = _place(data_dir, given)
@@ -54,6 +67,17 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
         return
     for line in chain_lines(chain):
         console.print(line, highlight=False, markup=False)
+
+
+def _alive(data_dir: Path | None, as_json: bool) -> None:
+    from traced.host.alive import ask_alive
+    from traced.location import data_directory, default_socket
+
+    ask_alive(default_socket(data_directory(data_dir)))
+    if as_json:
+        print_json({"alive": True})
+    else:
+        console.print("The service answers.", highlight=False)
 
 
 def _place(data_dir: Path | None, given: list[str] | None) -> tuple[Path, str]:
