@@ -9,12 +9,12 @@ from traced.commands.decide import Adapter
 from traced.commands.options import AsJson, DataDir, Given, parse_pair, read_settings
 from traced.commands.output import console, print_json
 
+Alive = Annotated[bool, typer.Option("--alive", help="Only ask whether the service answers; exit code 1: no.")]
+
 
 def status(
     *,
-    alive: Annotated[
-        bool, typer.Option("--alive", help="Only ask whether the service answers; exit code 1: no.")
-    ] = False,
+    alive: Alive = False,
     data_dir: DataDir = None,
     given: Given = None,
     as_json: AsJson = False,
