@@ -37,11 +37,11 @@ def is_due(at: str, last: datetime, now: datetime, zone: tzinfo | None = None) -
 
 async def keep_up(control: Control) -> None:
     """Look every minute, for ever."""
-    last = None
+    last: datetime | None = None
     while True:
         try:
-            last = last or await asyncio.to_thread(_last, control)
-            last = await asyncio.to_thread(upkeep_if_due, control, last)
+            before = last or await asyncio.to_thread(_last, control)
+            last = await asyncio.to_thread(upkeep_if_due, control, before)
         except StoreError as error:
             log.warning("upkeep waits: %s", error)
         await asyncio.sleep(LOOK_S)
