@@ -40,8 +40,9 @@ async def keep_up(control: Control) -> None:
     last: datetime | None = None
     while True:
         try:
-            before = last or await asyncio.to_thread(_last, control)
-            last = await asyncio.to_thread(upkeep_if_due, control, before)
+            if last is None:
+                last = await asyncio.to_thread(_last, control)
+            last = await asyncio.to_thread(upkeep_if_due, control, last)
         except StoreError as error:
             log.warning("upkeep waits: %s", error)
         await asyncio.sleep(LOOK_S)
