@@ -33,6 +33,6 @@ VOLUME ["/data"]
 # `traced` takes SIGTERM itself (it drains), also as process 1; `docker stop -t` must leave it service.drain_s seconds.
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=60s --timeout=10s --start-period=120s --retries=3 \
-    CMD ["python3", "-P", "-m", "traced", "status", "--json"]
+    CMD ["python3", "-P", "-m", "traced", "status", "--alive"]
 ENTRYPOINT ["python3", "-P", "-m", "traced"]
 CMD ["up"]

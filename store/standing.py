@@ -1,4 +1,4 @@
-"""Where everything stands, in three queries: the newest cycles, every adapter version, what is live and what waits.
+"""Where everything stands, in four queries: the newest cycles, adapter versions, what is live, waits or is parked.
 
 Invariants: one consistent snapshot; it says what the repositories say (a test holds them together); it reads few rows
 however many trajectories there are, and it speaks to the driver itself, in SQL that both share, because
@@ -34,6 +34,13 @@ LEFT JOIN approvals d ON d.seq = (SELECT max(seq) FROM approvals WHERE adapter =
 LEFT JOIN promotions p ON p.seq = (SELECT max(seq) FROM promotions WHERE adapter = a.name)
 ORDER BY a.capability, a.version
 """
+PARKED = """
+SELECT p.id, p.cycle_id, p.stage, p.capability, p.reason, (
+    SELECT count(*) FROM attempts a
+    WHERE a.stage = p.stage AND a.capability = p.capability AND a.input_hash = p.input_hash
+)
+FROM parked p WHERE p.released_at IS NULL ORDER BY p.seq DESC
+"""
 TRAFFIC = "SELECT model, count(*) FROM routing_choices GROUP BY model"
 
 
@@ -60,11 +67,24 @@ class AdapterStanding:
 
 
 @dataclass(frozen=True)
+class ParkedStanding:
+    """An input that is left aside until a person releases it; ``tried`` counts all attempts at it."""
+
+    id: str
+    cycle: str
+    stage: str
+    capability: str
+    reason: str
+    tried: int
+
+
+@dataclass(frozen=True)
 class Standing:
-    """The newest cycles, newest first, and all adapter versions by capability and number."""
+    """The newest cycles, newest first, all adapter versions by capability and number, parked inputs, newest first."""
 
     cycles: list[CycleStanding]
     adapters: list[AdapterStanding]
+    parked: list[ParkedStanding]
 
     @property
     def live(self) -> list[str]:
@@ -114,7 +134,8 @@ def _read(connection: Any, shown: str) -> Standing:
     cycles = [_cycle(row) for row in connection.execute(CYCLES).fetchall()]
     adapters = connection.execute(ADAPTERS).fetchall()
     traffic = dict(connection.execute(TRAFFIC).fetchall())
-    return Standing(cycles, [_adapter(row, traffic.get(row[0], 0)) for row in adapters])
+    parked = [ParkedStanding(*row) for row in connection.execute(PARKED).fetchall()]
+    return Standing(cycles, [_adapter(row, traffic.get(row[0], 0)) for row in adapters], parked)
 
 
 def _cycle(row: Any) -> CycleStanding:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from traced.errors import ConfigError
 
 FILE_NAME = "traced.toml"
+SOCKET_NAME = "traced.sock"
 STORE_NAME = "traced.db"
 URL_VARIABLE = "TRACED_STORE__URL"
 PASSWORD_VARIABLE = "TRACED_STORE__PASSWORD_FILE"
@@ -22,6 +23,11 @@ PASSWORD_VARIABLE = "TRACED_STORE__PASSWORD_FILE"
 def data_directory(data_dir: Path | None = None) -> Path:
     """``data_dir``, else TRACED_DATA_DIR, else ./traced-data; absolute."""
     return (data_dir or Path(os.environ.get("TRACED_DATA_DIR") or "traced-data")).expanduser().absolute()
+
+
+def default_socket(data_dir: Path) -> Path:
+    """Where the daemon of a data directory listens."""
+    return data_dir / SOCKET_NAME
 
 
 def find_file(data_dir: Path) -> Path | None:

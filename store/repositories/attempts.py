@@ -38,6 +38,11 @@ class InputKey:
     capability: str
     input_hash: str
 
+    @property
+    def subject(self) -> str:
+        """The stage and what it works on, for people."""
+        return f"{self.stage} of {self.capability or 'the cycle'}"
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -162,11 +167,14 @@ def list_parked(session: Session, *, key: InputKey | None = None, released: bool
     return [_parked(row) for row in session.exec(query)]
 
 
+def get_parked(session: Session, parked_id: str) -> ParkedInput:
+    """The input that is or was parked under this id. Raises ``NotFound``."""
+    return _parked(_parked_row(session, parked_id))
+
+
 def release(session: Session, parked_id: str, *, who: str, at: datetime) -> ParkedInput:
     """Let a parked input be tried again; one that was released before is left as it was. Raises ``NotFound``."""
-    row = session.exec(select(ParkedRow).where(ParkedRow.id == parked_id)).first()
-    if row is None:
-        raise NotFound("parked input", parked_id)
+    row = _parked_row(session, parked_id)
     if row.released_at is None:
         row.released_at, row.released_by = at, who
         session.add(row)
@@ -182,6 +190,13 @@ def _row(session: Session, seq: int) -> AttemptRow:
     row = session.get(AttemptRow, seq)
     if row is None:
         raise NotFound("attempt", str(seq))
+    return row
+
+
+def _parked_row(session: Session, parked_id: str) -> ParkedRow:
+    row = session.exec(select(ParkedRow).where(ParkedRow.id == parked_id)).first()
+    if row is None:
+        raise NotFound("parked input", parked_id)
     return row
 
 

@@ -39,6 +39,13 @@ def list_events(session: Session, *, after: int = 0, limit: int = 500, cycle_id:
     return [Event(**row.model_dump()) for row in session.exec(query)]
 
 
+def last_event(session: Session, kind: str) -> Event | None:
+    """The newest event of a kind that is kept."""
+    query = select(EventRow).where(EventRow.kind == kind).order_by(col(EventRow.seq).desc()).limit(1)
+    row = session.exec(query).first()
+    return None if row is None else Event(**row.model_dump())
+
+
 def span(session: Session) -> tuple[int, int]:
     """The ``seq`` of the oldest and of the newest event that is kept; (0, 0) when there is none."""
     low, high = session.exec(select(func.min(EventRow.seq), func.max(EventRow.seq))).one()

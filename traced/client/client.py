@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel
@@ -19,23 +20,19 @@ from traced.client.models import (
     AdapterView,
     AuditView,
     CycleView,
+    Devices,
     Done,
     EventView,
+    ParkedView,
     Problem,
     Readiness,
     Reason,
     Status,
 )
 
-SOCKET = "traced.sock"
 RECONNECT_S = 1.0
 
 Answer = TypeVar("Answer", bound=BaseModel)
-
-
-def default_socket(data_dir: Path) -> Path:
-    """Where the daemon of a data directory listens."""
-    return data_dir / SOCKET
 
 
 class Client:
@@ -76,6 +73,14 @@ class Client:
         """All adapter versions, oldest first."""
         return [AdapterView.model_validate(one) for one in await self._list("/adapters")]
 
+    async def devices(self) -> Devices:
+        """What each device does now, whether training could begin on it, who holds it."""
+        return await self._get("/devices", Devices)
+
+    async def parked(self) -> list[ParkedView]:
+        """Inputs that failed too often, newest first, with the evidence."""
+        return [ParkedView.model_validate(one) for one in await self._list("/parked")]
+
     async def audit(self, limit: int = 100) -> list[AuditView]:
         """What was decided, newest first."""
         return [AuditView.model_validate(one) for one in await self._list("/audit", limit=limit)]
@@ -94,19 +99,28 @@ class Client:
 
     async def cancel(self, cycle_id: str, reason: str = "") -> Done:
         """End an unfinished cycle for good."""
-        return await self._post(f"/cycles/{cycle_id}/cancel", Reason(reason=reason))
+        return await self._post(f"/cycles/{_part(cycle_id)}/cancel", Reason(reason=reason))
 
-    async def approve(self, adapter: str, reason: str = "") -> Done:
-        """Approve an adapter that passed its gate and put it live."""
-        return await self._post(f"/adapters/{adapter}/approve", Reason(reason=reason))
+    async def approve(self, adapter: str, reason: str = "", who: str = "") -> Done:
+        """Approve an adapter that passed its gate and put it live; ``who`` decides, if not the one who asks."""
+        return await self._post(f"/adapters/{_part(adapter)}/approve", Reason(reason=reason, who=who))
 
-    async def reject(self, adapter: str, reason: str = "") -> Done:
+    async def reject(self, adapter: str, reason: str = "", who: str = "") -> Done:
         """Decide against an adapter."""
-        return await self._post(f"/adapters/{adapter}/reject", Reason(reason=reason))
+        return await self._post(f"/adapters/{_part(adapter)}/reject", Reason(reason=reason, who=who))
 
-    async def roll_back(self, adapter: str | None = None, reason: str = "") -> Done:
+    async def roll_back(self, adapter: str | None = None, reason: str = "", who: str = "") -> Done:
         """Undo the last promotion, or that of one adapter."""
-        return await self._post(f"/adapters/{adapter}/rollback" if adapter else "/rollback", Reason(reason=reason))
+        path = f"/adapters/{_part(adapter)}/rollback" if adapter else "/rollback"
+        return await self._post(path, Reason(reason=reason, who=who))
+
+    async def reload(self, reason: str = "", who: str = "") -> Done:
+        """Have the service read its settings again."""
+        return await self._post("/reload", Reason(reason=reason, who=who))
+
+    async def release(self, parked_id: str, reason: str = "", who: str = "") -> Done:
+        """Let a parked input be tried again."""
+        return await self._post(f"/parked/{_part(parked_id)}/release", Reason(reason=reason, who=who))
 
     async def events(self, after: int = 0) -> AsyncIterator[EventView]:
         """Events with a number above ``after``, those to come included, for ever; connects again when cut off."""
@@ -157,6 +171,11 @@ class Client:
         if response.status_code not in accept:
             raise _refusal(response)
         return response
+
+
+def _part(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="@")
 
 
 def _refusal(response: httpx.Response) -> Refused:

@@ -64,6 +64,64 @@ class TargetView(Model):
     next_at: datetime | None = None
 
 
+class ParkedView(Model):
+    """An input that failed too often and is left aside until somebody releases it; ``tried`` counts all attempts."""
+
+    id: str
+    cycle_id: str
+    stage: str
+    capability: str
+    reason: str
+    at: datetime
+    tried: int
+    evidence: dict[str, Any] = Field(default={}, description="the attempts that led to it; left out of a status")
+
+
+class LeaseView(Model):
+    """Exclusive use of a device; ``wanted_by`` is "" while nobody asks for it back."""
+
+    device: str
+    holder: str
+    purpose: str
+    cycle_id: str | None
+    acquired_at: datetime
+    heartbeat_at: datetime
+    expires_at: datetime
+    wanted_by: str
+    wanted_at: datetime | None
+
+
+class ForeignView(Model):
+    """A process on a device that the service did not start."""
+
+    pid: int
+    memory_bytes: int | None
+
+
+class DeviceView(Model):
+    """A device at this moment; ``idle`` when nothing (``why_not``) keeps training from beginning on it."""
+
+    id: str
+    kind: str
+    name: str
+    memory_total: int = Field(description="bytes")
+    memory_used: int
+    utilisation: float | None = Field(description="share in 0-1; on the CPU that of others' processes")
+    foreign: list[ForeignView]
+    mig: str
+    idle: bool
+    why_not: list[str]
+    lease: LeaseView | None
+
+
+class Devices(Model):
+    """The devices of the service's machine, all leases, and why it saw no more."""
+
+    devices: list[DeviceView]
+    leases: list[LeaseView]
+    problems: list[str]
+
+
 class Status(Model):
     """The service at a glance."""
 
@@ -78,7 +136,7 @@ class Status(Model):
     cycles: list[CycleView]
     adapters: list[AdapterView]
     waiting: list[str] = Field(description="adapters that wait for a person")
-    parked: int = 0
+    parked: list[ParkedView] = Field(default=[], description="inputs that wait for a person to release them")
 
 
 class EventView(Model):
@@ -106,9 +164,10 @@ class AuditView(Model):
 
 
 class Reason(Model):
-    """Why somebody does something, for the record."""
+    """Why somebody does something, for the record, and in whose name where that is not the one who asks."""
 
     reason: str = Field(default="", max_length=2000)
+    who: str = Field(default="", max_length=200)
 
 
 class Done(Model):
@@ -117,6 +176,7 @@ class Done(Model):
     said: str
     subject: str
     live: list[str] = []
+    detail: dict[str, Any] = Field(default={}, description="the rows that are stored of it")
 
 
 class Readiness(Model):

@@ -28,7 +28,7 @@ def up(
     """Run as a service: carry cycles on, wait for a person where one is needed, until told to stop."""
     from traced.service.daemon import up as run
 
-    run(read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads))
+    run(lambda: read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads))
 
 
 @cycle.command("start")

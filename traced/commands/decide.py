@@ -1,12 +1,14 @@
-"""Verbs of a person's decision: approve, reject, rollback."""
+"""Verbs of a person's decision: approve, reject, rollback, release."""
 
-from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from traced.commands.options import AsJson, DataDir, Given, Reason, Who, read_settings
 from traced.commands.output import console, print_json
+
+if TYPE_CHECKING:
+    from traced.client.models import Done
 
 Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recovery@v1.", show_default=False)]
 
@@ -14,79 +16,101 @@ Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recove
 def approve(
     adapter: Adapter,
     *,
-    who: Who = None,
+    who: Who = "",
     reason: Reason = "",
     data_dir: DataDir = None,
     given: Given = None,
     as_json: AsJson = False,
 ) -> None:
     """Approve an adapter that passed its gate and put it live."""
-    from traced.commands.stored import writing
-    from traced.gates import promotion
+    from traced import acts
+    from traced.commands.acting import decided
 
-    settings = read_settings(data_dir, given)
-    now, person = datetime.now(UTC), who or _user()
-    with writing(settings) as opened:
-        decision = promotion.approve(opened, adapter, who=person, at=now, reason=reason)
-        promoted = promotion.promote(opened, adapter, who=person, at=now, reason=reason)
-        live = promotion.live(opened)
-    _tell(as_json, {"decision": decision, "promotion": promoted, "live": live}, f"{adapter} is approved and live")
+    done = decided(
+        read_settings(data_dir, given),
+        lambda client: client.approve(adapter, reason, who),
+        lambda opened, act: acts.approve(opened, act, adapter),
+        who=who,
+        reason=reason,
+    )
+    _tell(as_json, done)
 
 
 def reject(
     adapter: Adapter,
     *,
-    who: Who = None,
+    who: Who = "",
     reason: Reason = "",
     data_dir: DataDir = None,
     given: Given = None,
     as_json: AsJson = False,
 ) -> None:
     """Decide against an adapter; it takes no traffic."""
-    from traced.commands.stored import writing
-    from traced.gates import promotion
+    from traced import acts
+    from traced.commands.acting import decided
 
-    settings = read_settings(data_dir, given)
-    with writing(settings) as opened:
-        decision = promotion.reject(opened, adapter, who=who or _user(), at=datetime.now(UTC), reason=reason)
-        live = promotion.live(opened)
-    _tell(as_json, {"decision": decision, "live": live}, f"{adapter} is rejected")
+    done = decided(
+        read_settings(data_dir, given),
+        lambda client: client.reject(adapter, reason, who),
+        lambda opened, act: acts.reject(opened, act, adapter),
+        who=who,
+        reason=reason,
+    )
+    _tell(as_json, done)
 
 
 def rollback(
     adapter: Annotated[str | None, typer.Argument(help="Default: the last promotion.", show_default=False)] = None,
     *,
-    who: Who = None,
+    who: Who = "",
     reason: Reason = "",
     data_dir: DataDir = None,
     given: Given = None,
     as_json: AsJson = False,
 ) -> None:
     """Undo the last promotion, or that of one adapter."""
-    from traced.commands.stored import writing
-    from traced.gates import promotion
+    from traced import acts
+    from traced.commands.acting import decided
 
-    settings = read_settings(data_dir, given)
-    with writing(settings) as opened:
-        undone, now_live = promotion.roll_back(opened, adapter, who=who or _user(), at=datetime.now(UTC), reason=reason)
-        live = promotion.live(opened)
-    told = {"rolled_back": undone, "restored": now_live, "live": live}
-    _tell(as_json, told, f"{undone} is rolled back; {now_live or 'the base model'} takes over")
+    done = decided(
+        read_settings(data_dir, given),
+        lambda client: client.roll_back(adapter, reason, who),
+        lambda opened, act: acts.roll_back(opened, act, adapter),
+        who=who,
+        reason=reason,
+    )
+    _tell(as_json, done)
 
 
-def _tell(as_json: bool, told: dict[str, Any], sentence: str) -> None:
+def release(
+    parked: Annotated[str, typer.Argument(help="Id of the parked input (traced status).", show_default=False)],
+    *,
+    who: Who = "",
+    reason: Reason = "",
+    data_dir: DataDir = None,
+    given: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let an input that failed too often be tried again."""
+    from traced import acts
+    from traced.commands.acting import decided
+
+    done = decided(
+        read_settings(data_dir, given),
+        lambda client: client.release(parked, reason, who),
+        lambda opened, act: acts.release(opened, act, parked),
+        who=who,
+        reason=reason,
+    )
     if as_json:
-        print_json(told)
+        _tell(as_json, done)
     else:
-        console.print(f"{sentence}. Live: {', '.join(told['live']) or 'the base model only'}", highlight=False)
+        console.print(f"{done.said}. Next: traced status", highlight=False)
 
 
-def _user() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name, as in some containers
-        import os
-
-        return f"uid {os.getuid()}"
+def _tell(as_json: bool, done: "Done") -> None:
+    if as_json:
+        told = done.model_dump(mode="json")
+        print_json({**told, **told.pop("detail")})
+    else:
+        console.print(f"{done.said}. Live: {', '.join(done.live) or 'the base model only'}", highlight=False)

@@ -27,7 +27,7 @@ Model = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.", show_default=False)]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; 0 is every core.", show_default=False)]
-Who = Annotated[str | None, typer.Option("--who", help="Who decides (default: the user's name).", show_default=False)]
+Who = Annotated[str, typer.Option("--who", help="Who decides (default: the user's name).", show_default=False)]
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 
 

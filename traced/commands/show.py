@@ -1,15 +1,28 @@
 """Verbs that only look: status, explain."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from traced.commands.decide import Adapter
 from traced.commands.options import AsJson, DataDir, Given, parse_pair, read_settings
 from traced.commands.output import console, print_json
 
+Alive = Annotated[bool, typer.Option("--alive", help="Only ask whether the service answers; exit code 1: no.")]
 
-def status(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
-    """Show the cycles, what waits for a decision, and what is live."""
+
+def status(
+    *,
+    alive: Alive = False,
+    data_dir: DataDir = None,
+    given: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the cycles, what waits for a decision or is parked, and what is live."""
+    if alive:
+        _alive(data_dir, as_json)
+        return
     from store.standing import standing
 
     directory, url = _place(data_dir, given)
@@ -30,12 +43,15 @@ def status(data_dir: DataDir = None, given: Given = None, as_json: AsJson = Fals
     ]
     if as_json:
         told = {"cycles": cycles, "adapters": adapters, "live": stands.live, "waiting": stands.waiting}
-        print_json({"data_dir": directory, **told})
+        print_json({"data_dir": directory, **told, "parked": stands.parked})
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], cycles)
     _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], adapters)
     for name in stands.waiting:
         console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
+    for one in stands.parked:
+        what = f"{one.stage} of {one.capability or one.cycle}, tried {one.tried} times ({one.reason})"
+        console.print(f"Parked: {what}. To have it tried again: traced release {one.id}", highlight=False, markup=False)
 
 
 def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
@@ -51,6 +67,17 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
         return
     for line in chain_lines(chain):
         console.print(line, highlight=False, markup=False)
+
+
+def _alive(data_dir: Path | None, as_json: bool) -> None:
+    from traced.host.alive import ask_alive
+    from traced.location import data_directory, default_socket
+
+    ask_alive(default_socket(data_directory(data_dir)))
+    if as_json:
+        print_json({"alive": True})
+    else:
+        console.print("The service answers.", highlight=False)
 
 
 def _place(data_dir: Path | None, given: list[str] | None) -> tuple[Path, str]:

@@ -122,8 +122,7 @@ def _shown(attempt: Attempt) -> dict[str, Any]:
 
 
 def _parked_error(parked: ParkedInput) -> Parked:
-    what = f"{parked.key.stage} of {parked.key.capability or 'the cycle'}"
-    return Parked(f"{what} is parked as {parked.id}: {parked.reason}", hint=f"traced release {parked.id}")
+    return Parked(f"{parked.key.subject} is parked as {parked.id}: {parked.reason}", hint=f"traced release {parked.id}")
 
 
 async def _wait_turn(attempts: list[Attempt] | Parked, ledger: Ledger, on_report: OnReport) -> None:

@@ -3,6 +3,7 @@
 TracedError
 └── HostError
     ├── AlreadyRunning          another live process holds the data directory
+    ├── ServiceSilent           a live process holds the data directory and answers nobody
     ├── DataDirectoryUnusable   the lock file cannot be made or opened (read-only, no permission, no folder)
     ├── NoServiceManager        systemd is not this machine's (or this user's) service manager
     ├── UnitRefused             the unit cannot be written or removed as asked
@@ -18,6 +19,10 @@ class HostError(TracedError):
 
 class AlreadyRunning(HostError):
     """Another live process holds the data directory."""
+
+
+class ServiceSilent(HostError):
+    """A live process holds the data directory and answers nobody."""
 
 
 class DataDirectoryUnusable(HostError):

@@ -10,15 +10,30 @@ Not covered: who may connect (``traced.service.doors``).
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.routing import APIRouter
 from sqlalchemy.exc import SQLAlchemyError
 
 from store.errors import NotFound, StoreError, StoreUnavailable
-from traced.client.models import AdapterView, AuditView, CycleView, Done, EventView, Problem, Readiness, Reason, Status
+from traced import acts
+from traced.client.models import (
+    AdapterView,
+    AuditView,
+    CycleView,
+    Devices,
+    Done,
+    EventView,
+    ParkedView,
+    Problem,
+    Readiness,
+    Reason,
+    Status,
+)
 from traced.errors import TracedError
 from traced.service.control import Control
 from traced.service.doors import Caller, Door
@@ -39,6 +54,7 @@ def control_api(control: Control, door: Door, ready: Callable[[], Readiness], me
     app.include_router(_acts(control, door))
     for kind in (TracedError, StoreError, SQLAlchemyError, Exception):
         app.add_exception_handler(kind, _problem)
+    app.add_exception_handler(RequestValidationError, _bad_request)
     return app
 
 
@@ -83,6 +99,16 @@ def _looks(control: Control, door: Door) -> APIRouter:
         """All adapter versions, oldest first."""
         return control.adapters()
 
+    @router.get("/devices")
+    def devices() -> Devices:
+        """What each device does now, whether training could begin on it, who holds it."""
+        return control.devices()
+
+    @router.get("/parked")
+    def parked() -> list[ParkedView]:
+        """Inputs that failed too often, newest first, with the evidence."""
+        return control.parked()
+
     @router.get("/audit")
     def audit(limit: Limit = 100) -> list[AuditView]:
         """What was decided, newest first."""
@@ -106,42 +132,52 @@ def _acts(control: Control, door: Door) -> APIRouter:
     @router.post("/cycles")
     async def start(asked: Reason, caller: Who) -> Done:
         """Begin a cycle now, or carry on the unfinished one."""
-        return control.start(caller, asked.reason)
+        return control.start(caller, asked)
 
     @router.post("/cycles/{cycle_id}/cancel")
     async def cancel(cycle_id: str, asked: Reason, caller: Who) -> Done:
         """End an unfinished cycle for good."""
-        return await control.cancel(caller, cycle_id, asked.reason)
+        return await control.cancel(caller, cycle_id, asked)
 
     @router.post("/pause")
     async def pause(asked: Reason, caller: Who) -> Done:
         """Stop at the next safe point, and begin no cycle until resumed."""
-        return await control.pause(caller, asked.reason)
+        return await control.pause(caller, asked)
 
     @router.post("/resume")
     async def resume(asked: Reason, caller: Who) -> Done:
         """Go on after a pause."""
-        return control.resume(caller, asked.reason)
+        return control.resume(caller, asked)
 
     @router.post("/adapters/{adapter}/approve")
     async def approve(adapter: str, asked: Reason, caller: Who) -> Done:
         """Approve an adapter that passed its gate and put it live."""
-        return control.approve(caller, adapter, asked.reason)
+        return control.decide(caller, asked, partial(acts.approve, adapter=adapter))
 
     @router.post("/adapters/{adapter}/reject")
     async def reject(adapter: str, asked: Reason, caller: Who) -> Done:
         """Decide against an adapter."""
-        return control.reject(caller, adapter, asked.reason)
+        return control.decide(caller, asked, partial(acts.reject, adapter=adapter))
 
     @router.post("/adapters/{adapter}/rollback")
     async def roll_back(adapter: str, asked: Reason, caller: Who) -> Done:
         """Undo the promotion of one adapter."""
-        return control.roll_back(caller, adapter, asked.reason)
+        return control.decide(caller, asked, partial(acts.roll_back, adapter=adapter))
 
     @router.post("/rollback")
     async def roll_back_last(asked: Reason, caller: Who) -> Done:
         """Undo the last promotion."""
-        return control.roll_back(caller, None, asked.reason)
+        return control.decide(caller, asked, partial(acts.roll_back, adapter=None))
+
+    @router.post("/reload")
+    async def reload(asked: Reason, caller: Who) -> Done:
+        """Read the settings again, as SIGHUP does."""
+        return control.reload(caller, asked)
+
+    @router.post("/parked/{parked_id}/release")
+    async def release(parked_id: str, asked: Reason, caller: Who) -> Done:
+        """Let a parked input be tried again."""
+        return control.decide(caller, asked, partial(acts.release, parked_id=parked_id))
 
     return router
 
@@ -176,6 +212,13 @@ def _problem(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         told = Problem(type=type(error).__name__, message="a defect of traced; its traceback is in the log")
     return JSONResponse(told.model_dump(), _status(error))
+
+
+def _bad_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return JSONResponse(Problem(type="BadRequest", message=f"{where}: {first['msg']}").model_dump(), 422)
 
 
 def _status(error: Exception) -> int:

@@ -1,4 +1,4 @@
-"""What people ask of the service: look, start, pause, resume, cancel, approve, reject, roll back.
+"""What people ask of the service: look, start, pause, resume, cancel, and the decisions of ``traced.acts``.
 
 Invariants: every act is one transaction with its audit entry and its event, and repeating it changes nothing; a
 read-only caller looks and nothing more. An act that lets the cycle go on (a decision, a start, resume) wakes the loop;
@@ -6,12 +6,13 @@ the loop, and not the act, does the work.
 How it fails: ``ServiceError``, PromotionError and the store's errors, which the API turns into answers.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Literal
 
 import sqlalchemy
 from sqlmodel import Session
@@ -19,18 +20,34 @@ from sqlmodel import Session
 from store.database import reading, session
 from store.errors import NotFound
 from store.records import CycleState
-from store.repositories.audit import list_audit, save_audit
+from store.repositories.audit import list_audit
 from store.repositories.cycles import ENDED, get_cycle, set_cycle_state
-from store.repositories.events import list_events, save_event
+from store.repositories.events import list_events
+from store.repositories.leases import list_leases
 from store.repositories.targets import pause_target, resume_target, target_standing
-from store.service_records import AuditEntry, Event
-from traced.client.models import AdapterView, AuditView, CycleView, Done, EventView, Status, TargetView
+from traced import acts
+from traced.acts import Act
+from traced.client.models import (
+    AdapterView,
+    AuditView,
+    CycleView,
+    Devices,
+    Done,
+    EventView,
+    ParkedView,
+    Reason,
+    Status,
+    TargetView,
+)
 from traced.config import Settings
-from traced.gates import promotion
+from traced.devices.standing import look
 from traced.service import views
 from traced.service.doors import Caller
 from traced.service.errors import Busy, NoSuchThing, NotAllowed
 from traced.service.loop import CycleLoop
+from traced.service.reload import change
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -44,6 +61,8 @@ class Control:
     since: datetime
     state: Literal["starting", "ready", "draining"] = "starting"
     next_at: Callable[[], datetime | None] = field(default=lambda: None)
+    reread: Callable[[], Settings] | None = None  # the settings as they are written now
+    apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # says what else it read again
 
     @property
     def target(self) -> str:
@@ -67,6 +86,7 @@ class Control:
                 cycles=views.cycles(opened),
                 adapters=shown,
                 waiting=views.waiting(shown),
+                parked=views.parked(opened),
             )
 
     def cycles(self, limit: int) -> list[CycleView]:
@@ -79,6 +99,17 @@ class Control:
         with reading(self.store) as opened:
             return views.adapters(opened)
 
+    def parked(self) -> list[ParkedView]:
+        """Inputs that are left aside, with the attempts that led to it."""
+        with reading(self.store) as opened:
+            return views.parked(opened, with_evidence=True)
+
+    def devices(self) -> Devices:
+        """The machine's devices; takes half a second."""
+        with reading(self.store) as opened:
+            leases = list_leases(opened)
+        return look(leases, self.settings.devices, self.now())
+
     def audit(self, limit: int) -> list[AuditView]:
         """What was decided, newest first."""
         with reading(self.store) as opened:
@@ -89,93 +120,85 @@ class Control:
         with reading(self.store) as opened:
             return [EventView(**vars(event)) for event in list_events(opened, after=after, limit=limit)]
 
-    def start(self, caller: Caller, reason: str) -> Done:
+    def start(self, caller: Caller, asked: Reason) -> Done:
         """Ask for a cycle now. Raises ``Busy`` while one is at work or the target is paused."""
-        with self._acting(caller) as opened:
+        act = self._act(caller, asked)
+        with session(self.store) as opened:
             if self.loop.running:
                 raise Busy(f"cycle {self.loop.running} is at work", hint="traced status")
             if target_standing(opened, self.target).paused_at is not None:
                 raise Busy(f"{self.target} is paused", hint="traced resume")
-            self._record(opened, caller, "start", self.target, reason=reason)
-        self.loop.request_cycle(f"asked for by {caller.who}")
+            acts.note(opened, act, "start", self.target)
+        self.loop.request_cycle(f"asked for by {act.who}")
         return Done(said=f"a cycle of {self.target} begins", subject=self.target)
 
-    async def pause(self, caller: Caller, reason: str) -> Done:
+    async def pause(self, caller: Caller, asked: Reason) -> Done:
         """Stop the cycle at work at its next safe point, and begin none until ``resume``."""
-        with self._acting(caller) as opened:
-            pause_target(opened, self.target, who=caller.who, at=self.now())
-            self._record(opened, caller, "pause", self.target, reason=reason)
+        act = self._act(caller, asked)
+        with session(self.store) as opened:
+            if target_standing(opened, self.target).paused_at is None:
+                pause_target(opened, self.target, who=act.who, at=act.at)
+                acts.note(opened, act, "pause", self.target)
         if self.loop.running:
             await self.loop.stop_cycle(self.loop.running)
         return Done(said=f"{self.target} is paused", subject=self.target)
 
-    def resume(self, caller: Caller, reason: str) -> Done:
+    def resume(self, caller: Caller, asked: Reason) -> Done:
         """Go on after a pause; an unfinished cycle is carried on."""
-        with self._acting(caller) as opened:
-            resume_target(opened, self.target)
-            self._record(opened, caller, "resume", self.target, reason=reason)
+        act = self._act(caller, asked)
+        with session(self.store) as opened:
+            if target_standing(opened, self.target).paused_at is not None:
+                resume_target(opened, self.target)
+                acts.note(opened, act, "resume", self.target)
         self.loop.wake()
         return Done(said=f"{self.target} goes on", subject=self.target)
 
-    async def cancel(self, caller: Caller, cycle_id: str, reason: str) -> Done:
+    async def cancel(self, caller: Caller, cycle_id: str, asked: Reason) -> Done:
         """End an unfinished cycle for good. Raises ``NoSuchThing``, or ``Busy`` when it has ended."""
-        with self._acting(caller) as opened:
+        act = self._act(caller, asked)
+        with session(self.store) as opened:
             state = self._cycle_state(opened, cycle_id)
             if state in ENDED:
                 raise Busy(f"cycle {cycle_id} is {state.value} already", hint="traced status")
-            set_cycle_state(opened, cycle_id, CycleState.CANCELLED, at=self.now())
-            self._record(opened, caller, "cancel", cycle_id, reason=reason, cycle_id=cycle_id)
+            set_cycle_state(opened, cycle_id, CycleState.CANCELLED, at=act.at)
+            acts.note(opened, act, "cancel", cycle_id, cycle_id=cycle_id)
         await self.loop.stop_cycle(cycle_id)
         return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
 
-    def approve(self, caller: Caller, adapter: str, reason: str) -> Done:
-        """Approve an adapter that passed its gate and put it live."""
-        with self._acting(caller) as opened:
-            at = self.now()
-            promotion.approve(opened, adapter, who=caller.who, at=at, reason=reason)
-            promotion.promote(opened, adapter, who=caller.who, at=at, reason=reason)
-            return self._decided(
-                opened, caller, "approve", adapter, reason=reason, said=f"{adapter} is approved and live"
-            )
+    def decide(self, caller: Caller, asked: Reason, decision: Callable[[Session, Act], Done]) -> Done:
+        """Make one of ``traced.acts``' decisions; the cycle that waited for it goes on."""
+        act = self._act(caller, asked)
+        with session(self.store) as opened:
+            done = decision(opened, act)
+        self.loop.wake()
+        return done
 
-    def reject(self, caller: Caller, adapter: str, reason: str) -> Done:
-        """Decide against an adapter."""
-        with self._acting(caller) as opened:
-            promotion.reject(opened, adapter, who=caller.who, at=self.now(), reason=reason)
-            return self._decided(opened, caller, "reject", adapter, reason=reason, said=f"{adapter} is rejected")
+    def reload(self, caller: Caller, asked: Reason) -> Done:
+        """Read the settings again. Raises what reading them raises; the old ones stay in force then."""
+        act = self._act(caller, asked)
+        found = change(self.settings, self.reread() if self.reread else self.settings)
+        with session(self.store) as opened:
+            again = self.apply(found.settings)
+            if found.changed or again:
+                acts.note(opened, act, "reload", "settings", changed=found.changed, read_again=again)
+        self.settings = self.loop.settings = found.settings
+        for key in found.refused:
+            log.warning("%s was changed and needs a restart; the old value stays in force", key)
+        log.info("settings read again", extra={"changed": found.changed, "read_again": again})
+        self.loop.wake()
+        changed = f"changed: {', '.join([*found.changed, *again]) or 'nothing'}"
+        waiting = f"; after a restart: {', '.join(found.refused)}" if found.refused else ""
+        return Done(
+            said=f"the settings were read again; {changed}{waiting}",
+            subject="settings",
+            detail={"changed": found.changed, "read_again": again, "refused": found.refused},
+        )
 
-    def roll_back(self, caller: Caller, adapter: str | None, reason: str) -> Done:
-        """Undo the last promotion, or that of one adapter."""
-        with self._acting(caller) as opened:
-            undone, restored = promotion.roll_back(opened, adapter, who=caller.who, at=self.now(), reason=reason)
-            said = f"{undone} is rolled back; {restored or 'the base model'} takes over"
-            return self._decided(opened, caller, "rollback", undone, reason=reason, said=said)
-
-    def _decided(self, opened: Session, caller: Caller, action: str, adapter: str, *, reason: str, said: str) -> Done:
-        live = promotion.live(opened)
-        self._record(opened, caller, action, adapter, reason=reason, live=live)
-        self.loop.wake()  # it looks after the transaction has ended: both run on one thread
-        return Done(said=said, subject=adapter, live=live)
-
-    def _acting(self, caller: Caller) -> Any:
+    def _act(self, caller: Caller, asked: Reason) -> Act:
         if caller.role == "read-only":
             raise NotAllowed("a read-only token looks and changes nothing", hint="use an operator token")
-        return session(self.store)
-
-    def _record(
-        self,
-        opened: Session,
-        caller: Caller,
-        action: str,
-        subject: str,
-        *,
-        reason: str,
-        cycle_id: str | None = None,
-        **detail: Any,
-    ) -> None:
-        at = self.now()
-        save_audit(opened, AuditEntry(at, caller.who, caller.role, action, subject, reason, detail))
-        save_event(opened, Event(at, action, subject, cycle_id, {"who": caller.who, "reason": reason, **detail}))
+        who = asked.who or caller.who
+        return Act(who, caller.role, self.now(), asked.reason, by="" if who == caller.who else caller.who)
 
     def _cycle_state(self, opened: Session, cycle_id: str) -> CycleState:
         try:

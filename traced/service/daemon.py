@@ -10,8 +10,9 @@ Not covered: when cycles begin by themselves, and the router.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -25,8 +26,9 @@ from store.database import open_store, reading
 from store.errors import StoreError
 from store.repositories.cycles import list_cycles
 from traced.client import default_socket
-from traced.client.models import Readiness, Role
+from traced.client.models import Readiness, Reason, Role
 from traced.config import Settings
+from traced.errors import TracedError
 from traced.executor.attempts import recover
 from traced.executor.configured import backoff, executor
 from traced.executor.ledger import Ledger
@@ -34,16 +36,17 @@ from traced.host import logs
 from traced.host.holder import is_alive, this_holder
 from traced.host.lifecycle import Lifecycle, signals, until_forced
 from traced.host.lock import hold
-from traced.host.notify import service_manager
+from traced.host.notify import ServiceManager, service_manager
 from traced.notices.delivery import deliver_due
 from traced.service.api import control_api
 from traced.service.control import Control
-from traced.service.doors import by_token, checked_tokens, local, tcp_socket, unix_socket
+from traced.service.doors import Caller, by_token, checked_tokens, local, tcp_socket, unix_socket
 from traced.service.errors import DoorError
 from traced.service.listen import listening
 from traced.service.loop import CycleLoop
 from traced.service.metrics import prometheus
 from traced.service.settings import ApiSection
+from traced.service.upkeep import keep_up
 from traced.upkeep.orphans import sweep
 
 SILENT_S = 600.0  # without a heartbeat, after which an attempt on another host counts as lost
@@ -57,37 +60,49 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def up(settings: Settings) -> None:
-    """Run the service until it is told to stop."""
-    tokens = tokens_of(settings.api)
+@dataclass
+class Tokens:
+    """The tokens that open the TCP door now."""
+
+    known: dict[str, Role]
+
+
+def up(read: Callable[[], Settings]) -> None:
+    """Run the service until it is told to stop; ``read`` gives the settings as they are written at the time."""
+    settings = read()
+    tokens = Tokens(tokens_of(settings.api))
     logs.configure(settings.log, settings.data_dir, now=now)
     with hold(settings.data_dir, now=now, version=version("traced")):
         store = open_store(settings.store_url)
         try:
-            asyncio.run(_serve(settings, store, tokens))
+            asyncio.run(_serve(settings, store, tokens, read))
         finally:
             store.dispose()
 
 
-async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Mapping[str, Role]) -> None:
+async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, read: Callable[[], Settings]) -> None:
     manager = service_manager()
     lifecycle = Lifecycle(settings.service.drain_s)
     _clear_away(settings, store)
     ledger = Ledger(store, this_holder(), backoff(settings), settings.executor.failures, settings.seed, now)
     loop = CycleLoop(settings, store, executor(settings), ledger, now, manager.beat)
-    control = Control(settings, store, loop, now, now())
+    control = Control(settings, store, loop, now, now(), reread=read, apply=partial(_apply, tokens))
     ready = partial(_readiness, store)
     figures = partial(prometheus, control)
     async with AsyncExitStack() as doors:
         here = control_api(control, local, ready, figures)
         await doors.enter_async_context(listening(here, unix_socket(default_socket(settings.data_dir))))
         if settings.api.port:
-            there = control_api(control, by_token(tokens), ready, figures)
+            there = control_api(control, by_token(lambda: tokens.known), ready, figures)
             await doors.enter_async_context(listening(there, tcp_socket(settings.api.host, settings.api.port)))
-        telling = asyncio.create_task(_deliver(settings, store), name="notices")
+        beside = [
+            asyncio.create_task(_deliver(control), name="notices"),
+            asyncio.create_task(keep_up(control), name="upkeep"),
+            asyncio.create_task(_reload(control, lifecycle, manager), name="reload"),
+        ]
         with signals(lifecycle):
             control.state = "ready"
-            manager.ready(f"works on {settings.target.name}")
+            manager.ready(_at_work(control))
             log.info("ready", extra={"data_dir": str(settings.data_dir)})
             work = asyncio.ensure_future(until_forced(loop.run(lifecycle.draining), lifecycle))
             await lifecycle.draining.wait()
@@ -95,8 +110,36 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Mapping[s
             manager.stopping(lifecycle.cause)
             log.info("stopping", extra={"cause": lifecycle.cause})
             await work
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+
+
+def _at_work(control: Control) -> str:
+    return f"works on {control.target}"
+
+
+def _apply(tokens: Tokens, settings: Settings) -> list[str]:
+    """Put the settings of log and doors in force, or raise and change neither; says whose tokens changed."""
+    before, found = tokens.known, tokens_of(settings.api)
+    logs.configure(settings.log, settings.data_dir, now=now)
+    tokens.known = found
+    return [f"{role} token" for role in sorted({role for _, role in before.items() ^ found.items()})]
+
+
+async def _reload(control: Control, lifecycle: Lifecycle, manager: ServiceManager) -> None:
+    """Read the settings again at every SIGHUP; what cannot be used leaves everything as it was."""
+    while True:
+        await lifecycle.reload.wait()
+        lifecycle.reload.clear()
+        manager.reloading("reads its settings again")
+        try:
+            control.reload(Caller("SIGHUP", "local"), Reason())
+        except (TracedError, StoreError) as error:
+            log.error("the settings were not read again, the old ones stay in force: %s", error)
+        except Exception:
+            log.exception("the settings were not read again, the old ones stay in force")
+        manager.ready(_at_work(control))
 
 
 def _clear_away(settings: Settings, store: sqlalchemy.Engine) -> None:
@@ -107,10 +150,10 @@ def _clear_away(settings: Settings, store: sqlalchemy.Engine) -> None:
         log.warning("left behind: %s %s", orphan.kind, orphan.name)
 
 
-async def _deliver(settings: Settings, store: sqlalchemy.Engine) -> None:
+async def _deliver(control: Control) -> None:
     while True:
         try:
-            await deliver_due(store, settings.notify, now=now)
+            await deliver_due(control.store, control.settings.notify, now=now)
         except StoreError as error:
             log.warning("notices wait: %s", error)
         await asyncio.sleep(NOTICES_S)

@@ -62,13 +62,16 @@ def local(request: Request) -> Caller:
     return Caller(name, "local")
 
 
-def by_token(tokens: Mapping[str, Role]) -> Door:
-    """A door for those who bring one of ``tokens``; the caller is named by its role. It raises ``NotKnown``."""
+def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:
+    """A door for those who bring one of ``tokens``, as they are at the time; the caller is named by its role.
+
+    It raises ``NotKnown``.
+    """
 
     def door(request: Request) -> Caller:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         found: Role | None = None
-        for token, role in tokens.items():
+        for token, role in tokens().items():
             if hmac.compare_digest(given.strip().encode(), token.encode()):
                 found = role
         if scheme.lower() != "bearer" or found is None:

@@ -9,11 +9,12 @@ from sqlmodel import Session
 
 from store.records import Cycle
 from store.repositories.adapters import list_adapters
+from store.repositories.attempts import list_attempts, list_parked
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.gates import latest_gate
 from store.repositories.promotions import latest_approval, live_adapters
 from store.repositories.routing import traffic
-from traced.client.models import AdapterView, CycleView, StageView
+from traced.client.models import AdapterView, CycleView, ParkedView, StageView
 
 CYCLES_SHOWN = 10
 
@@ -61,6 +62,23 @@ def adapters(session: Session) -> list[AdapterView]:
             )
         )
     return found
+
+
+def parked(session: Session, *, with_evidence: bool = False) -> list[ParkedView]:
+    """Inputs that are left aside now, newest first."""
+    return [
+        ParkedView(
+            id=one.id,
+            cycle_id=one.cycle_id,
+            stage=one.key.stage,
+            capability=one.key.capability,
+            reason=one.reason,
+            at=one.at,
+            tried=len(list_attempts(session, one.key)),
+            evidence=one.evidence if with_evidence else {},
+        )
+        for one in list_parked(session)
+    ]
 
 
 def waiting(shown: Sequence[AdapterView]) -> list[str]:

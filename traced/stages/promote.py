@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from store.records import StageState
 from store.repositories.promotions import latest_approval
+from traced.acts import Act, approve, reject
 from traced.gates import promotion
 from traced.stages.context import Context
 
@@ -21,10 +22,10 @@ def waiting(context: Context, adapters: Sequence[str]) -> list[str]:
 
 
 def decide(context: Context, adapter: str, approved: bool, *, who: str, reason: str = "") -> None:
-    """Record a person's answer on an adapter version."""
+    """Do what a person answered about an adapter version; an approved one is live then."""
+    act = Act(who, "local", context.now(), reason)
     with context.writing() as session:
-        verdict = promotion.approve if approved else promotion.reject
-        verdict(session, adapter, who=who, at=context.now(), reason=reason)
+        (approve if approved else reject)(session, act, adapter)
 
 
 def decision_of(context: Context, adapter: str) -> str:

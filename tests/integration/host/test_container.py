@@ -29,12 +29,21 @@ from store.database import open_store
 from traced.host.lifecycle import Lifecycle, signals
 from traced.host.lock import hold
 
+async def answer(reader, writer):
+    asked = await reader.readline()
+    status = b"200 OK" if asked.startswith(b"GET /alive ") else b"404 Not Found"
+    writer.write(b"HTTP/1.1 " + status + b"\\r\\nContent-Length: 0\\r\\n\\r\\n")
+    await writer.drain()
+    writer.close()
+
 async def main():
     lifecycle = Lifecycle(20)
     with signals(lifecycle), hold(Path("/data"), now=lambda: datetime.now(UTC), version="test") as holder:
         open_store("sqlite:////data/traced.db").dispose()
+        doors = await asyncio.start_unix_server(answer, "/data/traced.sock")
         print("ready", holder.pid, os.getuid(), flush=True)
         await lifecycle.draining.wait()
+        doors.close()
     print("stopped by", lifecycle.cause, flush=True)
 
 asyncio.run(main())
@@ -70,7 +79,7 @@ def test_the_image_says_how_it_is_run(image: Any) -> None:
     config = image.attrs["Config"]
     assert config["User"] == "10001:10001"
     assert (config["StopSignal"], config["Volumes"]) == ("SIGTERM", {"/data": {}})
-    assert config["Healthcheck"]["Test"] == ["CMD", "python3", "-P", "-m", "traced", "status", "--json"]
+    assert config["Healthcheck"]["Test"] == ["CMD", "python3", "-P", "-m", "traced", "status", "--alive"]
     assert (config["Entrypoint"], config["Cmd"]) == (["python3", "-P", "-m", "traced"], ["up"])
 
 
@@ -102,7 +111,9 @@ def test_as_process_1_it_is_healthy_and_drains_on_stop(image: Any, name: str) ->
         assert running.stdout is not None
         assert running.stdout.readline() == "ready 1 10001\n"
         health = docker("exec", name, *image.attrs["Config"]["Healthcheck"]["Test"][1:])
-        assert health.returncode == 0, health.stderr
+        assert (health.returncode, health.stdout) == (0, "The service answers.\n"), health.stderr
+        docker("exec", name, "python3", "-c", "import os; os.unlink('/data/traced.sock')")
+        assert docker("exec", name, *image.attrs["Config"]["Healthcheck"]["Test"][1:]).returncode == 1
         assert docker("stop", "--time", "30", name).returncode == 0
         assert running.stdout.read() == "stopped by SIGTERM\n"
         assert running.wait(timeout=30) == 0

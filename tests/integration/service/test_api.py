@@ -9,19 +9,23 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from store.database import session
 from store.records import CycleState
+from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, park
 from store.repositories.cycles import set_cycle_state
 from store.repositories.events import save_event
+from store.repositories.leases import acquire
 from store.service_records import Event
 from tests.integration.service.conftest import WrittenDown
 from tests.unit.store.chain import T0
 from traced.client import Client, NoDaemon, Refused
-from traced.client.models import Readiness
+from traced.client.models import Readiness, Role
+from traced.config import load_settings
 from traced.service.api import control_api
 from traced.service.control import Control
 from traced.service.doors import by_token, checked_tokens, local, tcp_socket, unix_socket
@@ -46,7 +50,8 @@ async def served(control: Control, path: Path, dead: dict[str, str] | None = Non
 
 @asynccontextmanager
 async def on_tcp(control: Control, token: str) -> AsyncIterator[Client]:
-    door = by_token(checked_tokens({OPERATOR: "operator", READER: "read-only"}))
+    tokens = checked_tokens({OPERATOR: "operator", READER: "read-only"})
+    door = by_token(lambda: tokens)
     app = control_api(control, door, lambda: Readiness(ready=True), lambda: "traced_up 1\n")
     listener = tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -107,6 +112,97 @@ def test_every_act_is_audited_with_who_and_why(control: Control, path: Path, loo
     assert loop.asked == ["wake", "wake", f"cycle asked for by {person}", "wake"]
 
 
+def test_a_parked_input_is_shown_and_released_and_its_cycle_goes_on(
+    control: Control, path: Path, loop: WrittenDown
+) -> None:
+    key = InputKey("collect", "", "ab")
+    with session(control.store) as opened:
+        set_cycle_state(opened, "c1", CycleState.FAILED, at=T0)
+        begin_attempt(opened, "c1", key, holder="h", at=T0)
+        park(opened, ParkedInput("p1", "c1", key, "3 attempts failed", {"until_seq": 1}, T0))
+
+    async def act() -> Refused:
+        async with served(control, path) as client:
+            [parked] = await client.parked()
+            assert (parked.id, parked.stage, parked.tried, parked.evidence) == ("p1", "collect", 1, {"until_seq": 1})
+            assert [(one.id, one.evidence) for one in (await client.status()).parked] == [("p1", {})]
+            assert (await client.release("p1", "more disk", who="ann")).detail == {"carries_on": "c1"}
+            assert await client.parked() == []
+            assert [one.state for one in await client.cycles()] == ["interrupted"]
+            [entry] = await client.audit()
+            assert (entry.who, entry.detail["by"], entry.reason) == ("ann", getpass.getuser(), "more disk")
+            return await refused(client.release("p9"))
+
+    unknown = asyncio.run(act())
+    assert (unknown.status, "no parked input" in unknown.message) == (404, True)
+    assert loop.asked == ["wake"]
+
+
+def test_devices_and_their_leases_are_shown(control: Control, path: Path) -> None:
+    with session(control.store) as opened:
+        acquire(opened, "cpu", "elsewhere/7", "train", "c1", at=T0, ttl=timedelta(days=9))
+
+    async def ask() -> None:
+        async with served(control, path) as client:
+            seen = await client.devices()
+            cpu = next(device for device in seen.devices if device.id == "cpu")
+            assert (cpu.idle, cpu.why_not[-1]) == (False, "leased to elsewhere/7 for train")
+            assert cpu.lease == seen.leases[0]
+            assert cpu.memory_total > cpu.memory_used > 0
+
+    asyncio.run(ask())
+
+
+def test_settings_are_read_again_and_audited(control: Control, path: Path, tmp_path: Path) -> None:
+    control.reread = lambda: load_settings(tmp_path)
+    control.apply = lambda settings: ["operator token"]
+    file = tmp_path / "traced.toml"
+    file.write_text("[retention]\nlogs_days = 7\n[executor]\nfailures = 9\n")
+
+    async def act() -> tuple[str, str]:
+        async with served(control, path) as client:
+            done = await client.reload("less disk", who="ann")
+            file.write_text("[retention]\nlogs_days = -1\n")
+            error = await refused(client.reload())
+            [entry] = await client.audit()
+            assert (entry.who, entry.action, entry.reason) == ("ann", "reload", "less disk")
+            assert entry.detail["changed"] == {"retention.logs_days": [30, 7]}
+            assert entry.detail["read_again"] == ["operator token"]
+            return done.said, error.message
+
+    said, error = asyncio.run(act())
+    changed, later = "retention.logs_days, operator token", "executor.failures"
+    assert said == f"the settings were read again; changed: {changed}; after a restart: {later}"
+    assert "retention.logs_days = -1" in error
+    assert (control.settings.retention.logs_days, control.settings.executor.failures) == (7, 3)
+    assert control.loop.settings is control.settings
+
+
+def test_a_door_takes_the_tokens_of_the_moment(control: Control) -> None:
+    tokens: dict[str, Role] = {OPERATOR: "operator"}
+    app = control_api(control, by_token(lambda: tokens), lambda: Readiness(ready=True), lambda: "")
+    listener = tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    async def ask() -> None:
+        async with listening(app, listener), Client(url=url, token=OPERATOR) as client:
+            await client.status()
+            tokens.clear()
+            assert (await refused(client.status())).status == 401
+
+    asyncio.run(ask())
+
+
+def test_what_the_models_do_not_allow_is_said_as_a_problem(control: Control, path: Path) -> None:
+    async def act() -> tuple[int, str]:
+        async with served(control, path) as client:
+            http = client._http
+            response = await http.post("/pause", json={"reason": "x" * 3000})
+            return response.status_code, response.json()["message"]
+
+    assert asyncio.run(act()) == (422, "body.reason: String should have at most 2000 characters")
+
+
 def test_cancelling_stops_the_cycle_once(control: Control, path: Path, loop: WrittenDown) -> None:
     loop.running = "c1"
     with session(control.store) as opened:
@@ -144,7 +240,13 @@ def test_tcp_wants_a_token_and_a_reader_changes_nothing(control: Control) -> Non
             assert (await refused(client.status())).status == 401
         async with on_tcp(control, READER) as client:
             assert (await client.status()).state == "ready"
-            for act in (client.pause(), client.start_cycle(), client.approve(ADAPTER), client.roll_back()):
+            for act in (
+                client.pause(),
+                client.start_cycle(),
+                client.approve(ADAPTER),
+                client.roll_back(),
+                client.release("p1"),
+            ):
                 assert (await refused(act)).status == 403
             assert await client.audit() == []
         async with on_tcp(control, OPERATOR) as client:

@@ -15,10 +15,11 @@ from sqlmodel import Session
 from store.database import open_store, reading, session, sqlite_url
 from store.errors import StoreUnavailable, StoreVersionError
 from store.records import Decision, RoutingChoice, StageEvent, StageState
-from store.repositories import adapters, cycles, gates, promotions, routing
+from store.repositories import adapters, attempts, cycles, gates, promotions, routing
+from store.repositories.attempts import InputKey
 from store.repositories.training import save_training_run
 from store.repositories.trajectories import save_trajectories
-from store.standing import CYCLES_SHOWN, Standing, standing
+from store.standing import CYCLES_SHOWN, ParkedStanding, Standing, standing
 from store.types import GateAnswer
 from tests.unit.store.chain import (
     CYCLE,
@@ -120,6 +121,21 @@ def test_after_any_decisions(file: Path, acts: list[tuple[int, int]]) -> None:
     assert found.waiting == [
         name for name, answer, decision, *_ in expected[1] if (answer, decision) == ("pass", "none")
     ]
+
+
+def test_what_is_parked_is_shown_until_it_is_released(file: Path) -> None:
+    store, key = open_store(sqlite_url(file)), InputKey("train", "dates", "ab")
+    with session(store) as db:
+        cycles.save_cycle(db, CYCLE)
+        for _ in range(3):
+            attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
+        attempts.begin_attempt(db, "c1", InputKey("train", "dates", "other"), holder="h", at=T0)
+        attempts.park(db, attempts.ParkedInput("p3", "c1", key, "3 attempts failed", {}, T0))
+    assert standing(sqlite_url(file)).parked == [ParkedStanding("p3", "c1", "train", "dates", "3 attempts failed", 3)]
+    with session(store) as db:
+        attempts.release(db, "p3", who="ann", at=T0)
+    store.dispose()
+    assert standing(sqlite_url(file)).parked == []
 
 
 def test_another_schema_and_what_is_no_store_are_told(file: Path) -> None:

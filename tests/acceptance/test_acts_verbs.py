@@ -1,0 +1,151 @@
+"""Decisions of the command line, beside a real daemon and without one: the same answer, the same audit."""
+
+import getpass
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from store.database import open_store, reading, session, sqlite_url
+from store.records import CycleState
+from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, park
+from store.repositories.audit import list_audit
+from store.repositories.cycles import set_cycle_state
+from store.repositories.events import list_events
+from tests.acceptance.conftest import Traced
+from tests.unit.gates.chain import seed_adapter, seed_cycle
+from traced.host.lock import hold
+from traced.service.daemon import now
+
+ADAPTER = "error-recovery@v1"
+DAEMON = "daemon"
+NOBODY = "nobody"
+KEY = InputKey("train", "error-recovery", "ab")
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """A data directory with two adapter versions whose gates passed, and a training that is parked; nothing is due."""
+    directory = tmp_path / "traced-data"
+    engine = open_store(sqlite_url(directory / "traced.db"))
+    with session(engine) as opened:
+        seed_cycle(opened)
+        seed_adapter(opened, directory, 1)
+        seed_adapter(opened, directory, 2)
+        set_cycle_state(opened, "c1", CycleState.FINISHED, at=now())
+        for _ in range(3):
+            begin_attempt(opened, "c1", KEY, holder="h", at=now())
+        park(opened, ParkedInput("p3", "c1", KEY, "3 attempts failed, the last one: [hung]", {}, now()))
+    engine.dispose()
+    return directory
+
+
+class Daemon(subprocess.Popen[str]):
+    """``traced up`` as a process; ``lines`` is its log, whole once it has ended."""
+
+    lines: list[str]
+
+
+@contextmanager
+def daemon(data_dir: Path, **variables: str) -> Iterator[Daemon]:
+    """``traced up`` on the directory, from its first line that says it is ready to its orderly end."""
+    command = [sys.executable, "-m", "traced", "up", "--data-dir", str(data_dir), "--set", "log.format=json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    with Daemon(command, cwd=data_dir.parent, env=environment, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        running.lines = []
+        try:
+            for line in running.stderr:
+                running.lines.append(line)
+                if '"event": "ready"' in line:
+                    break
+            assert running.poll() is None, "".join(running.lines)
+            yield running
+        finally:
+            running.send_signal(signal.SIGTERM)
+            running.lines += running.communicate(timeout=240)[1].splitlines()
+    assert running.returncode == 0, "".join(running.lines)
+
+
+@pytest.fixture(params=[DAEMON, NOBODY])
+def at_home(request: pytest.FixtureRequest, data_dir: Path) -> Iterator[str]:
+    if request.param == NOBODY:
+        yield NOBODY
+    else:
+        with daemon(data_dir):
+            yield DAEMON
+
+
+def audit(data_dir: Path) -> list[tuple[str, str, str, str]]:
+    """The audit's entries, oldest first; the decisions among the events say the same."""
+    engine = open_store(sqlite_url(data_dir / "traced.db"))
+    with reading(engine) as opened:
+        entries = list_audit(opened)[::-1]
+        events = [event.subject for event in list_events(opened) if event.kind == entries[-1].action]
+    engine.dispose()
+    assert entries[-1].subject in events
+    return [(one.action, one.subject, one.who, one.reason) for one in entries]
+
+
+def test_decisions_are_the_same_with_a_daemon_and_without(traced: Traced, data_dir: Path, at_home: str) -> None:
+    alive = traced("status", "--alive")
+    assert (alive.code, "no service answers at" in alive.err) == ((0, False) if at_home == DAEMON else (1, True))
+    approved = traced("approve", ADAPTER, "--who", "ann", "--reason", "good", "--json")
+    assert approved.code == 0, approved.err
+    assert approved.json["decision"]["who"] == approved.json["promotion"]["who"] == "ann"
+    assert (approved.json["subject"], approved.json["live"]) == (ADAPTER, [ADAPTER])
+    again = traced("approve", ADAPTER, "--json")
+    assert again.json == approved.json
+    assert "error-recovery@v2 is rejected. Live: error-recovery@v1" in traced("reject", "error-recovery@v2").out
+    refused = traced("reject", ADAPTER, "--json")
+    assert (refused.code, refused.json["error"]["hint"]) == (1, f"traced rollback {ADAPTER}")
+    undone = traced("rollback", "--reason", "complaints", "--json")
+    assert (undone.json["rolled_back"], undone.json["restored"], undone.json["live"]) == (ADAPTER, None, [])
+    assert (
+        "Parked: train of error-recovery, tried 3 times (3 attempts failed, the last one: [hung]). "
+        "To have it tried again: traced release p3" in traced("status").out
+    )
+    released = traced("release", "p3", "--reason", "more memory", "--json")
+    assert (released.code, released.json["subject"], released.json["carries_on"]) == (0, "p3", None)
+    assert traced("status", "--json").json["parked"] == []
+    person = getpass.getuser()
+    assert audit(data_dir) == [
+        ("approve", ADAPTER, "ann", "good"),
+        ("reject", "error-recovery@v2", person, ""),
+        ("rollback", ADAPTER, person, "complaints"),
+        ("release", "p3", person, "more memory"),
+    ]
+
+
+def test_sighup_reads_the_settings_again(traced: Traced, data_dir: Path) -> None:
+    file, told = data_dir / "traced.toml", data_dir.parent / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(told))
+        manager.settimeout(120)
+        with daemon(data_dir, NOTIFY_SOCKET=str(told)) as running:
+            states = [manager.recv(4096).decode()]
+            for text in ("log = 3", "[log]\nlevel = 'debug'\n[executor]\nfailures = 9\n"):
+                file.write_text(text)
+                running.send_signal(signal.SIGHUP)
+                states += [manager.recv(4096).decode(), manager.recv(4096).decode()]
+        log = running.lines
+    assert [state.partition("\n")[0] for state in states] == ["READY=1", *["RELOADING=1", "READY=1"] * 2]
+    assert "MONOTONIC_USEC=" in states[1]
+    assert any("the old ones stay in force" in line and '"error"' in line for line in log)
+    assert any("executor.failures was changed and needs a restart" in line for line in log)
+    assert audit(data_dir) == [("reload", "settings", "SIGHUP", "")]
+
+
+def test_a_directory_that_is_held_by_one_who_does_not_answer_is_left_alone(traced: Traced, data_dir: Path) -> None:
+    with hold(data_dir, now=now, version="test"):
+        ran = traced("approve", ADAPTER)
+    assert ran.code == 1
+    assert f"held by process {os.getpid()}" in ran.err
+    assert "nothing was decided" in ran.err
+    assert traced("status", "--json").json["waiting"] == [ADAPTER, "error-recovery@v2"]

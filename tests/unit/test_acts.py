@@ -1,0 +1,136 @@
+"""Decisions: what each leaves behind, and that repeating one leaves nothing more."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlmodel import Session
+
+from store.database import open_store, session
+from store.errors import NotFound
+from store.records import CycleState
+from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, list_parked, park
+from store.repositories.audit import list_audit
+from store.repositories.cycles import get_cycle, set_cycle_state
+from store.repositories.events import list_events
+from tests.unit.gates.chain import hour, seed_adapter, seed_cycle
+from traced.acts import Act, approve, reject, release, roll_back
+from traced.gates.errors import PromotionError
+
+ADAPTER, SECOND = "error-recovery@v1", "error-recovery@v2"
+ANN = Act("ann", "local", hour(30), "looked at it")
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Session]:
+    engine = open_store("sqlite://")
+    with session(engine) as made:
+        seed_cycle(made)
+        seed_adapter(made, tmp_path, 1)
+        seed_adapter(made, tmp_path, 2)
+        yield made
+    engine.dispose()
+
+
+def audited(opened: Session) -> list[tuple[str, str, str, str]]:
+    """Oldest first; the events say the same."""
+    entries = list_audit(opened)[::-1]
+    events = list_events(opened)
+    assert [(one.action, one.subject) for one in entries] == [(one.kind, one.subject) for one in events]
+    assert [one.who for one in entries] == [one.detail["who"] for one in events]
+    return [(one.action, one.subject, one.who, one.reason) for one in entries]
+
+
+def test_a_decision_is_stored_with_its_audit_entry_and_its_event(opened: Session) -> None:
+    done = approve(opened, ANN, ADAPTER)
+    assert (done.live, done.detail["decision"]["who"], done.detail["promotion"]["at"]) == ([ADAPTER], "ann", hour(30))
+    undone = roll_back(opened, Act("bob", "operator", hour(31), "complaints"), None)
+    assert (undone.subject, undone.live) == (ADAPTER, [])
+    assert undone.detail == {"rolled_back": ADAPTER, "restored": None}
+    assert reject(opened, ANN, ADAPTER).detail["decision"]["decision"] == "rejected"
+    assert audited(opened) == [
+        ("approve", ADAPTER, "ann", "looked at it"),
+        ("rollback", ADAPTER, "bob", "complaints"),
+        ("reject", ADAPTER, "ann", "looked at it"),
+    ]
+
+
+def test_repeating_a_decision_adds_nothing_and_keeps_the_first_name(opened: Session) -> None:
+    again = Act("bob", "operator", hour(31))
+    for decide in (approve, roll_back, reject):
+        first, second = decide(opened, ANN, ADAPTER), decide(opened, again, ADAPTER)
+        assert (first.subject, first.live, first.detail) == (second.subject, second.live, second.detail)
+    assert [(action, who) for action, _, who, _ in audited(opened)] == [
+        ("approve", "ann"),
+        ("rollback", "ann"),
+        ("reject", "ann"),
+    ]
+
+
+def test_an_adapter_that_was_rolled_back_can_be_approved_again(opened: Session) -> None:
+    approve(opened, ANN, ADAPTER)
+    approve(opened, ANN, SECOND)
+    assert roll_back(opened, ANN, SECOND).detail["restored"] == ADAPTER
+    assert approve(opened, ANN, SECOND).live == [SECOND]
+    assert [action for action, *_ in audited(opened)] == ["approve", "approve", "rollback", "approve"]
+
+
+def test_a_name_that_somebody_else_gave_is_audited_with_who_gave_it(opened: Session) -> None:
+    approve(opened, Act("ann", "operator", hour(30), by="operator token"), ADAPTER)
+    [entry] = list_audit(opened)
+    assert (entry.who, entry.role, entry.detail["by"]) == ("ann", "operator", "operator token")
+
+
+@pytest.mark.parametrize("decide", [lambda *given: reject(*given, ADAPTER), lambda *given: roll_back(*given, SECOND)])
+def test_a_refused_decision_leaves_nothing(opened: Session, decide: Any) -> None:
+    approve(opened, ANN, ADAPTER)
+    before = audited(opened)
+    with pytest.raises(Exception, match=r"is live|is not live"):
+        decide(opened, ANN)
+    assert audited(opened) == before
+
+
+def parked(opened: Session, stage: str, capability: str) -> str:
+    key = InputKey(stage, capability, "ab")
+    attempt = begin_attempt(opened, "c1", key, holder="h", at=hour(20))
+    park(opened, ParkedInput(f"p{attempt.seq}", "c1", key, "3 attempts failed", {}, hour(21)))
+    return f"p{attempt.seq}"
+
+
+def test_a_released_capability_is_tried_again_and_its_cycle_stands_as_it_was(opened: Session) -> None:
+    set_cycle_state(opened, "c1", CycleState.FINISHED, at=hour(22))
+    name = parked(opened, "train", "error-recovery")
+    done = release(opened, ANN, name)
+    assert done.said == "p1 (train of error-recovery) is released; it is tried again when a cycle comes by it"
+    again = release(opened, Act("bob", "local", hour(40)), name)
+    assert again.said == "p1 (train of error-recovery) was released before, by ann"
+    assert list_parked(opened) == []
+    assert audited(opened) == [("release", "p1", "ann", "looked at it")]
+    assert get_cycle(opened, "c1").state is CycleState.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(CycleState.FAILED, CycleState.INTERRUPTED), (CycleState.CANCELLED, CycleState.CANCELLED)],
+)
+def test_a_cycle_that_failed_of_a_parked_stage_is_carried_on(
+    opened: Session, before: CycleState, after: CycleState
+) -> None:
+    set_cycle_state(opened, "c1", before, at=hour(22))
+    done = release(opened, ANN, parked(opened, "collect", ""))
+    cycle = get_cycle(opened, "c1")
+    assert cycle.state is after
+    assert done.detail == {"carries_on": "c1" if after is CycleState.INTERRUPTED else None}
+    assert (cycle.finished_at is None) == (after is CycleState.INTERRUPTED)
+
+
+def test_only_what_was_parked_can_be_released(opened: Session) -> None:
+    with pytest.raises(NotFound, match="no parked input 'p9'"):
+        release(opened, ANN, "p9")
+    assert list_audit(opened) == []
+
+
+def test_nothing_is_live_to_undo(opened: Session) -> None:
+    with pytest.raises(PromotionError, match="nothing is live"):
+        roll_back(opened, ANN, None)

@@ -1,0 +1,110 @@
+"""What people decide: approve, reject, roll back, release; the same for the control API and for the command line.
+
+Invariants: an act is done in the transaction that it is given, with its audit entry (who, when, why) and its event, so
+that none of the three is stored without the others. Repeating an act changes nothing and adds no entry: what was
+decided first stands, with the name and reason it was given then. An act that is refused leaves nothing behind.
+How it fails: PromotionError, and the store's NotFound, NotApproved and NotLive.
+Not covered: who may act (``traced.service.control``), and waking a service (it looks by itself every few seconds).
+"""
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlmodel import Session
+
+from store.records import Approval, CycleState, PromotionState
+from store.repositories import attempts
+from store.repositories.audit import save_audit
+from store.repositories.cycles import get_cycle, set_cycle_state
+from store.repositories.events import save_event
+from store.repositories.promotions import latest_approval, list_promotions
+from store.service_records import AuditEntry, Event
+from traced.client.models import Done
+from traced.gates import promotion
+
+
+@dataclass(frozen=True)
+class Act:
+    """Who acts, in which role ("operator" or "local"), when and why; ``by`` asked for it, where that is another."""
+
+    who: str
+    role: str
+    at: datetime
+    reason: str = ""
+    by: str = ""
+
+    @property
+    def signed(self) -> dict[str, Any]:
+        """What every decision's row says of it."""
+        return {"who": self.who, "at": self.at, "reason": self.reason}
+
+
+def note(opened: Session, act: Act, action: str, subject: str, *, cycle_id: str | None = None, **detail: Any) -> None:
+    """The audit entry and the event of an act."""
+    known = {"by": act.by, **detail} if act.by else detail
+    save_audit(opened, AuditEntry(act.at, act.who, act.role, action, subject, act.reason, known))
+    save_event(opened, Event(act.at, action, subject, cycle_id, {"who": act.who, "reason": act.reason, **known}))
+
+
+def approve(opened: Session, act: Act, adapter: str) -> Done:
+    """Approve an adapter version that passed its gate and put it live."""
+    before = _standing(opened, adapter)
+    decision = promotion.approve(opened, adapter, **act.signed)
+    promoted = promotion.promote(opened, adapter, **act.signed)
+    live = promotion.live(opened)
+    if _standing(opened, adapter) != before:
+        note(opened, act, "approve", adapter, live=live)
+    return Done(
+        said=f"{adapter} is approved and live",
+        subject=adapter,
+        live=live,
+        detail={"decision": asdict(decision), "promotion": asdict(promoted)},
+    )
+
+
+def reject(opened: Session, act: Act, adapter: str) -> Done:
+    """Decide against an adapter version."""
+    before = _standing(opened, adapter)
+    decision = promotion.reject(opened, adapter, **act.signed)
+    live = promotion.live(opened)
+    if _standing(opened, adapter) != before:
+        note(opened, act, "reject", adapter, live=live)
+    return Done(said=f"{adapter} is rejected", subject=adapter, live=live, detail={"decision": asdict(decision)})
+
+
+def roll_back(opened: Session, act: Act, adapter: str | None) -> Done:
+    """Undo the promotion of ``adapter``, or the last one. Without a name each call undoes one more."""
+    log = list_promotions(opened, adapter) if adapter else []
+    if log and log[-1].state is PromotionState.ROLLED_BACK:
+        undone, restored = log[-1].adapter, log[-1].previous
+        said = f"{undone} was rolled back before"
+    else:
+        undone, restored = promotion.roll_back(opened, adapter, **act.signed)
+        said = f"{undone} is rolled back; {restored or 'the base model'} takes over"
+        note(opened, act, "rollback", undone, live=promotion.live(opened))
+    detail = {"rolled_back": undone, "restored": restored}
+    return Done(said=said, subject=undone, live=promotion.live(opened), detail=detail)
+
+
+def release(opened: Session, act: Act, parked_id: str) -> Done:
+    """Let a parked input be tried again; a cycle that failed of it is unfinished then, and is carried on."""
+    parked = attempts.get_parked(opened, parked_id)
+    what = parked.key.subject
+    if parked.released_at is not None:
+        said = f"{parked_id} ({what}) was released before, by {parked.released_by}"
+        return Done(said=said, subject=parked_id, detail={"carries_on": None})
+    attempts.release(opened, parked_id, who=act.who, at=act.at)
+    carries_on = None
+    # A capability's parked input has ended that capability and not the cycle, which went on without it.
+    if not parked.key.capability and get_cycle(opened, parked.cycle_id).state is CycleState.FAILED:
+        set_cycle_state(opened, parked.cycle_id, CycleState.INTERRUPTED, at=act.at)
+        carries_on = parked.cycle_id
+    note(opened, act, "release", parked_id, cycle_id=parked.cycle_id, what=what, carries_on=carries_on)
+    then = f"{carries_on} is carried on" if carries_on else "it is tried again when a cycle comes by it"
+    return Done(said=f"{parked_id} ({what}) is released; {then}", subject=parked_id, detail={"carries_on": carries_on})
+
+
+def _standing(opened: Session, adapter: str) -> tuple[Approval | None, int]:
+    """The newest decision on an adapter version and the length of its promotion log: what a decision changes."""
+    return latest_approval(opened, adapter), len(list_promotions(opened, adapter))
