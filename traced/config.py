@@ -35,12 +35,12 @@ from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
 from traced.section import Positive, Section, Share, Temperature
-from traced.service.settings import ApiSection
+from traced.service.settings import ApiSection, TriggersSection
 from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
-APART = ("data_dir", "store", "seed", "retention", "devices", "executor", "log", "service", "notify", "api")
+APART = ("data_dir", "store", "seed", "retention", "devices", "executor", "log", "service", "notify", "api", "triggers")
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG"}
 
 
@@ -203,6 +203,7 @@ class Settings(BaseSettings):
     service: ServiceSection = ServiceSection()
     notify: NotifySection = NotifySection()
     api: ApiSection = ApiSection()
+    triggers: TriggersSection = TriggersSection()
     executor: ExecutorSection = ExecutorSection()
 
     @property

@@ -5,7 +5,7 @@
 Invariants: one instance per directory; READY is told once the doors are open; pings to the service manager come from
 the loop that does the work; a stop is orderly until its deadline, and whatever is cut short is carried on at the next
 start. How it fails: AlreadyRunning, DoorError, the store's errors at start-up; later failures are the loop's.
-Not covered: when cycles begin by themselves, and the router.
+Not covered: the router.
 """
 
 import asyncio
@@ -44,6 +44,7 @@ from traced.service.listen import listening
 from traced.service.loop import CycleLoop
 from traced.service.metrics import prometheus
 from traced.service.settings import ApiSection
+from traced.service.triggers import Triggers
 from traced.upkeep.orphans import sweep
 
 SILENT_S = 600.0  # without a heartbeat, after which an attempt on another host counts as lost
@@ -75,7 +76,8 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Mapping[s
     _clear_away(settings, store)
     ledger = Ledger(store, this_holder(), backoff(settings), settings.executor.failures, settings.seed, now)
     loop = CycleLoop(settings, store, executor(settings), ledger, now, manager.beat)
-    control = Control(settings, store, loop, now, now())
+    triggers = Triggers(settings, store, loop.request_cycle, now)
+    control = Control(settings, store, loop, now, now(), next_at=triggers.next_at)
     ready = partial(_readiness, store)
     figures = partial(prometheus, control)
     async with AsyncExitStack() as doors:
@@ -85,6 +87,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Mapping[s
             there = control_api(control, by_token(tokens), ready, figures)
             await doors.enter_async_context(listening(there, tcp_socket(settings.api.host, settings.api.port)))
         telling = asyncio.create_task(_deliver(settings, store), name="notices")
+        watching = asyncio.create_task(triggers.run(), name="triggers")
         with signals(lifecycle):
             control.state = "ready"
             manager.ready(f"works on {settings.target.name}")
@@ -96,7 +99,8 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Mapping[s
             log.info("stopping", extra={"cause": lifecycle.cause})
             await work
         telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        watching.cancel()
+        await asyncio.gather(telling, watching, return_exceptions=True)
 
 
 def _clear_away(settings: Settings, store: sqlalchemy.Engine) -> None:
