@@ -161,7 +161,7 @@ class CycleLoop:
             self.settings, self.store, target(cycle.target), model, cycle.id, progress, Meter(), now=self.now
         )
         stations = Stations(context, cycle, overrides, self.executor, self.ledger, self._hear, self.doing)
-        async with checkpoints(self.settings.data_dir) as saver:
+        async with checkpoints(self.settings.data_dir, self.settings.store_url) as saver:
             graph = build_graph(stations.stages(), saver, attempts=self.settings.synthesis.attempts)
             standing = await advance(graph, cycle.id)
         if standing.finished:

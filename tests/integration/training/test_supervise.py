@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.unit.training.tiny import save_model
-from traced.training.errors import JobError, TrainerDied, TrainingError
+from traced.training.errors import JobError, TrainerDied, TrainingError, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.supervise import train
@@ -80,6 +80,21 @@ def test_cancelling_stops_the_child_and_the_same_call_carries_on(model_path: Pat
     result = asyncio.run(train(chosen, print))
     assert result.resumed_from >= 1
     assert [m["iteration"] for m in read_metrics(chosen.metrics)] == [1, 2, 3, 4]
+
+
+def test_a_run_that_is_asked_to_pause_saves_a_checkpoint_and_goes_on_bit_for_bit(
+    model_path: Path, tmp_path: Path
+) -> None:
+    alone, disturbed = (job(model_path, tmp_path / name, iterations=4, checkpoint_every=100) for name in "ab")
+    asyncio.run(train(alone, print))
+    with pytest.raises(TrainingPaused, match="gave way after iteration 2 of 4"):
+        asyncio.run(train(disturbed, lambda m: disturbed.pause.touch() if m["iteration"] == 2 else None))
+    assert [path.name for path in (disturbed.out / "checkpoints").glob("*")] == ["checkpoint-2"]
+    assert not disturbed.adapter.exists()
+    assert not disturbed.pause.exists()
+    assert asyncio.run(train(disturbed, print)).resumed_from == 2
+    weights = [(each.adapter / "adapter_model.safetensors").read_bytes() for each in (alone, disturbed)]
+    assert weights[0] == weights[1]
 
 
 def test_the_child_dies_with_its_parent(model_path: Path, tmp_path: Path) -> None:
