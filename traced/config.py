@@ -40,7 +40,8 @@ from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
-APART = ("data_dir", "store", "seed", "retention", "devices", "executor", "log", "service", "notify", "api", "triggers")
+SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry")
+APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG"}
 
 
@@ -171,6 +172,14 @@ class SandboxSection(Section):
     start_seconds: float = Field(default=30.0, gt=0, description="seconds for a container to start")
 
 
+class TelemetrySection(Section):
+    """Spans for an OpenTelemetry collector (extra otel)."""
+
+    endpoint: str = Field(
+        default="", description='OTLP/HTTP, e.g. "http://localhost:4318"; "" is OTEL_EXPORTER_OTLP_ENDPOINT, if set'
+    )
+
+
 class Settings(BaseSettings):
     """Everything a verb needs to know; ``data_dir`` is absolute."""
 
@@ -204,6 +213,7 @@ class Settings(BaseSettings):
     notify: NotifySection = NotifySection()
     api: ApiSection = ApiSection()
     triggers: TriggersSection = TriggersSection()
+    telemetry: TelemetrySection = TelemetrySection()
     executor: ExecutorSection = ExecutorSection()
 
     @property

@@ -24,6 +24,7 @@ from sandbox.errors import EngineDown
 from store.database import open_store, reading
 from store.errors import StoreError
 from store.repositories.cycles import list_cycles
+from traced import telemetry
 from traced.client import default_socket
 from traced.client.models import Readiness, Role
 from traced.config import Settings
@@ -62,12 +63,14 @@ def up(settings: Settings) -> None:
     """Run the service until it is told to stop."""
     tokens = tokens_of(settings.api)
     logs.configure(settings.log, settings.data_dir, now=now)
+    telemetry.begin(settings.telemetry.endpoint)
     with hold(settings.data_dir, now=now, version=version("traced")):
         store = open_store(settings.store_url)
         try:
             asyncio.run(_serve(settings, store, tokens))
         finally:
             store.dispose()
+            telemetry.end()
 
 
 async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Mapping[str, Role]) -> None:

@@ -23,6 +23,7 @@ from traced.stages import promote
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
 from traced.stages.train import training_folder
+from traced.telemetry import for_children, span
 from traced.training.job import PAUSE
 
 STATION = "traced.service.station"
@@ -45,12 +46,11 @@ class Stations:
         name = f"{stage} {capability}".strip()
         self.at_work.append(name)
         try:
-            answer = await run_until_settled(
-                self.executor,
-                self._job(stage, given, capability, variables or {}),
-                self.ledger,
-                lambda told: self.on_report(name, told),
-            )
+            with span("traced.stage", self._ids(stage, capability)):
+                job = self._job(stage, given, capability, {**(variables or {}), **for_children()})
+                answer = await run_until_settled(
+                    self.executor, job, self.ledger, lambda told: self.on_report(name, told)
+                )
         except Parked as error:
             if not capability:
                 raise
@@ -70,6 +70,12 @@ class Stations:
 
         pause = training_folder(self.context, capability, environment) / PAUSE
         return await on_device(lent, pause, work, lambda told: self.on_report(name, told))
+
+    def _ids(self, stage: str, capability: str) -> dict[str, str]:
+        """What a stage's span says."""
+        cycle = self.cycle
+        work = {"traced.stage": stage, "traced.capability": capability}
+        return {"traced.cycle.id": cycle.id, "traced.target": cycle.target, "gen_ai.request.model": cycle.model, **work}
 
     def _job(self, stage: str, given: tuple[Any, ...], capability: str, variables: dict[str, str]) -> Job:
         settings = self.context.settings
