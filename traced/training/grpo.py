@@ -70,7 +70,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     return result
 
 
-class _GiveWay(TrainerCallback):  # type: ignore[misc]
+class _GiveWay(TrainerCallback):
     """Ends the run at its next safe point, with a checkpoint, once the job's ``pause`` file is there."""
 
     def __init__(self, job: TrainingJob) -> None:

@@ -136,7 +136,7 @@ def test_a_stage_gives_its_job_its_span(collector: Collector, monkeypatch: pytes
     telemetry.end()
     stage = collector.spans["traced.stage"]
     assert jobs[0].variables == {}
-    assert jobs[1].variables == {"TRACEPARENT": f"00-{stage.trace_id.hex()}-{stage.span_id.hex()}-01"}
+    assert jobs[1].variables["TRACEPARENT"].startswith(f"00-{stage.trace_id.hex()}-{stage.span_id.hex()}-")
     assert jobs[0].input_hash == jobs[1].input_hash
     assert attributes(stage.attributes)["traced.capability"] == "dates"
     assert attributes(stage.attributes)["gen_ai.request.model"] == CYCLE.model
