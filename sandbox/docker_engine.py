@@ -8,8 +8,8 @@ unix or TCP socket).
 
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import docker
@@ -131,6 +131,21 @@ def _alive(identity: str) -> bool:
         return pid.isdecimal() and process_identity(int(pid)) == identity
     except psutil.NoSuchProcess:
         return False
+
+
+def process_ids(started_by: Iterable[int]) -> list[int]:
+    """The first process of each running container that one of these processes started; none where no engine answers."""
+    pids = {str(pid) for pid in started_by}
+    with suppress(EngineDown):
+        client = connect()
+        try:
+            with engine_errors():
+                found = client.containers.list(filters={"label": [LABEL]})
+        finally:
+            client.close()
+        ours = [one for one in found if one.labels.get(LABEL_PROCESS, "").partition("@")[0] in pids]
+        return [pid for one in ours if (pid := int(one.attrs["State"].get("Pid", 0)))]
+    return []
 
 
 def find_orphans(owner: str) -> list[str]:

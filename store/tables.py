@@ -10,7 +10,7 @@ Not covered: adapter weights and checkpoints (directories on disk; their hashes 
 from datetime import datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, ForeignKeyConstraint, Index, LargeBinary, MetaData, Text, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKeyConstraint, Index, LargeBinary, MetaData, Text, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
 from store.columns import KEY, ORDERED_JSON, FreeText, UtcTime
@@ -21,6 +21,7 @@ NAMING = {
     "fk": "fk_%(table_name)s_%(column_0_N_name)s",
     "pk": "pk_%(table_name)s",
 }
+OUTSIDE = text("cycle_id IS NULL")  # no cycle recorded it: production, an import
 
 
 class Row(SQLModel):
@@ -70,7 +71,11 @@ class TrajectoryRow(Row, table=True):
     """One recorded interaction, token ids apart."""
 
     __tablename__ = "trajectories"
-    __table_args__ = (Index("ix_trajectories_listing", "source", "split", "task_id", "trial", "model", "id"),)
+    __table_args__ = (
+        Index("ix_trajectories_listing", "source", "split", "task_id", "trial", "model", "id"),
+        # a row's outcome lies behind its messages: counting without this index reads every page of them
+        Index("ix_trajectories_reported", "source", "outcome", sqlite_where=OUTSIDE, postgresql_where=OUTSIDE),
+    )
     id: str = Field(primary_key=True, sa_type=KEY)
     digest: str = Field(sa_type=KEY)  # SHA-256 of everything but the turns
     source: str = Field(sa_type=KEY)

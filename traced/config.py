@@ -35,12 +35,13 @@ from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
 from traced.section import Positive, Section, Share, Temperature
-from traced.service.settings import ApiSection
+from traced.service.settings import ApiSection, TriggersSection
 from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
-APART = ("data_dir", "store", "seed", "retention", "devices", "executor", "log", "service", "notify", "api")
+SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry")
+APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG"}
 
 
@@ -171,6 +172,14 @@ class SandboxSection(Section):
     start_seconds: float = Field(default=30.0, gt=0, description="seconds for a container to start")
 
 
+class TelemetrySection(Section):
+    """Spans for an OpenTelemetry collector (extra otel)."""
+
+    endpoint: str = Field(
+        default="", description='OTLP/HTTP, e.g. "http://localhost:4318"; "" is OTEL_EXPORTER_OTLP_ENDPOINT, if set'
+    )
+
+
 class Settings(BaseSettings):
     """Everything a verb needs to know; ``data_dir`` is absolute."""
 
@@ -203,6 +212,8 @@ class Settings(BaseSettings):
     service: ServiceSection = ServiceSection()
     notify: NotifySection = NotifySection()
     api: ApiSection = ApiSection()
+    triggers: TriggersSection = TriggersSection()
+    telemetry: TelemetrySection = TelemetrySection()
     executor: ExecutorSection = ExecutorSection()
 
     @property

@@ -7,29 +7,29 @@ waits, so that the store, and not the resume value, decides.
 
 How it fails: a ``CapabilityError`` of a capability's stage drops that capability only. Anything else (engine, Docker,
 disk, Ctrl-C) leaves the graph at its last checkpoint and is raised to the caller; ``advance`` carries on from there.
+A checkpoint that cannot be read, or that another version of the graph wrote, is ``CycleChanged``: nothing is run.
 
 Not covered: what the stages do (``traced/stages``), and more than one process working on the same cycle at once.
 """
 
 import asyncio
 import operator
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Protocol, TypedDict, cast
 
-import aiosqlite
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, Send, interrupt
 
-from traced.stages.errors import CapabilityError
+from traced.checkpoints import CHECKPOINTS as CHECKPOINTS
+from traced.checkpoints import Saver
+from traced.checkpoints import checkpoints as checkpoints
+from traced.stages.errors import CapabilityError, CycleChanged
 
-CHECKPOINTS = "checkpoints.db"
+GRAPH_VERSION = 1  # of nodes, edges and state: raise it where an unfinished cycle could not go on with the new ones
+GRAPH = "graph"  # in a checkpoint's metadata: the version that wrote it
 
 
 class CycleState(TypedDict, total=False):
@@ -165,9 +165,7 @@ def _fan_out(state: CycleState) -> list[Send] | str:
     return sends or "report"
 
 
-def build_graph(
-    stages: Stages, checkpointer: AsyncSqliteSaver, *, attempts: int = 5
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def build_graph(stages: Stages, checkpointer: Saver, *, attempts: int = 5) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The cycle's graph; ``attempts`` bounds the candidate environments written for one capability."""
 
     async def collect(state: CycleState) -> dict[str, Any]:
@@ -207,57 +205,36 @@ def build_graph(
     return graph.compile(checkpointer=checkpointer)
 
 
-class WholeWrites(AsyncSqliteSaver):
-    """A checkpointer whose writes, once begun, are finished even when the task that asked for them is cancelled.
-
-    A write cut off between its rows and its commit would keep the database locked for this process' next connection.
-    """
-
-    def __init__(self, connection: aiosqlite.Connection) -> None:
-        super().__init__(connection, serde=JsonPlusSerializer(allowed_msgpack_modules=None))
-        self.begun: set[asyncio.Future[Any]] = set()
-
-    async def aput(self, *given: Any, **named: Any) -> RunnableConfig:
-        """Save a checkpoint."""
-        return cast(RunnableConfig, await self._finish(super().aput(*given, **named)))
-
-    async def aput_writes(self, *given: Any, **named: Any) -> None:
-        """Save what one task of a step has written."""
-        await self._finish(super().aput_writes(*given, **named))
-
-    async def _finish(self, write: Coroutine[Any, Any, Any]) -> Any:
-        task = asyncio.ensure_future(write)
-        self.begun.add(task)
-        task.add_done_callback(self.begun.discard)
-        return await asyncio.shield(task)
-
-
-@asynccontextmanager
-async def checkpoints(data_dir: Path) -> AsyncIterator[AsyncSqliteSaver]:
-    """The checkpointer of a data directory; refuses to revive anything but plain values (strict msgpack)."""
-    async with aiosqlite.connect(data_dir / CHECKPOINTS) as connection:
-        saver = WholeWrites(connection)
-        try:
-            yield saver
-        finally:
-            while saver.begun:
-                await asyncio.wait(saver.begun)
-
-
 def _thread(cycle_id: str) -> RunnableConfig:
-    return {"configurable": {"thread_id": cycle_id}}
+    return {"configurable": {"thread_id": cycle_id}, "metadata": {GRAPH: GRAPH_VERSION}}
 
 
 async def standing(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: str) -> Standing:
-    """Read the last checkpoint of a cycle."""
-    snapshot = await graph.aget_state(_thread(cycle_id))
-    started = snapshot.created_at is not None
-    waiting = [name for pause in snapshot.interrupts for name in pause.value["adapters"]]
+    """Read the last checkpoint of a cycle. Raises ``CycleChanged``."""
+    try:
+        snapshot = await graph.aget_state(_thread(cycle_id))
+        started = snapshot.created_at is not None
+        waiting = [name for pause in snapshot.interrupts for name in pause.value["adapters"]]
+    except (ValueError, TypeError, LookupError, AttributeError, EOFError) as error:  # what decoders say; no database's
+        raise CycleChanged(
+            f"the last step of {cycle_id} cannot be read ({type(error).__name__}: {error}), so it ends here",
+            hint="traced cycle start; what it has recorded stays",
+        ) from error
+    written = (snapshot.metadata or {}).get(GRAPH, 1)
+    if started and snapshot.next and written != GRAPH_VERSION:
+        raise CycleChanged(
+            f"{cycle_id} was begun with version {written} of the cycle's graph and this is {GRAPH_VERSION}, "
+            "so it ends here",
+            hint="traced cycle start; what it has recorded stays",
+        )
     return Standing(cast(CycleState, snapshot.values), started, started and not snapshot.next, waiting)
 
 
 async def advance(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: str) -> Standing:
-    """Begin the cycle, or carry it on from its last checkpoint, until it ends or waits for approval."""
+    """Begin the cycle, or carry it on from its last checkpoint, until it ends or waits for approval.
+
+    Raises ``CycleChanged`` for a cycle that cannot go on; none of its nodes is run then.
+    """
     before = await standing(graph, cycle_id)
     if before.finished:
         return before

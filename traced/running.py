@@ -18,6 +18,7 @@ from traced.cycle import Stages, Standing, advance, build_graph, checkpoints
 from traced.stages import admit, analyze, collect, evaluate, gate, promote, report, synthesize, train
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context
+from traced.stages.errors import CycleChanged
 from traced.stages.report import SESSION
 
 EXPECTED_S = {
@@ -61,12 +62,15 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
     """
     _announce(context)
     try:
-        async with checkpoints(context.data_dir) as saver:
+        async with checkpoints(context.data_dir, context.settings.store_url) as saver:
             graph = build_graph(cycle_stages(context), saver, attempts=context.settings.synthesis.attempts)
             _mark(context, CycleState.RUNNING)
             standing = await advance(graph, context.cycle_id)
             while standing.waiting and decide(context, standing.waiting):
                 standing = await advance(graph, context.cycle_id)
+    except CycleChanged:
+        _leave(context, CycleState.FAILED)
+        raise
     except BaseException:
         _leave(context, CycleState.INTERRUPTED)
         raise

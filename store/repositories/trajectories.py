@@ -131,6 +131,14 @@ def count_outcomes(session: Session, wanted: TrajectoryFilter = EVERYTHING) -> d
     return dict.fromkeys(Outcome, 0) | {Outcome(name): count for name, count in rows}
 
 
+def count_reported(session: Session, source: str) -> dict[Outcome, int]:
+    """How many trajectories of each outcome the source has reported itself, those that cycles recorded aside."""
+    outcome = col(TrajectoryRow.outcome)
+    chosen = (TrajectoryRow.source == source, col(TrajectoryRow.cycle_id).is_(None))
+    rows = session.exec(select(outcome, func.count()).where(*chosen).group_by(outcome))
+    return dict.fromkeys(Outcome, 0) | {Outcome(name): count for name, count in rows}
+
+
 def _conditions(wanted: TrajectoryFilter) -> list[ColumnElement[bool]]:
     chosen = {name: value for name, value in asdict(wanted).items() if value is not None}
     return [col(getattr(TrajectoryRow, name)) == str(value) for name, value in chosen.items()]

@@ -1,13 +1,18 @@
 """The cycle's graph with scripted stages and the real checkpointer: resume, approval, refusals, nothing to do."""
 
 import asyncio
+import os
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from traced.cycle import Stages, Standing, advance, build_graph, checkpoints, standing
-from traced.stages.errors import CapabilityError
+from store.errors import StoreUnavailable
+from traced import cycle
+from traced.cycle import CHECKPOINTS, Stages, Standing, advance, build_graph, checkpoints, standing
+from traced.stages.errors import CapabilityError, CycleChanged
 
 CYCLE = "desk-0-1"
 WAY = ["collect", "analyze", "synthesize", "admit", "train", "gate", "waiting", "promote", "evaluate", "report"]
@@ -209,3 +214,82 @@ def test_a_cycle_that_never_began_has_no_standing(tmp_path: Path) -> None:
             return await standing(build_graph(Script().stages(), saver), "other")
 
     assert asyncio.run(look()) == Standing({}, started=False, finished=False, waiting=[])
+
+
+def test_another_version_of_the_graph_ends_an_unfinished_cycle_and_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(cut="train alpha", decided=approved("alpha", "beta"))
+    with pytest.raises(PowerCut):
+        run(script, tmp_path)
+    calls = list(script.calls)
+    monkeypatch.setattr(cycle, "GRAPH_VERSION", 2)
+    with pytest.raises(CycleChanged, match=r"begun with version 1 of the cycle's graph and this is 2.*ends here"):
+        run(script, tmp_path)
+    assert script.calls == calls
+    monkeypatch.setattr(cycle, "GRAPH_VERSION", 1)
+    assert run(script, tmp_path).finished
+    monkeypatch.setattr(cycle, "GRAPH_VERSION", 2)
+    assert run(script, tmp_path).finished
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xc1 no message pack", b"\x93"])
+def test_a_step_that_cannot_be_read_ends_the_cycle_and_runs_nothing(tmp_path: Path, damage: bytes) -> None:
+    script = Script(cut="train alpha", decided=approved("alpha", "beta"))
+    with pytest.raises(PowerCut):
+        run(script, tmp_path)
+    calls = list(script.calls)
+    with closing(sqlite3.connect(tmp_path / CHECKPOINTS)) as raw:
+        raw.execute("UPDATE checkpoints SET checkpoint = ?", [damage])
+        raw.commit()
+    with pytest.raises(CycleChanged, match=r"the last step of desk-0-1 cannot be read"):
+        run(script, tmp_path)
+    assert script.calls == calls
+
+
+def plain(value: object) -> bool:
+    """Whether it is made of ids, counts and answers only."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(plain(item) for item in value)
+    return value is None or (isinstance(value, str | int | bool) and len(str(value)) < 100)
+
+
+def test_the_state_holds_ids_only(tmp_path: Path) -> None:
+    run(Script(decided=approved("alpha")), tmp_path)
+    seen = []
+
+    async def read() -> None:
+        async with checkpoints(tmp_path) as saver:
+            async for step in saver.alist({"configurable": {"thread_id": CYCLE}}):
+                values = step.checkpoint["channel_values"]
+                seen.append({key: value for key, value in values.items() if not key.startswith(("branch:", "__"))})
+
+    asyncio.run(read())
+    names = {"cycle_id", "capabilities", "adapters", "dropped", "promoted"}
+    names |= {"capability", "attempt", "environment", "admitted", "adapter"}
+    assert len(seen) > 5
+    assert {key for values in seen for key in values} <= names
+    assert all(plain(values) for values in seen)
+
+
+def test_a_step_revives_no_objects(tmp_path: Path) -> None:
+    async def write_and_read() -> object:
+        async with checkpoints(tmp_path) as saver:
+            kind, data = saver.serde.dumps_typed({"adapters": Script(), "cycle_id": CYCLE})
+            return saver.serde.loads_typed((kind, data))
+
+    revived = asyncio.run(write_and_read())
+    from langgraph.checkpoint.serde._msgpack import STRICT_MSGPACK_ENABLED
+
+    assert STRICT_MSGPACK_ENABLED
+    assert os.environ["LANGGRAPH_STRICT_MSGPACK"] == "true"
+    assert isinstance(revived, dict)
+    assert not isinstance(revived["adapters"], Script)
+
+
+def test_a_file_that_is_no_database_is_the_stores_failure(tmp_path: Path) -> None:
+    (tmp_path / CHECKPOINTS).write_bytes(b"not a database, but long enough to be looked at as one" * 40)
+    with pytest.raises(StoreUnavailable, match=r"checkpoints\.db failed: file is not a database"):
+        run(Script(), tmp_path)

@@ -95,6 +95,16 @@ def excesses(reading: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
     return tuple(found)
 
 
+def intrusions(reading: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
+    """What others do, in words, on a device that training uses itself: its own load and memory are no reason to end."""
+    found = []
+    if reading.kind == "cpu" and reading.utilisation is not None and reading.utilisation > limits.utilisation:
+        found.append(f"others use {reading.utilisation:.0%}, over {limits.utilisation:.0%}")
+    if len(reading.foreign) > limits.foreign:
+        found.append(f"{len(reading.foreign)} foreign processes, allowed {limits.foreign}")
+    return tuple(found)
+
+
 def observe(watch: Watch, reading: DeviceReading, limits: Rules, at: float) -> Watch:
     """The watch after one more look at second ``at`` of a monotonic clock."""
     busy = excesses(reading, limits.of(reading))

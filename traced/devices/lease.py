@@ -67,10 +67,12 @@ class Hold:
     kept_at: float
     wanted: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
+    lost: bool = False
 
-    def give_up(self, reason: str) -> None:
-        """Tell the body to end; the first reason stays."""
+    def give_up(self, reason: str, *, lost: bool = False) -> None:
+        """Tell the body to end; the first reason stays. ``lost``: somebody else may have the device any moment."""
         self.reason = self.reason or reason
+        self.lost = self.lost or lost
         self.wanted.set()
 
 
@@ -179,7 +181,7 @@ async def _beat(engine: Engine, hold: Hold, clocks: Clocks, pause_s: float) -> N
         try:
             hold.lease = await asyncio.to_thread(_say_alive, engine, hold.lease, clocks.now())
         except LeaseLost as lost:
-            hold.give_up(str(lost))
+            hold.give_up(str(lost), lost=True)
             return
         except StoreError as error:
             log.warning("no heartbeat for the lease on %s: %s", hold.device.id, error)
@@ -194,7 +196,7 @@ async def _doubt(hold: Hold, clocks: Clocks) -> None:
     patience = LOST_AT * hold.lease.ttl.total_seconds()
     while (left := hold.kept_at + patience - clocks.monotonic()) > 0:
         await clocks.sleep(left)
-    hold.give_up(f"no heartbeat has reached the store for {patience:g} s")
+    hold.give_up(f"no heartbeat has reached the store for {patience:g} s", lost=True)
 
 
 def _say_alive(engine: Engine, lease: Lease, at: datetime) -> Lease:

@@ -5,8 +5,8 @@ a running row, which ``recover`` closes as lost at the next start, after it has 
 children, so that no two attempts ever work on the same files. Whether an input is parked is decided from its rows
 alone, before every attempt, in the transaction that parks it; a restart of the service changes nothing.
 
-How it fails: ``Parked``, and the stage's own ``CapabilityError``. What surrounds the input (Docker, disk, database) is
-waited for, without end, and told as ``ReportKind.WAITING``. Cancelling ends the attempt as stopped.
+How it fails: ``Parked``, ``Yielded`` and the stage's own ``CapabilityError``. What surrounds the input (Docker, disk,
+database) is waited for, without end, and told as ``ReportKind.WAITING``. Cancelling ends the attempt as stopped.
 Not covered: an attempt whose end cannot be written because it was cancelled while the store was gone; it is lost then.
 """
 
@@ -38,7 +38,7 @@ from store.repositories.attempts import (
     running_attempts,
 )
 from traced.executor.blame import Blame, blame_result, describe
-from traced.executor.errors import Parked, StartError
+from traced.executor.errors import Parked, StartError, Yielded
 from traced.executor.job import Ended, Executor, Job, Report, ReportKind, Result
 from traced.executor.ledger import Ledger, OnReport, waiting
 from traced.executor.retry import counted, since, unsuccessful, wait_s
@@ -57,7 +57,7 @@ STATES = {
 
 
 async def run_until_settled(executor: Executor, job: Job, ledger: Ledger, on_report: OnReport) -> dict[str, Any]:
-    """The job's value, after as many attempts as it takes. Raises ``Parked`` and ``CapabilityError``."""
+    """The job's value, after as many attempts as it takes. Raises ``Parked``, ``Yielded`` and ``CapabilityError``."""
     key = InputKey(job.stage, job.capability, job.input_hash)
     while True:
         attempts = await ledger.surely(lambda opened: _standing(opened, job.cycle_id, key, ledger), on_report)
@@ -69,6 +69,8 @@ async def run_until_settled(executor: Executor, job: Job, ledger: Ledger, on_rep
             return result.value
         if blame_result(result) is Blame.ANSWER and result.failure is not None:
             raise CapabilityError(result.failure.message, hint=result.failure.hint)
+        if blame_result(result) is Blame.NOBODY and result.failure is not None:
+            raise Yielded(result.failure.message)
         if result.ended is Ended.STOPPED:  # by somebody else; not counted, but not tried again in a tight loop either
             await ledger.sleep(ledger.backoff.base_s)
 

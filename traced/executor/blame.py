@@ -45,6 +45,7 @@ BY_ERROR = {
     "SandboxError": Blame.UNCLEAR,
     # traced.training.errors
     "DiskError": Blame.SURROUNDINGS,
+    "TrainingPaused": Blame.NOBODY,
     "TrainerDied": Blame.UNCLEAR,
     # traced.serving.errors
     "ModelError": Blame.SURROUNDINGS,

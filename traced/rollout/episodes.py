@@ -25,6 +25,7 @@ from traced.rollout.boundary import Infrastructure, attribute
 from traced.rollout.policy import Policy
 from traced.rollout.seeds import derive_seed
 from traced.serving.errors import ContextLengthError
+from traced.telemetry import span
 
 T = TypeVar("T")
 
@@ -109,6 +110,26 @@ class _Runner:
     origin: Origin
 
     async def run(self, job: EpisodeJob) -> Trajectory:
+        with span(f"invoke_agent {self.origin.source}", self._asked(job)) as add:
+            found = await self._recorded(job)
+            add(_told(found))
+        return found
+
+    def _asked(self, job: EpisodeJob) -> dict[str, str | float]:
+        """What is known of an episode before it begins, in the names of the GenAI conventions."""
+        origin = self.origin
+        return {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.provider.name": "traced",
+            "gen_ai.agent.name": origin.source,
+            "gen_ai.request.model": origin.model,
+            "gen_ai.request.temperature": origin.temperature,
+            "gen_ai.conversation.id": trajectory_id(job, origin),
+            "traced.cycle.id": origin.cycle_id or "",
+            "traced.task.id": job.task_id,
+        }
+
+    async def _recorded(self, job: EpisodeJob) -> Trajectory:
         record = Record(job)
         try:
             cause, score = await self._play_and_score(record)
@@ -158,6 +179,19 @@ class _Runner:
 
     async def _bounded(self, answer: Awaitable[T]) -> T:
         return await asyncio.wait_for(answer, self.limits.step_timeout_s)
+
+
+def _told(found: Trajectory) -> dict[str, str | int | float]:
+    """What an episode's span says of its end; token counts are the engine's, over all turns."""
+    failed = {"error.type": str(found.end_cause)} if found.outcome is Outcome.INFRASTRUCTURE else {}
+    return {
+        "gen_ai.usage.input_tokens": sum(len(turn.prompt_ids) for turn in found.turns),
+        "gen_ai.usage.output_tokens": sum(len(turn.completion_ids) for turn in found.turns),
+        "traced.outcome": str(found.outcome),
+        "traced.reward": found.reward,
+        "traced.turns": len(found.turns),
+        **failed,
+    }
 
 
 def trajectory_id(job: EpisodeJob, origin: Origin) -> str:

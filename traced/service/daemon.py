@@ -5,7 +5,7 @@
 Invariants: one instance per directory; READY is told once the doors are open; pings to the service manager come from
 the loop that does the work; a stop is orderly until its deadline, and whatever is cut short is carried on at the next
 start. How it fails: AlreadyRunning, DoorError, the store's errors at start-up; later failures are the loop's.
-Not covered: when cycles begin by themselves, and the router.
+Not covered: the router.
 """
 
 import asyncio
@@ -25,6 +25,7 @@ from sandbox.errors import EngineDown
 from store.database import open_store, reading
 from store.errors import StoreError
 from store.repositories.cycles import list_cycles
+from traced import telemetry
 from traced.client import default_socket
 from traced.client.models import Readiness, Reason, Role
 from traced.config import Settings
@@ -46,6 +47,7 @@ from traced.service.listen import listening
 from traced.service.loop import CycleLoop
 from traced.service.metrics import prometheus
 from traced.service.settings import ApiSection
+from traced.service.triggers import Triggers
 from traced.service.upkeep import keep_up
 from traced.upkeep.orphans import sweep
 
@@ -72,12 +74,14 @@ def up(read: Callable[[], Settings]) -> None:
     settings = read()
     tokens = Tokens(tokens_of(settings.api))
     logs.configure(settings.log, settings.data_dir, now=now)
+    telemetry.begin(settings.telemetry.endpoint)
     with hold(settings.data_dir, now=now, version=version("traced")):
         store = open_store(settings.store_url)
         try:
             asyncio.run(_serve(settings, store, tokens, read))
         finally:
             store.dispose()
+            telemetry.end()
 
 
 async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, read: Callable[[], Settings]) -> None:
@@ -86,7 +90,17 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
     _clear_away(settings, store)
     ledger = Ledger(store, this_holder(), backoff(settings), settings.executor.failures, settings.seed, now)
     loop = CycleLoop(settings, store, executor(settings), ledger, now, manager.beat)
-    control = Control(settings, store, loop, now, now(), reread=read, apply=partial(_apply, tokens))
+    triggers = Triggers(settings, store, loop.request_cycle, now)
+    control = Control(
+        settings,
+        store,
+        loop,
+        now,
+        now(),
+        next_at=triggers.next_at,
+        reread=read,
+        apply=partial(_apply, tokens),
+    )
     ready = partial(_readiness, store)
     figures = partial(prometheus, control)
     async with AsyncExitStack() as doors:
@@ -98,6 +112,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
         beside = [
             asyncio.create_task(_deliver(control), name="notices"),
             asyncio.create_task(keep_up(control), name="upkeep"),
+            asyncio.create_task(triggers.run(), name="triggers"),
             asyncio.create_task(_reload(control, lifecycle, manager), name="reload"),
         ]
         with signals(lifecycle):

@@ -38,6 +38,7 @@ from traced.notices.message import announce, approval_needed, cycle_failed
 from traced.progress import Progress
 from traced.stages.context import Context
 from traced.targets.registry import target
+from traced.telemetry import span
 
 OPEN = (CycleState.RUNNING, CycleState.INTERRUPTED)
 LOOK_S = 5.0  # between two looks at the store when nobody wakes the loop
@@ -140,7 +141,9 @@ class CycleLoop:
         with working_on(cycle.id):
             try:
                 self._mark(cycle, CycleState.RUNNING)
-                await self._graph(cycle)
+                ids = {"traced.cycle.id": cycle.id, "traced.target": cycle.target, "gen_ai.request.model": cycle.model}
+                with span("traced.cycle", {**ids, "traced.cycle.seed": cycle.seed}):
+                    await self._graph(cycle)
             except asyncio.CancelledError:
                 self._mark(cycle, CycleState.INTERRUPTED)
                 raise
@@ -161,7 +164,7 @@ class CycleLoop:
             self.settings, self.store, target(cycle.target), model, cycle.id, progress, Meter(), now=self.now
         )
         stations = Stations(context, cycle, overrides, self.executor, self.ledger, self._hear, self.doing)
-        async with checkpoints(self.settings.data_dir) as saver:
+        async with checkpoints(self.settings.data_dir, self.settings.store_url) as saver:
             graph = build_graph(stations.stages(), saver, attempts=self.settings.synthesis.attempts)
             standing = await advance(graph, cycle.id)
         if standing.finished:

@@ -12,14 +12,19 @@ from typing import Any
 from store.content import digest
 from store.records import Cycle, StageState
 from traced.cycle import Stages
+from traced.devices.probe import DeviceReading
 from traced.executor.attempts import run_until_settled
 from traced.executor.configured import limits
 from traced.executor.errors import Parked
 from traced.executor.job import Executor, Job, Report
 from traced.executor.ledger import Ledger
+from traced.service.training_lease import lending, on_device
 from traced.stages import promote
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
+from traced.stages.train import training_folder
+from traced.telemetry import for_children, span
+from traced.training.job import PAUSE
 
 STATION = "traced.service.station"
 
@@ -36,14 +41,16 @@ class Stations:
     on_report: Callable[[str, Report], None]
     at_work: list[str] = field(default_factory=list)
 
-    async def run(self, stage: str, *given: Any, capability: str = "") -> Any:
+    async def run(self, stage: str, *given: Any, capability: str = "", variables: dict[str, str] | None = None) -> Any:
         """The station's answer. Raises ``CapabilityError``, or ``Parked`` for a stage of the whole cycle."""
         name = f"{stage} {capability}".strip()
         self.at_work.append(name)
         try:
-            answer = await run_until_settled(
-                self.executor, self._job(stage, given, capability), self.ledger, lambda told: self.on_report(name, told)
-            )
+            with span("traced.stage", self._ids(stage, capability)):
+                job = self._job(stage, given, capability, {**(variables or {}), **for_children()})
+                answer = await run_until_settled(
+                    self.executor, job, self.ledger, lambda told: self.on_report(name, told)
+                )
         except Parked as error:
             if not capability:
                 raise
@@ -52,7 +59,25 @@ class Stations:
             self.at_work.remove(name)
         return answer["value"]
 
-    def _job(self, stage: str, given: tuple[Any, ...], capability: str) -> Job:
+    async def train(self, capability: str, environment: str) -> Any:
+        """The adapter version, trained on a device that nobody else uses meanwhile."""
+        name = f"train {capability}"
+        lent = lending(self.context.settings, self.context.store, self.ledger, self.cycle.id, name)
+
+        async def work(device: DeviceReading) -> Any:
+            visible = {"CUDA_VISIBLE_DEVICES": device.id} if device.kind == "cuda" else {}
+            return await self.run("train", capability, environment, capability=capability, variables=visible)
+
+        pause = training_folder(self.context, capability, environment) / PAUSE
+        return await on_device(lent, pause, work, lambda told: self.on_report(name, told))
+
+    def _ids(self, stage: str, capability: str) -> dict[str, str]:
+        """What a stage's span says."""
+        cycle = self.cycle
+        work = {"traced.stage": stage, "traced.capability": capability}
+        return {"traced.cycle.id": cycle.id, "traced.target": cycle.target, "gen_ai.request.model": cycle.model, **work}
+
+    def _job(self, stage: str, given: tuple[Any, ...], capability: str, variables: dict[str, str]) -> Job:
         settings = self.context.settings
         arguments = {
             "data_dir": str(settings.data_dir),
@@ -62,7 +87,8 @@ class Stations:
             "given": list(given),
         }
         key = digest([self.cycle.target, self.cycle.model, self.cycle.seed, self.cycle.config, stage, list(given)])
-        return Job(STATION, arguments, self.cycle.id, stage, capability, key[:16], limits(settings))
+        limited = limits(settings)
+        return Job(STATION, arguments, self.cycle.id, stage, capability, key[:16], limited, variables)
 
     def stages(self) -> Stages:
         """What the graph calls."""
@@ -81,7 +107,7 @@ class Stations:
             analyze=lambda cycle_id: self.run("analyze"),
             synthesize=lambda cycle_id, name, attempt: self.run("synthesize", name, attempt, capability=name),
             admit=lambda cycle_id, name, environment: self.run("admit", name, environment, capability=name),
-            train=lambda cycle_id, name, environment: self.run("train", name, environment, capability=name),
+            train=lambda cycle_id, name, environment: self.train(name, environment),
             gate=lambda cycle_id, adapter: self.run("gate", adapter, capability=adapter.partition("@")[0]),
             waiting=waiting,
             promote=lambda cycle_id, adapters: promote.promote(self.context, adapters),

@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from store.types import GateAnswer
+from traced import telemetry
 from traced.config import load_settings
 from traced.executor.child import Reporter, run_child
 from traced.meter import Meter
@@ -89,7 +90,12 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
             async with opened(settings, arguments["cycle_id"], ReportedProgress(reporter), meter) as context:
                 return await STATIONS[arguments["stage"]](context, *arguments["given"])
 
-    return {"value": asyncio.run(run())}
+    telemetry.begin(settings.telemetry.endpoint)
+    try:
+        with telemetry.continued():
+            return {"value": asyncio.run(run())}
+    finally:
+        telemetry.end()
 
 
 if __name__ == "__main__":

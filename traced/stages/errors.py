@@ -2,6 +2,7 @@
 
 TracedError
 └── StageError            the cycle stops at its last checkpoint; the same command carries on from there
+    ├── CycleChanged      the cycle cannot go on: its last step is unreadable or of another version of the graph
     └── CapabilityError   one capability ends here, with this reason; the cycle goes on without it
 """
 
@@ -10,6 +11,10 @@ from traced.errors import TracedError
 
 class StageError(TracedError):
     """A stage of the cycle could not do its work."""
+
+
+class CycleChanged(StageError):
+    """An unfinished cycle cannot be carried on by this version."""
 
 
 class CapabilityError(StageError):

@@ -50,6 +50,11 @@ def trained(context: Context, run_id: str) -> str | None:
     return next((adapter.name for adapter in made if adapter.training_run_id == run_id), None)
 
 
+def training_folder(context: Context, capability: str, environment: str) -> Path:
+    """Where the run of this environment keeps its checkpoints."""
+    return context.run_dir / "training" / f"{capability}-{environment[:12]}"
+
+
 def adapter_path(context: Context, adapter: str) -> Path:
     """Where the files of a version lie."""
     with context.reading() as session:
@@ -105,7 +110,7 @@ def _job(context: Context, run_id: str, capability: str, environment: str) -> Tr
         capability=capability,
         source={"environment": str(file)},
         model=context.model.path,
-        out=context.run_dir / "training" / f"{capability}-{environment[:12]}",
+        out=training_folder(context, capability, environment),
     )
 
 

@@ -6,6 +6,7 @@ TracedError
     ├── JobChangedError      the output folder belongs to a different job
     ├── DiskError            a file could not be written; nothing half-written is left behind
     ├── EnvironmentFailed    every group of an iteration was lost to infrastructure failures
+    ├── TrainingPaused       it was asked to give way: a checkpoint is saved, and the same command carries on
     └── TrainerDied          the training process ended without a result; carries its last lines
 """
 
@@ -30,6 +31,10 @@ class DiskError(TrainingError):
 
 class EnvironmentFailed(TrainingError):
     """No rollout of an iteration survived its environment."""
+
+
+class TrainingPaused(TrainingError):
+    """Training gave way after a checkpoint."""
 
 
 class TrainerDied(TrainingError):

@@ -2,7 +2,8 @@
 
 Invariants: the base stays frozen; rollouts are strictly on-policy (``sampling_model``); the
 adapter folder (PEFT layout) appears whole, after the last iteration, and ``result.json`` after it. Running a job again
-continues from its newest checkpoint, bit for bit on one thread, or returns at once when it is finished.
+continues from its newest checkpoint, bit for bit on one thread, or returns at once when it is finished. A run that is
+asked to pause (``job.pause``) saves a checkpoint after the iteration at work and raises ``TrainingPaused``.
 
 How it fails: ``TrainingError`` (see ``errors``); checkpoints stay, so that the same command carries on. Not covered:
 more than one process or device; children (``supervise`` runs this module in one).
@@ -20,7 +21,7 @@ import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 from trl import GRPOConfig
 
@@ -29,7 +30,7 @@ from sandbox.errors import SandboxError
 from traced.models import ModelFiles, load_model
 from traced.rollout.conversation import TurnTemplate
 from traced.serving.embedded.core import Engine
-from traced.training.errors import EnvironmentFailed, JobChangedError
+from traced.training.errors import EnvironmentFailed, JobChangedError, TrainingPaused
 from traced.training.job import TrainingJob, TrainingResult
 from traced.training.metrics import Metrics, append, keep_until
 from traced.training.publish import publish_file, publish_folder
@@ -58,11 +59,27 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
 
     with start_blocking_portal() as portal, _opened(portal, open_source(job)) as source:
         trainer = build_trainer(job, source, portal, record)
+        trainer.add_callback(_GiveWay(job))
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    job.pause.unlink(missing_ok=True)
+    if trainer.state.global_step < job.iterations:
+        raise TrainingPaused(f"gave way after iteration {trainer.state.global_step} of {job.iterations}")
     _publish(job, trainer)
     result = TrainingResult(str(job.adapter), job.iterations, done, time.perf_counter() - started)
     publish_file(job.out / "result.json", json.dumps(asdict(result)) + "\n")
     return result
+
+
+class _GiveWay(TrainerCallback):
+    """Ends the run at its next safe point, with a checkpoint, once the job's ``pause`` file is there."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self.job = job
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """An iteration is over."""
+        if self.job.pause.exists():
+            control.should_save = control.should_training_stop = True
 
 
 def _claim(job: TrainingJob) -> TrainingResult | None:

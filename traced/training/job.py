@@ -17,6 +17,7 @@ from traced.models import weights_digest
 from traced.rollout.seeds import derive_seed
 from traced.training.errors import JobError
 
+PAUSE = "pause"
 NOT_IN_FINGERPRINT = {"run_id", "out_dir", "checkpoint_every", "iterations", "threads"}
 
 
@@ -74,6 +75,11 @@ class TrainingJob:
     def adapter(self) -> Path:
         """Where the finished adapter lies (PEFT layout)."""
         return self.out / "adapter"
+
+    @property
+    def pause(self) -> Path:
+        """Once this file is there, the run saves a checkpoint after the iteration at work, and ends unfinished."""
+        return self.out / PAUSE
 
     @property
     def metrics(self) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 from sandbox.errors import EngineDown
 from traced.executor.child import Reporter, run_child
 from traced.stages.errors import CapabilityError
+from traced.training.errors import TrainingPaused
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -35,7 +36,11 @@ def succeed(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def fail(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
-    kinds = {"docker": EngineDown("refused"), "answer": CapabilityError("the gate said no", hint="look")}
+    kinds: dict[str, Exception] = {
+        "docker": EngineDown("refused"),
+        "answer": CapabilityError("the gate said no", hint="look"),
+        "paused": TrainingPaused("gave way after iteration 2 of 4"),
+    }
     raise kinds.get(arguments["error"]) or KeyError(arguments["error"])
 
 

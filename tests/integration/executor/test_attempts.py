@@ -23,7 +23,7 @@ from store.repositories.cycles import save_cycle
 from tests.unit.store.chain import CYCLE
 from traced.executor import attempts as attempts_module
 from traced.executor.attempts import recover, run_until_settled
-from traced.executor.errors import Parked
+from traced.executor.errors import Parked, Yielded
 from traced.executor.job import Job, Limits, Report, ReportKind
 from traced.executor.ledger import Ledger
 from traced.executor.local import LocalExecutor
@@ -80,6 +80,14 @@ def settled(
 def history(store: Engine, key: InputKey = KEY) -> list[Attempt]:
     with reading(store) as opened:
         return rows.list_attempts(opened, key)
+
+
+def test_a_job_that_gives_way_is_not_counted_and_not_tried_again_by_itself(store: Engine, tmp_path: Path) -> None:
+    for _ in range(4):
+        with pytest.raises(Yielded, match="iteration 2 of 4"):
+            settled(store, tmp_path, job("fail", error="paused"))
+    assert [attempt.state for attempt in history(store)] == [AttemptState.STOPPED] * 4
+    assert settled(store, tmp_path, job("succeed"))["echo"] is None
 
 
 def states(store: Engine) -> list[str]:

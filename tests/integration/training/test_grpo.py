@@ -20,7 +20,7 @@ from traced.serving.embedded.requests import Generation, Request
 from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.advantages import EPSILON
-from traced.training.errors import DiskError, JobChangedError
+from traced.training.errors import DiskError, JobChangedError, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.rollouts import Rollout
@@ -275,3 +275,21 @@ def test_the_adapter_loads_with_peft_and_changes_the_model(model_path: Path, tmp
         "adapter_config.json",
         "adapter_model.safetensors",
     ]
+
+
+def test_a_run_that_pauses_goes_on_bit_for_bit(model_path: Path, tmp_path: Path) -> None:
+    alone, disturbed = (job(model_path, tmp_path / name, iterations=5, checkpoint_every=100) for name in "ab")
+    seen = train(alone)
+
+    def ask(metrics: Metrics) -> None:
+        if metrics["iteration"] == 1:
+            disturbed.pause.touch()
+
+    with pytest.raises(TrainingPaused, match="gave way after iteration 2 of 5"):
+        grpo.train(disturbed, ask, lambda _: LocalSource("bandit", Bandit))
+    assert [path.name for path in (disturbed.out / "checkpoints").glob("*")] == ["checkpoint-2"]
+    assert not disturbed.adapter.exists()
+    assert not disturbed.pause.exists()
+    assert [m["iteration"] for m in train(disturbed)] == [3, 4, 5]
+    assert any(m["grad_norm"] > 0 for m in seen)
+    assert equal(weights(alone), weights(disturbed))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.unit.training.tiny import save_model
-from traced.training.errors import JobError, TrainerDied, TrainingError
+from traced.training.errors import JobError, TrainerDied, TrainingError, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.supervise import train
@@ -80,6 +80,15 @@ def test_cancelling_stops_the_child_and_the_same_call_carries_on(model_path: Pat
     result = asyncio.run(train(chosen, print))
     assert result.resumed_from >= 1
     assert [m["iteration"] for m in read_metrics(chosen.metrics)] == [1, 2, 3, 4]
+
+
+def test_a_run_that_is_asked_to_pause_ends_with_a_checkpoint(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out", iterations=1000, checkpoint_every=1000)
+    with pytest.raises(TrainingPaused, match=r"gave way after iteration \d+ of 1000"):
+        asyncio.run(train(chosen, lambda m: chosen.pause.touch()))
+    assert len(list((chosen.out / "checkpoints").glob("checkpoint-*"))) == 1
+    assert not chosen.adapter.exists()
+    assert not chosen.pause.exists()
 
 
 def test_the_child_dies_with_its_parent(model_path: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 import zstandard
 
 from store.database import open_store, reading, session
+from store.head import HEAD
 from store.repositories.adapters import get_adapter
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import save_trajectories
@@ -52,7 +53,7 @@ def test_a_backup_holds_what_cannot_be_made_again_and_nothing_else(place: Path, 
         "traced.db",
         "traced.toml",
     ]
-    assert (manifest.database, manifest.schema, manifest.made_at) == ("sqlite", "0002", NOW.isoformat())
+    assert (manifest.database, manifest.schema, manifest.made_at) == ("sqlite", HEAD, NOW.isoformat())
     assert made.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in made.parent.iterdir()] == ["one.tar.zst"]
 

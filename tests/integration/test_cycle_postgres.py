@@ -1,0 +1,109 @@
+"""The graph's steps on a real PostgreSQL, beside the store's tables (the server of test_store_postgres)."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from store.database import connect, open_store, session
+from store.errors import StoreUnavailable
+from tests.integration.test_store_postgres import missing, server, url
+from tests.unit.store.chain import save_chain
+from tests.unit.test_cycle import CYCLE, PowerCut, Script, approved
+from tests.unit.upkeep.place import NOW
+from traced import cycle
+from traced.config import load_settings
+from traced.cycle import CHECKPOINTS, Standing, advance, build_graph, checkpoints
+from traced.stages.errors import CycleChanged
+from traced.upkeep.backup import back_up
+from traced.upkeep.graph import forget_steps
+from traced.upkeep.restore import restore
+
+__all__ = ["server", "url"]  # fixtures
+
+pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+
+def run(script: Script, data_dir: Path, url: str) -> Standing:
+    async def live() -> Standing:
+        async with checkpoints(data_dir, url) as saver:
+            return await advance(build_graph(script.stages(), saver), CYCLE)
+
+    return asyncio.run(live())
+
+
+def test_a_killed_cycle_goes_on_and_no_file_is_made(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_store(url).dispose()
+    script = Script(decided=approved("alpha", "beta"), cut="gate beta")
+    with pytest.raises(PowerCut):
+        run(script, tmp_path, url)
+    monkeypatch.setattr(cycle, "GRAPH_VERSION", 2)
+    with pytest.raises(CycleChanged, match="version 1"):
+        run(script, tmp_path, url)
+    monkeypatch.setattr(cycle, "GRAPH_VERSION", 1)
+    ended = run(script, tmp_path, url)
+    assert ended.finished
+    assert ended.state["promoted"] == ["alpha@v1", "beta@v1"]
+    assert script.calls.count("train alpha") == 1
+    assert not (tmp_path / CHECKPOINTS).exists()
+
+
+def test_a_database_that_goes_away_is_told_and_the_cycle_goes_on_later(url: str, tmp_path: Path) -> None:
+    script = Script(decided=approved("alpha", "beta"))
+    others = connect(url)
+
+    async def cut(cycle_id: str) -> None:
+        with others.connect() as connection:
+            connection.execute(
+                text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+            )
+
+    async def live() -> None:
+        stages = script.stages()
+        object.__setattr__(stages, "collect", cut)
+        async with checkpoints(tmp_path, url) as saver:
+            await advance(build_graph(stages, saver), CYCLE)
+
+    with pytest.raises(StoreUnavailable, match=r"the database postgresql://traced@/.* failed"):
+        asyncio.run(live())
+    assert run(script, tmp_path, url).finished
+    others.dispose()
+
+
+def test_the_steps_are_in_the_backup_and_come_back(url: str, server: Path, tmp_path: Path) -> None:
+    store = open_store(url)
+    with session(store) as opened:
+        save_chain(opened)
+    place = tmp_path / "data"
+    place.mkdir()
+    script = Script(decided=approved("alpha", "beta"), cut="gate beta")
+    with pytest.raises(PowerCut):
+        run(script, place, url)
+    made = back_up(load_settings(place, {"store.url": url}), now=NOW)
+    admin = connect(f"postgresql://traced@/postgres?host={server}").execution_options(isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text("CREATE DATABASE steps"))
+    fresh = f"postgresql://traced@/steps?host={server}"
+    try:
+        restore(made.path, tmp_path / "new", lambda folder: load_settings(folder, {"store.url": fresh}), now=NOW)
+        calls = len(script.calls)
+        assert run(script, tmp_path / "new", fresh).finished
+        assert "collect" not in script.calls[calls:]
+        assert script.calls.count("train alpha") == 1
+        assert run(Script(), tmp_path / "new", fresh).finished
+        settings, there = load_settings(tmp_path / "new", {"store.url": fresh}), connect(fresh)
+        assert forget_steps(settings, there, [CYCLE]).rows > 5
+        there.dispose()
+        assert run(Script(), tmp_path / "new", fresh).finished
+    finally:
+        store.dispose()
+        with admin.connect() as connection:
+            connection.execute(text("DROP DATABASE steps WITH (FORCE)"))
+        admin.dispose()
+
+
+def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="the database postgresql://") as caught:
+        run(Script(), tmp_path, f"postgresql://traced:secret@/none?host={tmp_path}")
+    assert "secret" not in str(caught.value)
