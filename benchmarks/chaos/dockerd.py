@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-START_S = 60.0
+START_S = 180.0
 POLL_S = 0.1
 
 
@@ -45,18 +45,22 @@ class Dockerd:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """Start the engine and wait until it answers. Raises ``RuntimeError``."""
+        """Start the engine, again where it gave up (a busy machine), until it answers. Raises ``RuntimeError``."""
+        deadline = time.monotonic() + START_S
+        while not self._answers():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"dockerd did not start: {(self.folder / 'log').read_text()[-600:]}")
+            if not self.alive:
+                self._spawn()
+            time.sleep(POLL_S)
+
+    def _spawn(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         places = {"data-root": "root", "exec-root": "exec", "pidfile": "pid"}
         command = ["dockerd", f"--host={self.host}", "--iptables=false", "--ip6tables=false", "--bridge=none"]
         command += [f"--{option}={self.folder / name}" for option, name in places.items()]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + START_S
-        while not self._answers():
-            if not self.alive or time.monotonic() > deadline:
-                raise RuntimeError(f"dockerd did not start: {(self.folder / 'log').read_text()[-600:]}")
-            time.sleep(POLL_S)
 
     def build_image(self) -> None:
         """Make the sandbox image from this interpreter."""

@@ -135,7 +135,9 @@ def _labels(opened: Session) -> Iterator[Violation]:
         names = {capability for _, capability in cells}
         for cell in [(run, name) for run in range(runs) for name in names]:
             if cells[cell] != max(cells.values()):
-                yield Violation("lost", f"{max(cells.values()) - cells[cell]} labels of {cycle.id}, run and name {cell}")
+                yield Violation(
+                    "lost", f"{max(cells.values()) - cells[cell]} labels of {cycle.id}, run and name {cell}"
+                )
 
 
 def _analysed(opened: Session) -> list[CycleRow]:
@@ -204,7 +206,7 @@ def _events(opened: Session) -> Iterator[Violation]:
 def _of_adapter_folders(opened: Session, data_dir: Path) -> Iterator[Violation]:
     known = set(opened.exec(select(AdapterRow.name)))
     for folder in sorted(data_dir.glob("adapters/*@v*")):
-        if folder.name not in known:
+        if folder.name not in known and not folder.name.startswith("."):
             yield Violation("orphan", f"adapter directory {folder.name}")
 
 

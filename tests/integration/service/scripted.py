@@ -19,8 +19,10 @@ from store.repositories.adapters import get_adapter, save_adapter
 from store.repositories.analysis import save_capabilities
 from store.repositories.cycles import get_cycle, set_cycle_state
 from store.repositories.environments import save_environment
+from store.repositories.events import save_event
 from store.repositories.gates import save_gate
 from store.repositories.training import save_training_run
+from store.service_records import Event
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 from tests.unit.store.chain import T0
 from traced.executor.job import Ended, Evidence, Failure, Job, Report, ReportKind, Result
@@ -110,4 +112,5 @@ class Scripted:
     def _report(self, cycle_id: str) -> None:
         with session(self.store) as opened:
             at = get_cycle(opened, cycle_id).created_at
+            save_event(opened, Event(at, "cycle finished", cycle_id, cycle_id))
             set_cycle_state(opened, cycle_id, CycleState.FINISHED, at=at, summary={"made": True})

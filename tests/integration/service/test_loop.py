@@ -145,7 +145,10 @@ def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
     asyncio.run(story())
     assert len(place.cycles()) == 1
     with reading(place.store) as opened:
-        assert [one.body["subject"] for one in due_notices(opened, at=T0 + timedelta(days=2))] == [
+        assert [
+            one.body["subject"]
+            for one in due_notices(opened, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
+        ] == [
             "alpha@v1",
             "beta@v1",
         ]
@@ -189,9 +192,7 @@ def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:
 def test_cancelled_it_ends_for_good_and_the_next_one_may_begin(place: Place) -> None:
     async def story() -> None:
         place.control.start(ADA, "")
-        await place.stopped_at(
-            "admit alpha", lambda: place.control.cancel(ADA, place.cycle().id, "wrong settings")
-        )
+        await place.stopped_at("admit alpha", lambda: place.control.cancel(ADA, place.cycle().id, "wrong settings"))
         assert place.cycle().state is CycleState.CANCELLED
         assert "train alpha" not in place.scripted.ran
         place.fresh()
@@ -219,7 +220,9 @@ def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place
     assert "gate alpha" not in place.scripted.ran
     with reading(place.store) as opened:
         (parked,) = list_parked(opened)
-        reasons = [one.detail["reason"] for one in list_stage_events(opened, place.cycle().id) if "reason" in one.detail]
+        reasons = [
+            one.detail["reason"] for one in list_stage_events(opened, place.cycle().id) if "reason" in one.detail
+        ]
     assert (parked.key.stage, parked.key.capability) == ("train", "alpha")
     assert parked.id in reasons[0]
 
@@ -236,7 +239,10 @@ def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: Place)
     asyncio.run(story())
     assert len(place.cycles()) == 2
     with reading(place.store) as opened:
-        told = [one.body["kind"] for one in due_notices(opened, at=T0 + timedelta(days=2))]
+        told = [
+            one.body["kind"]
+            for one in due_notices(opened, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
+        ]
     assert told[0] == "cycle-failed"
 
 
