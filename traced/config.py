@@ -12,7 +12,7 @@ files that hold them.
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -260,6 +260,13 @@ def configuration(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(
         mode="json", exclude={**dict.fromkeys(APART, True), "engine": {"threads", "start_timeout_s"}}
     )
+
+
+def for_children(pairs: Sequence[str]) -> dict[str, str]:
+    """``--set`` pairs as environment variables, so that a service's children work with the same store and threads."""
+    known = valid_keys()
+    named = [(key.strip(), value) for key, _, value in (pair.partition("=") for pair in pairs)]
+    return {_variable(key): value.strip().strip("\"'") for key, value in named if key in known}
 
 
 def valid_keys() -> list[str]:

@@ -1,6 +1,6 @@
 """kill -9 at every node boundary and at random moments: what does it cost?
 
-    python -m benchmarks.chaos [--kills 100] [--seed 0] [--store sqlite|postgres] [--timeout-s 14400] [--json]
+    python -m benchmarks.chaos [--kills 100] [--seed 0] [--store sqlite|postgres] [--timeout-s 14400] [--nice 0] [--json]
 
 Runs real cycles of the bundled model under ``traced up`` (small ones; ``place.SMALL``) and kills the service, its stage
 processes, trainers, engines, sandbox workers and the Docker engine (an own one, which needs root; without it neither
@@ -30,7 +30,7 @@ AIMS = {"lost": 0, "doubled": 0, "half-written": 0, "unfinished": 0, "orphan": 0
 
 
 @contextmanager
-def surroundings(store: str) -> Iterator[tuple[Place, dockerd.Dockerd | None]]:
+def surroundings(store: str, niceness: int) -> Iterator[tuple[Place, dockerd.Dockerd | None]]:
     """A place, its Docker engine and its database; all gone afterwards, but for a place where something was found."""
     with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as folder, postgres.database(store) as url:  # short
         engine = None if dockerd.missing() else dockerd.Dockerd(Path(folder) / "docker")
@@ -41,15 +41,15 @@ def surroundings(store: str) -> Iterator[tuple[Place, dockerd.Dockerd | None]]:
             if engine is not None:
                 engine.start()
                 engine.build_image()
-            yield Place(Path(folder) / "place", variables, url, SMALL.format(episodes=100)), engine
+            yield Place(Path(folder) / "place", variables, url, SMALL.format(episodes=100), niceness), engine
         finally:
             if engine is not None:
                 engine.end()
 
 
-def measure(kills: int, seed: int, store: str, timeout_s: float) -> dict[str, Any]:
+def measure(kills: int, seed: int, store: str, timeout_s: float, niceness: int) -> dict[str, Any]:
     """One campaign's figures."""
-    with surroundings(store) as (place, engine):
+    with surroundings(store, niceness) as (place, engine):
         begun = perf_counter()
         campaign = Campaign(place, engine, kills, seed, timeout_s, lambda line: print(line, flush=True))
         campaign.run()
@@ -69,9 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--timeout-s", type=float, default=4 * 3600.0)
+    parser.add_argument("--nice", type=int, default=0, help="niceness of the service, to go easy on the machine")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     given = parser.parse_args(arguments)
-    figures = measure(given.kills, given.seed, given.store, given.timeout_s)
+    figures = measure(given.kills, given.seed, given.store, given.timeout_s, given.nice)
     for name, value in figures.items():
         print(f"{name}: {value}")
     if given.json:

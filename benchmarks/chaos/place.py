@@ -1,4 +1,4 @@
-"""A real ``traced up`` on a data directory of its own: started, asked, killed, started again, as a service manager would.
+"""A real ``traced up`` on a data directory of its own: started, asked, killed, started again as a service manager does.
 
 Invariants: every process of the service carries ``marks`` in its environment, so that none is ever taken for another's;
 what it prints goes to ``service.log`` beside the data directory. How it fails: ``RuntimeError`` with the end of that
@@ -73,6 +73,7 @@ class Place:
     variables: Mapping[str, str] = field(default_factory=dict)
     store_url: str = ""
     settings: str = SMALL.format(episodes=100)
+    niceness: int = 0
     process: "subprocess.Popen[bytes] | None" = None
 
     def __post_init__(self) -> None:
@@ -109,9 +110,8 @@ class Place:
         """Start the service and wait until it answers."""
         environment = {**os.environ, **self.variables, **self.marks}
         with (self.folder / "service.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "traced", "up"], env=environment, stdout=log, stderr=log, cwd=self.folder
-            )
+            command = ["nice", "-n", str(self.niceness), sys.executable, "-m", "traced", "up"]
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self.folder)
         deadline = time.monotonic() + READY_S
         while not self._answers():
             if not self.alive or time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The loop on a real store and the real graph, with an executor that does what is written: order, stops, people, faults.
+"""The loop on a real store and graph, with an executor that does what is written: order, stops, people and faults.
 
 What kills the process is in ``tests/acceptance/chaos``; here the process lives on.
 """
