@@ -1,6 +1,6 @@
 """kill -9 at every node boundary and at random moments: what does it cost?
 
-    python -m benchmarks.chaos [--kills 100] [--seed 0] [--store sqlite|postgres] [--timeout-s 14400] [--nice 0] [--json]
+    python -m benchmarks.chaos [--kills 100] [--seed 0] [--store sqlite|postgres] [--timeout-s S] [--nice N] [--json]
 
 Runs real cycles of the bundled model under ``traced up`` (small ones; ``place.SMALL``) and kills the service, its stage
 processes, trainers, engines, sandbox workers and the Docker engine (an own one, which needs root; without it neither
@@ -14,6 +14,7 @@ Exit code 1 when an aim is missed. Not covered: power cuts (what the kernel had 
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -72,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nice", type=int, default=0, help="niceness of the service, to go easy on the machine")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended all the same
     figures = measure(given.kills, given.seed, given.store, given.timeout_s, given.nice)
     for name, value in figures.items():
         print(f"{name}: {value}")

@@ -4,93 +4,29 @@ What kills the process is in ``tests/acceptance/chaos``; here the process lives 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine
 
 from store.database import open_store, reading, sqlite_url
 from store.errors import StoreUnavailable
 from store.records import Cycle, CycleState
 from store.repositories.attempts import AttemptState, list_parked, running_attempts
-from store.repositories.cycles import list_cycles, list_stage_events
+from store.repositories.cycles import list_stage_events
 from store.repositories.events import list_events
 from store.repositories.notices import due_notices
+from tests.integration.service.place import Place
 from tests.integration.service.scripted import CRASHED, Scripted, failed
 from tests.unit.store.chain import T0
-from traced.config import load_settings
-from traced.executor.ledger import Ledger
-from traced.executor.retry import Backoff
-from traced.host.holder import this_holder
-from traced.service.control import Control
 from traced.service.doors import Caller
 from traced.service.errors import Busy
-from traced.service.loop import CycleLoop
 
 ADA = Caller("ada", "local")
 ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
 WAITING = (CycleState.WAITING, *ENDED)
 HOOK = "[[notify.commands]]\nname = 'tell'\nargv = ['true']\n"
-
-
-@dataclass
-class Place:
-    """A data directory with the loop on it; ``fresh`` is the loop of the next process."""
-
-    data_dir: Path
-    store: Engine
-    scripted: Scripted
-    loop: CycleLoop = field(init=False)
-    control: Control = field(init=False)
-    ticks: Iterator[int] = field(default_factory=lambda: iter(range(100_000)))
-
-    def __post_init__(self) -> None:
-        self.fresh()
-
-    def now(self) -> Any:
-        return T0 + timedelta(days=1, seconds=next(self.ticks))
-
-    def fresh(self) -> None:
-        settings = load_settings(self.data_dir)
-        ledger = Ledger(self.store, this_holder(), Backoff(0.001, 1, 0.001), 3, 0, self.now)
-        self.loop = CycleLoop(settings, self.store, self.scripted, ledger, self.now)
-        self.control = Control(settings, self.store, self.loop, self.now, T0, state="ready")
-
-    def cycles(self) -> list[Cycle]:
-        with reading(self.store) as opened:
-            return list_cycles(opened)
-
-    def cycle(self) -> Cycle:
-        return self.cycles()[0]
-
-    async def until(self, *states: CycleState) -> Cycle:
-        """Run the loop until its newest cycle has come to one of ``states``, then stop it in order."""
-        draining = asyncio.Event()
-
-        def look() -> None:
-            if self.cycles() and self.cycle().state in states and self.loop.running is None:
-                draining.set()
-
-        self.loop.beat = look
-        await self.loop.run(draining)
-        return self.cycle()
-
-    async def stopped_at(self, stage: str, act: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> None:
-        """Run the loop; as ``stage`` is at work, drain it, or let somebody ``act`` and drain it then."""
-        draining, begun = asyncio.Event(), asyncio.Event()
-        self.scripted.held.add(stage)
-        self.scripted.before[stage] = begun.set
-        running = asyncio.create_task(self.loop.run(draining))
-        await begun.wait()
-        if act is not None:
-            await act()
-        draining.set()
-        await running
-        self.scripted.held.clear()
 
 
 @pytest.fixture
