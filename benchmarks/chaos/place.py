@@ -23,7 +23,7 @@ from traced.client import Client, NoDaemon, default_socket
 from traced.client.models import Status
 from traced.config import load_settings
 
-READY_S = 180.0
+READY_S = 600.0
 POLL_S = 0.1
 SMALL = """
 [engine]

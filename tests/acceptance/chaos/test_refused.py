@@ -32,7 +32,7 @@ def up(place: Place, *words: str) -> str:
     )
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
-    assert "Try:" in done.stderr
+    assert "Try:" in done.stderr or "run " in done.stderr
     return done.stderr
 
 
