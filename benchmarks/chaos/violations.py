@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import sqlalchemy
 from sqlalchemy import Engine, text
 from sqlmodel import Session, col, select
 
@@ -115,9 +116,9 @@ def _cycles(opened: Session) -> Iterator[Violation]:
 
 def _trajectories(opened: Session) -> Iterator[Violation]:
     """One trajectory per job; every cycle that was analysed has all that it was to collect."""
-    row = TrajectoryRow
-    query = select(row.cycle_id, row.source, row.split, row.task_id, row.trial, row.model, row.temperature)
-    jobs = [tuple(job) for job in opened.exec(query)]
+    names = ("cycle_id", "source", "split", "task_id", "trial", "model", "temperature")
+    columns = [getattr(TrajectoryRow, name) for name in names]
+    jobs = [tuple(job) for job in opened.connection().execute(sqlalchemy.select(*columns))]
     yield from _doubled("trajectory of", jobs)
     collected = Counter(job[0] for job in jobs if job[2] == "train" and job[5] == "base")
     for cycle in _analysed(opened):
