@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlmodel import select
 
 from benchmarks.chaos.place import Place
 from benchmarks.chaos.violations import Remembered, remember, violations
@@ -39,7 +40,7 @@ def begun(place: Place, stage: str, *states: AttemptState) -> bool:
     store = place.open_store()
     try:
         with reading(store) as opened:
-            rows = opened.query(AttemptRow).filter(AttemptRow.stage == stage).all()
+            rows = opened.exec(select(AttemptRow).where(AttemptRow.stage == stage)).all()
         return any(not states or row.state in states for row in rows)
     finally:
         store.dispose()

@@ -51,7 +51,8 @@ class Place:
             return list_cycles(opened)
 
     def cycle(self) -> Cycle:
-        return self.cycles()[0]
+        """The one begun last, which has the highest seed, whatever the clock said."""
+        return max(self.cycles(), key=lambda cycle: cycle.seed)
 
     async def until(self, *states: CycleState) -> Cycle:
         """Run the loop until its newest cycle has come to one of ``states``, then stop it in order."""

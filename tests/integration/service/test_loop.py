@@ -221,3 +221,26 @@ def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop
         assert (await place.until(*WAITING)).state is CycleState.WAITING
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("days", [-3.0, 3.0], ids=["back", "forward"])
+def test_a_clock_that_is_stepped_loses_and_doubles_nothing(place: Place, days: float) -> None:
+    async def story() -> None:
+        place.control.start(ADA, "")
+        await place.stopped_at("train alpha")
+        place.days += days
+        place.fresh()
+        assert (await place.until(*WAITING)).state is CycleState.WAITING
+        place.days -= days
+        for adapter in ("alpha@v1", "beta@v1"):
+            place.control.approve(ADA, adapter, "")
+        assert (await place.until(*ENDED)).state is CycleState.FINISHED
+        place.days += days
+        place.control.start(ADA, "the next one")
+        await place.until(CycleState.WAITING)
+
+    asyncio.run(story())
+    assert [cycle.seed for cycle in sorted(place.cycles(), key=lambda cycle: cycle.seed)] == [0, 1]
+    assert sorted(one.name for one in place.control.adapters()) == ["alpha@v1", "alpha@v2", "beta@v1", "beta@v2"]
+    with reading(place.store) as opened:
+        assert (running_attempts(opened), list_parked(opened)) == ([], [])
