@@ -34,7 +34,7 @@ from traced.location import data_directory as data_directory
 from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
-from traced.section import Positive, Section, Share, Temperature
+from traced.section import Margin, Positive, Section, Share, Temperature
 from traced.service.settings import ApiSection
 from traced.upkeep.settings import RetentionSection
 
@@ -139,10 +139,10 @@ class GateSection(Section):
     trials: Positive = Field(default=1, description="episodes per seed and model")
     max_rounds: Positive = Field(default=3, description="rounds after which inconclusive is final")
     level: float = Field(default=0.95, gt=0.5, lt=1, description="confidence over all rounds together")
-    environment_margin: Share = Field(
-        default=0.02, description="gain that the low bound clears on the capability's environment"
+    environment_margin: Margin = Field(
+        default=0.02, description="gain that the low bound clears on the capability's environment; a loss if negative"
     )
-    target_margin: Share = Field(default=0.0, description="gain that the low bound clears on the target")
+    target_margin: Margin = Field(default=0.0, description="gain that the low bound clears on the target")
     untouched_margin: Share = Field(default=0.05, description="loss that the low bound excludes on untouched tasks")
 
 

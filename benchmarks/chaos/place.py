@@ -1,8 +1,9 @@
 """A real ``traced up`` on a data directory of its own: started, asked, killed, started again as a service manager does.
 
-Invariants: every process of the service carries ``marks`` in its environment, so that none is ever taken for another's;
-what it prints goes to ``service.log`` beside the data directory. How it fails: ``RuntimeError`` with the end of that
-log when the service does not come up.
+``SMALL`` makes a cycle that learns next to nothing, and a gate that lets every adapter pass, so that each cycle comes by
+a person's decision. Invariants: every process of the service carries ``marks`` in its environment, so that none is ever
+taken for another's; what it prints goes to ``service.log`` beside the data directory. How it fails: ``RuntimeError``
+with the end of that log when the service does not come up.
 """
 
 import asyncio
@@ -50,8 +51,8 @@ lr = 0.005
 [gate]
 seeds = 12
 max_rounds = 1
-level = 0.51
-environment_margin = 0.0
+environment_margin = -1.0
+target_margin = -1.0
 untouched_margin = 1.0
 [test]
 seeds = 4
