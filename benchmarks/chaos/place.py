@@ -2,8 +2,8 @@
 
 ``SMALL`` makes a cycle that learns next to nothing, and a gate that lets every adapter pass, so that each cycle comes
 by a person's decision. Invariants: every process of the service carries ``marks`` in its environment, so that none is
-ever taken for another's; what it prints goes to ``service.log`` beside the data directory. How it fails: ``RuntimeError``
-with the end of that log when the service does not come up.
+ever taken for another's; what it prints goes to ``service.log`` beside the data directory. How it fails:
+``RuntimeError`` with the end of that log when the service does not come up.
 """
 
 import asyncio
