@@ -71,7 +71,7 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
 
 
 def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Do the station's work. What it needs is imported here, when the heartbeat beats already: a busy machine is slow."""
+    """Do the station's work. Its imports come here, when the heartbeat beats already: a busy machine is slow."""
     from traced.config import load_settings
     from traced.meter import Meter
 

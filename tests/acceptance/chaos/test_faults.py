@@ -107,33 +107,34 @@ def answers(place: Place) -> bool:
 
 @pytest.fixture
 def small_disk(folder: Path) -> Iterator[Path]:
-    mounted = folder / "disk"
+    """A place whose data directory is a small file system; the log of the service lies outside it."""
+    mounted = folder / "data"
     mounted.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(mounted)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
         pytest.skip("no tmpfs can be mounted here")
-    yield mounted
+    yield folder
     subprocess.run(["umount", "-l", str(mounted)], check=True)
 
 
-def remount(disk: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", str(disk)], check=True)
+def remount(place: Place, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(place.data_dir)], check=True)
 
 
 @ROOT_ONLY
 @pytest.mark.optional
 def test_a_disk_that_is_full_while_a_stage_works(small_disk: Path, places: Places) -> None:
-    place = places(small_disk / "p")
+    place = places(small_disk)
     place.start()
     start_cycle(place)
     until(lambda: begun(place, "collect"))
-    fill = small_disk / "fill"
+    fill = place.data_dir / "fill"
     with contextlib.suppress(OSError), fill.open("wb", buffering=0) as hog:
         while True:
             hog.write(b"\0" * 4096)
     until(lambda: "waits" in place.last_lines(40))
     assert place.alive
-    assert "disk is full" in place.last_lines(40) or "No space left" in place.last_lines(40)
+    assert "is full" in place.last_lines(40) or "No space left" in place.last_lines(40)
     store = place.open_store()
     remembered: Remembered = {}
     remember(store, remembered)
@@ -146,14 +147,12 @@ def test_a_disk_that_is_full_while_a_stage_works(small_disk: Path, places: Place
 
 @ROOT_ONLY
 @pytest.mark.optional
-def test_a_data_directory_that_becomes_read_only(small_disk: Path, places: Places) -> None:
-    place = places(small_disk / "p")
+def test_a_data_directory_that_is_read_only(small_disk: Path, places: Places) -> None:
+    place = places(small_disk)
+    remount(place, "ro")
+    with pytest.raises(RuntimeError, match="Read-only file system"):
+        place.start()
+    assert "Traceback" not in place.last_lines()
+    remount(place, "rw")
     place.start()
-    remount(small_disk, "ro")
-    with pytest.raises(Refused, match=r"readonly|read-only"):
-        start_cycle(place)
-    assert place.alive
-    remount(small_disk, "rw")
-    start_cycle(place)
-    until(lambda: begun(place, "collect"))
-    sound(place, {})
+    assert place.stop() == 0
