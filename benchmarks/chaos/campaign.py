@@ -100,8 +100,12 @@ class Campaign:
             self.say(f"{len(self.done)} of {self.kills}: {victim} ({kill.moment}, after {kill.after})")
 
     def _until_boundary(self, store: Engine) -> None:
+        """Until a boundary is passed after which nothing was killed yet, so that the kills spread over the nodes."""
         before, patience = _count(store), time.monotonic() + BOUNDARY_S
-        while _count(store) == before and time.monotonic() < min(patience, self.deadline):
+        hit = {kill.after for kill in self.done if kill.moment == "boundary"}
+        while _count(store) == before or _newest(store) in hit:
+            if time.monotonic() > min(patience, self.deadline):
+                return
             self._keep_going(store)
             time.sleep(LOOK_S)
 
