@@ -82,7 +82,7 @@ class Campaign:
 
     def _one(self, store: Engine, rng: random.Random) -> None:
         """Wait for the moment, then kill one process; those killed least are likeliest."""
-        at_boundary = rng.random() < 0.5
+        at_boundary = rng.random() < 0.75
         if at_boundary:
             self._until_boundary(store)
         else:
