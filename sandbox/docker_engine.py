@@ -10,10 +10,10 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import docker
-import psutil
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from requests.exceptions import RequestException
 
@@ -22,6 +22,8 @@ from sandbox.policy import LABEL, LABEL_ENVIRONMENT, LABEL_OWNER, LABEL_PROCESS,
 
 ENGINE_TIMEOUT_SECONDS = 120
 DEFAULT_HOST = "unix:///var/run/docker.sock"
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+START_FIELD = 22 - 3  # of what follows the command's closing parenthesis, which holds field 3 first
 
 
 @contextmanager
@@ -121,15 +123,21 @@ def remove(container: Any) -> None:
 
 
 def process_identity(pid: int) -> str:
-    """``pid@start`` where start is the process's creation time (s): process ids are used again, pairs are not."""
-    return f"{pid}@{psutil.Process(pid).create_time():.2f}"
+    """``pid@start.boot``: process ids are used again, with the start in clock ticks since a named boot they are not.
+
+    proc(5), field 22 of ``/proc/PID/stat``; the time of day would change with every step of the clock, and a living
+    process be taken for a dead one. Raises OSError where there is no such process.
+    """
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    ticks = stat.rpartition(")")[2].split()[START_FIELD]
+    return f"{pid}@{ticks}.{BOOT_ID.read_text().strip()}"
 
 
 def _alive(identity: str) -> bool:
     pid = identity.partition("@")[0]
     try:
         return pid.isdecimal() and process_identity(int(pid)) == identity
-    except psutil.NoSuchProcess:
+    except OSError:
         return False
 
 
@@ -140,7 +148,7 @@ def process_ids(started_by: Iterable[int]) -> list[int]:
         client = connect()
         try:
             with engine_errors():
-                found = client.containers.list(filters={"label": [LABEL]})
+                found = client.containers.list(filters={"label": [LABEL]}, ignore_removed=True)
         finally:
             client.close()
         ours = [one for one in found if one.labels.get(LABEL_PROCESS, "").partition("@")[0] in pids]
@@ -165,7 +173,8 @@ def _each_orphan(owner: str, act: Callable[[Any], None]) -> list[str]:
     client = connect()
     try:
         with engine_errors():
-            found = client.containers.list(all=True, filters={"label": [LABEL, f"{LABEL_OWNER}={owner}"]})
+            marks = [LABEL, f"{LABEL_OWNER}={owner}"]
+            found = client.containers.list(all=True, filters={"label": marks}, ignore_removed=True)
         orphans = [container for container in found if not _alive(container.labels.get(LABEL_PROCESS, ""))]
         for container in orphans:
             act(container)

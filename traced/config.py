@@ -12,7 +12,7 @@ files that hold them.
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ from traced.location import data_directory as data_directory
 from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
-from traced.section import Positive, Section, Share, Temperature
+from traced.section import Margin, Positive, Section, Share, Temperature
 from traced.service.settings import ApiSection, TriggersSection
 from traced.upkeep.settings import RetentionSection
 
@@ -140,10 +140,10 @@ class GateSection(Section):
     trials: Positive = Field(default=1, description="episodes per seed and model")
     max_rounds: Positive = Field(default=3, description="rounds after which inconclusive is final")
     level: float = Field(default=0.95, gt=0.5, lt=1, description="confidence over all rounds together")
-    environment_margin: Share = Field(
-        default=0.02, description="gain that the low bound clears on the capability's environment"
+    environment_margin: Margin = Field(
+        default=0.02, description="gain that the low bound clears on the capability's environment; a loss if negative"
     )
-    target_margin: Share = Field(default=0.0, description="gain that the low bound clears on the target")
+    target_margin: Margin = Field(default=0.0, description="gain that the low bound clears on the target")
     untouched_margin: Share = Field(default=0.05, description="loss that the low bound excludes on untouched tasks")
 
 
@@ -271,6 +271,13 @@ def configuration(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(
         mode="json", exclude={**dict.fromkeys(APART, True), "engine": {"threads", "start_timeout_s"}}
     )
+
+
+def for_children(pairs: Sequence[str]) -> dict[str, str]:
+    """``--set`` pairs as environment variables, so that a service's children work with the same store and threads."""
+    known = valid_keys()
+    named = [(key.strip(), value) for key, _, value in (pair.partition("=") for pair in pairs)]
+    return {_variable(key): value.strip().strip("\"'") for key, value in named if key in known}
 
 
 def valid_keys() -> list[str]:

@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Margin = Annotated[float, Field(ge=-1, le=1)]  # of two shares
 Positive = Annotated[int, Field(gt=0)]
 Temperature = Annotated[float, Field(ge=0, le=5)]
 

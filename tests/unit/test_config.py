@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.config import load_settings, template, valid_keys
+from traced.config import for_children, load_settings, template, valid_keys
 from traced.errors import ConfigError
 
 
@@ -150,3 +150,13 @@ def test_the_stores_password_comes_from_its_file(tmp_path: Path) -> None:
             _ = load_settings(overrides=given | {"store.url": url}).store_url
     with pytest.raises(ConfigError, match="cannot be read"):
         _ = load_settings(overrides=given | {"store.password_file": str(tmp_path / "none")}).store_url
+
+
+def test_what_the_command_line_of_a_service_says_holds_for_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = ["engine.threads=1", 'store.url = "sqlite:////elsewhere/x.db"', "training.lr=0.5"]
+    for name, value in for_children(pairs).items():
+        monkeypatch.setenv(name, value)
+    child = load_settings(tmp_path, {"training.lr": 0.25})  # the cycle's own settings come first
+    assert (child.threads, child.store_url, child.training.lr) == (1, "sqlite:////elsewhere/x.db", 0.25)

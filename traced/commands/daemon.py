@@ -1,5 +1,6 @@
 """Verbs of the service: up, and what is asked of the one that runs: cycle start, cycle cancel, pause, resume."""
 
+import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,8 +27,11 @@ def up(
     threads: Threads = None,
 ) -> None:
     """Run as a service: carry cycles on, wait for a person where one is needed, until told to stop."""
+    from traced.config import for_children
     from traced.service.daemon import up as run
 
+    pairs = [*(given or []), *([] if threads is None else [f"engine.threads={threads}"])]
+    os.environ.update(for_children(pairs))
     run(lambda: read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads))
 
 

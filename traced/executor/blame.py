@@ -57,6 +57,8 @@ BY_ERROR = {
     "CapabilityError": Blame.ANSWER,
     # Python's own
     "ConnectionError": Blame.UNCLEAR,
+    # sqlite3 and psycopg, where the checkpointer passes them on: locked, full, read-only, gone
+    "OperationalError": Blame.SURROUNDINGS,
 }
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 PERMISSION = (errno.EACCES, errno.EPERM)

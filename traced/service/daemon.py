@@ -120,6 +120,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
             manager.ready(_at_work(control))
             log.info("ready", extra={"data_dir": str(settings.data_dir)})
             work = asyncio.ensure_future(until_forced(loop.run(lifecycle.draining), lifecycle))
+            work.add_done_callback(lambda _: lifecycle.draining.set())  # by a defect: who restarts services is to know
             await lifecycle.draining.wait()
             control.state = "draining"
             manager.stopping(lifecycle.cause)

@@ -4,7 +4,8 @@ Invariants: the store says what is due, so a restart goes on where the last proc
 person is carried on once nobody has to be waited for any more; a paused target begins and carries on nothing; the
 settings of a cycle are those it began with, whatever was changed since.
 How it fails: a cycle whose common stage is parked is failed with the reason and told; a defect fails the cycle, not the
-service. Cancelling ends the running stage at its next safe point and leaves the cycle interrupted.
+service. A store or disk that fails is waited for: what could not be done is done at the next look. Cancelling ends the
+running stage at its next safe point and leaves the cycle interrupted.
 Not covered: when a new cycle begins (``traced.service.triggers``), and who asks (``traced.service.control``).
 """
 
@@ -28,7 +29,8 @@ from store.repositories.targets import note_start, target_standing
 from store.service_records import Event
 from traced.config import Settings, configuration
 from traced.errors import TracedError
-from traced.executor.job import Executor, Report, ReportKind
+from traced.executor.blame import Blame, blame, describe
+from traced.executor.job import Ended, Executor, Report, ReportKind
 from traced.executor.ledger import Ledger
 from traced.gates.promotion import undecided
 from traced.host.logs import working_on
@@ -83,13 +85,21 @@ class CycleLoop:
         try:
             while not draining.is_set():
                 self.beat()
-                cycle = await asyncio.to_thread(self._due)
-                if cycle is None:
+                if not await self._turn(over):
                     await self._rest(over)
-                else:
-                    await self._carry_on(cycle, over)
         finally:
             over.cancel()
+
+    async def _turn(self, over: "asyncio.Future[Any]") -> bool:
+        """Carry the cycle on that is due; False when there was nothing to do, or what surrounds the loop is broken."""
+        try:
+            cycle = await asyncio.to_thread(self._due)
+            return cycle is not None and await self._carry_on(cycle, over)
+        except Exception as error:
+            if not _is_outside(error):
+                raise
+            log.warning("waits %.0f s for: %s", LOOK_S, error)
+            return False
 
     async def _rest(self, over: "asyncio.Future[Any]") -> None:
         woken = asyncio.ensure_future(self._awake.wait())
@@ -97,7 +107,7 @@ class CycleLoop:
         woken.cancel()
         self._awake.clear()
 
-    async def _carry_on(self, cycle: Cycle, over: "asyncio.Future[Any]") -> None:
+    async def _carry_on(self, cycle: Cycle, over: "asyncio.Future[Any]") -> bool:
         self.running = cycle.id
         self._work = asyncio.ensure_future(self._cycle(cycle))
         try:
@@ -106,6 +116,9 @@ class CycleLoop:
                 self.beat()
             self._work.cancel()
             await asyncio.wait({self._work})
+            if not self._work.cancelled():
+                self._work.result()  # the store failed: what it could not note is noted at the next turn
+            return True
         finally:
             self.running, self._work, self.doing = None, None, []
 
@@ -150,6 +163,8 @@ class CycleLoop:
             except TracedError as error:
                 self._fail(cycle, str(error))
             except Exception as error:  # a defect ends this cycle and not the service; the log has its traceback
+                if _is_outside(error):
+                    raise
                 log.exception("cycle %s failed", cycle.id)
                 self._fail(cycle, f"a defect of traced: {type(error).__name__}")
 
@@ -210,6 +225,11 @@ def overrides_of(cycle: Cycle) -> dict[str, Any]:
         else:
             flat[section] = values
     return flat
+
+
+def _is_outside(error: Exception) -> bool:
+    """Whether what surrounds the service is broken (database gone, disk full), which a person mends."""
+    return blame(Ended.FAILED, describe(error), None) is Blame.SURROUNDINGS
 
 
 def _waits(opened: Session, cycle: Cycle) -> bool:

@@ -5,10 +5,14 @@ that three failures on the same input are noticed over restarts; what people dec
 daemon itself. A parked input ends its capability; a parked stage of the whole cycle ends the cycle (``Parked``).
 """
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sandbox.docker_engine import reap_orphans
+from sandbox.errors import SandboxError
 from store.content import digest
 from store.records import Cycle, StageState
 from traced.cycle import Stages
@@ -25,6 +29,7 @@ from traced.stages.errors import CapabilityError
 from traced.stages.train import training_folder
 from traced.telemetry import for_children, span
 from traced.training.job import PAUSE
+from traced.upkeep.prune import OWNER
 
 STATION = "traced.service.station"
 
@@ -57,6 +62,7 @@ class Stations:
             raise CapabilityError(error.message, hint=error.hint) from error
         finally:
             self.at_work.remove(name)
+            await asyncio.to_thread(_clear_containers)
         return answer["value"]
 
     async def train(self, capability: str, environment: str) -> Any:
@@ -115,3 +121,9 @@ class Stations:
             report=lambda cycle_id: nothing("report"),
             drop=drop,
         )
+
+
+def _clear_containers() -> None:
+    """Remove the stopped containers that a station left which was killed; without an engine the next start does it."""
+    with contextlib.suppress(SandboxError):
+        reap_orphans(OWNER)

@@ -10,7 +10,8 @@ its own and end with it.
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,9 @@ from rich.console import Console
 
 from store.types import GateAnswer
 from traced import telemetry
-from traced.config import load_settings
 from traced.executor.child import Reporter, run_child
-from traced.meter import Meter
 from traced.progress import Progress
-from traced.stages import admit, analyze, collect, evaluate, gate, report, synthesize, train
-from traced.stages.context import Context, opened
+from traced.stages.context import opened
 
 
 class ReportedProgress(Progress):
@@ -53,42 +51,40 @@ class ReportedProgress(Progress):
         self._reporter.progress(key, line.done, total=line.total, figure=line.figure, title=line.title)
 
 
-async def _collect(context: Context) -> None:
-    await collect.collect(context)
+def _as_it_is(answer: Any) -> Any:
+    return answer
 
 
-async def _gate(context: Context, adapter: str) -> bool:
-    return (await gate.gate(context, adapter)).answer is GateAnswer.PASS
+def _nothing(answer: Any) -> None:
+    return None  # what these answer is in the store
 
 
-async def _evaluate(context: Context, promoted: list[str]) -> None:
-    await evaluate.evaluate(context, promoted)
-
-
-async def _report(context: Context) -> None:
-    await report.report(context)
-
-
-STATIONS: dict[str, Callable[..., Awaitable[Any]]] = {
-    "collect": _collect,
-    "analyze": analyze.analyze,
-    "synthesize": synthesize.synthesize,
-    "admit": admit.admit,
-    "train": train.train,
-    "gate": _gate,
-    "evaluate": _evaluate,
-    "report": _report,
+ANSWERS: dict[str, Callable[[Any], Any]] = {
+    "collect": _nothing,
+    "analyze": _as_it_is,
+    "synthesize": _as_it_is,
+    "admit": _as_it_is,
+    "train": _as_it_is,
+    "gate": lambda result: result.answer is GateAnswer.PASS,
+    "evaluate": _nothing,
+    "report": _nothing,
 }
 
 
 def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Do the station's work."""
+    """Do the station's work. Its imports come here, when the heartbeat beats already: a busy machine is slow."""
+    from traced.config import load_settings
+    from traced.meter import Meter
+
+    stage = arguments["stage"]
+    answer = ANSWERS[stage]
     settings = load_settings(Path(arguments["data_dir"]), arguments["overrides"])
+    act = getattr(import_module(f"traced.stages.{stage}"), stage)
 
     async def run() -> Any:
         with Meter() as meter:
             async with opened(settings, arguments["cycle_id"], ReportedProgress(reporter), meter) as context:
-                return await STATIONS[arguments["stage"]](context, *arguments["given"])
+                return answer(await act(context, *arguments["given"]))
 
     telemetry.begin(settings.telemetry.endpoint)
     try:

@@ -1,17 +1,19 @@
 """Episodes of a stage: those that the store has already are read back, the others are run and stored as they end.
 
 Invariants: a trajectory's id says what determines it, so a stage that was killed goes on where it stopped; what comes
-back is in the order of the jobs. How it fails: ``StageError`` when more than half of the episodes that were run are
-infrastructure failures, with the first one's text. Not covered: retrying within one call (calling again does it).
+back is in the order of the jobs. How it fails: when more than half of the episodes that were run are infrastructure
+failures, ``EngineError`` (the engine died, whose fault that was is unclear) or ``StageError``, with the first one's
+text. Not covered: retrying within one call (calling again does it).
 """
 
 from collections.abc import Callable, Sequence
 
 from sandbox.episodes import EpisodeSource
 from store.repositories.trajectories import get_trajectories, known_trajectories, save_trajectories
-from store.types import Outcome, Trajectory
+from store.types import EndCause, Outcome, Trajectory
 from traced.rollout.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
 from traced.rollout.policy import HttpPolicy, Policy
+from traced.serving.errors import EngineError
 from traced.stages.context import Context
 from traced.stages.errors import StageError
 
@@ -87,9 +89,10 @@ async def _run(
         await running.aclose()
         _save(context, batch)
     if len(lost) * 2 > len(jobs):
-        why = f"{lost[0].end_cause}: {lost[0].detail}"
-        raise StageError(
-            f"{len(lost)} of {len(jobs)} episodes of {origin.source} were lost to {why}",
+        first = lost[0]
+        kind = EngineError if first.end_cause is EndCause.ENGINE_ERROR else StageError
+        raise kind(
+            f"{len(lost)} of {len(jobs)} episodes of {origin.source} were lost to {first.end_cause}: {first.detail}",
             hint="traced doctor, then the same command again",
         )
 

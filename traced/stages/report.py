@@ -12,11 +12,13 @@ from sqlmodel import Session
 from store.records import CycleState, StageEvent, StageState
 from store.repositories.adapters import list_adapters
 from store.repositories.cycles import get_cycle, list_stage_events, set_cycle_state
+from store.repositories.events import save_event
 from store.repositories.gates import latest_gate
 from store.repositories.promotions import list_promotions
 from store.repositories.routing import list_routing
 from store.repositories.training import list_iterations, list_training_runs
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.service_records import Event
 from store.types import Trajectory
 from traced.evaluation import Change, RoutingQuality, by_capability, rate, routing_quality
 from traced.figures import BASE, ROUTED, AdapterFigures, CycleFigures, Ending, as_json
@@ -38,8 +40,19 @@ async def report(context: Context) -> Path:
         found = gather(context)
         page = write_report(found, context.run_dir)
         with context.writing() as session:
-            set_cycle_state(session, context.cycle_id, CycleState.FINISHED, at=context.now(), summary=as_json(found))
+            _close(context, session, found)
     return page
+
+
+def _close(context: Context, session: Session, found: CycleFigures) -> None:
+    """The cycle has finished, which is told once, in the transaction that says so; a cancelled one stays cancelled."""
+    state = get_cycle(session, context.cycle_id).state
+    if state is CycleState.CANCELLED:
+        return
+    at, finished = context.now(), CycleState.FINISHED
+    if state is not finished:
+        save_event(session, Event(at, f"cycle {finished.value}", context.cycle_id, context.cycle_id))
+    set_cycle_state(session, context.cycle_id, finished, at=at, summary=as_json(found))
 
 
 def gather(context: Context) -> CycleFigures:

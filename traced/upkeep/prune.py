@@ -8,6 +8,7 @@ How it fails: a Docker engine that does not answer is a note, the store's and th
 Not covered: giving SQLite's file space back to the system (what is freed is used again).
 """
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -172,14 +173,23 @@ def _folders(work: _Work, kind: str, folders: Iterable[Path]) -> Pruned:
 def _logs(work: _Work) -> Pruned:
     before = work.before(work.settings.retention.logs_days)
     size, names = 0, []
-    for file in sorted((work.settings.data_dir / "logs").glob("*")):
+    logs = work.settings.data_dir / "logs"
+    for file in sorted(logs.rglob("*")):
         if before is None or not file.is_file() or file.stat().st_mtime >= before.timestamp():
             continue
         size += file.stat().st_size
-        names.append(file.name)
+        names.append(str(file.relative_to(logs)))
         if not work.dry_run:
             file.unlink(missing_ok=True)
+            _drop_empty(file.parent, logs)
     return Pruned("logs", len(names), size, names[:SHOWN])
+
+
+def _drop_empty(folder: Path, logs: Path) -> None:
+    """Take away the folder of a cycle's logs with its last one."""
+    if folder != logs:
+        with contextlib.suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 def _containers(dry_run: bool, owner: str) -> Pruned:

@@ -1,11 +1,14 @@
 import io
+import os
 import tarfile
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sandbox import hashing, host_files
-from sandbox.docker_engine import connect, process_identity
+from sandbox.docker_engine import BOOT_ID, connect, process_identity
 from sandbox.errors import EVIDENCE_CHARS, EngineDown, EnvironmentFault, ImageMissing, clipped
 from sandbox.hashing import environment_hash
 from sandbox.image import dockerfile
@@ -110,5 +113,17 @@ def test_the_registry_variant_uses_no_shell() -> None:
 
 
 def test_a_process_identity_tells_processes_apart_that_share_a_number() -> None:
-    assert process_identity(1).startswith("1@")
-    assert float(process_identity(1).partition("@")[2]) > 0
+    pid, _, start = process_identity(os.getpid()).partition("@")
+    assert pid == str(os.getpid())
+    ticks, _, boot = start.partition(".")
+    assert int(ticks) > 0
+    assert boot == BOOT_ID.read_text().strip()
+    with pytest.raises(OSError):
+        process_identity(2**22 + 1)
+
+
+def test_a_process_keeps_its_identity_when_the_clock_is_stepped(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = process_identity(os.getpid())
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    monkeypatch.setattr(psutil, "boot_time", lambda: 0.0)  # the kernel moves it with the clock
+    assert process_identity(os.getpid()) == before

@@ -117,6 +117,20 @@ def test_a_dry_run_changes_nothing_and_tells_what_then_goes(settings: Settings, 
     assert len(ids(store)) == 3
 
 
+def test_the_logs_of_a_cycles_stages_go_with_their_folder(settings: Settings, store: Engine) -> None:
+    logs = settings.data_dir / "logs"
+    for name in ("c1/train.log", "c1/train.job.json", "c2/train.log"):
+        write(logs / name, b"x")
+        os.utime(logs / name, (later(10).timestamp(), later(10).timestamp()))
+    write(logs / "c2" / "gate.log", b"new")
+    before = len([path for path in logs.rglob("*") if path.is_file()])
+    told = prune(keeping(settings, logs_days=5), store, now=later(10) + timedelta(days=6), owner=NO_OWNER)
+    assert {one.kind: one.names for one in told}["logs"][:3] == ["c1/train.job.json", "c1/train.log", "c2/train.log"]
+    assert not (logs / "c1").exists()
+    assert (logs / "c2" / "gate.log").exists()
+    assert len([path for path in logs.rglob("*") if path.is_file()]) == before - 3
+
+
 @pytest.mark.parametrize(
     ("days", "kind"),
     [

@@ -1,0 +1,53 @@
+"""Whom to kill: the service, its children, what they started, a sandbox's worker, the Docker engine.
+
+Only processes that carry the place's marks, workers of the engine that ``DOCKER_HOST`` names, and an engine of one's
+own are ever found here.
+"""
+
+import contextlib
+from collections.abc import Iterator
+
+import psutil
+
+from benchmarks.chaos.dockerd import Dockerd
+from benchmarks.chaos.place import Place
+from benchmarks.chaos.violations import processes
+from sandbox.docker_engine import connect
+from sandbox.errors import EngineDown
+from sandbox.policy import LABEL
+
+MODULES = {
+    "stage": "traced.service.station",
+    "trainer": "traced.training",
+    "engine": "traced.serving.embedded",
+}
+WORKER = "sandbox.worker"
+KINDS = ("daemon", *MODULES, "worker", "dockerd")
+
+
+def present(place: Place, dockerd: Dockerd | None) -> dict[str, list[psutil.Process]]:
+    """The processes of each kind that run now; kinds without one are left out."""
+    found: dict[str, list[psutil.Process]] = {}
+    for process in processes(place.marks):
+        for kind, module in MODULES.items():
+            with contextlib.suppress(psutil.Error, OSError):
+                if module in process.cmdline():
+                    found.setdefault(kind, []).append(process)
+    if place.alive:
+        found["daemon"] = [psutil.Process(place.pid)]
+    if dockerd is not None and dockerd.alive and dockerd.process is not None:
+        found["dockerd"] = [psutil.Process(dockerd.process.pid)]
+        found |= {"worker": workers} if (workers := [*_workers()]) else {}
+    return found
+
+
+def _workers() -> Iterator[psutil.Process]:
+    """The workers inside the containers of the engine."""
+    try:
+        client = connect()
+    except EngineDown:
+        return
+    with contextlib.closing(client), contextlib.suppress(Exception):  # a container may go while it is looked at
+        for container in client.containers.list(filters={"label": [LABEL]}):
+            root = psutil.Process(client.api.inspect_container(container.id)["State"]["Pid"])
+            yield from (one for one in root.children(recursive=True) if WORKER in one.cmdline())

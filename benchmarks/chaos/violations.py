@@ -1,0 +1,265 @@
+"""What must hold once a service has been killed, has recovered and has come to rest: every breach, by kind.
+
+``violations`` reads the store, the data directory, the Docker engine and the processes of this machine, and changes
+nothing. ``remembered`` is what was seen in the store while the service was being killed: rows that were committed once
+must be there at the end. Kinds:
+
+    lost         a row that was seen is gone; a trajectory, label or iteration that has to be there is not
+    doubled      the same trajectory, decision, promotion, gate, admission, adapter, answer or event twice
+    half-written staging, a file that is cut short, an adapter or environment that is not what its hash says
+    unfinished   a cycle that has not ended, an attempt or training that has not, a lease
+    orphan       a container or a process that is left, an adapter directory that no row knows
+    damaged      the database itself
+
+Not covered: whether what was learnt is good.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import sqlalchemy
+from sqlalchemy import Engine, text
+from sqlmodel import Session, col, select
+
+from sandbox.docker_engine import connect
+from sandbox.hashing import environment_hash
+from sandbox.policy import LABEL
+from store.database import reading
+from store.records import CycleState, RunState
+from store.repositories.attempts import AttemptState
+from store.service_tables import AttemptRow, AuditRow, EventRow, LeaseRow
+from store.tables import (
+    AdapterRow,
+    AdmissionRow,
+    ApprovalRow,
+    CycleRow,
+    FindingRow,
+    GateRow,
+    IterationRow,
+    LabelRow,
+    PromotionRow,
+    TrainingRunRow,
+    TrajectoryRow,
+)
+from traced.gates.errors import PromotionError
+from traced.gates.publication import verify
+
+STAGING = ("*.partial", ".staging-*", ".partial-backup-*", "*.tmp")
+OPEN = (CycleState.RUNNING.value, CycleState.INTERRUPTED.value)
+KEPT: Mapping[str, Any] = {
+    "trajectory": TrajectoryRow.id,
+    "approval": ApprovalRow.id,
+    "adapter": AdapterRow.name,
+    "promotion": PromotionRow.seq,
+    "gate": GateRow.id,
+    "admission": AdmissionRow.id,
+    "audit entry": AuditRow.seq,
+    "event": EventRow.seq,
+}
+
+Remembered = dict[str, set[Any]]
+
+
+@dataclass(frozen=True, order=True)
+class Violation:
+    """One breach: its kind and what it is about."""
+
+    kind: str
+    what: str
+
+
+def remember(store: Engine, remembered: Remembered) -> None:
+    """Add what is committed now."""
+    with reading(store) as opened:
+        for name, column in KEPT.items():
+            remembered.setdefault(name, set()).update(opened.exec(select(column)))
+        labels = opened.exec(select(LabelRow.cycle_id, LabelRow.run, LabelRow.capability, LabelRow.trajectory_id))
+        remembered.setdefault("label", set()).update(tuple(row) for row in labels)
+
+
+def violations(
+    store: Engine, data_dir: Path, remembered: Remembered, marks: Mapping[str, str], *, docker: bool = True
+) -> list[Violation]:
+    """Every breach found now; ``marks`` are the environment variables that all processes of the service carry."""
+    found = [*_of_processes(marks), *_of_files(data_dir)]
+    now: Remembered = {}
+    remember(store, now)
+    found += [
+        Violation("lost", f"{name} {key}") for name, keys in remembered.items() for key in sorted(keys - now[name])
+    ]
+    with reading(store) as opened:
+        for look in (_damage, _cycles, _trajectories, _labels, _decisions, _adapters, _trainings, _attempts, _events):
+            found += look(opened)
+        found += _of_adapter_folders(opened, data_dir)
+    return sorted(found + ([*_of_containers()] if docker else []))
+
+
+def _damage(opened: Session) -> Iterator[Violation]:
+    if opened.get_bind().dialect.name == "sqlite":
+        for check in ("integrity_check", "foreign_key_check"):
+            for row in opened.connection().execute(text(f"PRAGMA {check}")):
+                if tuple(row) != ("ok",):
+                    yield Violation("damaged", f"{check}: {tuple(row)}")
+
+
+def _cycles(opened: Session) -> Iterator[Violation]:
+    for cycle in opened.exec(select(CycleRow).where(col(CycleRow.state).in_(OPEN))):
+        yield Violation("unfinished", f"cycle {cycle.id} is {cycle.state}")
+    for lease in opened.exec(select(LeaseRow)):
+        yield Violation("unfinished", f"lease of {lease.device} by {lease.holder}")
+
+
+def _trajectories(opened: Session) -> Iterator[Violation]:
+    """One trajectory per job; every cycle that was analysed has all that it was to collect."""
+    names = ("cycle_id", "source", "split", "task_id", "trial", "model", "temperature")
+    columns = [getattr(TrajectoryRow, name) for name in names]
+    jobs = [tuple(job) for job in opened.connection().execute(sqlalchemy.select(*columns))]
+    yield from _doubled("trajectory of", jobs)
+    collected = Counter(job[0] for job in jobs if job[2] == "train" and job[5] == "base")
+    for cycle in _analysed(opened):
+        wanted = cycle.config.get("collect", {}).get("episodes", 0)
+        if collected[cycle.id] < wanted:
+            yield Violation("lost", f"{wanted - collected[cycle.id]} of {wanted} trajectories of {cycle.id}")
+
+
+def _labels(opened: Session) -> Iterator[Violation]:
+    """Every labelling run of a cycle labels the same trajectories for every capability."""
+    for cycle in _analysed(opened):
+        query = select(LabelRow.run, LabelRow.capability).where(LabelRow.cycle_id == cycle.id)
+        cells = Counter(tuple(cell) for cell in opened.exec(query))
+        runs = cycle.config.get("analysis", {}).get("runs", 0)
+        names = {capability for _, capability in cells}
+        for cell in [(run, name) for run in range(runs) for name in names]:
+            if cells[cell] != max(cells.values()):
+                yield Violation(
+                    "lost", f"{max(cells.values()) - cells[cell]} labels of {cycle.id}, run and name {cell}"
+                )
+
+
+def _analysed(opened: Session) -> list[CycleRow]:
+    ids = set(opened.exec(select(FindingRow.cycle_id)))
+    return [cycle for cycle in opened.exec(select(CycleRow)) if cycle.id in ids]
+
+
+def _decisions(opened: Session) -> Iterator[Violation]:
+    decisions: dict[str, str] = {}
+    for row in opened.exec(select(ApprovalRow).order_by(col(ApprovalRow.seq))):
+        if decisions.get(row.adapter) == row.decision:
+            yield Violation("doubled", f"{row.decision} of {row.adapter}")
+        decisions[row.adapter] = row.decision
+    standing: dict[str, str] = {}
+    for entry in opened.exec(select(PromotionRow).order_by(col(PromotionRow.seq))):
+        if standing.get(entry.adapter) == entry.state:
+            yield Violation("doubled", f"promotion of {entry.adapter} as {entry.state}")
+        standing[entry.adapter] = entry.state
+    ended = {cycle.id for cycle in opened.exec(select(CycleRow)) if cycle.state == CycleState.FINISHED.value}
+    for adapter in opened.exec(select(AdapterRow)):
+        if decisions.get(adapter.name) == "approved" and adapter.name not in standing and adapter.cycle_id in ended:
+            yield Violation("lost", f"promotion of {adapter.name}")
+    yield from _doubled("gate of", opened.exec(select(GateRow.adapter)))
+    yield from _doubled("admission of", opened.exec(select(AdmissionRow.environment_hash, AdmissionRow.cycle_id)))
+
+
+def _adapters(opened: Session) -> Iterator[Violation]:
+    yield from _doubled("adapter of training", opened.exec(select(AdapterRow.training_run_id)))
+    for adapter in opened.exec(select(AdapterRow)):
+        try:
+            verify(Path(adapter.path))
+        except PromotionError as error:
+            yield Violation("half-written", f"adapter {adapter.name}: {error.message}")
+
+
+def _trainings(opened: Session) -> Iterator[Violation]:
+    with_adapter = set(opened.exec(select(AdapterRow.training_run_id)))
+    for run in opened.exec(select(TrainingRunRow)):
+        numbers = sorted(opened.exec(select(IterationRow.iteration).where(IterationRow.run_id == run.id)))
+        if run.state == RunState.RUNNING.value:
+            yield Violation("unfinished", f"training {run.id}")
+        if run.state == RunState.FINISHED.value and numbers != list(range(1, len(numbers) + 1)):
+            yield Violation("lost", f"iterations of {run.id}: there are {numbers}")
+        if run.state == RunState.FINISHED.value and run.id not in with_adapter:
+            yield Violation("lost", f"adapter of {run.id}")
+
+
+def _attempts(opened: Session) -> Iterator[Violation]:
+    done: list[tuple[str, ...]] = []
+    for row in opened.exec(select(AttemptRow)):
+        if row.state == AttemptState.RUNNING.value:
+            yield Violation("unfinished", f"attempt {row.seq} at {row.stage} {row.capability}".strip())
+        if row.state == AttemptState.FINISHED.value:
+            done.append((row.cycle_id, row.stage, row.capability, row.input_hash))
+    yield from _doubled("answer of", done)
+
+
+def _events(opened: Session) -> Iterator[Violation]:
+    told = [tuple(row) for row in opened.exec(select(EventRow.kind, EventRow.cycle_id))]
+    yield from _doubled("event", [event for event in told if event[0] in ("cycle begun", "cycle finished")])
+    for cycle in opened.exec(select(CycleRow)):
+        if cycle.state == CycleState.FINISHED.value and ("cycle finished", cycle.id) not in told:
+            yield Violation("lost", f"event that {cycle.id} finished")
+
+
+def _of_adapter_folders(opened: Session, data_dir: Path) -> Iterator[Violation]:
+    known = set(opened.exec(select(AdapterRow.name)))
+    for folder in sorted(data_dir.glob("adapters/*@v*")):
+        if folder.name not in known and not folder.name.startswith("."):
+            yield Violation("orphan", f"adapter directory {folder.name}")
+
+
+def _of_files(data_dir: Path) -> Iterator[Violation]:
+    for pattern in STAGING:
+        for path in sorted(data_dir.rglob(pattern)):
+            yield Violation("half-written", str(path.relative_to(data_dir)))
+    for path in sorted(data_dir.glob("environments/*.py")):
+        if environment_hash(path.read_text(encoding="utf-8")) != path.stem:
+            yield Violation("half-written", f"environment {path.name} is not what its name says")
+    for path in sorted([*data_dir.rglob("*.json"), *data_dir.rglob("*.jsonl")]):
+        if "logs" not in path.relative_to(data_dir).parts and not _parses(path):
+            yield Violation("half-written", f"{path.relative_to(data_dir)} is no JSON")
+
+
+def _parses(path: Path) -> bool:
+    told = path.read_text(encoding="utf-8")
+    try:
+        for part in told.splitlines() if path.suffix == ".jsonl" else [told]:
+            json.loads(part)
+    except ValueError:
+        return False
+    return True
+
+
+def _of_processes(marks: Mapping[str, str]) -> Iterator[Violation]:
+    for process in processes(marks):
+        yield Violation("orphan", f"process {process.pid}: {' '.join(process.cmdline()[:4])}")
+
+
+def processes(marks: Mapping[str, str]) -> list[psutil.Process]:
+    """Live processes that carry all of ``marks`` in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().items() >= marks.items() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def _of_containers() -> Iterator[Violation]:
+    client = connect()
+    try:
+        for container in client.containers.list(all=True, filters={"label": [LABEL]}):
+            yield Violation("orphan", f"container {container.short_id} ({container.status})")
+    finally:
+        client.close()
+
+
+def _doubled(what: str, keys: Iterable[Any]) -> Iterator[Violation]:
+    for key, count in Counter(keys).items():
+        if count > 1:
+            yield Violation("doubled", f"{what} {key}: {count} times")

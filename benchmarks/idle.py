@@ -1,0 +1,72 @@
+"""What the service costs while it has nothing to do.
+
+    python -m benchmarks.idle [--seconds 60] [--json]
+
+Starts ``traced up`` on an empty data directory, lets it settle for ten seconds, and then reads its resident memory
+(VmRSS of proc(5), the greatest of one reading a second) and its processor seconds (user and system) for ``--seconds``.
+No engine runs: it starts with the first stage. Processor seconds, unlike wall-clock, do not measure what else the
+machine does. Aims: under 150 MB resident and under 1 % of one core; figures are given as shares of those limits too.
+
+Exit code 1 when an aim is missed. Not covered: while a cycle runs (its children are not idle), a TUI that listens.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.chaos.place import Place
+
+AIMS = {"resident_mb": 150.0, "core_share": 0.01}
+SETTLE_S = 10.0
+MB = 1e6
+
+
+def measure(seconds: float) -> dict[str, Any]:
+    """The figures of one service that idles for so long."""
+    with tempfile.TemporaryDirectory(prefix="ti-", dir="/tmp") as folder:  # a socket's path has to be short
+        place = Place(Path(folder), settings="")
+        place.start()
+        try:
+            time.sleep(SETTLE_S)
+            resident, share = _watch(psutil.Process(place.pid), seconds)
+            children = len(psutil.Process(place.pid).children())
+        finally:
+            place.stop()
+    figures: dict[str, Any] = {"seconds": seconds, "resident_mb": resident, "core_share": share, "children": children}
+    figures |= {f"{name}_of_limit": figures[name] / limit for name, limit in AIMS.items()}
+    return {**figures, "aims": AIMS, "meets": all(figures[name] < limit for name, limit in AIMS.items())}
+
+
+def _watch(process: psutil.Process, seconds: float) -> tuple[float, float]:
+    """Greatest resident MB, and the share of one core, over the time."""
+    begun, before, resident = time.monotonic(), process.cpu_times(), 0.0
+    while (gone := time.monotonic() - begun) < seconds:
+        resident = max(resident, process.memory_info().rss / MB)
+        time.sleep(min(1.0, seconds - gone))
+    after, gone = process.cpu_times(), time.monotonic() - begun
+    return resident, (after.user + after.system - before.user - before.system) / gone
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.idle", description="What an idle service costs.")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    given = parser.parse_args(arguments)
+    figures = measure(given.seconds)
+    print(f"resident {figures['resident_mb']:.0f} MB (limit {AIMS['resident_mb']:.0f})")
+    print(f"{100 * figures['core_share']:.2f} % of one core (limit {100 * AIMS['core_share']:.0f} %)")
+    if given.json:
+        print(json.dumps(figures))
+    return 0 if figures["meets"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""A place for a real service, with a path short enough for its socket, and an end to whatever it started."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.place import SMALL, Place
+from benchmarks.chaos.violations import processes
+
+VARIABLES = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tc-", dir="/tmp") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def places() -> Iterator[Callable[..., Place]]:
+    """Makes places; their services are killed at the end, and their children with them."""
+    made: list[Place] = []
+
+    def make(folder: Path, settings: str = SMALL.format(episodes=100), **variables: str) -> Place:
+        inherited = {"DOCKER_HOST": os.environ["DOCKER_HOST"]} if "DOCKER_HOST" in os.environ else {}
+        made.append(Place(folder, {**VARIABLES, **inherited, **variables}, settings=settings))
+        return made[-1]
+
+    yield make
+    for place in made:
+        place.kill()
+        for process in processes(place.marks):
+            process.kill()

@@ -1,0 +1,44 @@
+"""kill -9 of every process of a real service, at node boundaries and at random moments, until a real cycle is done.
+
+The short version: ``python -m benchmarks.chaos`` is the long one. Each has a Docker engine of its own, which needs
+root; without it neither the engine nor sandbox workers are killed.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos import dockerd, postgres
+from benchmarks.chaos.__main__ import surroundings
+from benchmarks.chaos.campaign import Campaign
+
+KILLS = 15
+TIMEOUT_S = 1500.0
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(TIMEOUT_S + 300)]
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        "sqlite",
+        pytest.param(
+            "postgres",
+            marks=[pytest.mark.optional, pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing())],
+        ),
+    ],
+)
+def test_killed_again_and_again_nothing_is_lost(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", os.environ.get("DOCKER_HOST", ""))  # put back at the end
+    with surroundings(store, 0) as (place, engine):
+        campaign = Campaign(place, engine, KILLS if store == "sqlite" else KILLS // 3, seed=1, timeout_s=TIMEOUT_S)
+        campaign.run()
+        told = campaign.figures()
+        assert campaign.found == [], place.last_lines(40)
+        assert told["kills"] == campaign.kills
+        assert told["cycles"].get("finished", 0) >= 1
+        victims = {kill.victim for kill in campaign.done}
+        assert {"daemon", "stage", "engine"} <= victims or store != "sqlite"
+        assert dockerd.missing() or "dockerd" in victims
+        assert Path(place.data_dir / "runs").is_dir()

@@ -1,0 +1,80 @@
+"""A data directory with a loop on it that runs in this process, with a scripted executor and a clock of its own."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from store.database import reading
+from store.records import Cycle, CycleState
+from store.repositories.cycles import list_cycles
+from tests.integration.service.scripted import Scripted
+from tests.unit.store.chain import T0
+from traced.config import load_settings
+from traced.executor.ledger import Ledger
+from traced.executor.retry import Backoff
+from traced.host.holder import this_holder
+from traced.service.control import Control
+from traced.service.loop import CycleLoop
+
+
+@dataclass
+class Place:
+    """A data directory with the loop on it; ``fresh`` is the loop of the next process."""
+
+    data_dir: Path
+    store: Engine
+    scripted: Scripted
+    loop: CycleLoop = field(init=False)
+    control: Control = field(init=False)
+    ticks: Iterator[int] = field(default_factory=lambda: iter(range(1_000_000)))
+    days: float = 0.0  # that a test lets pass
+
+    def __post_init__(self) -> None:
+        self.fresh()
+
+    def now(self) -> datetime:
+        return T0 + timedelta(days=1 + self.days, seconds=next(self.ticks))
+
+    def fresh(self) -> None:
+        settings = load_settings(self.data_dir)
+        ledger = Ledger(self.store, this_holder(), Backoff(0.001, 1, 0.001), 3, 0, self.now)
+        self.loop = CycleLoop(settings, self.store, self.scripted, ledger, self.now)
+        self.control = Control(settings, self.store, self.loop, self.now, T0, state="ready")
+
+    def cycles(self) -> list[Cycle]:
+        with reading(self.store) as opened:
+            return list_cycles(opened)
+
+    def cycle(self) -> Cycle:
+        """The one begun last, which has the highest seed, whatever the clock said."""
+        return max(self.cycles(), key=lambda cycle: cycle.seed)
+
+    async def until(self, *states: CycleState) -> Cycle:
+        """Run the loop until its newest cycle has come to one of ``states``, then stop it in order."""
+        draining = asyncio.Event()
+
+        def look() -> None:
+            if self.cycles() and self.cycle().state in states and self.loop.running is None:
+                draining.set()
+
+        self.loop.beat = look
+        await self.loop.run(draining)
+        return self.cycle()
+
+    async def stopped_at(self, stage: str, act: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> None:
+        """Run the loop; as ``stage`` is at work, drain it, or let somebody ``act`` and drain it then."""
+        draining, begun = asyncio.Event(), asyncio.Event()
+        self.scripted.held.add(stage)
+        self.scripted.before[stage] = begun.set
+        running = asyncio.create_task(self.loop.run(draining))
+        await begun.wait()
+        if act is not None:
+            await act()
+        draining.set()
+        await running
+        self.scripted.held.clear()

@@ -1,0 +1,116 @@
+"""An executor that does what a test wrote down, and the rows that a real station would have left.
+
+The store, the graph, the checkpointer, attempts and promotions are real; no station is run and no model is needed.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from sandbox.hashing import environment_hash
+from store.database import session
+from store.records import AdapterVersion, CycleState, EnvironmentRecord, RunState, TrainingRun
+from store.repositories.adapters import get_adapter, save_adapter
+from store.repositories.analysis import save_capabilities
+from store.repositories.cycles import get_cycle, set_cycle_state
+from store.repositories.environments import save_environment
+from store.repositories.events import save_event
+from store.repositories.gates import save_gate
+from store.repositories.training import save_training_run
+from store.service_records import Event
+from store.types import Capability, GateAnswer, GateResult, PairedDifference
+from tests.unit.store.chain import T0
+from traced.executor.job import Ended, Evidence, Failure, Job, Report, ReportKind, Result
+from traced.gates.publication import publish
+
+FINISHED = Evidence(0, None, "exit code 0", [], 0, 0.0, "", {})
+CRASHED = Result(Ended.CRASHED, None, None, Evidence(None, "SIGSEGV", "ended by SIGSEGV", [], 0, 0.0, "", {}))
+
+
+def failed(*types: str) -> Result:
+    """The end of a child that raised an error of these types."""
+    return Result(Ended.FAILED, None, Failure(list(types), "so it said"), FINISHED)
+
+
+@dataclass
+class Scripted:
+    """Runs jobs by the script: ``ends`` has what the first attempts at a stage come to, after which it finishes."""
+
+    store: Engine
+    data_dir: Path
+    capabilities: tuple[str, ...] = ("alpha", "beta")
+    ends: dict[str, list[Result]] = field(default_factory=dict)  # "train alpha" -> ends of its first attempts
+    before: dict[str, Callable[[], Any]] = field(default_factory=dict)  # called as the stage begins
+    held: set[str] = field(default_factory=set)  # stages that go on until they are cancelled
+    ran: list[str] = field(default_factory=list)
+
+    async def run(self, job: Job, on_report: Callable[[Report], None]) -> Result:
+        name = f"{job.stage} {job.capability}".strip()
+        self.ran.append(name)
+        on_report(Report(ReportKind.STARTED, {"pid": 1}))
+        self.before.pop(name, lambda: None)()
+        if name in self.held:
+            await asyncio.Event().wait()
+        if self.ends.get(name):
+            return self.ends[name].pop(0)
+        value = getattr(self, f"_{job.stage}")(job.cycle_id, *job.arguments["given"])
+        return Result(Ended.FINISHED, {"value": value}, None, FINISHED)
+
+    def _collect(self, cycle_id: str) -> None:
+        return None
+
+    def _analyze(self, cycle_id: str) -> list[str]:
+        meant = [Capability(name, name, "", "", "", "") for name in self.capabilities]
+        with session(self.store) as opened:
+            save_capabilities(opened, cycle_id, meant)
+        return list(self.capabilities)
+
+    def _synthesize(self, cycle_id: str, capability: str, attempt: int) -> str:
+        source = f"{cycle_id} {capability} {attempt}"
+        found = environment_hash(source)
+        with session(self.store) as opened:
+            save_environment(opened, EnvironmentRecord(found, source, cycle_id, capability, attempt, "scripted", T0))
+        return found
+
+    def _admit(self, cycle_id: str, capability: str, environment: str) -> bool:
+        return True
+
+    def _train(self, cycle_id: str, capability: str, environment: str) -> str:
+        run = f"{cycle_id}/{capability}"
+        made = self.data_dir / "runs" / run
+        made.mkdir(parents=True, exist_ok=True)
+        for name in ("adapter_config.json", "adapter_model.safetensors"):
+            (made / name).write_text(run)
+        published = publish(made, self.data_dir / "adapters", capability, origin=run)
+        ids = (cycle_id, run, environment)
+        version = AdapterVersion(
+            published.name, capability, published.version, str(published.path), published.files, *ids, T0
+        )
+        with session(self.store) as opened:
+            save_training_run(
+                opened, TrainingRun(run, cycle_id, capability, environment, "m", 0, {}, RunState.FINISHED, T0)
+            )
+            save_adapter(opened, version)
+        return published.name
+
+    def _gate(self, cycle_id: str, adapter: str) -> bool:
+        figures = PairedDifference("target", 9, 0.4, 0.6, 0.2, 0.1, 0.3, 0.95, 0.0, GateAnswer.PASS)
+        with session(self.store) as opened:
+            version = get_adapter(opened, adapter)
+            at = version.created_at + timedelta(hours=1)
+            save_gate(opened, GateResult(adapter, GateAnswer.PASS, [figures], 1), cycle_id=cycle_id, at=at)
+        return True
+
+    def _evaluate(self, cycle_id: str, promoted: list[str]) -> None:
+        return None
+
+    def _report(self, cycle_id: str) -> None:
+        with session(self.store) as opened:
+            at = get_cycle(opened, cycle_id).created_at
+            save_event(opened, Event(at, "cycle finished", cycle_id, cycle_id))
+            set_cycle_state(opened, cycle_id, CycleState.FINISHED, at=at, summary={"made": True})

@@ -1,0 +1,246 @@
+"""The loop on a real store and graph, with an executor that does what is written: order, stops, people and faults.
+
+What kills the process is in ``tests/acceptance/chaos``; here the process lives on.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from store.database import open_store, reading, sqlite_url
+from store.errors import StoreUnavailable
+from store.records import Cycle, CycleState
+from store.repositories.attempts import AttemptState, list_parked, running_attempts
+from store.repositories.cycles import list_stage_events
+from store.repositories.events import list_events
+from store.repositories.notices import due_notices
+from tests.integration.service.place import Place
+from tests.integration.service.scripted import CRASHED, Scripted, failed
+from tests.unit.store.chain import T0
+from traced.service.doors import Caller
+from traced.service.errors import Busy
+
+ADA = Caller("ada", "local")
+ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
+WAITING = (CycleState.WAITING, *ENDED)
+HOOK = "[[notify.commands]]\nname = 'tell'\nargv = ['true']\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    (tmp_path / "traced.toml").write_text(HOOK)
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    yield Place(tmp_path, store, Scripted(store, tmp_path))
+    store.dispose()
+
+
+def way(capability: str) -> list[str]:
+    return [f"{stage} {capability}" for stage in ("synthesize", "admit", "train", "gate")]
+
+
+def kinds(place: Place) -> list[str]:
+    with reading(place.store) as opened:
+        return [event.kind for event in list_events(opened)]
+
+
+def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Place) -> None:
+    async def story() -> None:
+        place.control.start(ADA, "to see")
+        waiting = await place.until(*WAITING)
+        assert waiting.state is CycleState.WAITING
+        assert place.scripted.ran[:2] == ["collect", "analyze"]
+        for capability in place.scripted.capabilities:
+            assert [one for one in place.scripted.ran if one.endswith(capability)] == way(capability)
+        place.fresh()  # the person takes a day, and the machine is started again meanwhile
+        place.control.approve(ADA, "alpha@v1", "good")
+        assert place.cycle().state is CycleState.WAITING
+        place.control.reject(ADA, "beta@v1", "not needed")
+        done = await place.until(*ENDED)
+        assert (done.state, done.summary) == (CycleState.FINISHED, {"made": True})
+        assert place.scripted.ran[-2:] == ["evaluate", "report"]
+        assert len(place.scripted.ran) == 12
+        assert [one.name for one in place.control.adapters() if one.live] == ["alpha@v1"]
+
+    asyncio.run(story())
+    assert kinds(place) == [
+        *("start", "cycle begun", "cycle running", "cycle waiting"),
+        *("approve", "reject", "cycle running", "cycle finished"),
+    ]
+
+
+def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
+    async def story() -> None:
+        place.control.start(ADA, "")
+        await place.until(*WAITING)
+        place.control.start(ADA, "again")
+        await place.until(CycleState.WAITING)
+
+    asyncio.run(story())
+    assert len(place.cycles()) == 1
+    with reading(place.store) as opened:
+        assert [
+            one.body["subject"]
+            for one in due_notices(opened, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
+        ] == [
+            "alpha@v1",
+            "beta@v1",
+        ]
+
+
+@pytest.mark.parametrize("stage", ["collect", "analyze", "train alpha", "gate beta"])
+def test_stopped_in_order_it_carries_on_where_it_was(place: Place, stage: str) -> None:
+    async def story() -> None:
+        place.control.start(ADA, "")
+        await place.stopped_at(stage)
+        assert place.cycle().state is CycleState.INTERRUPTED
+        with reading(place.store) as opened:
+            assert running_attempts(opened) == []
+        place.fresh()
+        assert (await place.until(*WAITING)).state is CycleState.WAITING
+
+    asyncio.run(story())
+    again = place.scripted.ran.count(stage)
+    assert again == 2
+    assert place.scripted.ran.count("collect") == (2 if stage == "collect" else 1)
+    assert len(place.cycles()) == 1
+
+
+def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:
+    async def story() -> None:
+        place.control.start(ADA, "")
+        await place.stopped_at("train alpha", lambda: place.control.pause(ADA, "lunch"))
+        assert place.cycle().state is CycleState.INTERRUPTED
+        before = list(place.scripted.ran)
+        place.fresh()
+        with pytest.raises(Busy, match="is paused"):
+            place.control.start(ADA, "")
+        await place.until(CycleState.INTERRUPTED)
+        assert place.scripted.ran == before
+        place.control.resume(ADA, "")
+        await place.until(CycleState.WAITING)
+
+    asyncio.run(story())
+
+
+def test_cancelled_it_ends_for_good_and_the_next_one_may_begin(place: Place) -> None:
+    async def story() -> None:
+        place.control.start(ADA, "")
+        await place.stopped_at("admit alpha", lambda: place.control.cancel(ADA, place.cycle().id, "wrong settings"))
+        assert place.cycle().state is CycleState.CANCELLED
+        assert "train alpha" not in place.scripted.ran
+        place.fresh()
+        await place.until(CycleState.CANCELLED)
+        place.control.start(ADA, "once more")
+        await place.until(CycleState.WAITING)
+
+    asyncio.run(story())
+    new, old = place.cycles()
+    assert (old.state, new.state) == (CycleState.CANCELLED, CycleState.WAITING)
+    assert new.seed == old.seed + 1
+
+
+def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place: Place) -> None:
+    place.scripted.ends["train alpha"] = [CRASHED] * 3
+
+    async def story() -> None:
+        place.control.start(ADA, "")
+        await place.until(*WAITING)
+        place.control.approve(ADA, "beta@v1", "")
+        assert (await place.until(*ENDED)).state is CycleState.FINISHED
+
+    asyncio.run(story())
+    assert place.scripted.ran.count("train alpha") == 3
+    assert "gate alpha" not in place.scripted.ran
+    with reading(place.store) as opened:
+        (parked,) = list_parked(opened)
+        reasons = [
+            one.detail["reason"] for one in list_stage_events(opened, place.cycle().id) if "reason" in one.detail
+        ]
+    assert (parked.key.stage, parked.key.capability) == ("train", "alpha")
+    assert parked.id in reasons[0]
+
+
+def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: Place) -> None:
+    place.scripted.ends["analyze"] = [CRASHED] * 3
+
+    async def story() -> None:
+        place.control.start(ADA, "")
+        assert (await place.until(*WAITING)).state is CycleState.FAILED
+        place.control.start(ADA, "the service lives on")
+        await place.until(*WAITING)
+
+    asyncio.run(story())
+    assert len(place.cycles()) == 2
+    with reading(place.store) as opened:
+        told = [
+            one.body["kind"]
+            for one in due_notices(opened, ["tell"], at=T0 + timedelta(days=2), longest_wait=timedelta(days=9))
+        ]
+    assert told[0] == "cycle-failed"
+
+
+def test_what_surrounds_a_stage_is_waited_for(place: Place) -> None:
+    place.scripted.ends["collect"] = [failed("EngineDown", "SandboxError")] * 5
+
+    async def story() -> None:
+        place.control.start(ADA, "")
+        assert (await place.until(*WAITING)).state is CycleState.WAITING
+
+    asyncio.run(story())
+    assert place.scripted.ran.count("collect") == 6
+    with reading(place.store) as opened:
+        assert list_parked(opened) == []
+        assert AttemptState.BLOCKED.value == "blocked"
+
+
+def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = iter([True, True, False, True])
+
+    async def story() -> None:
+        place.control.start(ADA, "")
+        due, graph = place.loop._due, place.loop._graph
+
+        def flaky_due() -> Cycle | None:
+            if next(gone, False):
+                raise StoreUnavailable("the database is locked")
+            return due()
+
+        async def flaky_graph(cycle: Cycle) -> None:
+            if next(gone, False):
+                raise StoreUnavailable("the database is locked")
+            await graph(cycle)
+
+        monkeypatch.setattr(place.loop, "_due", flaky_due)
+        monkeypatch.setattr(place.loop, "_graph", flaky_graph)
+        monkeypatch.setattr("traced.service.loop.LOOK_S", 0.01)
+        assert (await place.until(*WAITING)).state is CycleState.WAITING
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("days", [-3.0, 3.0], ids=["back", "forward"])
+def test_a_clock_that_is_stepped_loses_and_doubles_nothing(place: Place, days: float) -> None:
+    async def story() -> None:
+        place.control.start(ADA, "")
+        await place.stopped_at("train alpha")
+        place.days += days
+        place.fresh()
+        assert (await place.until(*WAITING)).state is CycleState.WAITING
+        place.days -= days
+        for adapter in ("alpha@v1", "beta@v1"):
+            place.control.approve(ADA, adapter, "")
+        assert (await place.until(*ENDED)).state is CycleState.FINISHED
+        place.days += days
+        place.control.start(ADA, "the next one")
+        await place.until(CycleState.WAITING)
+
+    asyncio.run(story())
+    assert [cycle.seed for cycle in sorted(place.cycles(), key=lambda cycle: cycle.seed)] == [0, 1]
+    assert sorted(one.name for one in place.control.adapters()) == ["alpha@v1", "alpha@v2", "beta@v1", "beta@v2"]
+    with reading(place.store) as opened:
+        assert (running_attempts(opened), list_parked(opened)) == ([], [])

@@ -1,0 +1,86 @@
+"""A week in a minute: a cycle every hour on a simulated clock, with upkeep every day; nothing that may not grow grows.
+
+What is evidence (adapters, gates, decisions) is kept for ever, so it may grow by the same few rows with every cycle.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import func, select
+
+from store.database import open_store, reading, sqlite_url
+from store.records import CycleState
+from store.tables import Row
+from tests.integration.service.place import Place
+from tests.integration.service.scripted import Scripted
+from traced.config import load_settings
+from traced.service.doors import Caller
+from traced.upkeep.prune import prune
+
+ADA = Caller("ada", "local")
+HOURS = 7 * 24
+SETTLED = 2 * 24  # after two days everything that retention lets go has begun to go
+RETENTION = "[retention]\nkeep_cycles = 3\n" + "".join(
+    f"{name}_days = 1\n" for name in ("turns", "trajectories", "checkpoints", "runs", "logs", "events")
+)
+MB = 2**20
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    (tmp_path / "traced.toml").write_text(RETENTION)
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    yield Place(tmp_path, store, Scripted(store, tmp_path, capabilities=("alpha",)))
+    store.dispose()
+
+
+def rows(place: Place) -> dict[str, int]:
+    with reading(place.store) as opened:
+        tables = Row.metadata.sorted_tables
+        return {table.name: opened.execute(select(func.count()).select_from(table)).scalar_one() for table in tables}
+
+
+def files(place: Place, folder: str) -> int:
+    return sum(path.is_file() for path in (place.data_dir / folder).rglob("*"))
+
+
+async def hour(place: Place) -> None:
+    """One cycle, with a person who approves it."""
+    place.control.start(ADA, "every hour")
+    waiting = await place.until(CycleState.WAITING)
+    for adapter in place.control.status().waiting:
+        place.control.approve(ADA, adapter, "good")
+    assert (await place.until(CycleState.FINISHED)).id == waiting.id
+    place.days += 1 / 24
+
+
+@pytest.mark.timeout(900)
+def test_a_week_of_cycles_stays_bounded(place: Place) -> None:
+    me, settings = psutil.Process(os.getpid()), load_settings(place.data_dir)
+    seen: list[tuple[dict[str, int], int, int, int]] = []
+
+    async def week() -> None:
+        for number in range(HOURS):
+            await hour(place)
+            if number % 24 == 23:
+                prune(settings, place.store, now=place.now(), owner="nobody in these tests")
+                size = (place.data_dir / "checkpoints.db").stat().st_size
+                seen.append((rows(place), me.num_fds(), me.memory_info().rss, size))
+                place.scripted.ran.clear()
+
+    asyncio.run(week())
+    (early, handles, memory, steps), (late, handles_late, memory_late, steps_late) = seen[2], seen[-1]
+    days = len(seen) - 3
+    assert handles_late <= handles
+    assert memory_late - memory < 16 * MB
+    assert steps_late <= 1.5 * steps
+    assert late["events"] <= early["events"] + 10
+    growth = {name: (late[name] - early[name]) / (24 * days) for name in late}
+    assert max(growth.values()) <= 24, growth  # rows of evidence a cycle
+    assert sum(growth.values()) <= 60, growth
+    assert files(place, "runs") <= 3 * 40 + 24 * 2 * 4
+    assert len(place.cycles()) == HOURS
