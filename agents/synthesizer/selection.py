@@ -3,7 +3,8 @@
 Invariants: templates are grouped into strata by what the recorded agent did; every stratum keeps templates in turn
 until the space is used up, so that rare kinds survive. A stratum weighs as the square root of its size, and more where
 the capability was seen lacking. Where looking before acting is what is learnt, neither acting nor refusing falls under
-a third, and a small share of *controls* does not need the capability, so that no one-sided shortcut pays.
+a third, and both come up equally often where the same is asked; a small share of *controls* does not need the
+capability. So no one-sided shortcut pays.
 """
 
 import math
@@ -18,6 +19,7 @@ from agents.synthesizer.runtime import likeness
 
 CONTROL_SHARE = 0.12
 _LEAST_CLASS = 1 / 3
+_SAME = 0.9  # likeness of openings that ask for the same
 
 
 @dataclass
@@ -60,6 +62,7 @@ def strata(templates: Sequence[Template], lacking: Sequence[str], *, balanced: b
     if balanced:
         _raise([row for row in needing if row.kind.startswith("act:")], needing)
         _raise([row for row in needing if row.kind.startswith("answer:")], needing)
+        _even(needing, templates)
     controls = [row for row in found if row not in needing]
     if controls:
         factor = CONTROL_SHARE / (1 - CONTROL_SHARE) * _total(needing) / _total(controls)
@@ -90,6 +93,26 @@ def _raise(part: list[Stratum], rows: list[Stratum]) -> None:
     if part and len(part) < len(rows) and mine < _LEAST_CLASS * whole:
         for row in part:
             row.weight *= _LEAST_CLASS / (1 - _LEAST_CLASS) * (whole - mine) / mine
+
+
+def _even(rows: list[Stratum], templates: Sequence[Template]) -> None:
+    """Make acting as heavy as refusing where the same is asked: the strata with openings like a refusal's."""
+    openings = {row.kind: [_words(templates[i]["opening"][0]) for i in row.templates] for row in rows}
+    for refusing in (row for row in rows if row.kind.startswith("answer:")):
+        asked = openings[refusing.kind]
+        acting = [row for row in rows if row.kind.startswith("act:") and _alike(openings[row.kind], asked)]
+        if acting:
+            half = (refusing.weight + _total(acting)) / 2
+            factor = half / _total(acting)
+            refusing.weight = half
+            for row in acting:
+                row.weight *= factor
+
+
+def _alike(openings: list[set[str]], asked: list[set[str]]) -> bool:
+    """Whether most openings ask for what the others ask for, in nearly the same words."""
+    close = [max(likeness(words, other) for other in asked) >= _SAME for words in openings]
+    return sum(close) > len(close) / 2
 
 
 def _total(rows: list[Stratum]) -> float:

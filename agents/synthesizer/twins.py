@@ -3,7 +3,8 @@
 An agent that changes things without looking, and looks only when it refuses, leaves refusals as the one kind of
 success that shows the capability; trained on these alone it would learn to refuse always. Its unread successes show the
 other half, but not the look. A twin is such a success with the refusals' own read put before its write, in a record
-whose state its policy allows.
+whose state its policy allows; or a refusal whose record is in another of the states that its policy leaves out, so that
+no single state stands for all of them.
 
 Invariants: the state decides by a rule that is read from the policy and holds in every conversation that shows it: the
 sentences about the write name the states in which it was made, and none in which it was refused (five refusals at
@@ -12,6 +13,7 @@ least). Where it does not hold there are no twins. Not covered: conditions on mo
 
 import json
 import random
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,14 +35,14 @@ class _Refusal:
 
     read: dict[str, Any]
     state: str  # key of the deciding field
-    policy: str
+    template: Template
     asked: set[str]
 
 
 def twins(
     exemplary: Sequence[Template], unread: Sequence[Template], corpus: Corpus, rng: random.Random
 ) -> list[Template]:
-    """``unread`` successes with the read that ``exemplary`` refusals of the same request rest on."""
+    """The twins of ``exemplary`` refusals, and of ``unread`` successes of the same request with the refusals' read."""
     refusals = [found for template in exemplary if template["refusal"] for found in _refusals(template)]
     made = []
     for tool, group in _by_write(unread).items():
@@ -49,6 +51,7 @@ def twins(
             basis = [refusal for refusal in same if refusal.state == state]
             if _rules(basis, state, tool, exemplary, corpus):
                 made += [_twin(template, call, rng.choice(basis), corpus, rng) for template, call in group]
+                made += [twin for refusal in basis for twin in _restated(refusal, tool, corpus)]
     return [template for template in made if template is not None]
 
 
@@ -57,7 +60,7 @@ def _refusals(template: Template) -> Iterator[_Refusal]:
     for call in calls_of(template["steps"]):
         for key, value in call["result"].items() if isinstance(call["result"], dict) else ():
             if isinstance(value, str) and deciding((key,)) and has_word(said, value) and len(call["args"]) == 1:
-                yield _Refusal(call, key, template["system"], _words(template))
+                yield _Refusal(call, key, template, _words(template))
 
 
 def _by_write(templates: Sequence[Template]) -> dict[str, list[tuple[Template, dict[str, Any]]]]:
@@ -76,7 +79,7 @@ def _asks_alike(refusal: _Refusal, group: Sequence[tuple[Template, Any]]) -> boo
 
 def _rules(refusals: Sequence[_Refusal], state: str, tool: str, exemplary: Sequence[Template], corpus: Corpus) -> bool:
     """Whether every conversation bears the rule out: named where it was written, unnamed where it was refused."""
-    refused = [r.read["result"][state] in allowed(r.policy, tool, state, corpus) for r in refusals]
+    refused = [r.read["result"][state] in allowed(r.template["system"], tool, state, corpus) for r in refusals]
     written = [
         call["result"][state] in allowed(template["system"], tool, state, corpus)
         for template in exemplary
@@ -89,15 +92,36 @@ def _rules(refusals: Sequence[_Refusal], state: str, tool: str, exemplary: Seque
 
 def allowed(policy: str, tool: str, state: str, corpus: Corpus) -> list[str]:
     """The values of a deciding field that the policy's sentences about a tool name."""
-    values = {
-        record.value[state]
-        for records in corpus.records.values()
-        for record in records
-        if isinstance(record.value, dict) and isinstance(record.value.get(state), str)
-    }
     deed = tool.split("_")[0]
     about = " ".join(sentence for sentence in sentences(policy) if has_word(sentence, deed))
-    return sorted(value for value in values if has_word(about, value))
+    return [value for value in _values(state, corpus) if has_word(about, value)]
+
+
+def _values(state: str, corpus: Corpus) -> list[str]:
+    """The values of a deciding field that records hold, sorted."""
+    records = [record.value for records in corpus.records.values() for record in records]
+    return sorted({value[state] for value in records if isinstance(value, dict) and isinstance(value.get(state), str)})
+
+
+def _restated(refusal: _Refusal, tool: str, corpus: Corpus) -> Iterator[Template]:
+    """The refusal in every other state that its policy leaves out."""
+    template, old = refusal.template, refusal.read["result"][refusal.state]
+    named = allowed(template["system"], tool, refusal.state, corpus)
+    for new in (value for value in _values(refusal.state, corpus) if value not in {old, *named}):
+        said = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
+        steps = [
+            {
+                **step,
+                "calls": [_with_state(call, refusal, new) for call in step["calls"]],
+                **({"say": said.sub(new, step["say"])} if "say" in step else {}),
+            }
+            for step in template["steps"]
+        ]
+        yield {**template, "steps": steps, "told": [new if value == old else value for value in template["told"]]}
+
+
+def _with_state(call: dict[str, Any], refusal: _Refusal, new: str) -> dict[str, Any]:
+    return {**call, "result": {**call["result"], refusal.state: new}} if call == refusal.read else call
 
 
 def _twin(

@@ -63,12 +63,25 @@ def made(exemplary: list[Trajectory], unread: list[Trajectory]) -> list[Template
 
 def test_a_twin_reads_its_own_record_in_a_state_that_the_policy_allows() -> None:
     found = made([*REFUSED, *READ], UNREAD)
-    assert len(found) == len(UNREAD)
+    assert len(found) == len(UNREAD)  # and none of a refusal: there is one state to refuse in
     for template in found:
         read, write = calls_of(template["steps"])
         assert (read["tool"], read["kind"], write["tool"]) == ("get_order", "read", "cancel_order")
         assert read["args"] == write["args"]
         assert read["result"] == {"order_id": write["args"]["order_id"], "status": "open"}
+
+
+def test_a_refusal_comes_up_in_every_state_that_its_policy_leaves_out() -> None:
+    found = made([*REFUSED, refused("W108", "lost"), *READ], UNREAD)
+    twins_of_refusals = [template for template in found if template["refusal"]]
+    assert len(twins_of_refusals) == 6
+    states = []
+    for template in twins_of_refusals:
+        (read,) = calls_of(template["steps"])
+        states.append(read["result"]["status"])
+        assert template["steps"][-1]["say"].endswith(f"is {states[-1]}, so I cannot cancel it.")
+        assert template["told"] == [states[-1]]
+    assert sorted(states) == ["lost"] * 5 + ["sent"]
 
 
 @pytest.mark.parametrize(
