@@ -220,16 +220,18 @@ def test_another_version_of_the_graph_ends_an_unfinished_cycle_and_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = Script(cut="train alpha", decided=approved("alpha", "beta"))
+    monkeypatch.setattr(cycle, "GRAPH_VERSION", 2)
     with pytest.raises(PowerCut):
         run(script, tmp_path)
     calls = list(script.calls)
-    monkeypatch.setattr(cycle, "GRAPH_VERSION", 2)
-    with pytest.raises(CycleChanged, match=r"begun with version 1 of the cycle's graph and this is 2.*ends here"):
-        run(script, tmp_path)
+    for version in (1, 3):
+        monkeypatch.setattr(cycle, "GRAPH_VERSION", version)
+        with pytest.raises(CycleChanged, match=rf"begun with version 2 of .* graph and this is {version}.*ends here"):
+            run(script, tmp_path)
     assert script.calls == calls
-    monkeypatch.setattr(cycle, "GRAPH_VERSION", 1)
-    assert run(script, tmp_path).finished
     monkeypatch.setattr(cycle, "GRAPH_VERSION", 2)
+    assert run(script, tmp_path).finished
+    monkeypatch.setattr(cycle, "GRAPH_VERSION", 3)
     assert run(script, tmp_path).finished
 
 

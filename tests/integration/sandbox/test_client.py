@@ -1,17 +1,20 @@
 """Episodes over a real container: many, isolated, and every way of dying told apart."""
 
 import asyncio
+import os
 import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sandbox.admission.policies import call, say
 from sandbox.client import SandboxSource, reap_orphans
 from sandbox.contract import Score
+from sandbox.docker_engine import process_ids
 from sandbox.errors import Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash
 from sandbox.policy import LABEL_OWNER, SandboxLimits
@@ -35,6 +38,19 @@ def test_an_episode_comes_back_as_the_contracts_types(lamp_shop: str) -> None:
             assert step.done
             assert await episode.score() == play.score == Score(1.0, True, {"requests": 1.0})
             await episode.close()
+
+    asyncio.run(main())
+
+
+def test_the_processes_of_a_container_are_those_of_who_started_it(lamp_shop: str) -> None:
+    async def main() -> None:
+        before = process_ids([os.getpid()])
+        async with SandboxSource(lamp_shop) as source:
+            await source.episode().reset(7)
+            [worker] = set(process_ids([os.getpid()])) - set(before)
+            assert "sandbox.worker" in psutil.Process(worker).cmdline()
+            assert worker not in process_ids([1])
+        assert process_ids([os.getpid()]) == before
 
     asyncio.run(main())
 
