@@ -56,6 +56,10 @@ target_margin = -1.0
 untouched_margin = 1.0
 [test]
 seeds = 4
+[devices]
+idle_s = 0
+cpu_utilisation = 1.0
+cpu_memory = 1.0
 [executor]
 backoff_s = 0.2
 backoff_cap_s = 2.0

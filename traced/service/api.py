@@ -2,7 +2,8 @@
 
 Invariants: every answer that is an error has the form {"type", "message", "hint"}; ``/alive`` and ``/metrics`` need no
 token, everything else does on TCP; the event stream is resumed by ``Last-Event-ID`` and sends a comment every
-``KEEPALIVE_S`` so that a dead listener is noticed.
+``KEEPALIVE_S`` so that a dead listener is noticed. What asks the store runs on a thread: one that is locked holds up its
+own caller and nobody else.
 How it fails: a defect answers 500 with its type's name and is logged with its traceback; details stay in the log.
 Not covered: who may connect (``traced.service.doors``).
 """
@@ -130,7 +131,7 @@ def _acts(control: Control, door: Door) -> APIRouter:
     Who = Annotated[Caller, Depends(door)]
 
     @router.post("/cycles")
-    async def start(asked: Reason, caller: Who) -> Done:
+    def start(asked: Reason, caller: Who) -> Done:
         """Begin a cycle now, or carry on the unfinished one."""
         return control.start(caller, asked)
 
@@ -145,37 +146,37 @@ def _acts(control: Control, door: Door) -> APIRouter:
         return await control.pause(caller, asked)
 
     @router.post("/resume")
-    async def resume(asked: Reason, caller: Who) -> Done:
+    def resume(asked: Reason, caller: Who) -> Done:
         """Go on after a pause."""
         return control.resume(caller, asked)
 
     @router.post("/adapters/{adapter}/approve")
-    async def approve(adapter: str, asked: Reason, caller: Who) -> Done:
+    def approve(adapter: str, asked: Reason, caller: Who) -> Done:
         """Approve an adapter that passed its gate and put it live."""
         return control.decide(caller, asked, partial(acts.approve, adapter=adapter))
 
     @router.post("/adapters/{adapter}/reject")
-    async def reject(adapter: str, asked: Reason, caller: Who) -> Done:
+    def reject(adapter: str, asked: Reason, caller: Who) -> Done:
         """Decide against an adapter."""
         return control.decide(caller, asked, partial(acts.reject, adapter=adapter))
 
     @router.post("/adapters/{adapter}/rollback")
-    async def roll_back(adapter: str, asked: Reason, caller: Who) -> Done:
+    def roll_back(adapter: str, asked: Reason, caller: Who) -> Done:
         """Undo the promotion of one adapter."""
         return control.decide(caller, asked, partial(acts.roll_back, adapter=adapter))
 
     @router.post("/rollback")
-    async def roll_back_last(asked: Reason, caller: Who) -> Done:
+    def roll_back_last(asked: Reason, caller: Who) -> Done:
         """Undo the last promotion."""
         return control.decide(caller, asked, partial(acts.roll_back, adapter=None))
 
     @router.post("/reload")
-    async def reload(asked: Reason, caller: Who) -> Done:
+    def reload(asked: Reason, caller: Who) -> Done:
         """Read the settings again, as SIGHUP does."""
         return control.reload(caller, asked)
 
     @router.post("/parked/{parked_id}/release")
-    async def release(parked_id: str, asked: Reason, caller: Who) -> Done:
+    def release(parked_id: str, asked: Reason, caller: Who) -> Done:
         """Let a parked input be tried again."""
         return control.decide(caller, asked, partial(acts.release, parked_id=parked_id))
 

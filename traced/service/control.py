@@ -2,10 +2,11 @@
 
 Invariants: every act is one transaction with its audit entry and its event, and repeating it changes nothing; a
 read-only caller looks and nothing more. An act that lets the cycle go on (a decision, a start, resume) wakes the loop;
-the loop, and not the act, does the work.
+the loop, and not the act, does the work. All may be called on any thread but ``pause`` and ``cancel``, which are awaited.
 How it fails: ``ServiceError``, PromotionError and the store's errors, which the API turns into answers.
 """
 
+import asyncio
 import logging
 import os
 from collections.abc import Callable
@@ -134,14 +135,16 @@ class Control:
 
     async def pause(self, caller: Caller, asked: Reason) -> Done:
         """Stop the cycle at work at its next safe point, and begin none until ``resume``."""
-        act = self._act(caller, asked)
+        await asyncio.to_thread(self._pause, self._act(caller, asked))
+        if self.loop.running:
+            await self.loop.stop_cycle(self.loop.running)
+        return Done(said=f"{self.target} is paused", subject=self.target)
+
+    def _pause(self, act: Act) -> None:
         with session(self.store) as opened:
             if target_standing(opened, self.target).paused_at is None:
                 pause_target(opened, self.target, who=act.who, at=act.at)
                 acts.note(opened, act, "pause", self.target)
-        if self.loop.running:
-            await self.loop.stop_cycle(self.loop.running)
-        return Done(said=f"{self.target} is paused", subject=self.target)
 
     def resume(self, caller: Caller, asked: Reason) -> Done:
         """Go on after a pause; an unfinished cycle is carried on."""
@@ -155,15 +158,17 @@ class Control:
 
     async def cancel(self, caller: Caller, cycle_id: str, asked: Reason) -> Done:
         """End an unfinished cycle for good. Raises ``NoSuchThing``, or ``Busy`` when it has ended."""
-        act = self._act(caller, asked)
+        await asyncio.to_thread(self._cancel, self._act(caller, asked), cycle_id)
+        await self.loop.stop_cycle(cycle_id)
+        return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
+
+    def _cancel(self, act: Act, cycle_id: str) -> None:
         with session(self.store) as opened:
             state = self._cycle_state(opened, cycle_id)
             if state in ENDED:
                 raise Busy(f"cycle {cycle_id} is {state.value} already", hint="traced status")
             set_cycle_state(opened, cycle_id, CycleState.CANCELLED, at=act.at)
             acts.note(opened, act, "cancel", cycle_id, cycle_id=cycle_id)
-        await self.loop.stop_cycle(cycle_id)
-        return Done(said=f"{cycle_id} is cancelled", subject=cycle_id)
 
     def decide(self, caller: Caller, asked: Reason, decision: Callable[[Session, Act], Done]) -> Done:
         """Make one of ``traced.acts``' decisions; the cycle that waited for it goes on."""

@@ -150,7 +150,7 @@ async def _reload(control: Control, lifecycle: Lifecycle, manager: ServiceManage
         lifecycle.reload.clear()
         manager.reloading("reads its settings again")
         try:
-            control.reload(Caller("SIGHUP", "local"), Reason())
+            await asyncio.to_thread(control.reload, Caller("SIGHUP", "local"), Reason())
         except (TracedError, StoreError) as error:
             log.error("the settings were not read again, the old ones stay in force: %s", error)
         except Exception:

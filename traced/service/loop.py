@@ -62,6 +62,7 @@ class CycleLoop:
     doing: list[str] = field(default_factory=list)
     _asked: str = ""
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
+    _home: asyncio.AbstractEventLoop | None = None
     _work: "asyncio.Task[None] | None" = None
 
     def request_cycle(self, cause: str) -> None:
@@ -70,8 +71,11 @@ class CycleLoop:
         self.wake()
 
     def wake(self) -> None:
-        """Look again at what there is to do."""
-        self._awake.set()
+        """Look again at what there is to do; may be called on any thread."""
+        if self._home is None:
+            self._awake.set()
+        else:
+            self._home.call_soon_threadsafe(self._awake.set)
 
     async def stop_cycle(self, cycle_id: str) -> None:
         """Bring the cycle's stages to an end at their next safe point; returns when they have ended."""
@@ -81,6 +85,7 @@ class CycleLoop:
 
     async def run(self, draining: asyncio.Event) -> None:
         """Work until ``draining`` is set; the cycle at work is then left interrupted at its next safe point."""
+        self._home = asyncio.get_running_loop()
         over = asyncio.ensure_future(draining.wait())
         try:
             while not draining.is_set():
@@ -88,6 +93,7 @@ class CycleLoop:
                 if not await self._turn(over):
                     await self._rest(over)
         finally:
+            self._home = None
             over.cancel()
 
     async def _turn(self, over: "asyncio.Future[Any]") -> bool:

@@ -21,6 +21,8 @@ from traced.host.holder import this_holder
 from traced.service.control import Control
 from traced.service.loop import CycleLoop
 
+AT_ONCE = {"devices.idle_s": 0, "devices.cpu_utilisation": 1, "devices.cpu_memory": 1}  # train on a busy machine too
+
 
 @dataclass
 class Place:
@@ -41,7 +43,7 @@ class Place:
         return T0 + timedelta(days=1 + self.days, seconds=next(self.ticks))
 
     def fresh(self) -> None:
-        settings = load_settings(self.data_dir)
+        settings = load_settings(self.data_dir, AT_ONCE)
         ledger = Ledger(self.store, this_holder(), Backoff(0.001, 1, 0.001), 3, 0, self.now)
         self.loop = CycleLoop(settings, self.store, self.scripted, ledger, self.now)
         self.control = Control(settings, self.store, self.loop, self.now, T0, state="ready")

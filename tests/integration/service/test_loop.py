@@ -6,6 +6,7 @@ What kills the process is in ``tests/acceptance/chaos``; here the process lives 
 import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from store.repositories.notices import due_notices
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import CRASHED, Scripted, failed
 from tests.unit.store.chain import T0
+from traced import acts
+from traced.client.models import Reason
 from traced.service.doors import Caller
 from traced.service.errors import Busy
 
@@ -48,16 +51,16 @@ def kinds(place: Place) -> list[str]:
 
 def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Place) -> None:
     async def story() -> None:
-        place.control.start(ADA, "to see")
+        place.control.start(ADA, Reason(reason="to see"))
         waiting = await place.until(*WAITING)
         assert waiting.state is CycleState.WAITING
         assert place.scripted.ran[:2] == ["collect", "analyze"]
         for capability in place.scripted.capabilities:
             assert [one for one in place.scripted.ran if one.endswith(capability)] == way(capability)
         place.fresh()  # the person takes a day, and the machine is started again meanwhile
-        place.control.approve(ADA, "alpha@v1", "good")
+        place.control.decide(ADA, Reason(reason="good"), partial(acts.approve, adapter="alpha@v1"))
         assert place.cycle().state is CycleState.WAITING
-        place.control.reject(ADA, "beta@v1", "not needed")
+        place.control.decide(ADA, Reason(reason="not needed"), partial(acts.reject, adapter="beta@v1"))
         done = await place.until(*ENDED)
         assert (done.state, done.summary) == (CycleState.FINISHED, {"made": True})
         assert place.scripted.ran[-2:] == ["evaluate", "report"]
@@ -73,9 +76,9 @@ def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Place) -
 
 def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
     async def story() -> None:
-        place.control.start(ADA, "")
+        place.control.start(ADA, Reason(reason=""))
         await place.until(*WAITING)
-        place.control.start(ADA, "again")
+        place.control.start(ADA, Reason(reason="again"))
         await place.until(CycleState.WAITING)
 
     asyncio.run(story())
@@ -93,7 +96,7 @@ def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
 @pytest.mark.parametrize("stage", ["collect", "analyze", "train alpha", "gate beta"])
 def test_stopped_in_order_it_carries_on_where_it_was(place: Place, stage: str) -> None:
     async def story() -> None:
-        place.control.start(ADA, "")
+        place.control.start(ADA, Reason(reason=""))
         await place.stopped_at(stage)
         assert place.cycle().state is CycleState.INTERRUPTED
         with reading(place.store) as opened:
@@ -110,16 +113,16 @@ def test_stopped_in_order_it_carries_on_where_it_was(place: Place, stage: str) -
 
 def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:
     async def story() -> None:
-        place.control.start(ADA, "")
-        await place.stopped_at("train alpha", lambda: place.control.pause(ADA, "lunch"))
+        place.control.start(ADA, Reason(reason=""))
+        await place.stopped_at("train alpha", lambda: place.control.pause(ADA, Reason(reason="lunch")))
         assert place.cycle().state is CycleState.INTERRUPTED
         before = list(place.scripted.ran)
         place.fresh()
         with pytest.raises(Busy, match="is paused"):
-            place.control.start(ADA, "")
+            place.control.start(ADA, Reason(reason=""))
         await place.until(CycleState.INTERRUPTED)
         assert place.scripted.ran == before
-        place.control.resume(ADA, "")
+        place.control.resume(ADA, Reason(reason=""))
         await place.until(CycleState.WAITING)
 
     asyncio.run(story())
@@ -127,13 +130,15 @@ def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:
 
 def test_cancelled_it_ends_for_good_and_the_next_one_may_begin(place: Place) -> None:
     async def story() -> None:
-        place.control.start(ADA, "")
-        await place.stopped_at("admit alpha", lambda: place.control.cancel(ADA, place.cycle().id, "wrong settings"))
+        place.control.start(ADA, Reason(reason=""))
+        await place.stopped_at(
+            "admit alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason(reason="wrong settings"))
+        )
         assert place.cycle().state is CycleState.CANCELLED
         assert "train alpha" not in place.scripted.ran
         place.fresh()
         await place.until(CycleState.CANCELLED)
-        place.control.start(ADA, "once more")
+        place.control.start(ADA, Reason(reason="once more"))
         await place.until(CycleState.WAITING)
 
     asyncio.run(story())
@@ -146,9 +151,9 @@ def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place
     place.scripted.ends["train alpha"] = [CRASHED] * 3
 
     async def story() -> None:
-        place.control.start(ADA, "")
+        place.control.start(ADA, Reason(reason=""))
         await place.until(*WAITING)
-        place.control.approve(ADA, "beta@v1", "")
+        place.control.decide(ADA, Reason(reason=""), partial(acts.approve, adapter="beta@v1"))
         assert (await place.until(*ENDED)).state is CycleState.FINISHED
 
     asyncio.run(story())
@@ -167,9 +172,9 @@ def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: Place)
     place.scripted.ends["analyze"] = [CRASHED] * 3
 
     async def story() -> None:
-        place.control.start(ADA, "")
+        place.control.start(ADA, Reason(reason=""))
         assert (await place.until(*WAITING)).state is CycleState.FAILED
-        place.control.start(ADA, "the service lives on")
+        place.control.start(ADA, Reason(reason="the service lives on"))
         await place.until(*WAITING)
 
     asyncio.run(story())
@@ -186,7 +191,7 @@ def test_what_surrounds_a_stage_is_waited_for(place: Place) -> None:
     place.scripted.ends["collect"] = [failed("EngineDown", "SandboxError")] * 5
 
     async def story() -> None:
-        place.control.start(ADA, "")
+        place.control.start(ADA, Reason(reason=""))
         assert (await place.until(*WAITING)).state is CycleState.WAITING
 
     asyncio.run(story())
@@ -202,7 +207,7 @@ def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop
     gone = iter([True, True, False, True])
 
     async def story() -> None:
-        place.control.start(ADA, "")
+        place.control.start(ADA, Reason(reason=""))
         due, graph = place.loop._due, place.loop._graph
 
         def flaky_due() -> Cycle | None:
@@ -226,17 +231,17 @@ def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop
 @pytest.mark.parametrize("days", [-3.0, 3.0], ids=["back", "forward"])
 def test_a_clock_that_is_stepped_loses_and_doubles_nothing(place: Place, days: float) -> None:
     async def story() -> None:
-        place.control.start(ADA, "")
+        place.control.start(ADA, Reason(reason=""))
         await place.stopped_at("train alpha")
         place.days += days
         place.fresh()
         assert (await place.until(*WAITING)).state is CycleState.WAITING
         place.days -= days
         for adapter in ("alpha@v1", "beta@v1"):
-            place.control.approve(ADA, adapter, "")
+            place.control.decide(ADA, Reason(), partial(acts.approve, adapter=adapter))
         assert (await place.until(*ENDED)).state is CycleState.FINISHED
         place.days += days
-        place.control.start(ADA, "the next one")
+        place.control.start(ADA, Reason(reason="the next one"))
         await place.until(CycleState.WAITING)
 
     asyncio.run(story())

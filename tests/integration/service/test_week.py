@@ -6,6 +6,7 @@ What is evidence (adapters, gates, decisions) is kept for ever, so it may grow b
 import asyncio
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,8 @@ from store.records import CycleState
 from store.tables import Row
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import Scripted
+from traced import acts
+from traced.client.models import Reason
 from traced.config import load_settings
 from traced.service.doors import Caller
 from traced.upkeep.prune import prune
@@ -50,10 +53,10 @@ def files(place: Place, folder: str) -> int:
 
 async def hour(place: Place) -> None:
     """One cycle, with a person who approves it."""
-    place.control.start(ADA, "every hour")
+    place.control.start(ADA, Reason(reason="every hour"))
     waiting = await place.until(CycleState.WAITING)
     for adapter in place.control.status().waiting:
-        place.control.approve(ADA, adapter, "good")
+        place.control.decide(ADA, Reason(reason="good"), partial(acts.approve, adapter=adapter))
     assert (await place.until(CycleState.FINISHED)).id == waiting.id
     place.days += 1 / 24
 
