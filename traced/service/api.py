@@ -2,8 +2,8 @@
 
 Invariants: every answer that is an error has the form {"type", "message", "hint"}; ``/alive`` and ``/metrics`` need no
 token, everything else does on TCP; the event stream is resumed by ``Last-Event-ID`` and sends a comment every
-``KEEPALIVE_S`` so that a dead listener is noticed. What asks the store runs on a thread: one that is locked holds up its
-own caller and nobody else.
+``KEEPALIVE_S`` so that a dead listener is noticed. What asks the store runs on a thread: a locked one holds up its own
+caller and nobody else.
 How it fails: a defect answers 500 with its type's name and is logged with its traceback; details stay in the log.
 Not covered: who may connect (``traced.service.doors``).
 """

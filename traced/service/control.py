@@ -2,7 +2,7 @@
 
 Invariants: every act is one transaction with its audit entry and its event, and repeating it changes nothing; a
 read-only caller looks and nothing more. An act that lets the cycle go on (a decision, a start, resume) wakes the loop;
-the loop, and not the act, does the work. All may be called on any thread but ``pause`` and ``cancel``, which are awaited.
+the loop, and not the act, does the work. Any thread may call one, but for ``pause`` and ``cancel``, which are awaited.
 How it fails: ``ServiceError``, PromotionError and the store's errors, which the API turns into answers.
 """
 

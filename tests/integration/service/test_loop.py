@@ -76,7 +76,7 @@ def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Place) -
 
 def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
     async def story() -> None:
-        place.control.start(ADA, Reason(reason=""))
+        place.control.start(ADA, Reason())
         await place.until(*WAITING)
         place.control.start(ADA, Reason(reason="again"))
         await place.until(CycleState.WAITING)
@@ -96,7 +96,7 @@ def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
 @pytest.mark.parametrize("stage", ["collect", "analyze", "train alpha", "gate beta"])
 def test_stopped_in_order_it_carries_on_where_it_was(place: Place, stage: str) -> None:
     async def story() -> None:
-        place.control.start(ADA, Reason(reason=""))
+        place.control.start(ADA, Reason())
         await place.stopped_at(stage)
         assert place.cycle().state is CycleState.INTERRUPTED
         with reading(place.store) as opened:
@@ -113,16 +113,16 @@ def test_stopped_in_order_it_carries_on_where_it_was(place: Place, stage: str) -
 
 def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:
     async def story() -> None:
-        place.control.start(ADA, Reason(reason=""))
+        place.control.start(ADA, Reason())
         await place.stopped_at("train alpha", lambda: place.control.pause(ADA, Reason(reason="lunch")))
         assert place.cycle().state is CycleState.INTERRUPTED
         before = list(place.scripted.ran)
         place.fresh()
         with pytest.raises(Busy, match="is paused"):
-            place.control.start(ADA, Reason(reason=""))
+            place.control.start(ADA, Reason())
         await place.until(CycleState.INTERRUPTED)
         assert place.scripted.ran == before
-        place.control.resume(ADA, Reason(reason=""))
+        place.control.resume(ADA, Reason())
         await place.until(CycleState.WAITING)
 
     asyncio.run(story())
@@ -130,7 +130,7 @@ def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:
 
 def test_cancelled_it_ends_for_good_and_the_next_one_may_begin(place: Place) -> None:
     async def story() -> None:
-        place.control.start(ADA, Reason(reason=""))
+        place.control.start(ADA, Reason())
         await place.stopped_at(
             "admit alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason(reason="wrong settings"))
         )
@@ -151,9 +151,9 @@ def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place
     place.scripted.ends["train alpha"] = [CRASHED] * 3
 
     async def story() -> None:
-        place.control.start(ADA, Reason(reason=""))
+        place.control.start(ADA, Reason())
         await place.until(*WAITING)
-        place.control.decide(ADA, Reason(reason=""), partial(acts.approve, adapter="beta@v1"))
+        place.control.decide(ADA, Reason(), partial(acts.approve, adapter="beta@v1"))
         assert (await place.until(*ENDED)).state is CycleState.FINISHED
 
     asyncio.run(story())
@@ -172,7 +172,7 @@ def test_a_stage_of_the_whole_cycle_that_is_parked_fails_the_cycle(place: Place)
     place.scripted.ends["analyze"] = [CRASHED] * 3
 
     async def story() -> None:
-        place.control.start(ADA, Reason(reason=""))
+        place.control.start(ADA, Reason())
         assert (await place.until(*WAITING)).state is CycleState.FAILED
         place.control.start(ADA, Reason(reason="the service lives on"))
         await place.until(*WAITING)
@@ -191,7 +191,7 @@ def test_what_surrounds_a_stage_is_waited_for(place: Place) -> None:
     place.scripted.ends["collect"] = [failed("EngineDown", "SandboxError")] * 5
 
     async def story() -> None:
-        place.control.start(ADA, Reason(reason=""))
+        place.control.start(ADA, Reason())
         assert (await place.until(*WAITING)).state is CycleState.WAITING
 
     asyncio.run(story())
@@ -207,7 +207,7 @@ def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop
     gone = iter([True, True, False, True])
 
     async def story() -> None:
-        place.control.start(ADA, Reason(reason=""))
+        place.control.start(ADA, Reason())
         due, graph = place.loop._due, place.loop._graph
 
         def flaky_due() -> Cycle | None:
@@ -231,7 +231,7 @@ def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop
 @pytest.mark.parametrize("days", [-3.0, 3.0], ids=["back", "forward"])
 def test_a_clock_that_is_stepped_loses_and_doubles_nothing(place: Place, days: float) -> None:
     async def story() -> None:
-        place.control.start(ADA, Reason(reason=""))
+        place.control.start(ADA, Reason())
         await place.stopped_at("train alpha")
         place.days += days
         place.fresh()
