@@ -101,6 +101,7 @@ def _standing(opened: Session, cycle_id: str, key: InputKey, ledger: Ledger) -> 
     if parked is None and len(against) >= ledger.failures:
         parked = _parked_by(against, cycle_id, until=attempts[-1].seq, at=ledger.now())
         park(opened, parked)
+        ledger.on_parked(opened, parked)
     return attempts if parked is None else _parked_error(parked)
 
 

@@ -16,7 +16,7 @@ from sqlmodel import Session
 
 from store.database import session
 from store.errors import StoreUnavailable
-from store.repositories.attempts import AttemptState
+from store.repositories.attempts import AttemptState, ParkedInput
 from traced.executor.job import Report, ReportKind
 from traced.executor.retry import Backoff
 
@@ -35,6 +35,7 @@ class Ledger:
     seed: int
     now: Callable[[], datetime]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    on_parked: Callable[[Session, ParkedInput], None] = lambda opened, parked: None  # in the transaction that parks it
 
     async def once(self, call: Callable[[Session], T]) -> T:
         """A transaction in a thread; one that has begun is waited for even by who is cancelled."""

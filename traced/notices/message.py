@@ -34,7 +34,7 @@ def approval_needed(adapter: str, gate_id: str) -> Message:
 def parked(parked_id: str, stage: str, subject: str, reason: str) -> Message:
     """An input failed too often and is left aside."""
     text = f"{stage} of {subject or 'the cycle'} failed too often and is parked: {reason}"
-    return Message("parked", subject or stage, text, "traced status", f"parked:{parked_id}")
+    return Message("parked", subject or stage, text, f"traced release {parked_id}", f"parked:{parked_id}")
 
 
 def cycle_failed(cycle_id: str, reason: str) -> Message:

@@ -12,7 +12,7 @@ Not covered: when a new cycle begins (``traced.service.triggers``), and who asks
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +23,7 @@ from sqlmodel import Session
 from store.database import session
 from store.records import Cycle, CycleState
 from store.repositories.adapters import list_adapters
+from store.repositories.attempts import ParkedInput
 from store.repositories.cycles import ENDED, get_cycle, list_cycles, save_cycle, set_cycle_state
 from store.repositories.events import save_event
 from store.repositories.targets import note_start, target_standing
@@ -36,7 +37,7 @@ from traced.gates.promotion import undecided
 from traced.host.logs import working_on
 from traced.meter import Meter
 from traced.models import resolve_model
-from traced.notices.message import announce, approval_needed, cycle_failed
+from traced.notices.message import announce, approval_needed, cycle_failed, parked
 from traced.progress import Progress
 from traced.stages.context import Context
 from traced.targets.registry import target
@@ -64,6 +65,9 @@ class CycleLoop:
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
     _home: asyncio.AbstractEventLoop | None = None
     _work: "asyncio.Task[None] | None" = None
+
+    def __post_init__(self) -> None:
+        self.ledger = replace(self.ledger, on_parked=self._tell_parked)
 
     def request_cycle(self, cause: str) -> None:
         """Begin a cycle, or carry on the unfinished one, as soon as nothing stands in the way."""
@@ -204,6 +208,10 @@ class CycleLoop:
             self._set(opened, cycle, CycleState.WAITING, {"adapters": adapters})
             for name in adapters:
                 announce(opened, approval_needed(name, cycle.id), self.settings.notify.names, at=self.now())
+
+    def _tell_parked(self, opened: Session, left: ParkedInput) -> None:
+        message = parked(left.id, left.key.stage, left.key.capability, left.reason)
+        announce(opened, message, self.settings.notify.names, at=self.now())
 
     def _fail(self, cycle: Cycle, reason: str) -> None:
         with session(self.store) as opened:
