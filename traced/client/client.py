@@ -91,7 +91,7 @@ class Client:
 
     async def pause(self, reason: str = "") -> Done:
         """Stop at the next safe point, and begin no cycle until ``resume``."""
-        return await self._post("/pause", Reason(reason=reason))
+        return await self._post("/pause", Reason(reason=reason), patient=True)
 
     async def resume(self, reason: str = "") -> Done:
         """Go on after a pause."""
@@ -99,7 +99,7 @@ class Client:
 
     async def cancel(self, cycle_id: str, reason: str = "") -> Done:
         """End an unfinished cycle for good."""
-        return await self._post(f"/cycles/{_part(cycle_id)}/cancel", Reason(reason=reason))
+        return await self._post(f"/cycles/{_part(cycle_id)}/cancel", Reason(reason=reason), patient=True)
 
     async def approve(self, adapter: str, reason: str = "", who: str = "") -> Done:
         """Approve an adapter that passed its gate and put it live; ``who`` decides, if not the one who asks."""
@@ -152,8 +152,10 @@ class Client:
         found: list[Any] = (await self._ask("GET", path, query=query)).json()
         return found
 
-    async def _post(self, path: str, body: BaseModel) -> Done:
-        return Done.model_validate((await self._ask("POST", path, body=body.model_dump())).json())
+    async def _post(self, path: str, body: BaseModel, *, patient: bool = False) -> Done:
+        """``patient``: the answer comes at the next safe point, an iteration of training away at most."""
+        answer = await self._ask("POST", path, body=body.model_dump(), patient=patient)
+        return Done.model_validate(answer.json())
 
     async def _ask(
         self,
@@ -163,9 +165,11 @@ class Client:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         accept: tuple[int, ...] = (200,),
+        patient: bool = False,
     ) -> httpx.Response:
+        timeout = httpx.Timeout(self._http.timeout.connect, read=None) if patient else self._http.timeout
         try:
-            response = await self._http.request(method, path, params=query, json=body)
+            response = await self._http.request(method, path, params=query, json=body, timeout=timeout)
         except httpx.TransportError as error:
             raise NoDaemon(f"no daemon answers at {self._where} ({error})", hint="traced up") from error
         if response.status_code not in accept:

@@ -222,19 +222,6 @@ def test_a_lost_lease_stops_it_at_once(training: Training) -> None:
     training.play(scene)
 
 
-def test_cancelling_stops_the_trainer_and_gives_the_device_back(training: Training) -> None:
-    async def whole() -> None:
-        task = asyncio.create_task(on_device(training.lent(), training.pause, training.work, training.told.append))
-        await training.until(lambda: training.running)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(asyncio.wait_for(whole(), 60))
-    assert training.stopped == 1
-    assert training.holders() == []
-
-
 def test_what_the_work_raises_passes(training: Training) -> None:
     async def fails(device: DeviceReading) -> str:
         raise KeyError(device.id)
@@ -246,4 +233,24 @@ def test_what_the_work_raises_passes(training: Training) -> None:
 
     with pytest.raises(KeyError):
         asyncio.run(asyncio.wait_for(whole(), 60))
+    assert training.holders() == []
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_drain_waits_for_the_checkpoint_and_a_second_one_does_not(training: Training, deaf: bool) -> None:
+    training.deaf = deaf
+
+    async def main() -> None:
+        task = asyncio.create_task(on_device(training.lent(), training.pause, training.work, training.told.append))
+        await training.until(lambda: training.running)
+        task.cancel()
+        await training.until(training.pause.exists)
+        if deaf:
+            assert not task.done()
+            task.cancel()
+        await training.until(task.done)
+        assert task.cancelled()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert (training.done, training.stopped) == ((0, 1) if deaf else (1, 0))
     assert training.holders() == []
