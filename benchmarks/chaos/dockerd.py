@@ -7,13 +7,15 @@ root and an installed dockerd. After ``kill`` its containers run on, as they do 
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-import httpx
 import psutil
 
 START_S = 180.0
@@ -68,10 +70,16 @@ class Dockerd:
         subprocess.run(command, env={**os.environ, "DOCKER_HOST": self.host}, check=True, capture_output=True)
 
     def _answers(self) -> bool:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.folder / "docker.sock"))) as client:
-            try:
-                return client.get("http://docker/_ping").status_code == httpx.codes.OK
-            except httpx.TransportError:
+        with (
+            contextlib.closing(HTTPConnection("docker", timeout=START_S)) as asking,
+            socket.socket(socket.AF_UNIX) as door,
+        ):
+            try:  # httpx leaks its socket where nobody listens
+                door.connect(str(self.folder / "docker.sock"))
+                asking.sock = door
+                asking.request("GET", "/_ping")
+                return asking.getresponse().status == HTTPStatus.OK
+            except (OSError, HTTPException):
                 return False
 
     def kill(self) -> None:
