@@ -21,7 +21,7 @@ from traced.host.holder import this_holder
 from traced.service.control import Control
 from traced.service.loop import CycleLoop
 
-AT_ONCE = {"devices.idle_s": 0, "devices.cpu_utilisation": 1, "devices.cpu_memory": 1}  # train on a busy machine too
+AT_ONCE = {"devices.idle_s": 0, "devices.cpu_utilisation": 1, "devices.cpu_memory": 1, "devices.yield_s": 0.1}
 
 
 @dataclass
