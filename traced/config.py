@@ -121,7 +121,13 @@ class AdmissionSection(Section):
 class TrainingSection(Section):
     """GRPO on one LoRA adapter; the defaults suit the bundled model (the paper's learning rate, 1e-5, suits 30B)."""
 
-    iterations: Positive = Field(default=40, description="policy updates")
+    iterations: Positive = Field(default=60, description="policy updates, at most")
+    solved_after: int = Field(
+        default=3, ge=0, description="iterations in a row without a failed episode that end a training; 0 is never"
+    )
+    at_once: Positive = Field(
+        default=2, description="trainings side by side, each with its share of the threads; a service's lease devices"
+    )
     groups: Positive = Field(default=8, description="seeds per iteration")
     rollouts: int = Field(default=8, ge=2, description="episodes per seed")
     lr: float = Field(default=2e-3, gt=0, description="AdamW learning rate")

@@ -2,7 +2,8 @@
 
 Invariants: the state holds ids and names only, everything else is in the store; a stage is idempotent, so a node that
 was killed half-way is simply run again; a capability that fails is recorded with its reason and the others go on;
-stages that fill the machine (admission, training, gate) run one at a time. The approval node asks the store who still
+admission and gate fill the machine and have it to themselves; trainings run side by side where the caller says how many
+fit, or beside everything where each sees to its own device. The approval node asks the store who still
 waits, so that the store, and not the resume value, decides.
 
 How it fails: a ``CapabilityError`` of a capability's stage drops that capability only. Anything else (engine, Docker,
@@ -14,8 +15,9 @@ Not covered: what the stages do (``traced/stages``), and more than one process w
 
 import asyncio
 import operator
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypedDict, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -89,6 +91,47 @@ class Standing:
     waiting: list[str]
 
 
+@dataclass
+class Room:
+    """What fits on the machine at once: so many ``trainings``, or one stage that fills it; first come, first served.
+
+    ``trainings`` 0: any number, and beside everything else, because each waits for a device of its own.
+    """
+
+    trainings: int
+    _free: asyncio.Semaphore = field(init=False)
+    _turn: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self._free = asyncio.Semaphore(max(1, self.trainings))
+
+    @asynccontextmanager
+    async def whole(self) -> AsyncIterator[None]:
+        """The machine for one stage alone."""
+        async with self._taken(max(1, self.trainings)):
+            yield
+
+    @asynccontextmanager
+    async def share(self) -> AsyncIterator[None]:
+        """A training's place."""
+        async with self._taken(min(1, self.trainings)):
+            yield
+
+    @asynccontextmanager
+    async def _taken(self, places: int) -> AsyncIterator[None]:
+        taken = 0
+        try:
+            if places:
+                async with self._turn:
+                    while taken < places:
+                        await self._free.acquire()
+                        taken += 1
+            yield
+        finally:
+            for _ in range(taken):
+                self._free.release()
+
+
 class Node(Protocol):
     """A node of a capability's way, as LangGraph calls it."""
 
@@ -110,26 +153,26 @@ def _dropping(stages: Stages, stage: str, work: Node) -> Node:
     return node
 
 
-def _capability_nodes(stages: Stages, attempts: int, heavy: asyncio.Semaphore) -> dict[str, Node]:
+def _capability_nodes(stages: Stages, attempts: int, room: Room) -> dict[str, Node]:
     async def synthesize(state: CapabilityState) -> dict[str, Any]:
         attempt = state.get("attempt", 0)
         environment = await stages.synthesize(state["cycle_id"], state["capability"], attempt)
         return {"environment": environment, "attempt": attempt + 1}
 
     async def admit(state: CapabilityState) -> dict[str, Any]:
-        async with heavy:
+        async with room.whole():
             admitted = await stages.admit(state["cycle_id"], state["capability"], state["environment"])
         if not admitted and state["attempt"] >= attempts:
             raise CapabilityError(f"none of {attempts} candidate environments was admitted")
         return {"admitted": admitted}
 
     async def train(state: CapabilityState) -> dict[str, Any]:
-        async with heavy:
+        async with room.share():
             adapter = await stages.train(state["cycle_id"], state["capability"], state["environment"])
         return {"adapter": adapter}
 
     async def gate(state: CapabilityState) -> dict[str, Any]:
-        async with heavy:
+        async with room.whole():
             passed = await stages.gate(state["cycle_id"], state["adapter"])
         return {"adapters": [state["adapter"]]} if passed else {"dropped": [state["capability"]]}
 
@@ -147,9 +190,9 @@ def _after_admission(state: CapabilityState) -> str:
     return "train" if state["admitted"] else "synthesize"
 
 
-def _capability_graph(stages: Stages, attempts: int) -> CompiledStateGraph[Any, Any, Any, Any]:
+def _capability_graph(stages: Stages, attempts: int, room: Room) -> CompiledStateGraph[Any, Any, Any, Any]:
     graph = StateGraph(CapabilityState, output_schema=CapabilityResult)
-    for name, node in _capability_nodes(stages, attempts, asyncio.Semaphore(1)).items():
+    for name, node in _capability_nodes(stages, attempts, room).items():
         graph.add_node(name, node)
     graph.add_edge(START, "synthesize")
     graph.add_conditional_edges("synthesize", _unless_dropped("admit"), ["admit", END])
@@ -165,8 +208,10 @@ def _fan_out(state: CycleState) -> list[Send] | str:
     return sends or "report"
 
 
-def build_graph(stages: Stages, checkpointer: Saver, *, attempts: int = 5) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The cycle's graph; ``attempts`` bounds the candidate environments written for one capability."""
+def build_graph(
+    stages: Stages, checkpointer: Saver, *, attempts: int = 5, trainings: int = 1
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The cycle's graph; ``attempts`` bounds the candidate environments per capability, ``trainings`` is a Room's."""
 
     async def collect(state: CycleState) -> dict[str, Any]:
         await stages.collect(state["cycle_id"])
@@ -194,7 +239,7 @@ def build_graph(stages: Stages, checkpointer: Saver, *, attempts: int = 5) -> Co
     graph = StateGraph(CycleState)
     for node in (collect, analyze, approval, promote, evaluate, report):
         graph.add_node(node.__name__, node)
-    graph.add_node("capability", _capability_graph(stages, attempts))
+    graph.add_node("capability", _capability_graph(stages, attempts, Room(trainings)))
     graph.add_edge(START, "collect")
     graph.add_edge("collect", "analyze")
     graph.add_conditional_edges("analyze", _fan_out, ["capability", "report"])

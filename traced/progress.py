@@ -2,7 +2,8 @@
 
 Invariants: stdout is never written to; every stage that starts is shown once and keeps its last figure. Time left is
 the expected seconds of what has not run yet, scaled by how this machine has done so far against expectation, and for a
-running stage what its own pace says. It is an estimate and is shown rounded.
+running stage what its own pace says; of those that run side by side the longest counts. It is an estimate and is shown
+rounded.
 
 Not covered: what is counted (the stages say), and progress over several processes.
 """
@@ -135,7 +136,9 @@ class Progress:
         """Estimated seconds until every announced stage is over."""
         now = self._clock()
         pace = self._pace()
-        return sum(line.left(now, pace) for line in self.lines.values())
+        left = {key: line.left(now, pace) for key, line in self.lines.items()}
+        at_work = [left[key] for key, line in self.lines.items() if line.started is not None]
+        return max(at_work, default=0.0) + sum(left[key] for key, line in self.lines.items() if line.started is None)
 
     def render(self) -> Group:
         """The display: a line per stage, and the time left."""

@@ -63,7 +63,8 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
     _announce(context)
     try:
         async with checkpoints(context.data_dir, context.settings.store_url) as saver:
-            graph = build_graph(cycle_stages(context), saver, attempts=context.settings.synthesis.attempts)
+            attempts, trainings = context.settings.synthesis.attempts, context.settings.training.at_once
+            graph = build_graph(cycle_stages(context), saver, attempts=attempts, trainings=trainings)
             _mark(context, CycleState.RUNNING)
             standing = await advance(graph, context.cycle_id)
             while standing.waiting and decide(context, standing.waiting):
@@ -165,7 +166,7 @@ def _expected_of_capability(settings: Settings) -> dict[str, float]:
     return {
         "synthesize": EXPECTED_S["synthesize"],
         "admit": EXPECTED_S["admit"],
-        "train": EXPECTED_S["train"] * training.iterations * training.groups * training.rollouts,
+        "train": EXPECTED_S["train"] * training.iterations * training.groups * training.rollouts / training.at_once,
         "gate": EXPECTED_S["gate"] * 4 * gated.seeds * gated.trials,
     }
 

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import psutil
@@ -21,23 +22,24 @@ from sqlmodel import col, func, select
 
 from benchmarks.chaos.dockerd import Dockerd
 from benchmarks.chaos.place import Place
-from benchmarks.chaos.victims import present
+from benchmarks.chaos.victims import kinds, present
 from benchmarks.chaos.violations import Remembered, Violation, remember, violations
 from store.database import reading
 from store.records import CycleState
 from store.repositories.cycles import ENDED, list_cycles
 from store.tables import StageEventRow
-from traced.client import NoDaemon, Refused
+from traced.client import Client, NoDaemon, Refused
 
 LOOK_S = 0.05
 BOUNDARY_S = 90.0  # without a new boundary for so long, the kill comes anyway
 LONGEST_WAIT_S = 8.0  # before a kill at a random moment
+MOMENTS = {"boundary": 0.6, "random": 0.2, "presence": 0.2}  # when to kill, and how often so
 APPROVER = "the campaign approves what passes"
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill: whom, at a boundary or at a random moment, and the newest stage event at that time."""
+    """One kill: whom, at which of the ``MOMENTS``, and the newest stage event at that time."""
 
     victim: str
     moment: str
@@ -82,22 +84,33 @@ class Campaign:
 
     def _one(self, store: Engine, rng: random.Random) -> None:
         """Wait for the moment, then kill one process; those killed least are likeliest."""
-        at_boundary = rng.random() < 0.75
-        if at_boundary:
+        (moment,) = rng.choices([*MOMENTS], [*MOMENTS.values()])
+        counts = Counter(kill.victim for kill in self.done)
+        sought = min(kinds(self.dockerd), key=lambda kind: (counts[kind], rng.random()))
+        if moment == "boundary":
             self._until_boundary(store)
-        else:
+        elif moment == "random":
             time.sleep(rng.uniform(0, LONGEST_WAIT_S))
-        running = present(self.place, self.dockerd)
+        running = self._until_present(store, sought) if moment == "presence" else present(self.place, self.dockerd)
         if not running:
             return
-        counts = Counter(kill.victim for kill in self.done)
         victim = min(sorted(running), key=lambda kind: (counts[kind] + rng.random() * 2, kind))
-        kill = Kill(victim, "boundary" if at_boundary else "random", _newest(store))
+        kill = Kill(victim, moment, _newest(store))
         remember(store, self.remembered)
         with contextlib.suppress(psutil.NoSuchProcess):
             rng.choice(sorted(running[victim], key=lambda process: process.pid)).kill()
             self.done.append(kill)
             self.say(f"{len(self.done)} of {self.kills}: {victim} ({kill.moment}, after {kill.after})")
+
+    def _until_present(self, store: Engine, kind: str) -> dict[str, list[psutil.Process]]:
+        """Until there is a process of ``kind``, for some live but a few seconds of a cycle; what runs then of it."""
+        patience = min(time.monotonic() + BOUNDARY_S, self.deadline)
+        while kind not in (running := present(self.place, self.dockerd)):
+            if time.monotonic() > patience:
+                return running
+            self._keep_going(store)
+            time.sleep(5 * LOOK_S)
+        return {kind: running[kind]}
 
     def _until_boundary(self, store: Engine) -> None:
         """Until a boundary is passed after which nothing was killed yet, so that the kills spread over the nodes."""
@@ -127,7 +140,7 @@ class Campaign:
 
     def _approve(self) -> None:
         for adapter in self.place.status().waiting:
-            self.place.ask(lambda client, name=adapter: client.approve(name, APPROVER))  # type: ignore[misc]
+            self.place.ask(partial(Client.approve, adapter=adapter, reason=APPROVER))
             self.approvals += 1
 
     def _finish(self, store: Engine) -> None:
@@ -147,7 +160,7 @@ class Campaign:
         return {
             "kills": len(self.done),
             "victims": dict(sorted(Counter(kill.victim for kill in self.done).items())),
-            "at_boundaries": sum(kill.moment == "boundary" for kill in self.done),
+            "moments": dict(sorted(Counter(kill.moment for kill in self.done).items())),
             "after": dict(sorted(Counter(kill.after for kill in self.done).items())),
             "cycles": dict(self.cycles),
             "approvals": self.approvals,

@@ -146,11 +146,11 @@ class Place:
         """What the service says of itself. Raises ``NoDaemon``."""
         return self.ask(lambda client: client.status())
 
-    def ask(self, act: Callable[[Client], Awaitable[T]]) -> T:
+    def ask(self, act: Callable[[Client], Awaitable[T]], timeout_s: float = 30.0) -> T:
         """Ask the service for something. Raises the client's errors."""
 
         async def asked() -> T:
-            async with Client(default_socket(self.data_dir)) as client:
+            async with Client(default_socket(self.data_dir), timeout_s=timeout_s) as client:
                 return await act(client)
 
         return asyncio.run(asked())

@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,45 @@ def database(store: str) -> Iterator[str]:
         return
     if lacking := missing():
         raise SystemExit(lacking)
-    binaries = BINARIES[-1].parent if BINARIES else Path(str(shutil.which("initdb"))).parent
+    with server() as running:
+        yield running.url("postgres")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server in a folder of its own; it can be stopped and started again."""
+
+    folder: Path
+    options: str
+
+    def url(self, database: str) -> str:
+        """The URL of one of its databases."""
+        return f"postgresql://traced@/{database}?host={self.folder}"
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        # the log goes to a file, so that the server does not hold on to a pipe of this process
+        _run("pg_ctl", "-D", f"{self.folder}/data", "-l", f"{self.folder}/log", "-w", "-o", self.options, "start")
+
+    def stop(self) -> None:
+        """End it at once, as a crash would."""
+        _run("pg_ctl", "-D", f"{self.folder}/data", "-w", "-m", "immediate", "stop")
+
+
+@contextmanager
+def server(options: str = "") -> Iterator[Server]:
+    """A server with ``options`` (as for ``postgres``) for as long as the body."""
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path has to be short
-    data, log = str(folder / "data"), str(folder / "log")
-    options = f"-c listen_addresses='' -c unix_socket_directories={folder}"
+    made = Server(folder, f"-c listen_addresses='' -c unix_socket_directories={folder} {options}")
     try:
         os.chown(folder, _owner().pw_uid, _owner().pw_gid)
-        _run(str(binaries / "initdb"), "-D", data, "-U", "traced", "-A", "trust", "-E", "UTF8", "--no-sync")
-        _run(str(binaries / "pg_ctl"), "-D", data, "-l", log, "-w", "-o", options, "start")
+        _run("initdb", "-D", f"{folder}/data", "-U", "traced", "-A", "trust", "-E", "UTF8", "--no-sync")
+        made.start()
         try:
-            yield f"postgresql://traced@/postgres?host={folder}"
+            yield made
         finally:
-            _run(str(binaries / "pg_ctl"), "-D", data, "-w", "-m", "immediate", "stop")
+            with suppress(subprocess.CalledProcessError):  # it was stopped before
+                made.stop()
     finally:
         shutil.rmtree(folder)
 
@@ -54,9 +82,11 @@ def _owner() -> pwd.struct_passwd:
     return next(user for user in pwd.getpwall() if user.pw_name in ("postgres", "nobody"))
 
 
-def _run(*command: str) -> None:
+def _run(program: str, *arguments: str) -> None:
+    found = BINARIES[-1].parent / program if BINARIES else Path(str(shutil.which(program)))
     user = _owner()
     change: dict[str, Any] = {}
     if user.pw_uid != os.geteuid():
         change = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    command = [str(found), *arguments]
     subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True, **change)

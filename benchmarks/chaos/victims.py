@@ -22,7 +22,12 @@ MODULES = {
     "engine": "traced.serving.embedded",
 }
 WORKER = "sandbox.worker"
-KINDS = ("daemon", *MODULES, "worker", "dockerd")
+OF_DOCKER = ("worker", "dockerd")
+
+
+def kinds(dockerd: Dockerd | None) -> list[str]:
+    """Every kind of process that may be killed."""
+    return ["daemon", *MODULES, *(OF_DOCKER if dockerd is not None else ())]
 
 
 def present(place: Place, dockerd: Dockerd | None) -> dict[str, list[psutil.Process]]:

@@ -1,4 +1,4 @@
-"""The graph's steps on a real PostgreSQL, beside the store's tables (the server of test_store_postgres)."""
+"""The graph's steps on a real PostgreSQL, beside the store's tables."""
 
 import asyncio
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from benchmarks.chaos.postgres import Server, missing
 from store.database import connect, open_store, session
 from store.errors import StoreUnavailable
-from tests.integration.test_store_postgres import missing, server, url
 from tests.unit.store.chain import save_chain
 from tests.unit.test_cycle import CYCLE, PowerCut, Script, approved
 from tests.unit.upkeep.place import NOW
@@ -19,8 +19,6 @@ from traced.stages.errors import CycleChanged
 from traced.upkeep.backup import back_up
 from traced.upkeep.graph import forget_steps
 from traced.upkeep.restore import restore
-
-__all__ = ["server", "url"]  # fixtures
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -71,7 +69,7 @@ def test_a_database_that_goes_away_is_told_and_the_cycle_goes_on_later(url: str,
     others.dispose()
 
 
-def test_the_steps_are_in_the_backup_and_come_back(url: str, server: Path, tmp_path: Path) -> None:
+def test_the_steps_are_in_the_backup_and_come_back(url: str, postgres: Server, tmp_path: Path) -> None:
     store = open_store(url)
     with session(store) as opened:
         save_chain(opened)
@@ -81,10 +79,10 @@ def test_the_steps_are_in_the_backup_and_come_back(url: str, server: Path, tmp_p
     with pytest.raises(PowerCut):
         run(script, place, url)
     made = back_up(load_settings(place, {"store.url": url}), now=NOW)
-    admin = connect(f"postgresql://traced@/postgres?host={server}").execution_options(isolation_level="AUTOCOMMIT")
+    admin = connect(postgres.url("postgres")).execution_options(isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(text("CREATE DATABASE steps"))
-    fresh = f"postgresql://traced@/steps?host={server}"
+    fresh = postgres.url("steps")
     try:
         restore(made.path, tmp_path / "new", lambda folder: load_settings(folder, {"store.url": fresh}), now=NOW)
         calls = len(script.calls)

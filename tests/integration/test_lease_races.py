@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.chaos.postgres import missing
 from store.database import open_store, session, sqlite_url
 from store.repositories.leases import acquire, list_leases
-from tests.integration.test_store_postgres import missing, server, url  # noqa: F401 - fixtures
 
 RACERS = 4
 POSTGRES = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]

@@ -3,23 +3,17 @@
 Skips with what is missing where no PostgreSQL server or driver is installed; nothing else may make it skip.
 """
 
-import importlib.util
-import os
-import pwd
-import shutil
-import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Engine, inspect, text
+from sqlalchemy import Engine, inspect
 
-from store.database import connect, open_store, reading, session
+from benchmarks.chaos.postgres import missing
+from store.database import open_store, reading, session
 from store.errors import BrokenReference, StoreUnavailable
 from store.records import CycleState
 from store.repositories import attempts
@@ -37,77 +31,7 @@ from store.tables import Row
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, GATE, later, save_chain, trajectory
 
-BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-
-
-def missing() -> str:
-    """What these tests lack, or ""."""
-    if shutil.which("initdb") is None and not BINARIES:
-        return "no PostgreSQL server is installed (no initdb); apt-get install postgresql"
-    if importlib.util.find_spec("psycopg") is None:
-        return "the driver psycopg is not installed; pip install 'traced[postgres]'"
-    return ""
-
-
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
-
-
-def owner() -> pwd.struct_passwd:
-    """Who runs the server: PostgreSQL refuses root."""
-    if os.geteuid():
-        return pwd.getpwuid(os.geteuid())
-    return next(user for user in pwd.getpwall() if user.pw_name in ("postgres", "nobody"))
-
-
-def run_as_owner(*command: str) -> None:
-    user = owner()
-    change = {} if user.pw_uid == os.geteuid() else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-    done = subprocess.run(
-        command,
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-        check=False,
-        **change,  # type: ignore[call-overload]
-    )
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Path]:
-    """The folder of the running server's socket."""
-    binaries = BINARIES[-1].parent if BINARIES else Path(str(shutil.which("initdb"))).parent
-    folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # a socket's path has to be short
-    try:
-        os.chown(folder, owner().pw_uid, owner().pw_gid)
-        data, log = str(folder / "data"), str(folder / "log")
-        run_as_owner(str(binaries / "initdb"), "-D", data, "-U", "traced", "-A", "trust", "-E", "UTF8", "--no-sync")
-        options = f"-c listen_addresses='' -c unix_socket_directories={folder} -c fsync=off"
-        # the log goes to a file, so that the server does not hold on to the pipe this process reads
-        run_as_owner(str(binaries / "pg_ctl"), "-D", data, "-l", log, "-w", "-o", options, "start")
-        try:
-            yield folder
-        finally:
-            run_as_owner(str(binaries / "pg_ctl"), "-D", data, "-w", "-m", "immediate", "stop")
-    finally:
-        shutil.rmtree(folder)
-
-
-@pytest.fixture
-def url(server: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """A fresh, empty database."""
-    name = request.node.name
-    admin = f"postgresql://traced@/{{}}?host={server}"
-    engine = connect(admin.format("postgres")).execution_options(isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f'CREATE DATABASE "{name}"'))
-    yield admin.format(name)
-    with engine.connect() as connection:
-        connection.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
-    engine.dispose()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Backup, restore, upgrade and retention of a store on a real PostgreSQL (the server of test_store_postgres)."""
+"""Backup, restore, upgrade and retention of a store on a real PostgreSQL."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
+from benchmarks.chaos.postgres import Server, missing
 from store.database import connect, open_store, reading, session
 from store.errors import StoreUnavailable, StoreVersionError
 from store.head import HEAD
@@ -16,7 +17,6 @@ from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.schema import known_revisions, migrate, revision
 from store.standing import standing
-from tests.integration.test_store_postgres import missing, server, url
 from tests.unit.store.chain import T0, later, save_chain, trajectory
 from tests.unit.store.test_migrations import broken_migrations
 from tests.unit.upkeep.place import ADAPTER, NOW
@@ -27,8 +27,6 @@ from traced.upkeep.errors import RestoreRefused
 from traced.upkeep.prune import prune
 from traced.upkeep.restore import restore
 from traced.upkeep.upgrade import schema_standing, upgrade
-
-__all__ = ["server", "url"]  # fixtures
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -99,12 +97,12 @@ def test_there_and_back_with_the_old_tables_aside(place: Path, url: str, tmp_pat
     assert not (there / "store.sql").exists()
 
 
-def test_into_an_empty_database(place: Path, url: str, server: Path, tmp_path: Path) -> None:
+def test_into_an_empty_database(place: Path, url: str, postgres: Server, tmp_path: Path) -> None:
     made = back_up(settings_for(url)(place), now=NOW)
-    admin = connect(f"postgresql://traced@/postgres?host={server}").execution_options(isolation_level="AUTOCOMMIT")
+    admin = connect(postgres.url("postgres")).execution_options(isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
         connection.execute(text("CREATE DATABASE fresh"))
-    fresh = f"postgresql://traced@/fresh?host={server}"
+    fresh = postgres.url("fresh")
     done = restore(made.path, tmp_path / "new", settings_for(fresh), now=NOW)
     assert done.aside_schema is None
     assert ids(fresh) == ["t1", "t2", "t3"]

@@ -38,7 +38,7 @@ def test_command_line_beats_environment_beats_file_beats_default(
     monkeypatch.setenv("TRACED_TRAINING__LR", "0.25")
     monkeypatch.setenv("TRACED_TRAINING__GROUPS", "4")
     training = load_settings(overrides={"training.lr": 0.125, "training.iterations": None}).training
-    assert (training.lr, training.groups, training.rollouts, training.iterations) == (0.125, 4, 5, 40)
+    assert (training.lr, training.groups, training.rollouts, training.iterations) == (0.125, 4, 5, 60)
 
 
 def test_data_directory_comes_from_option_then_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

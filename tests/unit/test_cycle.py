@@ -11,7 +11,7 @@ import pytest
 
 from store.errors import StoreUnavailable
 from traced import cycle
-from traced.cycle import CHECKPOINTS, Stages, Standing, advance, build_graph, checkpoints, standing
+from traced.cycle import CHECKPOINTS, Room, Stages, Standing, advance, build_graph, checkpoints, standing
 from traced.stages.errors import CapabilityError, CycleChanged
 
 CYCLE = "desk-0-1"
@@ -34,7 +34,10 @@ class Script:
     cut: str = ""  # "stage argument": the next such call ends the process
     calls: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
-    running: int = 0
+    trainings: int = 1  # that fit on the machine
+    long_s: float = 0.0  # of a heavy stage
+    running: list[str] = field(default_factory=list)
+    beside: set[tuple[str, ...]] = field(default_factory=set)  # stages that ran at the same time
 
     async def hit(self, stage: str, of: str = "") -> None:
         call = f"{stage} {of}".strip()
@@ -46,13 +49,14 @@ class Script:
         if of and self.failing.get(of) == stage:
             raise CapabilityError(f"{stage} of {of} failed")
 
-    async def alone(self, stage: str, of: str) -> None:
-        assert self.running == 0, "two heavy stages at once"
-        self.running += 1
+    async def heavy(self, stage: str, of: str) -> None:
+        self.running.append(stage)
+        self.beside.add(tuple(sorted(self.running)))
         try:
+            await asyncio.sleep(self.long_s)
             await self.hit(stage, of)
         finally:
-            self.running -= 1
+            self.running.remove(stage)
 
     def stages(self) -> Stages:
         async def collect(cycle: str) -> None:
@@ -67,15 +71,15 @@ class Script:
             return f"{capability}-{attempt}"
 
         async def admit(cycle: str, capability: str, environment: str) -> bool:
-            await self.alone("admit", capability)
+            await self.heavy("admit", capability)
             return environment not in self.refused
 
         async def train(cycle: str, capability: str, environment: str) -> str:
-            await self.alone("train", capability)
+            await self.heavy("train", capability)
             return f"{capability}@v1"
 
         async def gate(cycle: str, adapter: str) -> bool:
-            await self.alone("gate", adapter.partition("@")[0])
+            await self.heavy("gate", adapter.partition("@")[0])
             return self.gates.get(adapter, True)
 
         async def waiting(cycle: str, adapters: list[str]) -> list[str]:
@@ -103,7 +107,8 @@ def run(script: Script, data_dir: Path, attempts: int = 3) -> Standing:
 
     async def live() -> Standing:
         async with checkpoints(data_dir) as saver:
-            return await advance(build_graph(script.stages(), saver, attempts=attempts), CYCLE)
+            graph = build_graph(script.stages(), saver, attempts=attempts, trainings=script.trainings)
+            return await advance(graph, CYCLE)
 
     return asyncio.run(live())
 
@@ -124,6 +129,59 @@ def test_adapters_keep_the_order_of_the_capabilities(tmp_path: Path) -> None:
     names = ["beta", "alpha", "gamma"]
     script = Script(capabilities=names, refused={"beta-0"}, decided=approved(*names))
     assert run(script, tmp_path).state["adapters"] == ["beta@v1", "alpha@v1", "gamma@v1"]
+
+
+@pytest.mark.parametrize(
+    ("trainings", "beside"),
+    [
+        (1, set()),
+        (2, {("train", "train")}),
+        (3, {("train", "train"), ("train", "train", "train")}),
+        (0, {("admit", "train")}),
+    ],
+)
+def test_trainings_run_side_by_side_and_what_fills_the_machine_alone(
+    tmp_path: Path, trainings: int, beside: set[tuple[str, ...]]
+) -> None:
+    names = ["alpha", "beta", "gamma"]
+    script = Script(capabilities=names, decided=approved(*names), trainings=trainings, long_s=0.2)
+    assert run(script, tmp_path).finished
+    assert {stages for stages in script.beside if len(stages) > 1} >= beside
+    if trainings:
+        assert {stages for stages in script.beside if len(stages) > 1} == beside
+    assert not any(stages.count("admit") + stages.count("gate") > 1 for stages in script.beside)
+
+
+async def _hold(room: Room, held: list[str], name: str, go: asyncio.Event) -> None:
+    async with room.whole() if name == "whole" else room.share():
+        held.append(name)
+        await go.wait()
+
+
+async def _settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def test_a_stage_that_needs_the_whole_room_is_not_starved_and_a_cancelled_one_leaves_it() -> None:
+    async def scene() -> None:
+        room, held, go = Room(2), list[str](), asyncio.Event()
+        first = asyncio.create_task(_hold(room, held, "first", go))
+        await _settle()
+        whole = asyncio.create_task(_hold(room, held, "whole", go))
+        await _settle()
+        late = asyncio.create_task(_hold(room, held, "late", go))
+        await _settle()
+        assert held == ["first"]  # the late one would fit, and waits behind the one that needs all
+        whole.cancel()
+        await _settle()
+        assert held == ["first", "late"]
+        go.set()
+        await asyncio.gather(first, late)
+        async with asyncio.timeout(5), room.whole():
+            pass
+
+    asyncio.run(scene())
 
 
 CUTS = ["collect", "analyze", "waiting", "promote", "evaluate", "report"]

@@ -57,6 +57,17 @@ def test_a_running_stage_is_extrapolated_from_its_own_pace() -> None:
     assert progress.seconds_left() == 30
 
 
+def test_of_stages_side_by_side_the_longest_counts() -> None:
+    progress, clock, _ = plain()
+    for key, total in (("a", 2), ("b", 10)):
+        progress.start(key, key, total=total)
+    progress.plan("c", "C", 7)
+    clock.now += 10
+    progress.advance("a")
+    progress.advance("b")
+    assert progress.seconds_left() == 90 + 7
+
+
 def test_an_announced_stage_can_be_taken_back_but_a_started_one_cannot() -> None:
     progress, _, _ = plain()
     progress.plan("a", "A", 10)

@@ -2,6 +2,8 @@
 
     running ──stop──▶ draining ──stop, or drain_seconds later──▶ forced
 
+What runs beside the work (``beside``) has no end of its own: the first of it that fails begins the draining.
+
 Invariants: phases only go forward; the events are set exactly when their phase is reached (``forced`` implies
 ``draining``); a reload asked for twice before anyone looks is one reload, and none is taken once draining began.
 SIGTERM and SIGINT stop, SIGHUP reloads; the handlers found before are put back at the end.
@@ -11,11 +13,14 @@ service manager's watchdog and its SIGKILL that end such a process.
 """
 
 import asyncio
+import logging
 import signal
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
@@ -119,3 +124,30 @@ async def until_forced(work: Coroutine[Any, Any, None], lifecycle: Lifecycle) ->
     if not task.cancelled() or not cut_short:
         task.result()
     return not cut_short
+
+
+@asynccontextmanager
+async def beside(lifecycle: Lifecycle, **work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run each ``work``, by its name, during the body, and cancel it at the end.
+
+    One that fails begins the draining, and its error is raised after the body: whoever restarts services is to know.
+    """
+
+    def look(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("the %s failed", task.get_name(), exc_info=error)
+            if lifecycle.phase is Phase.RUNNING:
+                lifecycle.stop(f"the {task.get_name()} failed")
+
+    tasks = [asyncio.create_task(one, name=name) for name, one in work.items()]
+    for task in tasks:
+        task.add_done_callback(look)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.result()

@@ -35,7 +35,7 @@ from traced.executor.configured import backoff, executor
 from traced.executor.ledger import Ledger
 from traced.host import logs
 from traced.host.holder import is_alive, this_holder
-from traced.host.lifecycle import Lifecycle, signals, until_forced
+from traced.host.lifecycle import Lifecycle, beside, signals, until_forced
 from traced.host.lock import hold
 from traced.host.notify import ServiceManager, service_manager
 from traced.notices.delivery import deliver_due
@@ -109,13 +109,15 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
         if settings.api.port:
             there = control_api(control, by_token(lambda: tokens.known), ready, figures)
             await doors.enter_async_context(listening(there, tcp_socket(settings.api.host, settings.api.port)))
-        beside = [
-            asyncio.create_task(_deliver(control), name="notices"),
-            asyncio.create_task(keep_up(control), name="upkeep"),
-            asyncio.create_task(triggers.run(), name="triggers"),
-            asyncio.create_task(_reload(control, lifecycle, manager), name="reload"),
-        ]
         with signals(lifecycle):
+            side_tasks = beside(
+                lifecycle,
+                notices=_deliver(control),
+                upkeep=keep_up(control),
+                triggers=triggers.run(),
+                reload=_reload(control, lifecycle, manager),
+            )
+            await doors.enter_async_context(side_tasks)
             control.state = "ready"
             manager.ready(_at_work(control))
             log.info("ready", extra={"data_dir": str(settings.data_dir)})
@@ -126,9 +128,6 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
             manager.stopping(lifecycle.cause)
             log.info("stopping", extra={"cause": lifecycle.cause})
             await work
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
 
 
 def _at_work(control: Control) -> str:
@@ -151,10 +150,9 @@ async def _reload(control: Control, lifecycle: Lifecycle, manager: ServiceManage
         manager.reloading("reads its settings again")
         try:
             await asyncio.to_thread(control.reload, Caller("SIGHUP", "local"), Reason())
-        except (TracedError, StoreError) as error:
-            log.error("the settings were not read again, the old ones stay in force: %s", error)
-        except Exception:
-            log.exception("the settings were not read again, the old ones stay in force")
+        except Exception as error:  # whatever is wrong with the new settings, the service goes on with the old ones
+            expected = isinstance(error, (TracedError, StoreError))
+            log.error("the settings were not read again, the old ones stay in force: %s", error, exc_info=not expected)
         manager.ready(_at_work(control))
 
 

@@ -144,12 +144,12 @@ class CycleLoop:
                     return cycle
             if not self._asked or any(cycle.state is CycleState.WAITING for cycle in cycles):
                 return None
-            cause, self._asked = self._asked, ""
-            return self._begun(opened, len(cycles), cause)
+            begun = self._begun(opened, len(cycles), self._asked)
+        self._asked = ""  # not before it is in the store
+        return begun
 
     def _begun(self, opened: Session, before: int, cause: str) -> Cycle:
         """A new cycle: each has a seed of its own, so that it meets tasks which the one before has not."""
-
         name, seed, at = self.settings.target.name, self.settings.seed + before, self.now()
         model = resolve_model(self.settings.model.spec, self.settings.data_dir).name
         cycle_id = f"{name}-{at:%Y%m%dT%H%M%S}-{before + 1}"
@@ -190,7 +190,8 @@ class CycleLoop:
         )
         stations = Stations(context, cycle, overrides, self.executor, self.ledger, self._hear, self.doing)
         async with checkpoints(self.settings.data_dir, self.settings.store_url) as saver:
-            graph = build_graph(stations.stages(), saver, attempts=self.settings.synthesis.attempts)
+            attempts = self.settings.synthesis.attempts
+            graph = build_graph(stations.stages(), saver, attempts=attempts, trainings=0)  # each leases its device
             standing = await advance(graph, cycle.id)
         if standing.finished:
             self._mark(cycle, CycleState.FINISHED)

@@ -64,7 +64,7 @@ def lending(settings: Settings, store: sqlalchemy.Engine, ledger: Ledger, cycle_
         store=store,
         probe=Probes([NvmlProbe(_ours), CpuProbe(_ours)]),
         limits=rules(section),
-        wish=Wish(section.train_on, this_holder("training"), purpose, cycle_id, ttl),
+        wish=Wish(section.train_on, this_holder(purpose), purpose, cycle_id, ttl),
         clocks=Clocks(ledger.now, monotonic, ledger.sleep),
         busy_s=section.busy_s,
         yield_s=section.yield_s,

@@ -27,6 +27,7 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
         out=context.run_dir / "training" / ON_TARGET,
     )
     iterations = math.ceil(rollouts / (job.groups * job.rollouts))
+    job = dataclasses.replace(job, threads=context.settings.threads, solved_after=0)
     job = dataclasses.replace(job, iterations=iterations, seed_low=split.start, seed_high=split.stop)
     with context.stage("train", "Train on the target itself, to compare", ON_TARGET, iterations) as shown:
         await run_job(job, lambda metrics: shown.reach(int(metrics["iteration"]), f"reward {metrics['reward']:.2f}"))

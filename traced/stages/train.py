@@ -74,6 +74,7 @@ def job_for(
         out_dir=str(out),
         seed=derive_seed(settings.seed, capability),
         iterations=training.iterations,
+        solved_after=training.solved_after,
         groups=training.groups,
         rollouts=training.rollouts,
         lr=training.lr,
@@ -86,13 +87,8 @@ def job_for(
         temperature=training.temperature,
         seed_low=TRAINING_SEEDS[0],
         seed_high=TRAINING_SEEDS[1],
-        threads=settings.threads,
+        threads=max(1, settings.threads // training.at_once),
     )
-
-
-def rollouts_of(job: TrainingJob) -> int:
-    """Episodes that the whole job runs."""
-    return job.iterations * job.groups * job.rollouts
 
 
 def _job(context: Context, run_id: str, capability: str, environment: str) -> TrainingJob:

@@ -3,7 +3,8 @@
 Invariants: the base stays frozen; rollouts are strictly on-policy (``sampling_model``); the
 adapter folder (PEFT layout) appears whole, after the last iteration, and ``result.json`` after it. Running a job again
 continues from its newest checkpoint, bit for bit on one thread, or returns at once when it is finished. A run that is
-asked to pause (``job.pause``) saves a checkpoint after the iteration at work and raises ``TrainingPaused``.
+asked to pause (``job.pause``) saves a checkpoint after the iteration at work and raises ``TrainingPaused``. A run whose
+environment is solved (``job.solved_after``) is finished: groups without a failure give no gradient.
 
 How it fails: ``TrainingError`` (see ``errors``); checkpoints stay, so that the same command carries on. Not covered:
 more than one process or device; children (``supervise`` runs this module in one).
@@ -32,7 +33,7 @@ from traced.rollout.conversation import TurnTemplate
 from traced.serving.embedded.core import Engine
 from traced.training.errors import EnvironmentFailed, JobChangedError, TrainingPaused
 from traced.training.job import TrainingJob, TrainingResult
-from traced.training.metrics import Metrics, append, keep_until
+from traced.training.metrics import Metrics, append, keep_until, solved
 from traced.training.publish import publish_file, publish_folder
 from traced.training.rollout_function import RolloutFunction
 from traced.training.rollouts import RolloutLimits, Sampler
@@ -46,7 +47,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     """Train the job's adapter, calling ``on_metric`` after every iteration of this call."""
     started = time.perf_counter()
     finished = _claim(job)
-    if finished is not None and finished.iterations >= job.iterations:
+    if finished is not None and (finished.solved or finished.iterations >= job.iterations):
         return finished
     torch.set_num_threads(job.threads)
     checkpoint = newest_checkpoint(job.out / "checkpoints")
@@ -59,27 +60,38 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
 
     with start_blocking_portal() as portal, _opened(portal, open_source(job)) as source:
         trainer = build_trainer(job, source, portal, record)
-        trainer.add_callback(_GiveWay(job))
+        trainer.add_callback(_EndsEarly(job))
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     job.pause.unlink(missing_ok=True)
-    if trainer.state.global_step < job.iterations:
-        raise TrainingPaused(f"gave way after iteration {trainer.state.global_step} of {job.iterations}")
+    reached = int(trainer.state.global_step)
+    early = reached < job.iterations
+    if early and not _solved(job):
+        raise TrainingPaused(f"gave way after iteration {reached} of {job.iterations}")
     _publish(job, trainer)
-    result = TrainingResult(str(job.adapter), job.iterations, done, time.perf_counter() - started)
+    result = TrainingResult(str(job.adapter), reached, done, time.perf_counter() - started, solved=early)
     publish_file(job.out / "result.json", json.dumps(asdict(result)) + "\n")
     return result
 
 
-class _GiveWay(TrainerCallback):
-    """Ends the run at its next safe point, with a checkpoint, once the job's ``pause`` file is there."""
+class _EndsEarly(TrainerCallback):
+    """Ends the run once the job's ``pause`` file is there, with a checkpoint, or once its environment is solved."""
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An iteration is over."""
+        """An iteration is over; its metrics are not there yet."""
         if self.job.pause.exists():
             control.should_save = control.should_training_stop = True
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """An iteration's metrics are written."""
+        if _solved(self.job):
+            control.should_training_stop = True
+
+
+def _solved(job: TrainingJob) -> bool:
+    return job.solved_after > 0 and solved(job.metrics, job.solved_after)
 
 
 def _claim(job: TrainingJob) -> TrainingResult | None:

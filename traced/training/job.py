@@ -3,7 +3,8 @@
 Invariants: two runs of the same job with ``threads=1`` give the same adapter, bit for bit. Seeds of iteration i depend
 on (seed, i) alone, so that a longer job begins like a shorter one. ``fingerprint`` covers every field but those that
 do not choose the weights (``run_id``, ``out_dir``, ``checkpoint_every``, ``threads``) or only say how long to go on
-(``iterations``). How it fails: ``JobError`` names the file, the key and the value. Not covered: admission, leases.
+(``iterations``, ``solved_after``). How it fails: ``JobError`` names the file, the key and the value.
+Not covered: admission, leases.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from traced.rollout.seeds import derive_seed
 from traced.training.errors import JobError
 
 PAUSE = "pause"
-NOT_IN_FINGERPRINT = {"run_id", "out_dir", "checkpoint_every", "iterations", "threads"}
+NOT_IN_FINGERPRINT = {"run_id", "out_dir", "checkpoint_every", "iterations", "solved_after", "threads"}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class TrainingJob:
     out_dir: str
     seed: int = 0
     iterations: int = 40  # optimizer steps, at most
+    solved_after: int = 0  # iterations in a row without a failed rollout after which the run is finished; 0: never
     groups: int = 8  # G: seeds per iteration
     rollouts: int = 16  # K: rollouts per seed
     lr: float = 1e-5
@@ -111,12 +113,16 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A finished job: the adapter folder (PEFT layout), its iterations, where this call began, and its seconds."""
+    """A finished job: the adapter folder (PEFT layout), its iterations, where this call began, and its seconds.
+
+    ``solved``: it ended before its last iteration, because every rollout had succeeded for long enough.
+    """
 
     adapter: str
     iterations: int
     resumed_from: int
     seconds: float
+    solved: bool = False
 
 
 def read_job(path: Path) -> TrainingJob:

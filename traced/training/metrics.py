@@ -31,3 +31,9 @@ def append(path: Path, metrics: Metrics) -> None:
     """Add one line."""
     with disk_boundary(path), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(metrics) + "\n")
+
+
+def solved(path: Path, after: int) -> bool:
+    """Whether the last ``after`` iterations (> 0) had no rollout that failed: nothing is left to learn from."""
+    last = read_metrics(path)[-after:]
+    return len(last) == after and all(metrics["success"] == 1.0 for metrics in last)

@@ -24,9 +24,9 @@ def places() -> Iterator[Callable[..., Place]]:
     """Makes places; their services are killed at the end, and their children with them."""
     made: list[Place] = []
 
-    def make(folder: Path, settings: str = SMALL.format(episodes=100), **variables: str) -> Place:
+    def make(folder: Path, settings: str = SMALL.format(episodes=100), store_url: str = "", **variables: str) -> Place:
         inherited = {"DOCKER_HOST": os.environ["DOCKER_HOST"]} if "DOCKER_HOST" in os.environ else {}
-        made.append(Place(folder, {**VARIABLES, **inherited, **variables}, settings=settings))
+        made.append(Place(folder, {**VARIABLES, **inherited, **variables}, store_url, settings))
         return made[-1]
 
     yield make

@@ -9,59 +9,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sqlmodel import select
 
+from benchmarks.chaos import postgres
 from benchmarks.chaos.place import Place
-from benchmarks.chaos.violations import Remembered, remember, violations
-from store.database import BUSY_TIMEOUT_MS, reading
-from store.records import CycleState
-from store.repositories.attempts import AttemptState
-from store.repositories.cycles import list_cycles
-from store.service_tables import AttemptRow
-from traced.client import Client, NoDaemon, Refused
+from tests.acceptance.chaos.watching import carries_on, collecting, seen, until
+from traced.client import NoDaemon, Refused
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 Places = Callable[..., Place]
-LOOK_S = 0.2
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
 DISK_MB = 48
-
-
-def until(true: Callable[[], bool], seconds: float = 300.0) -> None:
-    """Wait for something that another process does."""
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(LOOK_S)
-
-
-def begun(place: Place, stage: str, *states: AttemptState) -> bool:
-    """Whether an attempt at ``stage`` is, or came to be, in one of ``states`` (none given: is there)."""
-    store = place.open_store()
-    try:
-        with reading(store) as opened:
-            rows = opened.exec(select(AttemptRow).where(AttemptRow.stage == stage)).all()
-        return any(not states or row.state in states for row in rows)
-    finally:
-        store.dispose()
-
-
-def start_cycle(place: Place) -> None:
-    place.ask(lambda client: client.start_cycle("to see"))
-
-
-def sound(place: Place, remembered: Remembered) -> None:
-    """Stop it in order; nothing is lost, doubled or left; the cycle may be half-way."""
-    assert place.stop() == 0, place.last_lines()
-    store = place.open_store()
-    try:
-        found = violations(store, place.data_dir, remembered, place.marks, docker=False)
-        with reading(store) as opened:
-            (cycle,) = list_cycles(opened)
-    finally:
-        store.dispose()
-    assert cycle.state is CycleState.INTERRUPTED
-    assert [one for one in found if not one.what.startswith("cycle ")] == []
+GONE_S = 60  # a full minute: twice as long as anybody waits for a lock
 
 
 @contextlib.contextmanager
@@ -77,32 +35,32 @@ def locked(place: Place) -> Iterator[None]:
 
 def test_a_database_that_is_locked_for_longer_than_anybody_waits(folder: Path, places: Places) -> None:
     place = places(folder)
-    place.start()
+    remembered = collecting(place)
     with locked(place):
-        begun_at = time.monotonic()
+        unlocked_at = time.monotonic() + GONE_S
         with pytest.raises((Refused, NoDaemon)) as refused:
-            place.ask(lambda client: slow(client))
+            place.ask(lambda client: client.pause("it is locked"), timeout_s=90)
         assert "failed" in str(refused.value) or "locked" in str(refused.value)
-        time.sleep(max(0.0, 1.2 * BUSY_TIMEOUT_MS / 1000 - (time.monotonic() - begun_at)))
-    until(lambda: answers(place))
-    assert place.alive
-    start_cycle(place)
-    until(lambda: begun(place, "collect"))
-    remembered: Remembered = {}
-    sound(place, remembered)
+        until(lambda: time.monotonic() > unlocked_at)
+    carries_on(place, remembered)
 
 
-async def slow(client: Client) -> object:
-    client._http.timeout = 90.0
-    return await client.start_cycle("while it is locked")
-
-
-def answers(place: Place) -> bool:
-    try:
-        place.status()
-    except (NoDaemon, Refused):
-        return False
-    return True
+@pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing())
+@pytest.mark.optional
+def test_a_database_server_that_is_gone_for_a_minute(folder: Path, places: Places) -> None:
+    with postgres.server() as server:
+        place = places(folder, store_url=server.url("postgres"))
+        remembered = collecting(place)
+        server.stop()
+        back_at = time.monotonic() + GONE_S
+        with pytest.raises((Refused, NoDaemon)) as refused:
+            place.status()
+        assert "failed" in str(refused.value)
+        until(lambda: time.monotonic() > back_at)
+        assert "waits" in place.last_lines(40)
+        assert "Traceback" not in place.last_lines(200)
+        server.start()
+        carries_on(place, remembered)
 
 
 @pytest.fixture
@@ -125,9 +83,7 @@ def remount(place: Place, options: str) -> None:
 @pytest.mark.optional
 def test_a_disk_that_is_full_while_a_stage_works(small_disk: Path, places: Places) -> None:
     place = places(small_disk)
-    place.start()
-    start_cycle(place)
-    until(lambda: begun(place, "collect"))
+    collecting(place)
     fill = place.data_dir / "fill"
     with contextlib.suppress(OSError), fill.open("wb", buffering=0) as hog:
         while True:
@@ -135,19 +91,30 @@ def test_a_disk_that_is_full_while_a_stage_works(small_disk: Path, places: Place
     until(lambda: "waits" in place.last_lines(40))
     assert place.alive
     assert "is full" in place.last_lines(40) or "No space left" in place.last_lines(40)
-    store = place.open_store()
-    remembered: Remembered = {}
-    remember(store, remembered)
-    store.dispose()
+    remembered = seen(place)
     fill.unlink()
-    until(lambda: begun(place, "collect", AttemptState.FINISHED))
-    until(lambda: begun(place, "analyze"))
-    sound(place, remembered)
+    carries_on(place, remembered)
 
 
 @ROOT_ONLY
 @pytest.mark.optional
-def test_a_data_directory_that_is_read_only(small_disk: Path, places: Places) -> None:
+def test_a_data_directory_that_turns_read_only(folder: Path, places: Places) -> None:
+    place = places(folder)
+    remembered = collecting(place)
+    at = str(place.data_dir)
+    subprocess.run(["mount", "--bind", at, at], check=True)  # what is open stays as it is, what is opened now sees this
+    try:
+        remount(place, "bind,ro")
+        until(lambda: "waits" in place.last_lines(40))
+        assert "readonly" in place.last_lines(40) or "Read-only" in place.last_lines(40)
+    finally:
+        subprocess.run(["umount", "-l", at], check=True)
+    carries_on(place, remembered)
+
+
+@ROOT_ONLY
+@pytest.mark.optional
+def test_a_data_directory_that_is_read_only_from_the_start(small_disk: Path, places: Places) -> None:
     place = places(small_disk)
     remount(place, "ro")
     with pytest.raises(RuntimeError, match="Read-only file system"):

@@ -39,6 +39,6 @@ def test_killed_again_and_again_nothing_is_lost(store: str, monkeypatch: pytest.
         assert told["kills"] == campaign.kills
         assert told["cycles"].get("finished", 0) >= 1
         victims = {kill.victim for kill in campaign.done}
-        assert {"daemon", "stage", "engine"} <= victims or store != "sqlite"
-        assert dockerd.missing() or "dockerd" in victims
+        assert {"daemon", "stage", "engine", "trainer"} <= victims or store != "sqlite"
+        assert dockerd.missing() or {"dockerd", "worker"} <= victims or store != "sqlite"
         assert Path(place.data_dir / "runs").is_dir()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,26 @@ def test_a_stages_own_answer_is_raised_and_not_tried_again(store: Engine, tmp_pa
     with pytest.raises(CapabilityError, match="the gate said no") as caught:
         settled(store, tmp_path, job("fail", error="answer"))
     assert caught.value.hint == "look"
+    assert states(store) == ["finished"]
+
+
+def test_an_answer_that_was_noted_is_given_again_in_its_cycle_and_no_other(store: Engine, tmp_path: Path) -> None:
+    chosen = job("fail_times", counter=str(tmp_path / "n"), times=0, how="crash")
+    assert [settled(store, tmp_path, chosen) for _ in range(2)] == [{"tried": 1}] * 2
+    assert states(store) == ["finished"]
+    with session(store) as opened:
+        save_cycle(opened, replace(CYCLE, id="c2"))
+    assert settled(store, tmp_path, replace(chosen, cycle_id="c2")) == {"tried": 2}
+    assert settled(store, tmp_path, replace(chosen, input_hash="cd")) == {"tried": 3}
+
+
+def test_a_refusal_that_was_noted_is_given_again(store: Engine, tmp_path: Path) -> None:
+    told = []
+    for _ in range(2):
+        with pytest.raises(CapabilityError) as caught:
+            settled(store, tmp_path, job("fail", error="answer"))
+        told.append((caught.value.message, caught.value.hint))
+    assert told[0] == told[1]
     assert states(store) == ["finished"]
 
 

@@ -113,6 +113,49 @@ def test_a_finished_job_is_not_trained_again_and_another_job_is_refused(model_pa
         train(dataclasses.replace(chosen, seed=2))
 
 
+class Solved(Bandit):
+    """Solved from the second iteration's seeds on, whatever the model says."""
+
+    unsolved: frozenset[int] = frozenset()
+
+    def reset(self, seed: int) -> Any:
+        self.won = seed not in self.unsolved
+        return super().reset(seed)
+
+    def score(self) -> Score:
+        return Score(1.0, True) if self.won else super().score()
+
+
+def test_a_solved_environment_ends_the_training(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out", iterations=20, solved_after=2)
+    Solved.unsolved = frozenset(chosen.group_seeds(0))
+    assert [m["success"] == 1.0 for m in train(chosen, Solved)] == [False, True, True]
+    result = json.loads((chosen.out / "result.json").read_text())
+    assert (result["iterations"], result["solved"]) == (3, True)
+    assert train(chosen, Solved) == []  # finished: the same job again has nothing to do
+    never = job(model_path, tmp_path / "never", iterations=4, solved_after=0)
+    assert len(train(never, Solved)) == 4
+    assert not json.loads((never.out / "result.json").read_text())["solved"]
+
+
+def test_a_run_killed_after_it_was_solved_ends_at_the_same_iteration(model_path: Path, tmp_path: Path) -> None:
+    straight, broken = (
+        job(model_path, tmp_path / name, iterations=20, solved_after=3, checkpoint_every=2) for name in "ab"
+    )
+    Solved.unsolved = frozenset(straight.group_seeds(0))
+    train(straight, Solved)
+
+    def stop(metrics: Metrics) -> None:
+        if metrics["iteration"] == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grpo.train(broken, stop, lambda _: LocalSource("bandit", Solved))
+    train(broken, Solved)
+    assert [len(read_metrics(run.metrics)) for run in (straight, broken)] == [4, 4]
+    assert equal(weights(straight), weights(broken))
+
+
 def test_without_a_mixed_group_neither_weights_nor_moments_move(model_path: Path, tmp_path: Path) -> None:
     chosen = job(model_path, tmp_path / "out", iterations=2)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.host.lifecycle import Lifecycle, Phase, signals, until_forced
+from traced.host.lifecycle import Lifecycle, Phase, beside, signals, until_forced
 
 DAEMON = """
 import asyncio, sys
@@ -171,3 +171,61 @@ def test_what_the_work_raises_is_raised_and_a_caller_that_gives_up_stops_the_wor
         assert cleaned == ["yes"]
 
     run(main())
+
+
+def test_what_runs_beside_the_work_is_cancelled_at_the_end() -> None:
+    ended = []
+
+    async def watch() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("watch")
+
+    async def scene() -> None:
+        lifecycle = Lifecycle(10)
+        async with beside(lifecycle, watch=watch(), short=asyncio.sleep(0)):
+            await asyncio.sleep(0.01)
+            assert lifecycle.phase is Phase.RUNNING
+            assert ended == []
+        assert ended == ["watch"]
+
+    run(scene())
+
+
+def test_a_failure_beside_the_work_begins_the_draining_and_is_raised_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    safe_points = []
+
+    async def fails() -> None:
+        raise KeyError("a defect")
+
+    async def scene() -> None:
+        lifecycle = Lifecycle(10)
+        async with beside(lifecycle, upkeep=fails(), watch=asyncio.sleep(1000)):
+            await asyncio.wait_for(lifecycle.draining.wait(), 60)
+            safe_points.append(lifecycle.cause)
+        lifecycle.close()
+
+    with pytest.raises(KeyError, match="a defect"):
+        run(scene())
+    assert safe_points == ["the upkeep failed"]
+    assert "the upkeep failed" in caplog.text
+    assert "a defect" in caplog.text
+
+
+def test_a_failure_beside_work_that_fails_itself_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails() -> None:
+        raise KeyError("a defect")
+
+    async def scene() -> None:
+        lifecycle = Lifecycle(10)
+        try:
+            async with beside(lifecycle, upkeep=fails()):
+                await lifecycle.draining.wait()
+                raise ValueError("the work's own")
+        finally:
+            lifecycle.close()
+
+    with pytest.raises(ValueError, match="the work's own"):
+        run(scene())
+    assert "a defect" in caplog.text

@@ -1,0 +1,74 @@
+"""The clock of a running service is stepped forward and back by a day: it goes on, and nothing is lost.
+
+The clock is libfaketime's, under the service and its children alone (``pip install libfaketime``, or Debian's package
+``libfaketime``); the machine's own clock and everybody's monotonic one stay as they are.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlmodel import col, select
+
+from benchmarks.chaos.place import Place
+from store.database import reading
+from store.service_tables import AttemptRow
+from tests.acceptance.chaos.watching import carries_on, collecting, until
+
+DEBIAN = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+DAY = timedelta(days=1)
+NEAR = timedelta(hours=1)
+
+Places = Callable[..., Place]
+
+
+def library() -> Path | None:
+    """The library that stands between a process and its clock."""
+    package = importlib.util.find_spec("libfaketime")
+    if package is None or package.origin is None:
+        return DEBIAN if DEBIAN.exists() else None
+    return Path(package.origin).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
+
+
+pytestmark = [
+    pytest.mark.docker,
+    pytest.mark.optional,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(library() is None, reason="no libfaketime is installed; pip install libfaketime"),
+]
+
+
+def ahead(place: Place) -> timedelta:
+    """How far the service's clock is ahead, by its last sign of life."""
+    store = place.open_store()
+    try:
+        with reading(store) as opened:
+            newest = opened.exec(select(AttemptRow.heartbeat_at).order_by(col(AttemptRow.seq).desc())).first()
+        assert newest is not None
+        return newest - datetime.now(UTC)
+    finally:
+        store.dispose()
+
+
+def test_a_clock_that_is_stepped_forward_and_back(folder: Path, places: Places) -> None:
+    offset = folder / "offset"
+    offset.write_text("+0")
+    place = places(
+        folder,
+        LD_PRELOAD=str(library()),
+        FAKETIME_TIMESTAMP_FILE=str(offset),
+        FAKETIME_NO_CACHE="1",
+        DONT_FAKE_MONOTONIC="1",
+        NO_FAKE_STAT="1",
+    )
+    remembered = collecting(place)
+    offset.write_text("+1d")
+    until(lambda: abs(ahead(place) - DAY) < NEAR)
+    offset.write_text("-1d")
+    place.ask(lambda client: client.pause("the clock was wrong"))
+    place.ask(lambda client: client.resume("it is wrong in another way"))
+    until(lambda: abs(ahead(place) + DAY) < NEAR)
+    offset.write_text("+0")
+    carries_on(place, remembered)
