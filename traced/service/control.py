@@ -64,6 +64,7 @@ class Control:
     next_at: Callable[[], datetime | None] = field(default=lambda: None)
     reread: Callable[[], Settings] | None = None  # the settings as they are written now
     apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # says what else it read again
+    tell: Callable[[Settings], None] = field(default=lambda settings: None)  # who else follows the settings
 
     @property
     def target(self) -> str:
@@ -187,6 +188,7 @@ class Control:
             if found.changed or again:
                 acts.note(opened, act, "reload", "settings", changed=found.changed, read_again=again)
         self.settings = self.loop.settings = found.settings
+        self.tell(found.settings)
         for key in found.refused:
             log.warning("%s was changed and needs a restart; the old value stays in force", key)
         log.info("settings read again", extra={"changed": found.changed, "read_again": again})

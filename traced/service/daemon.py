@@ -100,6 +100,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
         next_at=triggers.next_at,
         reread=read,
         apply=partial(_apply, tokens),
+        tell=triggers.take,
     )
     ready = partial(_readiness, store)
     figures = partial(prometheus, control)

@@ -12,8 +12,8 @@ expression: a changed one replaces it, one that is off is removed.
 
 The clock on the wall: jobs are looked at every ``look_s`` of monotonic time, so that a step forward delays nothing for
 longer; after a step back of more than ``STEP_S`` they are planned anew from the new time.
+Settings that are read again (``take``) are followed from the next look on.
 How it fails: a store or a file that fails is asked again at the next look, and that is logged once.
-Not covered: settings that change while the service runs.
 """
 
 import asyncio
@@ -80,6 +80,7 @@ class Triggers:
     _next: datetime | None = None
     _heard: list[str] = field(default_factory=list)
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
+    _home: asyncio.AbstractEventLoop | None = None
     _asked_since: str | None = None
     _complained: bool = False
 
@@ -87,25 +88,39 @@ class Triggers:
         """When a clock is due next, as of the last look; None where no clock is set."""
         return self._next
 
+    def take(self, settings: Settings) -> None:
+        """Follow other settings from now on; may be called on any thread."""
+        self.settings = settings
+        if self._home is not None:
+            self._home.call_soon_threadsafe(self._awake.set)
+
     async def run(self) -> None:
-        """Watch until cancelled; returns at once where everything is off and nothing is left to remove."""
-        section, file = self.settings.triggers, self.settings.data_dir / FILE
-        wanted = clocks(section)
-        if not wanted and not section.trajectories and not section.failure_rate and not file.exists():
-            return
+        """Watch until cancelled; where everything is off and nothing is left to remove, wait for other settings."""
+        self._home, file = asyncio.get_running_loop(), self.settings.data_dir / FILE
         while True:
+            if self._is_off() and not file.exists():
+                await self._awake.wait()
+                self._awake.clear()
+                continue
             try:
-                await self._watch(file, wanted)
+                await self._watch(file)
             except DBAPIError as error:
                 log.warning("%s fails, triggers begin again: %s", file, error.orig)
                 await asyncio.sleep(self.look_s)
 
-    async def _watch(self, file: Path, wanted: dict[str, Clock]) -> None:
-        with _opened(file) as kept, self._scheduled(kept, wanted) as scheduler:
+    def _is_off(self) -> bool:
+        section = self.settings.triggers
+        return not (clocks(section) or section.trajectories or section.failure_rate)
+
+    async def _watch(self, file: Path) -> None:
+        section = self.settings.triggers
+        with _opened(file) as kept, self._scheduled(kept, clocks(section)) as scheduler:
             ahead = self._ahead()
             while True:
-                if ahead - self._ahead() > STEP_S:
-                    _plan(scheduler, wanted, anew=True)
+                stepped_back = ahead - self._ahead() > STEP_S
+                if stepped_back or section != self.settings.triggers:
+                    section = self.settings.triggers
+                    _plan(scheduler, clocks(section), anew=stepped_back)
                 ahead = self._ahead()
                 scheduler.wakeup()
                 await asyncio.sleep(0)  # what wakeup has put on the loop

@@ -17,7 +17,7 @@ from store.repositories.targets import note_start, pause_target, resume_target
 from store.repositories.trajectories import save_trajectories
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, save_chain, trajectory
-from traced.config import load_settings
+from traced.config import Settings, load_settings
 from traced.service.triggers import FILE, Triggers
 
 NIGHTLY = {"triggers.cron": "0 3 * * *", "triggers.time_zone": "UTC"}
@@ -242,3 +242,34 @@ def test_a_damaged_file_is_made_anew(place: Place, caplog: pytest.LogCaptureFixt
     place.live(NIGHTLY)
     assert place.jobs().keys() == {"cron"}
     assert "is damaged and made anew" in caplog.text
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+
+
+def test_other_settings_are_followed_without_a_restart(place: Place) -> None:
+    def nightly(cron: str) -> Settings:
+        return load_settings(place.folder, NIGHTLY | {"triggers.cron": cron})
+
+    async def scene() -> None:
+        triggers = Triggers(load_settings(place.folder, {}), place.store, place.asked.append, place.now, look_s=1000)
+        task = asyncio.create_task(triggers.run())
+        await asyncio.sleep(0)
+        for settings, hour in ((nightly("0 3 * * *"), 3), (nightly("0 4 * * *"), 4)):
+            await asyncio.to_thread(triggers.take, settings)
+            await until(lambda hour=hour: (at := triggers.next_at()) is not None and at.hour == hour)
+        triggers.take(load_settings(place.folder, {"triggers.trajectories": 2}))
+        await until(lambda: triggers.next_at() is None)
+        place.report(2)
+        triggers.take(load_settings(place.folder, {"triggers.trajectories": 1}))
+        await until(lambda: bool(place.asked))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    assert place.jobs() == {}
+    assert place.asked == ["2 new trajectories"]
