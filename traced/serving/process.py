@@ -7,6 +7,7 @@ engine in order) and never outlives its parent, even if the parent was killed (`
 The parent binds the socket and hands it over, so that a free port is never lost to another process in between.
 """
 
+import contextlib
 import socket
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from traced.executor.process import Child, start
 from traced.serving.errors import EngineStartError
 
 LOG_LINES = 12
+LOGS_KEPT = 20  # of earlier engines, the newest
 POLL_S = 0.1
 STOP_S = 10.0
 
@@ -71,6 +73,7 @@ def start_embedded(
     with _bound_socket(port) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         log = data_dir / "logs" / f"engine-{listener.getsockname()[1]}.log"
+        forget_old_logs(log.parent)
         options = {"threads": threads, "max-batch": max_batch, "max-length": max_length}
         engine = EngineProcess(url, log, _spawn(model_path, listener, log, options, adapters or {}))
     try:
@@ -79,6 +82,14 @@ def start_embedded(
         engine.stop()
         raise
     return engine
+
+
+def forget_old_logs(folder: Path, keep: int = LOGS_KEPT) -> None:
+    """Delete the logs of all engines but the newest: a service starts one per stage, for months."""
+    with contextlib.suppress(FileNotFoundError):  # somebody else deletes them as well
+        by_age = sorted(folder.glob("engine-*.log*"), key=lambda log: log.stat().st_mtime, reverse=True)
+        for log in by_age[keep:]:
+            log.unlink()
 
 
 def _bound_socket(port: int) -> socket.socket:
