@@ -5,6 +5,7 @@
     ├── ImageMissing             the sandbox image is not there or could not be built
     ├── WorkerDied               the container ended while it was in use (``oom`` as the engine recorded it)
     ├── Deadline                 a call outlived its deadline, inside the worker or, where that failed, on the host
+    ├── EpisodeLost              an episode ended by the machinery's failure, which was told in words alone
     ├── ProtocolFault            what came out of the container is not the protocol; the container is ended
     └── EnvironmentFault         the untrusted code raised, or answered with something the contract forbids
 
@@ -62,6 +63,10 @@ class WorkerDied(SandboxError):
         )
         tail = f"; last words: {clipped(stderr)}" if stderr else ""
         super().__init__(f"the sandbox's worker ended: {why}{tail}")
+
+
+class EpisodeLost(SandboxError):
+    """The machinery under an episode failed, inside the container or outside: only its words are left."""
 
 
 class Deadline(SandboxError):

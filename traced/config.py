@@ -42,7 +42,7 @@ ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry")
 APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
-OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG"}
+OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG", "TRACED_DOCKERD_LOG", "TRACED_DOCKER_SOCKET"}
 
 
 class StoreSection(Section):
@@ -119,7 +119,7 @@ class AdmissionSection(Section):
 
 
 class TrainingSection(Section):
-    """GRPO on one LoRA adapter; the defaults suit the bundled model (the paper's learning rate, 1e-5, suits 30B)."""
+    """GRPO on one LoRA adapter; the defaults suit the bundled model (the paper's 1e-5 and 40 iterations, 30B)."""
 
     iterations: Positive = Field(default=60, description="policy updates, at most")
     solved_after: int = Field(
@@ -175,7 +175,7 @@ class SandboxSection(Section):
     cpus: float = Field(default=1.0, gt=0, description="processors of one container")
     pids: Positive = Field(default=32, description="processes and threads in one container")
     call_seconds: float = Field(default=5.0, gt=0, description="seconds for one reset, step or score")
-    start_seconds: float = Field(default=30.0, gt=0, description="seconds for a container to start")
+    start_seconds: float = Field(default=60.0, gt=0, description="seconds for a container to start")
 
 
 class TelemetrySection(Section):

@@ -10,6 +10,7 @@ Not covered: what is printed at the end (``traced.commands``).
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
@@ -21,13 +22,14 @@ from store.database import open_store, session
 from store.records import Cycle, CycleState
 from store.repositories.cycles import set_cycle_state
 from traced.config import Settings
-from traced.figures import CycleFigures, as_json
+from traced.figures import ON_TARGET, CycleFigures, as_json
+from traced.host.lock import CYCLES, hold
 from traced.meter import Meter
 from traced.models import resolve_model
 from traced.progress import Progress
 from traced.report import write_report
-from traced.running import find_cycle, run_cycle
-from traced.stages.compare import grpo_on_target
+from traced.running import TYPICAL_CAPABILITIES, find_cycle, run_cycle
+from traced.stages.compare import COMPARISON, expected_s, grpo_on_target
 from traced.stages.context import Context, opened, utc_now
 from traced.stages.gate import figures_of, stored_gate
 from traced.stages.promote import decide
@@ -59,10 +61,17 @@ class DemoResult:
 
 def run_demo(options: DemoOptions) -> DemoResult:
     """Run or carry on the cycle. Raises TracedError, StoreError, SandboxError, AgentsError or KeyboardInterrupt."""
+    with hold(options.settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLES):
+        return _held(options)
+
+
+def _held(options: DemoOptions) -> DemoResult:
     ensure_image(build_missing=True)
     reap_orphans(OWNER)
     cycle = _cycle(options)
     progress = Progress(options.console)
+    if options.compare:
+        progress.plan(f"train {ON_TARGET}", COMPARISON, expected_s(options.settings, TYPICAL_CAPABILITIES))
     with Meter() as meter, progress.shown():
         result = asyncio.run(_run(options, cycle.id, progress, meter))
         while result.waiting and options.console.is_terminal:

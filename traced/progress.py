@@ -47,7 +47,7 @@ class StageLine:
             return 0.0
         elapsed = self.elapsed(now)
         if self.total and self.done:
-            return elapsed * (self.total - self.done) / self.done
+            return max(elapsed * (self.total - self.done) / self.done, 0.0)
         return max(self.expected_s * pace - elapsed, 0.0)
 
 

@@ -19,7 +19,9 @@ from traced.stages import admit, analyze, collect, evaluate, gate, promote, repo
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context
 from traced.stages.errors import CycleChanged
+from traced.stages.evaluate import expected_s
 from traced.stages.report import SESSION
+from traced.targets.registry import check_seeds, target
 
 EXPECTED_S = {
     "collect": 0.1,
@@ -28,10 +30,10 @@ EXPECTED_S = {
     "admit": 30.0,
     "train": 0.1,
     "gate": 0.06,
-    "test": 0.08,
 }
 TYPICAL_CAPABILITIES = 3
 REST = "capabilities"
+TESTS = "tests"
 
 
 def find_cycle(
@@ -39,6 +41,7 @@ def find_cycle(
 ) -> Cycle:
     """The newest unfinished cycle of this target, model, seed and configuration (or one that is ``wanted``), else a
     new one."""
+    check_seeds(target(settings.target.name), settings)
     config = configuration(settings)
     same = [
         cycle
@@ -93,6 +96,10 @@ def cycle_stages(context: Context) -> Stages:
     async def gate_(cycle_id: str, adapter: str) -> bool:
         return (await gate.gate(context, adapter)).answer is GateAnswer.PASS
 
+    async def evaluate_(cycle_id: str, promoted: list[str]) -> None:
+        context.progress.drop(TESTS)
+        await evaluate.evaluate(context, promoted)
+
     async def waiting_(cycle_id: str, adapters: list[str]) -> list[str]:
         return promote.waiting(context, adapters)
 
@@ -115,7 +122,7 @@ def cycle_stages(context: Context) -> Stages:
         gate=gate_,
         waiting=waiting_,
         promote=lambda cycle_id, adapters: promote.promote(context, adapters),
-        evaluate=lambda cycle_id, promoted: evaluate.evaluate(context, promoted),
+        evaluate=evaluate_,
         report=report_,
         drop=drop_,
     )
@@ -145,7 +152,8 @@ def _announce(context: Context) -> None:
     plan("collect", "Collect the base model's episodes", EXPECTED_S["collect"] * settings.collect.episodes)
     plan("analyze", "Analyze successes against failures", EXPECTED_S["analyze"])
     each = sum(_expected_of_capability(settings).values())
-    plan(REST, "Environments, adapters and gates", TYPICAL_CAPABILITIES * (each + _expected_test(settings)))
+    plan(REST, "Environments, adapters and gates", TYPICAL_CAPABILITIES * each)
+    plan(TESTS, "Tests", expected_s(settings.test.seeds, TYPICAL_CAPABILITIES))
 
 
 def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> None:
@@ -155,10 +163,12 @@ def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> Non
         events = list_stage_events(session, context.cycle_id)
     over = {(event.stage, event.capability) for event in events if event.state is not StageState.STARTED}
     context.progress.drop(REST)
+    context.progress.drop(TESTS)
     for capability in capabilities:
         for stage, seconds in _expected_of_capability(context.settings).items():
             if (stage, capability) not in over:
                 context.progress.plan(f"{stage} {capability}", f"{titles[stage]} {capability}", seconds)
+    context.progress.plan(TESTS, "Tests", expected_s(context.settings.test.seeds, len(capabilities)))
 
 
 def _expected_of_capability(settings: Settings) -> dict[str, float]:
@@ -169,7 +179,3 @@ def _expected_of_capability(settings: Settings) -> dict[str, float]:
         "train": EXPECTED_S["train"] * training.iterations * training.groups * training.rollouts / training.at_once,
         "gate": EXPECTED_S["gate"] * 4 * gated.seeds * gated.trials,
     }
-
-
-def _expected_test(settings: Settings) -> float:
-    return EXPECTED_S["test"] * settings.test.seeds

@@ -3,9 +3,9 @@
 Every check runs in containers and leaves a named result with evidence and seconds. The source must load and run on two
 seeds before the rest is tried; where it does not, or a check ends in a deadline or a dead worker, the report holds the
 checks made so far and refuses. EngineDown and ImageMissing are no verdict on the environment and are raised. A worker
-that was killed, but not for its memory, may have been killed from outside: the checks are made once more, and an
-environment that ends itself is refused then. The order is from cheap to dear; the base model's rewards come last, asked
-for only when everything else has passed.
+that was killed, but not for its memory, may have been killed from outside, and so may one that a base model's episode
+lost: the checks are made once more, and an environment that ends itself is refused then. From cheap to dear in order;
+the base model's rewards come last, asked for only when everything else has passed.
 
 Not covered: whether training on the environment helps (the gate's question).
 """
@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sandbox.admission import checks
@@ -25,7 +25,7 @@ from sandbox.admission.static import inspect_source
 from sandbox.admission.thresholds import Thresholds
 from sandbox.client import SandboxSource
 from sandbox.contract import Tool
-from sandbox.errors import EngineDown, ImageMissing, SandboxError, WorkerDied
+from sandbox.errors import EngineDown, EpisodeLost, ImageMissing, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash
 from sandbox.policy import SandboxLimits
 from store.types import AdmissionReport, Check
@@ -52,6 +52,7 @@ async def admit(
     target_error_examples: list[str],
     base_rewards: BaseRewards | None,
     thresholds: Thresholds | None = None,
+    limits: SandboxLimits | None = None,
     owner: str = "traced",
     clock: Callable[[], float] = time.perf_counter,
 ) -> AdmissionReport:
@@ -59,10 +60,11 @@ async def admit(
 
     ``target_tools`` are the target's OpenAI schemas, ``target_error_examples`` contents of its tool messages that tell
     an error. ``base_rewards(source, seeds, k)`` answers the base model's rewards, one group of k per seed; with None
-    the check "spread" is left out and its evidence says so (``left_out``).
+    the check "spread" is left out and its evidence says so (``left_out``). ``limits`` are the container's; a call gets
+    the thresholds' seconds where those are fewer.
     """
     thresholds = thresholds or Thresholds()
-    sources = _Sources(source_code, owner, target_tools, target_error_examples)
+    sources = _Sources(source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples)
     made = await _checks(sources, base_rewards, thresholds, clock)
     if any(check.evidence.get("killed") for check in made):
         made = await _checks(sources, base_rewards, thresholds, clock)
@@ -73,12 +75,13 @@ async def admit(
 class _Sources:
     source_code: str
     owner: str
+    limits: SandboxLimits
     target_tools: list[Tool]
     target_error_examples: list[str]
 
     def bench(self, thresholds: Thresholds) -> Bench:
         """Two sandboxes of the environment, which differ in the hash seed of their interpreters."""
-        limits = SandboxLimits(call_seconds=thresholds.call_seconds, restarts=0)
+        limits = replace(self.limits, call_seconds=min(thresholds.call_seconds, self.limits.call_seconds), restarts=0)
         source, twin = (
             SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed)
             for seed in (0, TWIN_HASH_SEED)
@@ -116,7 +119,9 @@ async def _judged(name: str, check: Awaitable[checks.Verdict], clock: Callable[[
         raise
     except SandboxError as error:
         passed, evidence = False, fault_evidence(error)
-        if isinstance(error, WorkerDied) and error.exit_code == KILLED and not error.oom:
+        if isinstance(error, EpisodeLost) or (
+            isinstance(error, WorkerDied) and error.exit_code == KILLED and not error.oom
+        ):
             evidence["killed"] = True
     return Check(name, passed, evidence, round(clock() - begin, 3))
 

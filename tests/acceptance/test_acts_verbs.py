@@ -20,7 +20,7 @@ from store.repositories.cycles import set_cycle_state
 from store.repositories.events import list_events
 from tests.acceptance.conftest import Traced
 from tests.unit.gates.chain import seed_adapter, seed_cycle
-from traced.host.lock import hold
+from traced.host.lock import CYCLES, hold
 from traced.service.daemon import now
 
 ADAPTER = "error-recovery@v1"
@@ -149,3 +149,13 @@ def test_a_directory_that_is_held_by_one_who_does_not_answer_is_left_alone(trace
     assert f"held by process {os.getpid()}" in ran.err
     assert "which does not answer; nothing was decided" in " ".join(ran.err.split())
     assert traced("status", "--json").json["waiting"] == [ADAPTER, "error-recovery@v2"]
+
+
+def test_two_do_not_work_on_cycles_at_once_and_decisions_do_not_wait_for_them(traced: Traced, data_dir: Path) -> None:
+    with hold(data_dir, now=now, version="test", file_name=CYCLES):
+        for verb in ("collect", "demo"):
+            ran = traced(verb)
+            assert ran.code == 1
+            assert f"is in use by process {os.getpid()}" in " ".join(ran.err.split())
+        approved = traced("approve", ADAPTER, "--json")
+    assert approved.json["live"] == [ADAPTER]

@@ -6,7 +6,7 @@ error names the first difference, because results under other settings must not 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from sqlmodel import Session
@@ -19,13 +19,14 @@ from traced.commands.output import progress
 from traced.commands.stored import writing
 from traced.config import Settings, configuration
 from traced.errors import TracedError
+from traced.host.lock import CYCLES, hold
 from traced.meter import Meter
 from traced.models import resolve_model
 from traced.progress import Progress
 from traced.running import find_cycle
 from traced.stages.admit import stored_report
 from traced.stages.analyze import stored_findings
-from traced.stages.context import Context, opened
+from traced.stages.context import Context, opened, utc_now
 
 Answer = TypeVar("Answer")
 
@@ -33,18 +34,18 @@ Answer = TypeVar("Answer")
 def on_cycle(settings: Settings, work: Callable[[Context], Awaitable[Answer]], *, begin: bool = False) -> Answer:
     """``work`` on the current cycle, with live progress; ``begin`` makes a cycle where there is none to carry on."""
     model = resolve_model(settings.model.spec, settings.data_dir).name
-    with writing(settings) as session:
-        cycle = (
-            find_cycle(session, settings, model, at=datetime.now(UTC)) if begin else _current(session, settings, model)
-        )
 
     async def run() -> Answer:
         async with opened(settings, cycle.id, shown, meter) as context:
             return await work(context)
 
-    shown = Progress(progress)
-    with Meter() as meter, shown.shown():
-        return asyncio.run(run())
+    with hold(settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLES):
+        with writing(settings) as session:
+            at = utc_now()
+            cycle = find_cycle(session, settings, model, at=at) if begin else _current(session, settings, model)
+        shown = Progress(progress)
+        with Meter() as meter, shown.shown():
+            return asyncio.run(run())
 
 
 def applicable(context: Context, kind: str) -> list[str]:

@@ -1,5 +1,7 @@
 """One instance per data directory: flock(2) on ``DIR/traced.lock``, with the holder written in it.
 
+``DIR/cycle.lock`` is held in the same way by whoever works on cycles: the service, and a verb while it runs.
+
 Invariants: the kernel's lock alone decides; it ends with the process that holds it, however that dies, so what an
 earlier holder left in the file is no obstacle. The file itself is never removed (removing it would let two processes
 lock two files of one name). The descriptor is not inherited by programs that the holder starts.
@@ -24,6 +26,7 @@ from pathlib import Path
 from traced.host.errors import AlreadyRunning, DataDirectoryUnusable
 
 FILE_NAME = "traced.lock"
+CYCLES = "cycle.lock"
 TRIES = 10  # a look by `holder` keeps the lock for an instant: that must not stop a daemon from starting
 PAUSE_S = 0.05
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the lock holds all the same, only its holder stays unnamed
@@ -45,9 +48,9 @@ class Holder:
 
 
 @contextmanager
-def hold(data_dir: Path, *, now: Callable[[], datetime], version: str) -> Iterator[Holder]:
+def hold(data_dir: Path, *, now: Callable[[], datetime], version: str, file_name: str = FILE_NAME) -> Iterator[Holder]:
     """Hold ``data_dir`` for the time of the body; raises ``AlreadyRunning`` or ``DataDirectoryUnusable``."""
-    path = data_dir / FILE_NAME
+    path = data_dir / file_name
     descriptor = _open(path, os.O_RDWR | os.O_CREAT)
     try:
         if not _locked(descriptor, fcntl.LOCK_EX, TRIES):

@@ -36,7 +36,7 @@ from traced.executor.ledger import Ledger
 from traced.host import logs
 from traced.host.holder import is_alive, this_holder
 from traced.host.lifecycle import Lifecycle, beside, signals, until_forced
-from traced.host.lock import hold
+from traced.host.lock import CYCLES, hold
 from traced.host.notify import ServiceManager, service_manager
 from traced.notices.delivery import deliver_due
 from traced.service.api import control_api
@@ -75,7 +75,8 @@ def up(read: Callable[[], Settings]) -> None:
     tokens = Tokens(tokens_of(settings.api))
     logs.configure(settings.log, settings.data_dir, now=now)
     telemetry.begin(settings.telemetry.endpoint)
-    with hold(settings.data_dir, now=now, version=version("traced")):
+    here, ours = settings.data_dir, version("traced")
+    with hold(here, now=now, version=ours), hold(here, now=now, version=ours, file_name=CYCLES):
         store = open_store(settings.store_url)
         try:
             asyncio.run(_serve(settings, store, tokens, read))

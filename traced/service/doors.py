@@ -75,7 +75,9 @@ def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:
             if hmac.compare_digest(given.strip().encode(), token.encode()):
                 found = role
         if scheme.lower() != "bearer" or found is None:
-            raise NotKnown("this address wants a bearer token", hint="set TRACED_TOKEN, or use the Unix socket")
+            raise NotKnown(
+                "this address wants a bearer token", hint="send 'Authorization: Bearer TOKEN', or use the Unix socket"
+            )
         return Caller(f"{found} token", found)
 
     return door

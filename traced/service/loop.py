@@ -40,7 +40,7 @@ from traced.models import resolve_model
 from traced.notices.message import announce, approval_needed, cycle_failed, parked
 from traced.progress import Progress
 from traced.stages.context import Context
-from traced.targets.registry import target
+from traced.targets.registry import check_seeds, target
 from traced.telemetry import span
 
 OPEN = (CycleState.RUNNING, CycleState.INTERRUPTED)
@@ -150,6 +150,7 @@ class CycleLoop:
 
     def _begun(self, opened: Session, before: int, cause: str) -> Cycle:
         """A new cycle: each has a seed of its own, so that it meets tasks which the one before has not."""
+        check_seeds(target(self.settings.target.name), self.settings)
         name, seed, at = self.settings.target.name, self.settings.seed + before, self.now()
         model = resolve_model(self.settings.model.spec, self.settings.data_dir).name
         cycle_id = f"{name}-{at:%Y%m%dT%H%M%S}-{before + 1}"

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from sandbox import admission
 from sandbox.admission.admit import refusals
 from sandbox.contract import Tool
+from sandbox.docker_engine import connect
 from sandbox.episodes import EpisodeSource
-from sandbox.errors import SandboxError
+from sandbox.errors import EpisodeLost
 from store.repositories.environments import get_environment, list_admissions, save_admission
 from store.types import AdmissionReport, EndCause, Outcome, Trajectory
 from traced.rollout.episodes import EpisodeJob, Limits, run_episodes
@@ -51,6 +52,7 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
         target_error_examples=error_examples(trajectories),
         base_rewards=_base_rewards(context),
         thresholds=thresholds(context),
+        limits=context.sandbox_limits,
     )
     with context.writing() as session:
         save_admission(session, report, cycle_id=context.cycle_id, at=context.now())
@@ -106,6 +108,8 @@ def _base_rewards(context: Context) -> admission.BaseRewards:
             source, jobs, policy, limits, model=BASE, temperature=temperature, base_seed=context.settings.seed
         )
         async for trajectory in running:
+            if trajectory.end_cause is EndCause.SANDBOX_ERROR:
+                connect().close()  # Docker gone is no failure of the environment: EngineDown says so
             groups[int(trajectory.task_id)].append(_reward(trajectory))
         return list(groups.values())
 
@@ -118,4 +122,4 @@ def _reward(trajectory: Trajectory) -> float:
         return trajectory.reward
     if trajectory.end_cause is EndCause.ENGINE_ERROR:
         raise EngineError(trajectory.detail, hint="run the same command again")
-    raise SandboxError(trajectory.detail)
+    raise EpisodeLost(trajectory.detail)

@@ -7,12 +7,22 @@ adapter is for comparison only, so it is never published, gated or routed to.
 import dataclasses
 import math
 
+from traced.config import Settings
 from traced.figures import ON_TARGET
 from traced.stages.context import Context
 from traced.stages.episodes import model_policy
 from traced.stages.evaluate import on_test
 from traced.stages.train import job_for
 from traced.training.supervise import train as run_job
+
+COMPARISON = "Train on the target itself, to compare"
+ROLLOUT_S = 0.06
+
+
+def expected_s(settings: Settings, adapters: int) -> float:
+    """Seconds that it takes here after so many adapters."""
+    training = settings.training
+    return ROLLOUT_S * adapters * training.iterations * training.groups * training.rollouts
 
 
 async def grpo_on_target(context: Context, rollouts: int) -> None:
@@ -29,7 +39,7 @@ async def grpo_on_target(context: Context, rollouts: int) -> None:
     iterations = math.ceil(rollouts / (job.groups * job.rollouts))
     job = dataclasses.replace(job, threads=context.settings.threads, solved_after=0)
     job = dataclasses.replace(job, iterations=iterations, seed_low=split.start, seed_high=split.stop)
-    with context.stage("train", "Train on the target itself, to compare", ON_TARGET, iterations) as shown:
+    with context.stage("train", COMPARISON, ON_TARGET, iterations) as shown:
         await run_job(job, lambda metrics: shown.reach(int(metrics["iteration"]), f"reward {metrics['reward']:.2f}"))
     await context.serve(ON_TARGET, job.adapter)
     async with context.target.source() as source:

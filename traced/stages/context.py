@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session
 
+from sandbox.policy import SandboxLimits
 from store.database import open_store, reading, session
 from store.records import StageEvent, StageState
 from store.repositories.cycles import save_stage_event
@@ -63,6 +64,11 @@ class Context:
     def run_dir(self) -> Path:
         """The cycle's own folder."""
         return self.data_dir / "runs" / self.cycle_id
+
+    @property
+    def sandbox_limits(self) -> SandboxLimits:
+        """What a container of the cycle may use."""
+        return SandboxLimits(**self.settings.sandbox.model_dump())
 
     @contextmanager
     def writing(self) -> Iterator[Session]:

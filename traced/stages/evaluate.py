@@ -25,6 +25,7 @@ from traced.stages.routers import routers
 from traced.stages.train import adapter_path
 
 ROUTE = "route"
+EPISODE_S = 0.08
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,16 @@ class DoNothing:
         return Completion({"role": "assistant", "content": ""}, [], [], [], "stop")
 
 
+def expected_s(seeds: int, adapters: int) -> float:
+    """Seconds that it takes here: the base, each adapter alone, and the router where there is one."""
+    return EPISODE_S * seeds * (1 + adapters + bool(adapters))
+
+
 async def evaluate(context: Context, promoted: Sequence[str]) -> None:
     """Play the test split with every policy; with no promoted adapter there is nothing to route to."""
+    seeds = context.settings.test.seeds
+    for model in (BASE, *promoted, *([ROUTED] if promoted else [])):
+        context.progress.plan(_stage(model), f"Test: {model}", EPISODE_S * seeds)
     async with context.target.source() as source:
         await on_test(context, source, FLOOR, DoNothing(), "Test: do nothing")
         await _model_on_test(context, source, BASE, "Test: base model")
@@ -48,6 +57,10 @@ async def evaluate(context: Context, promoted: Sequence[str]) -> None:
             await _routed(context, source, promoted)
 
 
+def _stage(model: str) -> str:
+    return f"evaluate {model}"
+
+
 def test_jobs(context: Context) -> list[EpisodeJob]:
     """The first seeds of the test split."""
     return split_jobs("test", context.target.splits["test"][: context.settings.test.seeds])
@@ -56,7 +69,7 @@ def test_jobs(context: Context) -> list[EpisodeJob]:
 async def on_test(context: Context, source: EpisodeSource, model: str, policy: Policy, title: str) -> list[Trajectory]:
     """One policy's episodes on the test seeds."""
     jobs = test_jobs(context)
-    with context.stage(f"evaluate {model}", title, total=len(jobs)) as shown:
+    with context.stage(_stage(model), title, total=len(jobs)) as shown:
         return await episodes(
             context,
             source,

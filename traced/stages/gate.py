@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from agents.analyst.builtin import label
 from sandbox.client import SandboxSource
 from sandbox.episodes import EpisodeSource
-from sandbox.policy import SandboxLimits
 from store.repositories.adapters import get_adapter
 from store.repositories.analysis import get_capability
 from store.repositories.environments import get_environment
@@ -24,7 +23,7 @@ from traced.report import points
 from traced.rollout.episodes import EpisodeJob
 from traced.stages.context import Context, Shown
 from traced.stages.episodes import BASE, episodes, model_policy, split_jobs
-from traced.stages.errors import CapabilityError
+from traced.stages.errors import CapabilityError, StageError
 from traced.stages.train import TRAINING_SEEDS, adapter_path
 
 GATE_SEEDS = TRAINING_SEEDS[1]  # a synthetic environment's gate seeds begin here
@@ -73,29 +72,20 @@ async def _compare(context: Context, adapter: str, capability: str, shown: Shown
     with context.reading() as session:
         source_code = get_environment(session, get_adapter(session, adapter).environment_hash).source_code
     async with (
-        SandboxSource(source_code, limits=sandbox_limits(context)) as environment,
+        SandboxSource(source_code, limits=context.sandbox_limits) as environment,
         context.target.source() as target,
     ):
         rounds = _Rounds(context, adapter, capability, environment, target, shown)
         try:
             result = await run_gate(adapter, rounds.gather, policy)
         except GateError as error:
-            raise CapabilityError(f"the gate of {adapter} could not compare: {error}") from error
+            raise StageError(
+                f"the gate of {adapter} could not compare: {error}",
+                hint="run the same command again: what was lost is played again",
+            ) from error
     with context.writing() as session:
         save_gate(session, result, cycle_id=context.cycle_id, at=context.now())
     return result
-
-
-def sandbox_limits(context: Context) -> SandboxLimits:
-    """The settings' container limits."""
-    settings = context.settings.sandbox
-    return SandboxLimits(
-        memory_mb=settings.memory_mb,
-        cpus=settings.cpus,
-        pids=settings.pids,
-        call_seconds=settings.call_seconds,
-        start_seconds=settings.start_seconds,
-    )
 
 
 @dataclass(frozen=True)

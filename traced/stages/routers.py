@@ -36,7 +36,6 @@ from traced.serving.router import BASE, LabelRouter, Route, Router, opening_mess
 from traced.serving.routing_prompt import opening_text
 from traced.stages.collect import collected
 from traced.stages.context import Context, Shown
-from traced.stages.gate import sandbox_limits
 from traced.training.publish import publish_file
 
 HIDDEN_STATE, LABELS = "hidden-state", "labels"  # what ``routing.router`` may be
@@ -112,7 +111,7 @@ async def _of_environments(context: Context, promoted: Sequence[str], shown: Sho
     for name in promoted:
         with context.reading() as session:
             source_code = get_environment(session, get_adapter(session, name).environment_hash).source_code
-        async with SandboxSource(source_code, limits=sandbox_limits(context)) as source:
+        async with SandboxSource(source_code, limits=context.sandbox_limits) as source:
             for seed in ROUTING_SEEDS:
                 found += [(text, name) for text in await _opening(source, seed)]
                 shown.advance()
@@ -159,6 +158,8 @@ def target_examples(
         needing[cell] += label.verdict is not Verdict.NA
     found: list[Example] = []
     for trajectory in trajectories:
+        if trajectory.outcome is Outcome.INFRASTRUCTURE:
+            continue  # what it needed was not seen
         cells = {capability: (trajectory.id, capability) for capability in models}
         needed = [
             model for capability, model in models.items() if 2 * needing[cells[capability]] > runs[cells[capability]]

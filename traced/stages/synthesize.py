@@ -44,7 +44,7 @@ def stored_source(context: Context, capability: str, seed: int) -> str | None:
 async def _write(context: Context, capability: str, seed: int) -> str:
     with context.reading() as session:
         meant = get_capability(session, context.cycle_id, capability)
-        labels = list_labels(session, context.cycle_id, capability=capability)
+        labels = list_labels(session, context.cycle_id)  # of all: a success that lacked something else is no example
     trajectories, labels = by_order(collected(context), labels)
     try:
         source = await asyncio.to_thread(write_environment, meant, trajectories, labels, seed=seed)

@@ -6,7 +6,6 @@ breaks under training ends its capability (``CapabilityError``); Docker, the dis
 cycle, and the same command carries on from the last checkpoint.
 """
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from traced.stages.errors import CapabilityError
 from traced.training.errors import EnvironmentFailed, TrainingError
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics
+from traced.training.publish import publish_file
 from traced.training.supervise import train as run_job
 
 TRAINING_SEEDS = (0, 100_000)  # of a synthetic environment; the gate takes others
@@ -88,6 +88,7 @@ def job_for(
         seed_low=TRAINING_SEEDS[0],
         seed_high=TRAINING_SEEDS[1],
         threads=max(1, settings.threads // training.at_once),
+        limits=settings.sandbox.model_dump(),
     )
 
 
@@ -97,9 +98,7 @@ def _job(context: Context, run_id: str, capability: str, environment: str) -> Tr
         with context.reading() as session:
             source_code = get_environment(session, environment).source_code
         file.parent.mkdir(parents=True, exist_ok=True)
-        staging = file.with_suffix(".partial")
-        staging.write_text(source_code, encoding="utf-8")
-        os.replace(staging, file)
+        publish_file(file, source_code)
     return job_for(
         context.settings,
         run_id=run_id,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sandbox.contract import Environment
+from traced.config import Settings
 from traced.errors import ConfigError
 from traced.targets import desk
 from traced.targets.local import LocalSource
@@ -27,6 +28,21 @@ class Target:
     def source(self) -> LocalSource:
         """Its episodes, run in this process."""
         return LocalSource(self.name, self.environment)
+
+
+def check_seeds(chosen: Target, settings: Settings) -> None:
+    """Raise ``ConfigError`` where the settings ask a split for more seeds than it has: none runs into the next one."""
+    wanted = {
+        "collect.episodes": ("train", settings.collect.episodes),
+        "gate.seeds times gate.max_rounds": ("gate", settings.gate.seeds * settings.gate.max_rounds),
+        "test.seeds": ("test", settings.test.seeds),
+    }
+    for key, (split, seeds) in wanted.items():
+        there = len(chosen.splits[split])
+        if seeds > there:
+            raise ConfigError(
+                f"{key} is {seeds} and the {split} split of {chosen.name} has {there} seeds", hint="ask for fewer"
+            )
 
 
 TARGETS = {"desk": Target("desk", desk.SPLITS, desk.Desk, desk.needed)}

@@ -3,14 +3,14 @@
 Invariants: two runs of the same job with ``threads=1`` give the same adapter, bit for bit. Seeds of iteration i depend
 on (seed, i) alone, so that a longer job begins like a shorter one. ``fingerprint`` covers every field but those that
 do not choose the weights (``run_id``, ``out_dir``, ``checkpoint_every``, ``threads``) or only say how long to go on
-(``iterations``, ``solved_after``). How it fails: ``JobError`` names the file, the key and the value.
-Not covered: admission, leases.
+(``iterations``, ``solved_after``), and the container's ``limits``. How it fails: ``JobError`` names the file, the key
+and the value. Not covered: admission, leases.
 """
 
 import dataclasses
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from traced.rollout.seeds import derive_seed
 from traced.training.errors import JobError
 
 PAUSE = "pause"
-NOT_IN_FINGERPRINT = {"run_id", "out_dir", "checkpoint_every", "iterations", "solved_after", "threads"}
+NOT_IN_FINGERPRINT = {"run_id", "out_dir", "checkpoint_every", "iterations", "solved_after", "threads", "limits"}
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class TrainingJob:
     seed_low: int = 0  # training seeds are drawn from [seed_low, seed_high)
     seed_high: int = 100_000
     threads: int = 1
+    limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
 
     def __post_init__(self) -> None:
         kinds = [{"environment"}, {"target"}, {"target", "split"}]
@@ -137,11 +138,12 @@ def read_job(path: Path) -> TrainingJob:
 def job_from(values: dict[str, Any], where: str) -> TrainingJob:
     """The job with these fields; ``JobError`` says which key or value of ``where`` is wrong."""
     known = {f.name for f in fields(TrainingJob)}
-    required = {f.name for f in fields(TrainingJob) if f.default is dataclasses.MISSING}
+    missing = dataclasses.MISSING
+    required = {f.name for f in fields(TrainingJob) if f.default is missing and f.default_factory is missing}
     if unknown := sorted(set(values) - known):
         raise JobError(f"{where}: unknown key {unknown[0]!r}")
-    if missing := sorted(required - set(values)):
-        raise JobError(f"{where}: {missing[0]!r} is missing")
+    if lacking := sorted(required - set(values)):
+        raise JobError(f"{where}: {lacking[0]!r} is missing")
     return TrainingJob(**values)
 
 

@@ -5,7 +5,7 @@ Invariant: a synthetic environment is read as text and runs in the sandbox; it i
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from traced.training.errors import JobError
 from traced.training.job import TrainingJob
@@ -15,8 +15,10 @@ def open_source(job: TrainingJob) -> AbstractAsyncContextManager[Any]:
     """An asynchronous context manager that gives the job's ``EpisodeSource``; ``JobError`` for an unknown target."""
     if "environment" in job.environment_source:
         from sandbox.client import SandboxSource
+        from sandbox.policy import SandboxLimits
 
-        return SandboxSource(Path(job.environment_source["environment"]).read_text(encoding="utf-8"))
+        source_code = Path(job.environment_source["environment"]).read_text(encoding="utf-8")
+        return SandboxSource(source_code, limits=SandboxLimits(**cast(dict[str, Any], job.limits)))
     from traced.targets.registry import target
 
     chosen = target(job.environment_source["target"])

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from store.schema import known_revisions
 from traced.config import Settings
-from traced.host.lock import FILE_NAME, hold
+from traced.host.lock import CYCLES, FILE_NAME, hold
 from traced.upkeep import archive
 from traced.upkeep.archive import Manifest
 from traced.upkeep.backup import BACKUPS, SCRIPT, STORE, sqlite_file
@@ -31,7 +31,7 @@ from traced.upkeep.errors import RestoreRefused
 from traced.upkeep.in_use import marked_alive
 from traced.upkeep.swap import mount_point, put_in_place
 
-NOT_DATA = {FILE_NAME, BACKUPS, "logs"}  # what may lie in a directory that holds no data yet
+NOT_DATA = {FILE_NAME, CYCLES, BACKUPS, "logs"}  # what may lie in a directory that holds no data yet
 
 
 @dataclass(frozen=True)
