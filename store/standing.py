@@ -1,4 +1,4 @@
-"""Where everything stands, in four queries: the newest cycles, adapter versions, what is live, waits or is parked.
+"""Where everything stands, in a few queries: newest cycles, adapter versions, what is live, waits, held up or parked.
 
 Invariants: one consistent snapshot; it says what the repositories say (a test holds them together); it reads few rows
 however many trajectories there are, and it speaks to the driver itself, in SQL that both share, because
@@ -7,9 +7,10 @@ Fails: ``StoreUnavailable``, and ``StoreVersionError`` for another schema. Not c
 ``StoreUnavailable`` as well; writing.
 """
 
+import json
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,16 @@ SELECT p.id, p.cycle_id, p.stage, p.capability, p.reason, (
 )
 FROM parked p WHERE p.released_at IS NULL ORDER BY p.seq DESC
 """
+HELD_UP = """
+SELECT a.cycle_id, a.stage, a.capability, a.evidence
+FROM attempts a JOIN cycles c ON c.id = a.cycle_id
+WHERE c.state IN ('running', 'interrupted') AND a.state = 'blocked' AND a.seq = (
+    SELECT max(seq) FROM attempts b
+    WHERE b.cycle_id = a.cycle_id AND b.stage = a.stage AND b.capability = a.capability
+)
+ORDER BY a.seq
+"""
+PAUSED = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
 TRAFFIC = "SELECT model, count(*) FROM routing_choices GROUP BY model"
 
 
@@ -79,12 +90,27 @@ class ParkedStanding:
 
 
 @dataclass(frozen=True)
+class HeldUp:
+    """A stage whose last attempt could not do its work for a reason outside of it (Docker down, disk full)."""
+
+    cycle: str
+    stage: str
+    capability: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Standing:
-    """The newest cycles, newest first, all adapter versions by capability and number, parked inputs, newest first."""
+    """The newest cycles, newest first, all adapter versions by capability and number, parked inputs, newest first.
+
+    ``paused`` is {target: who paused it}.
+    """
 
     cycles: list[CycleStanding]
     adapters: list[AdapterStanding]
     parked: list[ParkedStanding]
+    held_up: list[HeldUp] = field(default_factory=list)
+    paused: dict[str, str] = field(default_factory=dict)
 
     @property
     def live(self) -> list[str]:
@@ -135,7 +161,9 @@ def _read(connection: Any, shown: str) -> Standing:
     adapters = connection.execute(ADAPTERS).fetchall()
     traffic = dict(connection.execute(TRAFFIC).fetchall())
     parked = [ParkedStanding(*row) for row in connection.execute(PARKED).fetchall()]
-    return Standing(cycles, [_adapter(row, traffic.get(row[0], 0)) for row in adapters], parked)
+    held_up = [_held_up(row) for row in connection.execute(HELD_UP).fetchall()]
+    paused = dict(connection.execute(PAUSED).fetchall())
+    return Standing(cycles, [_adapter(row, traffic.get(row[0], 0)) for row in adapters], parked, held_up, paused)
 
 
 def _cycle(row: Any) -> CycleStanding:
@@ -144,6 +172,11 @@ def _cycle(row: Any) -> CycleStanding:
 
 def _adapter(row: Any, conversations: int) -> AdapterStanding:
     return AdapterStanding(row[0], row[1] or "none", row[2] or "none", row[3] == LIVE, conversations)
+
+
+def _held_up(row: Any) -> HeldUp:
+    evidence = json.loads(row[3]) if isinstance(row[3], str) else row[3]  # SQLite keeps JSON as text
+    return HeldUp(row[0], row[1], row[2], str(evidence.get("detail", "")))
 
 
 def _failed(shown: str, error: Exception) -> StoreUnavailable:

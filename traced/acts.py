@@ -101,7 +101,8 @@ def release(opened: Session, act: Act, parked_id: str) -> Done:
         set_cycle_state(opened, parked.cycle_id, CycleState.INTERRUPTED, at=act.at)
         carries_on = parked.cycle_id
     note(opened, act, "release", parked_id, cycle_id=parked.cycle_id, what=what, carries_on=carries_on)
-    then = f"{carries_on} is carried on" if carries_on else "it is tried again when a cycle comes by it"
+    gone_on = "its cycle went on without it, a later one tries the capability anew"
+    then = f"{carries_on} is carried on" if carries_on else gone_on
     return Done(said=f"{parked_id} ({what}) is released; {then}", subject=parked_id, detail={"carries_on": carries_on})
 
 

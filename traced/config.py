@@ -40,6 +40,7 @@ from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
+SECRET = "notify."  # addresses and arguments of hooks are secrets themselves: no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry")
 APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG", "TRACED_DOCKERD_LOG", "TRACED_DOCKER_SOCKET"}
@@ -380,4 +381,5 @@ def _bad_value(error: ValidationError, path: Path | None, raw: dict[str, Any], g
         where = f"in the variable {_variable(key)}"
     elif key not in _dotted(raw):
         where = "in the settings"
-    return ConfigError(f"{key} = {first['input']!r} {where}: {said[:1].lower()}{said[1:]}", hint="traced init --print")
+    value = "" if key.startswith(SECRET) else f" = {first['input']!r}"
+    return ConfigError(f"{key}{value} {where}: {said[:1].lower()}{said[1:]}", hint="traced init --print")

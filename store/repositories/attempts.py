@@ -15,7 +15,9 @@ from typing import Any
 from sqlmodel import Session, col, func, select
 
 from store.errors import NotFound, StoreConflict
+from store.records import CycleState
 from store.service_tables import AttemptRow, ParkedRow
+from store.tables import CycleRow
 
 
 class AttemptState(StrEnum):
@@ -109,8 +111,10 @@ def beat_attempt(
 
 
 def end_attempt(session: Session, seq: int, state: AttemptState, *, at: datetime, evidence: dict[str, Any]) -> None:
-    """Note how an attempt ended; ``evidence`` is added to what is known of it."""
+    """Note how an attempt ended; ``evidence`` is added to what is known of it. The same end again changes nothing."""
     row = _row(session, seq)
+    if (row.state, row.ended_at) == (state.value, at):
+        return  # noted before, and the answer of the commit was lost
     if row.ended_at is not None:
         raise StoreConflict(f"attempt {seq} ended as {row.state!r} before; it cannot end as {state.value!r} too")
     row.state, row.ended_at, row.evidence = state.value, at, {**row.evidence, **evidence}
@@ -128,6 +132,18 @@ def running_attempts(session: Session) -> list[Attempt]:
     """Attempts that have not ended, oldest first."""
     query = select(AttemptRow).where(AttemptRow.state == AttemptState.RUNNING.value).order_by(col(AttemptRow.seq))
     return [_attempt(row) for row in session.exec(query)]
+
+
+def blocked_attempts(session: Session) -> list[Attempt]:
+    """The newest attempts at stages of unfinished cycles, where something outside blocked those, oldest first."""
+    newest = (
+        select(func.max(AttemptRow.seq))
+        .join(CycleRow, col(CycleRow.id) == col(AttemptRow.cycle_id))
+        .where(col(CycleRow.state).in_([CycleState.RUNNING.value, CycleState.INTERRUPTED.value]))
+        .group_by(col(AttemptRow.cycle_id), col(AttemptRow.stage), col(AttemptRow.capability))
+    )
+    query = select(AttemptRow).where(col(AttemptRow.seq).in_(newest), AttemptRow.state == AttemptState.BLOCKED.value)
+    return [_attempt(row) for row in session.exec(query.order_by(col(AttemptRow.seq)))]
 
 
 def park(session: Session, parked: ParkedInput) -> None:

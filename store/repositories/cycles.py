@@ -4,11 +4,12 @@ Invariants: what a cycle ran on never changes once saved; its state and final fi
 Fails: ``NotFound``, and ``StoreConflict`` when a cycle's id is used for another cycle.
 """
 
+from collections.abc import Collection
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, func, select
 
 from store.content import digest, insert_new
 from store.errors import NotFound, StoreConflict
@@ -35,12 +36,22 @@ def get_cycle(session: Session, cycle_id: str) -> Cycle:
     return _cycle(_row(session, cycle_id))
 
 
-def list_cycles(session: Session, *, target: str | None = None, limit: int | None = None) -> list[Cycle]:
-    """Cycles, newest first."""
+def list_cycles(
+    session: Session, *, target: str | None = None, limit: int | None = None, states: Collection[CycleState] = ()
+) -> list[Cycle]:
+    """Cycles, newest first; only those in one of ``states`` where some are given."""
     query = select(CycleRow).order_by(col(CycleRow.created_at).desc(), col(CycleRow.id).desc()).limit(limit)
     if target is not None:
         query = query.where(CycleRow.target == target)
+    if states:
+        query = query.where(col(CycleRow.state).in_([state.value for state in states]))
     return [_cycle(row) for row in session.exec(query)]
+
+
+def count_cycles(session: Session, *, target: str) -> int:
+    """How many cycles of the target there ever were."""
+    query = select(func.count()).select_from(CycleRow).where(CycleRow.target == target)
+    return int(session.exec(query).one())
 
 
 def set_cycle_state(

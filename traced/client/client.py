@@ -8,6 +8,7 @@ How it fails: ``NoDaemon`` where nothing answers, ``Refused`` with the daemon's 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -129,7 +130,9 @@ class Client:
                 async for event in self._stream(after):
                     after = event.seq
                     yield event
-            except httpx.TransportError:
+            except (httpx.TransportError, Refused) as error:
+                if isinstance(error, Refused) and error.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise
                 await self.status()  # raises NoDaemon when it is gone for good
             await asyncio.sleep(RECONNECT_S)
 

@@ -77,6 +77,16 @@ class ParkedView(Model):
     evidence: dict[str, Any] = Field(default={}, description="the attempts that led to it; left out of a status")
 
 
+class HeldUpView(Model):
+    """A stage whose last attempt could not do its work for a reason outside of it; it is tried again by itself."""
+
+    cycle_id: str
+    stage: str
+    capability: str
+    reason: str
+    at: datetime
+
+
 class LeaseView(Model):
     """Exclusive use of a device; ``wanted_by`` is "" while nobody asks for it back."""
 
@@ -137,6 +147,7 @@ class Status(Model):
     adapters: list[AdapterView]
     waiting: list[str] = Field(description="adapters that wait for a person")
     parked: list[ParkedView] = Field(default=[], description="inputs that wait for a person to release them")
+    held_up: list[HeldUpView] = Field(default=[], description="what waits for Docker, the disk or the like")
 
 
 class EventView(Model):

@@ -43,12 +43,18 @@ def status(
     ]
     if as_json:
         told = {"cycles": cycles, "adapters": adapters, "live": stands.live, "waiting": stands.waiting}
-        print_json({"data_dir": directory, **told, "parked": stands.parked})
+        more = {"parked": stands.parked, "held_up": stands.held_up, "paused": stands.paused}
+        print_json({"data_dir": directory, **told, **more})
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], cycles)
     _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], adapters)
     for name in stands.waiting:
         console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
+    for target, who in stands.paused.items():
+        console.print(f"Paused: {target}, by {who}. To go on: traced resume", highlight=False, markup=False)
+    for late in stands.held_up:
+        what = f"{late.stage} of {late.capability or late.cycle} ({late.reason})"
+        console.print(f"Held up: {what}. It is tried again by itself; traced doctor", highlight=False, markup=False)
     for one in stands.parked:
         what = f"{one.stage} of {one.capability or one.cycle}, tried {one.tried} times ({one.reason})"
         console.print(f"Parked: {what}. To have it tried again: traced release {one.id}", highlight=False, markup=False)

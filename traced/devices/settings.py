@@ -15,7 +15,8 @@ class DevicesSection(Section):
     """When a device is idle, so that training may begin on it; serving asks for it back at any time."""
 
     train_on: str = Field(
-        default="auto", description='"auto" (GPUs, or the CPU where there are none), "cuda", "cpu", or one GPU\'s UUID'
+        default="cpu",
+        description='what training leases: "cpu", where it computes as yet; "cuda", a GPU\'s UUID, "auto" (GPUs first)',
     )
     idle_s: float = Field(default=60.0, ge=0, description="seconds for which everything below has to hold")
     poll_s: float = Field(default=5.0, gt=0, description="seconds between two looks, and between two heartbeats")

@@ -37,9 +37,10 @@ def parked(parked_id: str, stage: str, subject: str, reason: str) -> Message:
     return Message("parked", subject or stage, text, f"traced release {parked_id}", f"parked:{parked_id}")
 
 
-def cycle_failed(cycle_id: str, reason: str) -> Message:
-    """A cycle ended without a result."""
-    return Message("cycle-failed", cycle_id, f"Cycle {cycle_id} failed: {reason}", "traced status", f"cycle:{cycle_id}")
+def cycle_failed(cycle_id: str, reason: str, at: datetime) -> Message:
+    """A cycle ended without a result; one that was carried on may do so again."""
+    key = f"cycle:{cycle_id}:{at.isoformat(timespec='seconds')}"
+    return Message("cycle-failed", cycle_id, f"Cycle {cycle_id} failed: {reason}", "traced status", key)
 
 
 def trouble(what: str, reason: str, command: str, since: datetime) -> Message:

@@ -89,6 +89,7 @@ class Control:
                 adapters=shown,
                 waiting=views.waiting(shown),
                 parked=views.parked(opened),
+                held_up=views.held_up(opened),
             )
 
     def cycles(self, limit: int) -> list[CycleView]:

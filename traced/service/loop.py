@@ -14,22 +14,24 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import sqlalchemy
 from rich.console import Console
 from sqlmodel import Session
 
-from store.database import session
+from store.database import reading, session
+from store.errors import StoreError
 from store.records import Cycle, CycleState
 from store.repositories.adapters import list_adapters
-from store.repositories.attempts import ParkedInput
-from store.repositories.cycles import ENDED, get_cycle, list_cycles, save_cycle, set_cycle_state
+from store.repositories.attempts import AttemptState, ParkedInput
+from store.repositories.cycles import ENDED, count_cycles, get_cycle, list_cycles, save_cycle, set_cycle_state
 from store.repositories.events import save_event
 from store.repositories.targets import note_start, target_standing
 from store.service_records import Event
-from traced.config import Settings, configuration
-from traced.errors import TracedError
+from traced.config import APART, Settings, configuration, load_settings
+from traced.errors import ConfigError, TracedError
 from traced.executor.blame import Blame, blame, describe
 from traced.executor.job import Ended, Executor, Report, ReportKind
 from traced.executor.ledger import Ledger
@@ -37,9 +39,11 @@ from traced.gates.promotion import undecided
 from traced.host.logs import working_on
 from traced.meter import Meter
 from traced.models import resolve_model
-from traced.notices.message import announce, approval_needed, cycle_failed, parked
+from traced.notices.message import announce, approval_needed, cycle_failed, parked, trouble
+from traced.notices.troubles import Troubles
 from traced.progress import Progress
 from traced.stages.context import Context
+from traced.stages.errors import CycleChanged
 from traced.targets.registry import check_seeds, target
 from traced.telemetry import span
 
@@ -65,6 +69,8 @@ class CycleLoop:
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
     _home: asyncio.AbstractEventLoop | None = None
     _work: "asyncio.Task[None] | None" = None
+    _troubles: Troubles = field(default_factory=Troubles)
+    _telling: set["asyncio.Future[None]"] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.ledger = replace(self.ledger, on_parked=self._tell_parked)
@@ -99,6 +105,8 @@ class CycleLoop:
         finally:
             self._home = None
             over.cancel()
+            while self._telling:
+                await asyncio.wait(self._telling)
 
     async def _turn(self, over: "asyncio.Future[Any]") -> bool:
         """Carry the cycle on that is due; False when there was nothing to do, or what surrounds the loop is broken."""
@@ -135,16 +143,17 @@ class CycleLoop:
     def _due(self) -> Cycle | None:
         """The cycle to work on now; a new one is stored when one was asked for."""
         name = self.settings.target.name
-        with session(self.store) as opened:
+        with reading(self.store) as opened:
             if target_standing(opened, name).paused_at is not None:
                 return None
-            cycles = list_cycles(opened, target=name)
-            for cycle in cycles:
-                if cycle.state in OPEN or (cycle.state is CycleState.WAITING and not _waits(opened, cycle)):
+            unfinished = list_cycles(opened, target=name, states=(*OPEN, CycleState.WAITING))
+            for cycle in unfinished:
+                if cycle.state in OPEN or not _waits(opened, cycle):
                     return cycle
-            if not self._asked or any(cycle.state is CycleState.WAITING for cycle in cycles):
-                return None
-            begun = self._begun(opened, len(cycles), self._asked)
+        if not self._asked or unfinished:
+            return None
+        with session(self.store) as opened:
+            begun = self._begun(opened, count_cycles(opened, target=name), self._asked)
         self._asked = ""  # not before it is in the store
         return begun
 
@@ -164,65 +173,87 @@ class CycleLoop:
         """Carry one cycle on until it ends, waits for a person, or is stopped."""
         with working_on(cycle.id):
             try:
-                self._mark(cycle, CycleState.RUNNING)
+                if not await self.ledger.once(partial(self._take_up, cycle)):
+                    return
                 ids = {"traced.cycle.id": cycle.id, "traced.target": cycle.target, "gen_ai.request.model": cycle.model}
                 with span("traced.cycle", {**ids, "traced.cycle.seed": cycle.seed}):
                     await self._graph(cycle)
             except asyncio.CancelledError:
-                self._mark(cycle, CycleState.INTERRUPTED)
+                await self._mark(cycle, CycleState.INTERRUPTED)
                 raise
             except TracedError as error:
-                self._fail(cycle, str(error))
+                if _is_outside(error):
+                    raise
+                await self._fail(cycle, str(error))
             except Exception as error:  # a defect ends this cycle and not the service; the log has its traceback
                 if _is_outside(error):
                     raise
                 log.exception("cycle %s failed", cycle.id)
-                self._fail(cycle, f"a defect of traced: {type(error).__name__}")
+                await self._fail(cycle, f"a defect of traced: {type(error).__name__}")
 
     async def _graph(self, cycle: Cycle) -> None:
         from traced.cycle import advance, build_graph, checkpoints
         from traced.service.stages import Stations
 
-        overrides = overrides_of(cycle)
-        model = resolve_model(self.settings.model.spec, self.settings.data_dir)
+        settings = as_begun(self.settings, cycle)
+        model = resolve_model(settings.model.spec, settings.data_dir)
         progress = Progress(Console(quiet=True))
-        context = Context(
-            self.settings, self.store, target(cycle.target), model, cycle.id, progress, Meter(), now=self.now
-        )
-        stations = Stations(context, cycle, overrides, self.executor, self.ledger, self._hear, self.doing)
-        async with checkpoints(self.settings.data_dir, self.settings.store_url) as saver:
-            attempts = self.settings.synthesis.attempts
+        context = Context(settings, self.store, target(cycle.target), model, cycle.id, progress, Meter(), now=self.now)
+        stations = Stations(context, cycle, overrides_of(cycle), self.executor, self.ledger, self._hear, self.doing)
+        async with checkpoints(settings.data_dir, settings.store_url) as saver:
+            attempts = settings.synthesis.attempts
             graph = build_graph(stations.stages(), saver, attempts=attempts, trainings=0)  # each leases its device
             standing = await advance(graph, cycle.id)
         if standing.finished:
-            self._mark(cycle, CycleState.FINISHED)
+            await self._mark(cycle, CycleState.FINISHED)
         else:
-            self._wait_for_people(cycle, standing.waiting)
+            await self.ledger.once(partial(self._wait_for_people, cycle, standing.waiting))
 
     def _hear(self, stage: str, told: Report) -> None:
         if told.kind is ReportKind.WAITING:
             log.warning("%s waits %.0f s for: %s", stage, told.data["seconds"], told.data["for"])
+            since = self._troubles.held_up(stage, self.now()) if told.data["after"] == AttemptState.BLOCKED else None
+            if since is not None:
+                telling = asyncio.ensure_future(self._tell_trouble(stage, str(told.data["for"]), since))
+                self._telling.add(telling)
+                telling.add_done_callback(self._telling.discard)
         elif told.kind is ReportKind.STARTED:
             log.info("%s begins", stage, extra={"pid": told.data.get("pid")})
 
-    def _wait_for_people(self, cycle: Cycle, adapters: list[str]) -> None:
-        with session(self.store) as opened:
-            self._set(opened, cycle, CycleState.WAITING, {"adapters": adapters})
-            for name in adapters:
-                announce(opened, approval_needed(name, cycle.id), self.settings.notify.names, at=self.now())
+    async def _tell_trouble(self, stage: str, reason: str, since: datetime) -> None:
+        message = trouble(stage, reason, "traced doctor", since)
+        try:
+            await self.ledger.once(lambda opened: announce(opened, message, self.settings.notify.names, at=self.now()))
+        except StoreError as error:
+            log.warning("nobody can be told of it: %s", error)
+
+    def _wait_for_people(self, cycle: Cycle, adapters: list[str], opened: Session) -> None:
+        self._set(opened, cycle, CycleState.WAITING, {"adapters": adapters})
+        for name in adapters:
+            announce(opened, approval_needed(name, cycle.id), self.settings.notify.names, at=self.now())
 
     def _tell_parked(self, opened: Session, left: ParkedInput) -> None:
         message = parked(left.id, left.key.stage, left.key.capability, left.reason)
         announce(opened, message, self.settings.notify.names, at=self.now())
 
-    def _fail(self, cycle: Cycle, reason: str) -> None:
-        with session(self.store) as opened:
+    async def _fail(self, cycle: Cycle, reason: str) -> None:
+        def failed(opened: Session) -> None:
+            at = self.now()
             self._set(opened, cycle, CycleState.FAILED, {"reason": reason})
-            announce(opened, cycle_failed(cycle.id, reason), self.settings.notify.names, at=self.now())
+            announce(opened, cycle_failed(cycle.id, reason, at), self.settings.notify.names, at=at)
 
-    def _mark(self, cycle: Cycle, state: CycleState) -> None:
-        with session(self.store) as opened:
-            self._set(opened, cycle, state, {})
+        await self.ledger.once(failed)
+
+    async def _mark(self, cycle: Cycle, state: CycleState) -> None:
+        await self.ledger.once(lambda opened: self._set(opened, cycle, state, {}))
+
+    def _take_up(self, cycle: Cycle, opened: Session) -> bool:
+        """Whether it is still to be worked on: a person may have ended it, or paused its target, a moment ago."""
+        paused = target_standing(opened, cycle.target).paused_at is not None
+        if paused or get_cycle(opened, cycle.id).state in ENDED:
+            return False
+        self._set(opened, cycle, CycleState.RUNNING, {})
+        return True
 
     def _set(self, opened: Session, cycle: Cycle, state: CycleState, detail: dict[str, Any]) -> None:
         """Note the state, unless a person has ended the cycle meanwhile."""
@@ -240,7 +271,20 @@ def overrides_of(cycle: Cycle) -> dict[str, Any]:
             flat |= {f"{section}.{key}": value for key, value in values.items()}
         else:
             flat[section] = values
-    return flat
+    return flat | {"training.at_once": 1}  # each training has the device that it leases to itself
+
+
+def as_begun(running: Settings, cycle: Cycle) -> Settings:
+    """The settings that the cycle began with, and what is no cycle's own as it is now. Raises ``CycleChanged``."""
+    try:
+        found = load_settings(running.data_dir, overrides_of(cycle))
+    except ConfigError as error:
+        raise CycleChanged(
+            f"{cycle.id} began with settings that this version does not take ({error}), so it ends here",
+            hint="traced cycle start; what it has recorded stays",
+        ) from error
+    own = {name: getattr(found, name) for name in Settings.model_fields if name not in APART or name == "seed"}
+    return running.model_copy(update=own)
 
 
 def _is_outside(error: Exception) -> bool:

@@ -22,6 +22,7 @@ from traced.executor.configured import limits
 from traced.executor.errors import Parked
 from traced.executor.job import Executor, Job, Report
 from traced.executor.ledger import Ledger
+from traced.host.logs import working_on
 from traced.service.training_lease import lending, on_device
 from traced.stages import promote
 from traced.stages.context import Context
@@ -45,13 +46,14 @@ class Stations:
     ledger: Ledger
     on_report: Callable[[str, Report], None]
     at_work: list[str] = field(default_factory=list)
+    training: asyncio.Lock = field(default_factory=asyncio.Lock)  # trainings ask for a device one after the other
 
     async def run(self, stage: str, *given: Any, capability: str = "", variables: dict[str, str] | None = None) -> Any:
         """The station's answer. Raises ``CapabilityError``, or ``Parked`` for a stage of the whole cycle."""
         name = f"{stage} {capability}".strip()
         self.at_work.append(name)
         try:
-            with span("traced.stage", self._ids(stage, capability)):
+            with working_on(self.cycle.id, stage, capability), span("traced.stage", self._ids(stage, capability)):
                 job = self._job(stage, given, capability, {**(variables or {}), **for_children()})
                 answer = await run_until_settled(
                     self.executor, job, self.ledger, lambda told: self.on_report(name, told)
@@ -67,15 +69,16 @@ class Stations:
 
     async def train(self, capability: str, environment: str) -> Any:
         """The adapter version, trained on a device that nobody else uses meanwhile."""
-        name = f"train {capability}"
-        lent = lending(self.context.settings, self.context.store, self.ledger, self.cycle.id, name)
+        name, settings = f"train {capability}", self.context.settings
+        lent = await asyncio.to_thread(lending, settings, self.context.store, self.ledger, self.cycle.id, name)
 
         async def work(device: DeviceReading) -> Any:
             visible = {"CUDA_VISIBLE_DEVICES": device.id} if device.kind == "cuda" else {}
             return await self.run("train", capability, environment, capability=capability, variables=visible)
 
         pause = training_folder(self.context, capability, environment) / PAUSE
-        return await on_device(lent, pause, work, lambda told: self.on_report(name, told))
+        async with self.training:
+            return await on_device(lent, pause, work, lambda told: self.on_report(name, told))
 
     def _ids(self, stage: str, capability: str) -> dict[str, str]:
         """What a stage's span says."""
@@ -103,10 +106,10 @@ class Stations:
             await self.run(stage, *given)
 
         async def waiting(cycle_id: str, adapters: list[str]) -> list[str]:
-            return promote.waiting(self.context, adapters)
+            return await asyncio.to_thread(promote.waiting, self.context, adapters)
 
         async def drop(cycle_id: str, capability: str, stage: str, reason: str) -> None:
-            self.context.event(stage, StageState.FAILED, capability, reason=reason)
+            await asyncio.to_thread(self.context.event, stage, StageState.FAILED, capability, reason=reason)
 
         return Stages(
             collect=lambda cycle_id: nothing("collect"),

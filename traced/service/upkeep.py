@@ -51,6 +51,7 @@ async def keep_up(control: Control) -> None:
 def upkeep_if_due(control: Control, last: datetime) -> datetime:
     """Prune when it is time; returns when it was done last. Raises the store's errors when it cannot be noted."""
     now, kept = control.now(), control.settings
+    last = min(last, now)
     if not is_due(kept.retention.prune_at, last, now, parse_zone(kept.devices.time_zone)):
         return last
     detail = _pruned(control, now)
@@ -74,4 +75,4 @@ def _pruned(control: Control, now: datetime) -> dict[str, object]:
 def _last(control: Control) -> datetime:
     with reading(control.store) as opened:
         done = last_event(opened, DONE)
-    return control.since if done is None else done.at
+    return control.since if done is None else min(done.at, control.now())  # a clock that was ahead holds up nothing

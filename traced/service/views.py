@@ -9,12 +9,12 @@ from sqlmodel import Session
 
 from store.records import Cycle
 from store.repositories.adapters import list_adapters
-from store.repositories.attempts import list_attempts, list_parked
+from store.repositories.attempts import blocked_attempts, list_attempts, list_parked
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.gates import latest_gate
 from store.repositories.promotions import latest_approval, live_adapters
 from store.repositories.routing import traffic
-from traced.client.models import AdapterView, CycleView, ParkedView, StageView
+from traced.client.models import AdapterView, CycleView, HeldUpView, ParkedView, StageView
 
 CYCLES_SHOWN = 10
 
@@ -78,6 +78,20 @@ def parked(session: Session, *, with_evidence: bool = False) -> list[ParkedView]
             evidence=one.evidence if with_evidence else {},
         )
         for one in list_parked(session)
+    ]
+
+
+def held_up(session: Session) -> list[HeldUpView]:
+    """Stages of unfinished cycles that wait for something outside."""
+    return [
+        HeldUpView(
+            cycle_id=one.cycle_id,
+            stage=one.key.stage,
+            capability=one.key.capability,
+            reason=str(one.evidence.get("detail", "")),
+            at=one.started_at,
+        )
+        for one in blocked_attempts(session)
     ]
 
 

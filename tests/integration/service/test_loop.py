@@ -5,24 +5,30 @@ What kills the process is in ``tests/acceptance/chaos``; here the process lives 
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
+from sqlmodel import select
 
-from store.database import open_store, reading, sqlite_url
+from store.database import open_store, reading, session, sqlite_url
 from store.errors import StoreUnavailable
 from store.records import Cycle, CycleState
 from store.repositories.attempts import AttemptState, list_parked, running_attempts
 from store.repositories.cycles import list_stage_events
 from store.repositories.events import list_events
 from store.repositories.notices import due_notices
+from store.service_tables import AttemptRow
+from store.tables import CycleRow
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import CRASHED, Scripted, failed
 from tests.unit.store.chain import T0
 from traced import acts
+from traced.acts import Act
 from traced.client.models import Reason
+from traced.executor.retry import Backoff
 from traced.service.doors import Caller
 from traced.service.errors import Busy
 
@@ -200,7 +206,80 @@ def test_what_surrounds_a_stage_is_waited_for(place: Place) -> None:
     assert place.scripted.ran.count("collect") == 6
     with reading(place.store) as opened:
         assert list_parked(opened) == []
-        assert AttemptState.BLOCKED.value == "blocked"
+        states = opened.exec(select(AttemptRow.state).where(AttemptRow.stage == "collect")).all()
+    assert states == [AttemptState.BLOCKED] * 5 + [AttemptState.FINISHED]
+
+
+def told(place: Place) -> list[tuple[str, str]]:
+    """Kind and subject of every notice."""
+    with reading(place.store) as opened:
+        due = due_notices(opened, ["tell"], at=T0 + timedelta(days=900), longest_wait=timedelta(days=9000))
+    return [(one.body["kind"], one.body["subject"]) for one in due]
+
+
+def test_what_holds_it_up_for_a_minute_is_told_once(place: Place) -> None:
+    place.scripted.ends["collect"] = [failed("EngineDown", "SandboxError")] * 5
+
+    async def sleep(seconds: float) -> None:
+        place.days += seconds / 86_400
+
+    place.loop.ledger = replace(place.loop.ledger, backoff=Backoff(60, 1, 60), sleep=sleep)
+
+    async def story() -> None:
+        place.control.start(ADA, Reason())
+        await place.stopped_at("analyze")
+
+    asyncio.run(story())
+    assert [one for one in told(place) if one[0] == "trouble"] == [("trouble", "collect")]
+
+
+@pytest.mark.parametrize("act", ["cancel", "pause"])
+def test_who_stops_a_cycle_just_before_it_is_taken_up_is_heard(place: Place, act: str) -> None:
+    due = place.loop._due
+
+    def late() -> Cycle | None:
+        cycle = due()
+        if cycle is not None and not place.scripted.ran:
+            who = Act("ada", "local", place.now(), "", by="")
+            place.control._cancel(who, cycle.id) if act == "cancel" else place.control._pause(who)
+        return cycle
+
+    async def story() -> None:
+        draining = asyncio.Event()
+        place.control.start(ADA, Reason())
+        place.loop._due = late  # type: ignore[method-assign]
+        turns = iter([*[None] * 3, draining.set])
+
+        def beat() -> None:
+            if (end := next(turns, None)) is not None:
+                end()
+            place.loop.wake()
+
+        place.loop.beat = beat
+        await place.loop.run(draining)
+
+    asyncio.run(story())
+    assert place.scripted.ran == []
+    assert place.cycle().state is (CycleState.CANCELLED if act == "cancel" else CycleState.RUNNING)
+
+
+def test_a_cycle_whose_settings_are_known_no_more_ends_with_the_reason(place: Place) -> None:
+    async def story() -> None:
+        place.control.start(ADA, Reason())
+        await place.stopped_at("collect")
+        with session(place.store) as opened:
+            row = opened.exec(select(CycleRow)).one()
+            row.config = {**row.config, "analysis": {**row.config["analysis"], "of_old": 3}}
+            opened.add(row)
+        place.fresh()
+        assert (await place.until(*ENDED)).state is CycleState.FAILED
+        place.control.start(ADA, Reason(reason="anew"))
+        await place.until(CycleState.WAITING)
+
+    asyncio.run(story())
+    with reading(place.store) as opened:
+        (ended,) = [one for one in list_events(opened) if one.kind == "cycle failed"]
+    assert "began with settings that this version does not take" in ended.detail["reason"]
 
 
 def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop(

@@ -16,10 +16,11 @@ from store.database import open_store, reading, session, sqlite_url
 from store.errors import StoreUnavailable, StoreVersionError
 from store.records import Decision, RoutingChoice, StageEvent, StageState
 from store.repositories import adapters, attempts, cycles, gates, promotions, routing
-from store.repositories.attempts import InputKey
+from store.repositories.attempts import AttemptState, InputKey
+from store.repositories.targets import pause_target, resume_target
 from store.repositories.training import save_training_run
 from store.repositories.trajectories import save_trajectories
-from store.standing import CYCLES_SHOWN, ParkedStanding, Standing, standing
+from store.standing import CYCLES_SHOWN, HeldUp, ParkedStanding, Standing, standing
 from store.types import GateAnswer
 from tests.unit.store.chain import (
     CYCLE,
@@ -121,6 +122,27 @@ def test_after_any_decisions(file: Path, acts: list[tuple[int, int]]) -> None:
     assert found.waiting == [
         name for name, answer, decision, *_ in expected[1] if (answer, decision) == ("pass", "none")
     ]
+
+
+def test_what_is_held_up_or_paused_is_shown_while_it_is(file: Path) -> None:
+    store, key = open_store(sqlite_url(file)), InputKey("collect", "", "ab")
+    with session(store) as db:
+        cycles.save_cycle(db, CYCLE)
+        pause_target(db, "desk", who="ann", at=T0)
+        for detail in ("no Docker engine answers", "no space left"):
+            begun = attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
+            attempts.end_attempt(db, begun.seq, AttemptState.BLOCKED, at=T0, evidence={"detail": detail})
+    found = standing(sqlite_url(file))
+    assert found.held_up == [HeldUp("c1", "collect", "", "no space left")]
+    assert found.paused == {"desk": "ann"}
+    with session(store) as db:
+        assert [one.evidence["detail"] for one in attempts.blocked_attempts(db)] == ["no space left"]
+        resume_target(db, "desk")
+        attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
+        assert attempts.blocked_attempts(db) == []
+    store.dispose()
+    found = standing(sqlite_url(file))
+    assert (found.held_up, found.paused) == ([], {})
 
 
 def test_what_is_parked_is_shown_until_it_is_released(file: Path) -> None:
