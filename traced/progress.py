@@ -96,6 +96,11 @@ class Progress:
         if line is not None and line.started is None:
             del self.lines[key]
 
+    def drop_others(self, *keys: str) -> None:
+        """Take back every announced stage but these: an earlier process ran it, or it is not needed any more."""
+        for key in [key for key in self.lines if key not in keys]:
+            self.drop(key)
+
     def start(self, key: str, title: str, total: int = 0) -> None:
         """A stage begins; ``total`` 0 when its length is not known."""
         line = self.lines.setdefault(key, StageLine(title, 0.0))

@@ -15,6 +15,7 @@ from store.repositories.cycles import get_cycle, list_cycles, list_stage_events,
 from store.types import GateAnswer
 from traced.config import Settings, configuration
 from traced.cycle import Stages, Standing, advance, build_graph, checkpoints
+from traced.figures import ON_TARGET
 from traced.stages import admit, analyze, collect, evaluate, gate, promote, report, synthesize, train
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context
@@ -79,6 +80,8 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
         _leave(context, CycleState.INTERRUPTED)
         raise
     _leave(context, CycleState.FINISHED if standing.finished else CycleState.WAITING)
+    if standing.finished:
+        context.progress.drop_others(f"train {ON_TARGET}")
     return standing
 
 

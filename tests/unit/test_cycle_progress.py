@@ -78,6 +78,15 @@ def test_an_announced_stage_can_be_taken_back_but_a_started_one_cannot() -> None
     assert list(progress.lines) == ["b"]
 
 
+def test_what_will_not_run_any_more_takes_no_time() -> None:
+    progress, _, _ = plain()
+    for key in ("gate a", "tests", "compare"):
+        progress.plan(key, key, 10)
+    progress.start("gate a", "gate a")
+    progress.drop_others("compare")
+    assert list(progress.lines) == ["gate a", "compare"]
+
+
 def test_the_live_display_shows_stages_figures_and_time_left() -> None:
     out, clock = io.StringIO(), Clock()
     progress = Progress(Console(file=out, width=120, force_terminal=True, legacy_windows=False), clock)
