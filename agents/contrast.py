@@ -8,16 +8,13 @@ For one run and one capability c, over successful (D+) and failed (D-) trajector
 Invariants: counts are integers and rates exact fractions; an empty denominator makes a rate None, never 0; trajectories
 with an ``infrastructure`` outcome are left out; thresholds are compared exactly (0.20 means 1/5). Fails with
 ``LabelTableError`` when a cell is doubled, missing, or of an unknown trajectory. Not covered: making the labels
-(``agents.analyst``) and correlation between the trials of one task (the intervals treat trajectories as independent).
+(``agents.analyst``), and how sure the rates are.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-
-from scipy.stats import binomtest
 
 from agents.errors import LabelTableError
 from store.types import Label, Outcome, Verdict
@@ -25,15 +22,6 @@ from store.types import Label, Outcome, Verdict
 DELTA = 0.20
 RHO = 0.10
 CONSISTENCY = 0.8
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A confidence interval at ``level``."""
-
-    low: float
-    high: float
-    level: float
 
 
 @dataclass(frozen=True)
@@ -69,10 +57,6 @@ class Contrast:
     def coverage(self) -> Fraction | None:
         """The share of all failures in which the capability was lacking; None without failures."""
         return Fraction(self.failure.lacking, self.failure.total) if self.failure.total else None
-
-    def delta_interval(self, level: float = 0.95) -> Interval | None:
-        """Newcombe's hybrid score interval (1998, method 10) of delta; None where delta is None."""
-        return _newcombe(self.failure, self.success, level) if self.delta is not None else None
 
     def passes(self, delta: float = DELTA, rho: float = RHO) -> bool:
         """Whether both thresholds hold in this run; an undefined rate passes nothing."""
@@ -204,17 +188,3 @@ def _sides(row: Mapping[str, Verdict], outcomes: Mapping[str, Outcome]) -> tuple
         )
 
     return side(Outcome.SUCCESS), side(Outcome.FAILURE)
-
-
-def _newcombe(high: Counts, low: Counts, level: float) -> Interval:
-    p, q = high.lacking / high.needed, low.lacking / low.needed
-    p_low, p_high = _wilson(high, level)
-    q_low, q_high = _wilson(low, level)
-    below = math.hypot(p - p_low, q_high - q)
-    above = math.hypot(p_high - p, q - q_low)
-    return Interval(max(-1.0, p - q - below), min(1.0, p - q + above), level)
-
-
-def _wilson(counts: Counts, level: float) -> tuple[float, float]:
-    interval = binomtest(counts.lacking, counts.needed).proportion_ci(level, method="wilson")
-    return float(interval.low), float(interval.high)

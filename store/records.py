@@ -39,7 +39,6 @@ class StageState(StrEnum):
     STARTED = "started"
     FINISHED = "finished"
     FAILED = "failed"
-    SKIPPED = "skipped"
 
 
 class Decision(StrEnum):

@@ -68,12 +68,6 @@ def list_labels(
     ]
 
 
-def labelled_trajectories(session: Session, cycle_id: str) -> list[str]:
-    """Ids of the trajectories that the cycle analysed, sorted."""
-    query = select(LabelRow.trajectory_id).where(LabelRow.cycle_id == cycle_id).distinct()
-    return sorted(session.exec(query))
-
-
 def save_findings(session: Session, findings: Sequence[Finding]) -> None:
     """Store the contrast's findings."""
     for cycle_id in sorted({finding.cycle_id for finding in findings}):

@@ -60,11 +60,6 @@ def list_admissions(session: Session, environment_hash: str, *, cycle_id: str | 
     return [_admission(session, row) for row in session.exec(query.order_by(col(AdmissionRow.seq)))]
 
 
-def latest_admission(session: Session, environment_hash: str) -> AdmissionRecord | None:
-    """The newest admission of one environment, None when there was none."""
-    return next(reversed(list_admissions(session, environment_hash)), None)
-
-
 def _list(
     session: Session, *, environment_hash: str | None = None, cycle_id: str | None = None
 ) -> list[EnvironmentRecord]:

@@ -124,13 +124,6 @@ def iterate_trajectories(
         after = found[-1].id
 
 
-def count_outcomes(session: Session, wanted: TrajectoryFilter = EVERYTHING) -> dict[Outcome, int]:
-    """How many trajectories of each outcome there are; every outcome has an entry."""
-    outcome = col(TrajectoryRow.outcome)
-    rows = session.exec(select(outcome, func.count()).where(*_conditions(wanted)).group_by(outcome))
-    return dict.fromkeys(Outcome, 0) | {Outcome(name): count for name, count in rows}
-
-
 def count_reported(session: Session, source: str) -> dict[Outcome, int]:
     """How many trajectories of each outcome the source has reported itself, those that cycles recorded aside."""
     outcome = col(TrajectoryRow.outcome)

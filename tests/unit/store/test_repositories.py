@@ -75,7 +75,6 @@ def test_analysis(db: Session) -> None:
         Label("t2", CAPABILITY.name, 1, Verdict.NA, None),
     ]
     assert analysis.list_labels(db, "c1", capability="other") == []
-    assert analysis.labelled_trajectories(db, "c1") == ["t1", "t2"]
 
 
 def test_evidence_of_the_analysis_does_not_change(db: Session) -> None:
@@ -90,14 +89,11 @@ def test_evidence_of_the_analysis_does_not_change(db: Session) -> None:
 def test_environments(db: Session) -> None:
     made = environments.get_environment(db, HASH)
     assert made == EnvironmentRecord(HASH, SOURCE, "c1", CAPABILITY.name, 7, "builtin", later(2))
-    admission = environments.latest_admission(db, HASH)
-    assert admission is not None
+    (admission,) = environments.list_admissions(db, HASH)
     assert (admission.report, admission.cycle_id, admission.at) == (REPORT, "c1", later(3))
     refused = replace(REPORT, admitted=False)
     environments.save_admission(db, refused, cycle_id="c1", at=later(30))
-    newest = environments.latest_admission(db, HASH)
-    assert newest is not None
-    assert not newest.report.admitted
+    assert [one.report.admitted for one in environments.list_admissions(db, HASH)] == [True, False]
     assert environments.list_admissions(db, HASH, cycle_id="c2") == []
 
 
