@@ -102,10 +102,8 @@ def test_a_released_capability_is_tried_again_and_its_cycle_stands_as_it_was(ope
     set_cycle_state(opened, "c1", CycleState.FINISHED, at=hour(22))
     name = parked(opened, "train", "error-recovery")
     done = release(opened, ANN, name)
-    assert (
-        done.said
-        == "p1 (train of error-recovery) is released; its cycle went on without it, a later one tries the capability anew"
-    )
+    gone_on = "its cycle went on without it, a later one tries the capability anew"
+    assert done.said == f"p1 (train of error-recovery) is released; {gone_on}"
     again = release(opened, Act("bob", "local", hour(40)), name)
     assert again.said == "p1 (train of error-recovery) was released before, by ann"
     assert list_parked(opened) == []
