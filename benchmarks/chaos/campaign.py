@@ -33,6 +33,7 @@ from traced.client import Client, NoDaemon, Refused
 LOOK_S = 0.05
 BOUNDARY_S = 90.0  # without a new boundary for so long, the kill comes anyway
 LONGEST_WAIT_S = 8.0  # before a kill at a random moment
+NEVER_KILLED_S = 600.0  # how long a kind that was never killed is waited for, at the end: a cycle and more
 MOMENTS = {"boundary": 0.6, "random": 0.2, "presence": 0.2}  # when to kill, and how often so
 APPROVER = "the campaign approves what passes"
 
@@ -83,15 +84,19 @@ class Campaign:
             store.dispose()
 
     def _one(self, store: Engine, rng: random.Random) -> None:
-        """Wait for the moment, then kill one process; those killed least are likeliest."""
+        """Wait for the moment, then kill one process; those killed least are likeliest, and no kind is left out."""
         (moment,) = rng.choices([*MOMENTS], [*MOMENTS.values()])
         counts = Counter(kill.victim for kill in self.done)
         sought = min(kinds(self.dockerd), key=lambda kind: (counts[kind], rng.random()))
+        patience_s = BOUNDARY_S
+        if sum(not counts[kind] for kind in kinds(self.dockerd)) >= self.kills - len(self.done):
+            moment, patience_s = "presence", NEVER_KILLED_S
         if moment == "boundary":
             self._until_boundary(store)
         elif moment == "random":
             time.sleep(rng.uniform(0, LONGEST_WAIT_S))
-        running = self._until_present(store, sought) if moment == "presence" else present(self.place, self.dockerd)
+        soon = moment == "presence"
+        running = self._until_present(store, sought, patience_s) if soon else present(self.place, self.dockerd)
         if not running:
             return
         victim = min(sorted(running), key=lambda kind: (counts[kind] + rng.random() * 2, kind))
@@ -102,9 +107,9 @@ class Campaign:
             self.done.append(kill)
             self.say(f"{len(self.done)} of {self.kills}: {victim} ({kill.moment}, after {kill.after})")
 
-    def _until_present(self, store: Engine, kind: str) -> dict[str, list[psutil.Process]]:
+    def _until_present(self, store: Engine, kind: str, patience_s: float) -> dict[str, list[psutil.Process]]:
         """Until there is a process of ``kind``, for some live but a few seconds of a cycle; what runs then of it."""
-        patience = min(time.monotonic() + BOUNDARY_S, self.deadline)
+        patience = min(time.monotonic() + patience_s, self.deadline)
         while kind not in (running := present(self.place, self.dockerd)):
             if time.monotonic() > patience:
                 return running

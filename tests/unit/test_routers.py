@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store.types import Label, Verdict
+from store.types import Label, Outcome, Verdict
 from tests.unit.serving.test_hidden_state_router import KEPT
 from tests.unit.store.chain import trajectory
 from traced.config import GateSection
@@ -50,6 +50,11 @@ def test_only_the_opening_is_learnt_from() -> None:
     told = trajectory("t1")
     told = replace(told, messages=[*told.messages, {"role": "user", "content": "and more"}])
     assert target_examples([told], labels("t1", dates=[LACKING]), {"dates": "d@v1"}) == [("I am t1", "d@v1")]
+
+
+def test_what_an_episode_that_was_lost_needed_was_not_seen() -> None:
+    lost = trajectory("t1", outcome=Outcome.INFRASTRUCTURE)
+    assert target_examples([lost], labels("t1", dates=[NA]), {"dates": "d@v1"}) == []
 
 
 def test_the_seeds_are_nobody_elses() -> None:

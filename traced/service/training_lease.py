@@ -41,6 +41,7 @@ from traced.executor.ledger import Ledger, OnReport, waiting
 from traced.host.holder import this_holder
 
 T = TypeVar("T")
+FOR_DEVICE = "device"  # what such a wait comes after: nothing is wrong, so nobody is told of it as of a trouble
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class _Waits:
         same = re.sub(r"\d+", "", what)
         if same != self.last:
             self.last = same
-            self.on_report(waiting(self.poll_s, what))
+            self.on_report(waiting(self.poll_s, what, FOR_DEVICE))
 
 
 def _ours() -> frozenset[int]:

@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +53,15 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     checkpoint = newest_checkpoint(job.out / "checkpoints")
     done = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
     keep_until(job.metrics, done)
+    # solved, and killed between its last checkpoint and its result: not one iteration more
+    bounded = replace(job, iterations=done) if done and _solved(job) else job
 
     def record(metrics: Metrics) -> None:
         append(job.metrics, metrics)
         on_metric(metrics)
 
     with start_blocking_portal() as portal, _opened(portal, open_source(job)) as source:
-        trainer = build_trainer(job, source, portal, record)
+        trainer = build_trainer(bounded, source, portal, record)
         trainer.add_callback(_EndsEarly(job))
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     job.pause.unlink(missing_ok=True)

@@ -9,9 +9,9 @@ import pytest
 from sandbox.admission import Thresholds, admit, refusals
 from sandbox.client import SandboxSource
 from sandbox.docker_engine import connect
-from sandbox.errors import EngineDown
+from sandbox.errors import EngineDown, EpisodeLost
 from sandbox.hashing import environment_hash
-from sandbox.policy import LABEL_OWNER
+from sandbox.policy import LABEL_OWNER, SandboxLimits
 from store.types import AdmissionReport
 from tests.integration.sandbox.conftest import ENVIRONMENTS
 
@@ -205,6 +205,26 @@ def test_a_worker_that_was_killed_from_outside_costs_the_environment_nothing() -
     report = judge(LAMP_SHOP, base_rewards=rewards)
     assert len(kills) == 2
     assert report.admitted, refusals(report)
+
+
+def test_an_episode_that_the_machinery_lost_is_played_again() -> None:
+    asked = []
+
+    async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
+        asked.append(k)
+        if len(asked) == 1:
+            raise EpisodeLost("the channel closed")
+        return [[float(rollout % 2) for rollout in range(k)] for _ in seeds]
+
+    report = judge(LAMP_SHOP, base_rewards=rewards)
+    assert report.admitted, refusals(report)
+    assert len(asked) == 2
+
+
+def test_the_limits_that_are_given_hold() -> None:
+    heavy = LAMP_SHOP + "\nHELD = b'x' * 10**8\n"
+    assert judge(heavy).admitted
+    assert set(refusals(judge(heavy, limits=SandboxLimits(memory_mb=64)))) == {"runs"}
 
 
 def test_an_environment_that_ends_itself_is_refused() -> None:

@@ -156,6 +156,27 @@ def test_a_run_killed_after_it_was_solved_ends_at_the_same_iteration(model_path:
     assert equal(weights(straight), weights(broken))
 
 
+def test_a_solved_run_killed_before_its_result_trains_no_further(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    straight, broken = (
+        job(model_path, tmp_path / name, iterations=20, solved_after=3, checkpoint_every=2) for name in "ab"
+    )
+    Solved.unsolved = frozenset(straight.group_seeds(0))  # solved at iteration 4, which has a checkpoint
+    train(straight, Solved)
+    with monkeypatch.context() as patch:
+        patch.setattr(grpo, "_publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(broken, Solved)
+    assert train(broken, Solved) == []
+    assert len(read_metrics(broken.metrics)) == 4
+    assert equal(weights(straight), weights(broken))
+
+
+def killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_without_a_mixed_group_neither_weights_nor_moments_move(model_path: Path, tmp_path: Path) -> None:
     chosen = job(model_path, tmp_path / "out", iterations=2)
 

@@ -1,6 +1,5 @@
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -59,18 +58,6 @@ def test_a_blocked_step_of_one_episode_delays_no_other() -> None:
     assert not gate.timed_out
     assert [t.outcome for t in trajectories] == [Outcome.SUCCESS] * 8
     assert [t.task_id for t in trajectories] == [str(n) for n in range(8)]
-
-
-def test_eight_slow_steps_take_as_long_as_one() -> None:
-    pause = threading.Event()
-
-    def slow(seed: int, step: int) -> None:
-        if step == 0:
-            pause.wait(0.3)
-
-    started = time.monotonic()
-    run(8, behaviour=slow)
-    assert time.monotonic() - started < 8 * 0.3 / 2
 
 
 def test_at_most_concurrency_episodes_are_open() -> None:

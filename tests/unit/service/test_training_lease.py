@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from store.database import open_store, session, sqlite_url
+from store.repositories.attempts import AttemptState
 from store.repositories.leases import acquire, ask_back, list_leases, release
 from tests.unit.devices.clock import ManualClock
 from traced.devices.hours import parse_windows
@@ -118,6 +119,7 @@ def test_it_waits_for_rest_holds_the_lease_and_gives_it_back(training: Training)
     assert training.play(scene) == "cpu"
     assert training.holders() == []
     assert len(training.waited_for) == 1  # the seconds at rest are no news
+    assert training.told[0].data["after"] != AttemptState.BLOCKED  # which would be a trouble that people are told of
     assert "of 20 s" in training.waited_for[0]
 
 
