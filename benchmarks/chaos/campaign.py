@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 from sqlalchemy import Engine
-from sqlmodel import col, func, select
 
+from benchmarks.chaos.boundaries import BOUNDARIES, Watch
 from benchmarks.chaos.dockerd import Dockerd
 from benchmarks.chaos.place import Place
 from benchmarks.chaos.victims import kinds, present
@@ -27,11 +27,12 @@ from benchmarks.chaos.violations import Remembered, Violation, remember, violati
 from store.database import reading
 from store.records import CycleState
 from store.repositories.cycles import ENDED, list_cycles
-from store.tables import StageEventRow
 from traced.client import Client, NoDaemon, Refused
 
-LOOK_S = 0.05
-BOUNDARY_S = 90.0  # without a new boundary for so long, the kill comes anyway
+LOOK_S = 0.02
+BOUNDARY_S = 90.0  # a boundary where nothing was killed yet is waited for so long, then the kill comes anyway
+AT_ONCE = 0.5  # how often the daemon is killed at a boundary before anybody looks at what else runs
+CARE_S = 0.5  # between two looks at whether everything runs
 LONGEST_WAIT_S = 8.0  # before a kill at a random moment
 NEVER_KILLED_S = 600.0  # how long a kind that was never killed is waited for, at the end: a cycle and more
 MOMENTS = {"boundary": 0.6, "random": 0.2, "presence": 0.2}  # when to kill, and how often so
@@ -40,7 +41,7 @@ APPROVER = "the campaign approves what passes"
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill: whom, at which of the ``MOMENTS``, and the newest stage event at that time."""
+    """One kill: whom, at which of the ``MOMENTS``, and the newest boundary at that time."""
 
     victim: str
     moment: str
@@ -69,10 +70,11 @@ class Campaign:
         self.deadline = time.monotonic() + self.timeout_s
         rng = random.Random(self.seed)
         store = self.place.open_store()
+        watch = Watch(store)
         try:
             while len(self.done) < self.kills and time.monotonic() < self.deadline:
                 self._keep_going(store)
-                self._one(store, rng)
+                self._one(store, watch, rng)
             self._finish(store)
             code = self.place.stop()
             self.found = violations(store, self.place.data_dir, self.remembered, self.place.marks)
@@ -83,7 +85,7 @@ class Campaign:
             self.place.kill()
             store.dispose()
 
-    def _one(self, store: Engine, rng: random.Random) -> None:
+    def _one(self, store: Engine, watch: Watch, rng: random.Random) -> None:
         """Wait for the moment, then kill one process; those killed least are likeliest, and no kind is left out."""
         (moment,) = rng.choices([*MOMENTS], [*MOMENTS.values()])
         counts = Counter(kill.victim for kill in self.done)
@@ -91,17 +93,23 @@ class Campaign:
         patience_s = BOUNDARY_S
         if sum(not counts[kind] for kind in kinds(self.dockerd)) >= self.kills - len(self.done):
             moment, patience_s = "presence", NEVER_KILLED_S
+        at_once, after = moment == "boundary" and rng.random() < AT_ONCE, ""
         if moment == "boundary":
-            self._until_boundary(store)
+            after = self._until_boundary(store, watch)
         elif moment == "random":
             time.sleep(rng.uniform(0, LONGEST_WAIT_S))
-        soon = moment == "presence"
-        running = self._until_present(store, sought, patience_s) if soon else present(self.place, self.dockerd)
+        if at_once and self.place.alive:
+            running = {"daemon": [psutil.Process(self.place.pid)]}
+        elif moment == "presence":
+            running = self._until_present(store, sought, patience_s)
+        else:
+            running = present(self.place, self.dockerd)
         if not running:
             return
         victim = min(sorted(running), key=lambda kind: (counts[kind] + rng.random() * 2, kind))
-        kill = Kill(victim, moment, _newest(store))
         remember(store, self.remembered)
+        watch.look()
+        kill = Kill(victim, moment if after or moment != "boundary" else "random", after or watch.newest)
         with contextlib.suppress(psutil.NoSuchProcess):
             rng.choice(sorted(running[victim], key=lambda process: process.pid)).kill()
             self.done.append(kill)
@@ -114,18 +122,27 @@ class Campaign:
             if time.monotonic() > patience:
                 return running
             self._keep_going(store)
-            time.sleep(5 * LOOK_S)
+            time.sleep(CARE_S / 2)
         return {kind: running[kind]}
 
-    def _until_boundary(self, store: Engine) -> None:
-        """Until a boundary is passed after which nothing was killed yet, so that the kills spread over the nodes."""
-        before, patience = _count(store), time.monotonic() + BOUNDARY_S
-        hit = {kill.after for kill in self.done if kill.moment == "boundary"}
-        while _count(store) == before or _newest(store) in hit:
-            if time.monotonic() > min(patience, self.deadline):
-                return
-            self._keep_going(store)
+    def _until_boundary(self, store: Engine, watch: Watch) -> str:
+        """Until a boundary is passed at which nothing was killed yet, so that the kills come to all; which it was."""
+        wanted = set(self.boundaries_missed()) or {*BOUNDARIES}
+        watch.look()
+        patience, care = min(time.monotonic() + BOUNDARY_S, self.deadline), 0.0
+        while time.monotonic() < patience:
+            if hit := [name for name in watch.look() if name in wanted]:
+                return hit[-1]
+            if time.monotonic() > care:
+                self._keep_going(store)
+                care = time.monotonic() + CARE_S
             time.sleep(LOOK_S)
+        return ""
+
+    def boundaries_missed(self) -> list[str]:
+        """The boundaries at which nothing was killed yet."""
+        hit = {kill.after for kill in self.done if kill.moment == "boundary"}
+        return [name for name in BOUNDARIES if name not in hit]
 
     def _keep_going(self, store: Engine) -> None:
         """Start again what was killed; ask for a cycle and decide about adapters, as a person would."""
@@ -156,7 +173,7 @@ class Campaign:
                 open_ones = [cycle for cycle in list_cycles(opened) if cycle.state not in ENDED]
             if not open_ones:
                 return
-            time.sleep(10 * LOOK_S)
+            time.sleep(CARE_S)
 
     def figures(self) -> dict[str, Any]:
         """The campaign in numbers."""
@@ -167,22 +184,10 @@ class Campaign:
             "victims": dict(sorted(Counter(kill.victim for kill in self.done).items())),
             "moments": dict(sorted(Counter(kill.moment for kill in self.done).items())),
             "after": dict(sorted(Counter(kill.after for kill in self.done).items())),
+            "boundaries_missed": self.boundaries_missed(),
             "cycles": dict(self.cycles),
             "approvals": self.approvals,
             "rows_remembered": {name: len(keys) for name, keys in self.remembered.items()},
             **{name: kinds[name] for name in names},
             "violations": [f"{one.kind}: {one.what}" for one in self.found],
         }
-
-
-def _count(store: Engine) -> int:
-    with reading(store) as opened:
-        return opened.exec(select(func.count()).select_from(StageEventRow)).one()
-
-
-def _newest(store: Engine) -> str:
-    """The newest stage event, by stage and state."""
-    query = select(StageEventRow).order_by(col(StageEventRow.seq).desc()).limit(1)
-    with reading(store) as opened:
-        row = opened.exec(query).first()
-    return "nothing yet" if row is None else f"{row.stage.partition(' ')[0]} {row.state}"

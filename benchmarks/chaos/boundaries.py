@@ -1,0 +1,63 @@
+"""Node boundaries of the cycles: a node of the graph begins (each new attempt at it), or has its answer.
+
+Invariants: seen from what is in the store; promotion has no attempts, it begins when an adapter was approved and is
+done with its event.
+"""
+
+from dataclasses import dataclass, field
+
+from sqlalchemy import Engine
+from sqlmodel import col, select
+
+from store.database import reading
+from store.records import StageState
+from store.repositories.attempts import AttemptState
+from store.service_tables import AttemptRow
+from store.tables import ApprovalRow, StageEventRow
+
+NODES = ("collect", "analyze", "synthesize", "admit", "train", "gate", "promote", "evaluate", "report")
+BEGINS, DONE = "begins", "done"
+BOUNDARIES = tuple(f"{node} {what}" for node in NODES for what in (BEGINS, DONE))
+RECENT = 50  # rows looked at of each table; more are not written between two looks
+
+Passed = tuple[int, str]  # a row's number and the boundary
+
+
+@dataclass
+class Watch:
+    """Tells which boundaries were passed since it looked last; ``newest`` is the one passed last of all seen."""
+
+    store: Engine
+    newest: str = "nothing yet"
+    seen: set[Passed] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.look()
+
+    def look(self) -> list[str]:
+        """The boundaries passed since the last look, oldest attempt first."""
+        new = sorted(set(_passed(self.store)) - self.seen)
+        self.seen.update(new)
+        names = [name for _, name in new]
+        self.newest = names[-1] if names else self.newest
+        return names
+
+
+def _passed(store: Engine) -> list[Passed]:
+    attempts = select(AttemptRow.seq, AttemptRow.stage, AttemptRow.state).order_by(col(AttemptRow.seq).desc())
+    approved = select(ApprovalRow.seq).order_by(col(ApprovalRow.seq).desc()).limit(RECENT)
+    promoted = (
+        select(StageEventRow.seq)
+        .where(StageEventRow.stage == "promote", StageEventRow.state == StageState.FINISHED.value)
+        .order_by(col(StageEventRow.seq).desc())
+        .limit(RECENT)
+    )
+    with reading(store) as opened:
+        rows = opened.exec(attempts.limit(RECENT)).all()
+        approvals, promotions = opened.exec(approved).all(), opened.exec(promoted).all()
+    return [
+        *((seq or 0, f"{stage} {BEGINS}") for seq, stage, _ in rows),
+        *((seq or 0, f"{stage} {DONE}") for seq, stage, state in rows if state == AttemptState.FINISHED),
+        *((seq or 0, f"promote {BEGINS}") for seq in approvals),
+        *((seq or 0, f"promote {DONE}") for seq in promotions),
+    ]
