@@ -5,7 +5,7 @@ Invariant: ``HEAD`` is the newest migration in ``store/migrations`` (a test hold
 
 from store.errors import StoreVersionError
 
-HEAD = "0003"
+HEAD = "0004"
 
 
 def mismatch(store: str, found: str) -> StoreVersionError:

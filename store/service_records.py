@@ -36,10 +36,14 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class TargetStanding:
-    """Whether cycles of a target may begin, and when the last one did and why."""
+    """Whether cycles of a target may begin, and when the last one did and why.
+
+    ``asked_for`` is why another one was asked for that has not begun; "" where none was.
+    """
 
     name: str
     paused_at: datetime | None = None
     paused_by: str = ""
     last_started_at: datetime | None = None
     last_cause: str = ""
+    asked_for: str = ""

@@ -51,6 +51,7 @@ WHERE c.state IN ('running', 'interrupted') AND a.state = 'blocked' AND a.seq = 
 )
 ORDER BY a.seq
 """
+ASKED_FOR = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
 PAUSED = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
 TRAFFIC = "SELECT model, count(*) FROM routing_choices GROUP BY model"
 
@@ -103,7 +104,7 @@ class HeldUp:
 class Standing:
     """The newest cycles, newest first, all adapter versions by capability and number, parked inputs, newest first.
 
-    ``paused`` is {target: who paused it}.
+    ``paused`` is {target: who paused it}, ``asked_for`` {target: why a cycle was asked for that has not begun}.
     """
 
     cycles: list[CycleStanding]
@@ -111,6 +112,7 @@ class Standing:
     parked: list[ParkedStanding]
     held_up: list[HeldUp] = field(default_factory=list)
     paused: dict[str, str] = field(default_factory=dict)
+    asked_for: dict[str, str] = field(default_factory=dict)
 
     @property
     def live(self) -> list[str]:
@@ -163,7 +165,9 @@ def _read(connection: Any, shown: str) -> Standing:
     parked = [ParkedStanding(*row) for row in connection.execute(PARKED).fetchall()]
     held_up = [_held_up(row) for row in connection.execute(HELD_UP).fetchall()]
     paused = dict(connection.execute(PAUSED).fetchall())
-    return Standing(cycles, [_adapter(row, traffic.get(row[0], 0)) for row in adapters], parked, held_up, paused)
+    asked_for = dict(connection.execute(ASKED_FOR).fetchall())
+    versions = [_adapter(row, traffic.get(row[0], 0)) for row in adapters]
+    return Standing(cycles, versions, parked, held_up, paused, asked_for)
 
 
 def _cycle(row: Any) -> CycleStanding:

@@ -17,6 +17,7 @@ from store.records import Cycle, CycleState, StageEvent, StageState
 from store.tables import CycleRow, StageEventRow
 
 ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
+UNFINISHED = (CycleState.RUNNING, CycleState.INTERRUPTED, CycleState.WAITING)
 
 
 def save_cycle(session: Session, cycle: Cycle) -> None:

@@ -36,14 +36,22 @@ def resume_target(session: Session, name: str) -> TargetStanding:
     return TargetStanding(**row.model_dump())
 
 
-def note_start(session: Session, name: str, *, cause: str, at: datetime) -> None:
-    """A cycle of the target begins now, and why: triggers count from here."""
+def ask_for_cycle(session: Session, name: str, cause: str) -> None:
+    """Keep that a cycle of the target is to begin, and why, until one does; the first who asks counts."""
     row = _row(session, name)
-    row.last_started_at, row.last_cause = at, cause
+    row.asked_for = row.asked_for or cause
+    session.add(row)
+    session.flush()
+
+
+def note_start(session: Session, name: str, *, cause: str, at: datetime) -> None:
+    """A cycle of the target begins now, and why: triggers count from here, and what was asked for is there."""
+    row = _row(session, name)
+    row.last_started_at, row.last_cause, row.asked_for = at, cause, ""
     session.add(row)
     session.flush()
 
 
 def _row(session: Session, name: str) -> TargetRow:
     row = session.get(TargetRow, name)
-    return TargetRow(name=name, paused_by="", last_cause="") if row is None else row
+    return TargetRow(name=name, paused_by="", last_cause="", asked_for="") if row is None else row

@@ -54,13 +54,14 @@ class AdapterView(Model):
 
 
 class TargetView(Model):
-    """Whether cycles of the target may begin, and what began the last one."""
+    """Whether cycles of the target may begin, what began the last one, and why another was asked for."""
 
     name: str
     paused_at: datetime | None
     paused_by: str
     last_started_at: datetime | None
     last_cause: str
+    asked_for: str = ""
     next_at: datetime | None = None
 
 

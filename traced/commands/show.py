@@ -43,13 +43,16 @@ def status(
     ]
     if as_json:
         told = {"cycles": cycles, "adapters": adapters, "live": stands.live, "waiting": stands.waiting}
-        more = {"parked": stands.parked, "held_up": stands.held_up, "paused": stands.paused}
-        print_json({"data_dir": directory, **told, **more})
+        service = {"paused": stands.paused, "asked_for": stands.asked_for}
+        print_json({"data_dir": directory, **told, "parked": stands.parked, "held_up": stands.held_up, **service})
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], cycles)
     _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], adapters)
     for name in stands.waiting:
         console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
+    for target, cause in stands.asked_for.items():
+        when = "It begins when nothing of the above is unfinished, the service runs and nobody has paused it"
+        console.print(f"To begin: a cycle of {target}, {cause}. {when}", highlight=False, markup=False)
     for target, who in stands.paused.items():
         console.print(f"Paused: {target}, by {who}. To go on: traced resume", highlight=False, markup=False)
     for late in stands.held_up:

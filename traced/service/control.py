@@ -22,10 +22,10 @@ from store.database import reading, session
 from store.errors import NotFound
 from store.records import CycleState
 from store.repositories.audit import list_audit
-from store.repositories.cycles import ENDED, get_cycle, set_cycle_state
+from store.repositories.cycles import ENDED, UNFINISHED, get_cycle, list_cycles, set_cycle_state
 from store.repositories.events import list_events
 from store.repositories.leases import list_leases
-from store.repositories.targets import pause_target, resume_target, target_standing
+from store.repositories.targets import ask_for_cycle, pause_target, resume_target, target_standing
 from traced import acts
 from traced.acts import Act
 from traced.client.models import (
@@ -124,16 +124,19 @@ class Control:
             return [EventView(**vars(event)) for event in list_events(opened, after=after, limit=limit)]
 
     def start(self, caller: Caller, asked: Reason) -> Done:
-        """Ask for a cycle now. Raises ``Busy`` while one is at work or the target is paused."""
+        """Ask for a cycle; one that waits for people comes first. Raises ``Busy`` while one is at work, or paused."""
         act = self._act(caller, asked)
         with session(self.store) as opened:
             if self.loop.running:
                 raise Busy(f"cycle {self.loop.running} is at work", hint="traced status")
             if target_standing(opened, self.target).paused_at is not None:
                 raise Busy(f"{self.target} is paused", hint="traced resume")
+            ask_for_cycle(opened, self.target, f"asked for by {act.who}")
             acts.note(opened, act, "start", self.target)
-        self.loop.request_cycle(f"asked for by {act.who}")
-        return Done(said=f"a cycle of {self.target} begins", subject=self.target)
+            before = list_cycles(opened, target=self.target, states=UNFINISHED, limit=1)
+        self.loop.wake()
+        when = "".join(f" once {cycle.id} has ended (now: {cycle.state.value})" for cycle in before)
+        return Done(said=f"a cycle of {self.target} begins{when}", subject=self.target)
 
     async def pause(self, caller: Caller, asked: Reason) -> Done:
         """Stop the cycle at work at its next safe point, and begin none until ``resume``."""

@@ -26,7 +26,15 @@ from store.errors import StoreError
 from store.records import Cycle, CycleState
 from store.repositories.adapters import list_adapters
 from store.repositories.attempts import AttemptState, ParkedInput
-from store.repositories.cycles import ENDED, count_cycles, get_cycle, list_cycles, save_cycle, set_cycle_state
+from store.repositories.cycles import (
+    ENDED,
+    UNFINISHED,
+    count_cycles,
+    get_cycle,
+    list_cycles,
+    save_cycle,
+    set_cycle_state,
+)
 from store.repositories.events import save_event
 from store.repositories.targets import note_start, target_standing
 from store.service_records import Event
@@ -47,7 +55,6 @@ from traced.stages.errors import CycleChanged
 from traced.targets.registry import check_seeds, target
 from traced.telemetry import span
 
-OPEN = (CycleState.RUNNING, CycleState.INTERRUPTED)
 LOOK_S = 5.0  # between two looks at the store when nobody wakes the loop
 
 log = logging.getLogger(__name__)
@@ -76,7 +83,7 @@ class CycleLoop:
         self.ledger = replace(self.ledger, on_parked=self._tell_parked)
 
     def request_cycle(self, cause: str) -> None:
-        """Begin a cycle, or carry on the unfinished one, as soon as nothing stands in the way."""
+        """Begin a cycle as soon as nothing stands in the way; who asks has to ask again after a restart."""
         self._asked = cause
         self.wake()
 
@@ -144,16 +151,18 @@ class CycleLoop:
         """The cycle to work on now; a new one is stored when one was asked for."""
         name = self.settings.target.name
         with reading(self.store) as opened:
-            if target_standing(opened, name).paused_at is not None:
+            standing = target_standing(opened, name)
+            if standing.paused_at is not None:
                 return None
-            unfinished = list_cycles(opened, target=name, states=(*OPEN, CycleState.WAITING))
+            unfinished = list_cycles(opened, target=name, states=UNFINISHED)
             for cycle in unfinished:
-                if cycle.state in OPEN or not _waits(opened, cycle):
+                if cycle.state is not CycleState.WAITING or not _waits(opened, cycle):
                     return cycle
-        if not self._asked or unfinished:
+        cause = standing.asked_for or self._asked
+        if not cause or unfinished:
             return None
         with session(self.store) as opened:
-            begun = self._begun(opened, count_cycles(opened, target=name), self._asked)
+            begun = self._begun(opened, count_cycles(opened, target=name), cause)
         self._asked = ""  # not before it is in the store
         return begun
 

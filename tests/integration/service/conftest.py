@@ -24,9 +24,6 @@ class WrittenDown:
         self.doing: list[str] = []
         self.asked: list[str] = []
 
-    def request_cycle(self, cause: str) -> None:
-        self.asked.append(f"cycle {cause}")
-
     def wake(self) -> None:
         self.asked.append("wake")
 

@@ -83,8 +83,9 @@ def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Place) -
 def test_who_waits_for_a_person_begins_no_other_cycle(place: Place) -> None:
     async def story() -> None:
         place.control.start(ADA, Reason())
-        await place.until(*WAITING)
-        place.control.start(ADA, Reason(reason="again"))
+        first = await place.until(*WAITING)
+        said = place.control.start(ADA, Reason(reason="again")).said
+        assert said == f"a cycle of desk begins once {first.id} has ended (now: waiting)"
         await place.until(CycleState.WAITING)
 
     asyncio.run(story())
@@ -115,6 +116,24 @@ def test_stopped_in_order_it_carries_on_where_it_was(place: Place, stage: str) -
     assert again == 2
     assert place.scripted.ran.count("collect") == (2 if stage == "collect" else 1)
     assert len(place.cycles()) == 1
+
+
+def test_a_cycle_that_was_asked_for_begins_after_a_restart_and_once(place: Place) -> None:
+    async def story() -> None:
+        place.control.start(ADA, Reason())
+        place.fresh()  # killed before the loop had looked
+        first = await place.until(*WAITING)
+        place.control.start(ADA, Reason(reason="again"))
+        place.fresh()
+        for adapter in ("alpha@v1", "beta@v1"):
+            place.control.decide(ADA, Reason(), partial(acts.reject, adapter=adapter))
+        await place.until(*ENDED)
+        second = await place.until(CycleState.WAITING)
+        assert second.seed == first.seed + 1
+        assert place.control.status().target.asked_for == ""
+
+    asyncio.run(story())
+    assert len(place.cycles()) == 2
 
 
 def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:

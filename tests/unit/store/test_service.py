@@ -8,7 +8,7 @@ from sqlmodel import Session
 from store.database import session
 from store.repositories.audit import list_audit, save_audit
 from store.repositories.events import list_events, save_event, span
-from store.repositories.targets import note_start, pause_target, resume_target, target_standing
+from store.repositories.targets import ask_for_cycle, note_start, pause_target, resume_target, target_standing
 from store.service_records import AuditEntry, Event, TargetStanding
 from store.service_tables import EventRow
 from tests.unit.store.chain import T0
@@ -52,3 +52,12 @@ def test_a_pause_is_kept_until_it_is_taken_back(db: Session) -> None:
     assert target_standing(db, "other").paused_at is None
     note_start(db, "desk", cause="interval", at=T0)
     assert resume_target(db, "desk") == TargetStanding("desk", None, "", T0, "interval")
+
+
+def test_what_was_asked_for_is_kept_until_a_cycle_begins(db: Session) -> None:
+    ask_for_cycle(db, "desk", "asked for by Ada")
+    ask_for_cycle(db, "desk", "asked for by Bob")
+    pause_target(db, "desk", who="Ada", at=T0)
+    assert resume_target(db, "desk").asked_for == "asked for by Ada"
+    note_start(db, "desk", cause="asked for by Ada", at=T0)
+    assert target_standing(db, "desk") == TargetStanding("desk", None, "", T0, "asked for by Ada")

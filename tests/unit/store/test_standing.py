@@ -17,7 +17,7 @@ from store.errors import StoreUnavailable, StoreVersionError
 from store.records import Decision, RoutingChoice, StageEvent, StageState
 from store.repositories import adapters, attempts, cycles, gates, promotions, routing
 from store.repositories.attempts import AttemptState, InputKey
-from store.repositories.targets import pause_target, resume_target
+from store.repositories.targets import ask_for_cycle, note_start, pause_target, resume_target
 from store.repositories.training import save_training_run
 from store.repositories.trajectories import save_trajectories
 from store.standing import CYCLES_SHOWN, HeldUp, ParkedStanding, Standing, standing
@@ -124,25 +124,28 @@ def test_after_any_decisions(file: Path, acts: list[tuple[int, int]]) -> None:
     ]
 
 
-def test_what_is_held_up_or_paused_is_shown_while_it_is(file: Path) -> None:
+def test_what_is_held_up_paused_or_asked_for_is_shown_while_it_is(file: Path) -> None:
     store, key = open_store(sqlite_url(file)), InputKey("collect", "", "ab")
     with session(store) as db:
         cycles.save_cycle(db, CYCLE)
         pause_target(db, "desk", who="ann", at=T0)
+        ask_for_cycle(db, "desk", "asked for by bob")
         for detail in ("no Docker engine answers", "no space left"):
             begun = attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
             attempts.end_attempt(db, begun.seq, AttemptState.BLOCKED, at=T0, evidence={"detail": detail})
     found = standing(sqlite_url(file))
     assert found.held_up == [HeldUp("c1", "collect", "", "no space left")]
     assert found.paused == {"desk": "ann"}
+    assert found.asked_for == {"desk": "asked for by bob"}
     with session(store) as db:
         assert [one.evidence["detail"] for one in attempts.blocked_attempts(db)] == ["no space left"]
         resume_target(db, "desk")
+        note_start(db, "desk", cause="asked for by bob", at=T0)
         attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
         assert attempts.blocked_attempts(db) == []
     store.dispose()
     found = standing(sqlite_url(file))
-    assert (found.held_up, found.paused) == ([], {})
+    assert (found.held_up, found.paused, found.asked_for) == ([], {}, {})
 
 
 def test_what_is_parked_is_shown_until_it_is_released(file: Path) -> None:
