@@ -29,7 +29,11 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Rules:
-    """All that decides whether training may begin on a device; ``hours`` and ``quiet`` are local to ``zone``."""
+    """All that decides on which device training may begin and when it gives it back.
+
+    ``hours`` and ``quiet`` are local to ``zone``. ``busy_s``: foreign load for so long takes the device back;
+    ``yield_s``: how long a trainer may take to save its checkpoint then.
+    """
 
     cpu: Thresholds
     cuda: Thresholds
@@ -38,6 +42,9 @@ class Rules:
     hours: tuple[Window, ...] = ()
     quiet: tuple[Window, ...] = ()
     zone: tzinfo | None = None
+    train_on: str = "auto"
+    busy_s: float = 60.0
+    yield_s: float = 300.0
 
     @property
     def gap_s(self) -> float:
@@ -68,6 +75,9 @@ def rules(section: DevicesSection) -> Rules:
         hours=parse_windows(section.train_hours),
         quiet=parse_windows(section.quiet_hours),
         zone=parse_zone(section.time_zone),
+        train_on=section.train_on,
+        busy_s=section.busy_s,
+        yield_s=section.yield_s,
     )
 
 

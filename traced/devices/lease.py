@@ -46,9 +46,8 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Wish:
-    """Who wants which device (``devices.train_on``) for what; ``holder`` names this use (``traced.host.holder``)."""
+    """Who wants a device for what; ``holder`` names this use (``traced.host.holder``)."""
 
-    train_on: str
     holder: str
     purpose: str
     cycle_id: str | None
@@ -80,18 +79,18 @@ class Hold:
 async def held(
     engine: Engine,
     probe: Probe,
-    limits: Rules,
+    limits: Callable[[], Rules],
     wish: Wish,
     clocks: Clocks,
     *,
     on_wait: Callable[[Mapping[str, str]], None],
 ) -> AsyncIterator[Hold]:
-    """Wait for a suitable device to be idle, and hold its lease.
+    """Wait for a suitable device to be idle, and hold its lease; ``limits`` are asked anew at every look.
 
     ``on_wait`` gets, at every look in vain, why each suitable device cannot be had (key "" where none is seen).
     """
     hold = await _Waiting(engine, probe, limits, wish, clocks).until_idle(on_wait)
-    pause_s = min(limits.poll_s, BEAT_AT * hold.lease.ttl.total_seconds())
+    pause_s = min(limits().poll_s, BEAT_AT * hold.lease.ttl.total_seconds())
     keepers = [asyncio.create_task(keep) for keep in (_beat(engine, hold, clocks, pause_s), _doubt(hold, clocks))]
     try:
         yield hold
@@ -110,7 +109,7 @@ class _Waiting:
 
     engine: Engine
     probe: Probe
-    limits: Rules
+    limits: Callable[[], Rules]
     wish: Wish
     clocks: Clocks
     watches: dict[str, Watch] = field(default_factory=dict)
@@ -118,28 +117,28 @@ class _Waiting:
 
     async def until_idle(self, on_wait: Callable[[Mapping[str, str]], None]) -> Hold:
         while True:
-            readings = await asyncio.to_thread(self.probe.read)
+            readings, limits = await asyncio.to_thread(self.probe.read), self.limits()
             waits = {}
-            for device in self._looked_at(readings):
-                answer = await self._take(device)
+            for device in self._looked_at(readings, limits):
+                answer = await self._take(device, limits)
                 if isinstance(answer, Hold):
                     return answer
                 waits[device.id] = answer
-            on_wait(waits or {"": "; ".join(readings.problems) or f"no device {self.wish.train_on!r} is seen"})
-            await self.clocks.sleep(self.limits.poll_s)
+            on_wait(waits or {"": "; ".join(readings.problems) or f"no device {limits.train_on!r} is seen"})
+            await self.clocks.sleep(limits.poll_s)
 
-    def _looked_at(self, readings: Readings) -> list[DeviceReading]:
+    def _looked_at(self, readings: Readings, limits: Rules) -> list[DeviceReading]:
         """The suitable devices, each with its watch up to date; the watch of one no longer seen is forgotten."""
-        at, devices = self.clocks.monotonic(), suitable(readings.devices, self.wish.train_on)
+        at, devices = self.clocks.monotonic(), suitable(readings.devices, limits.train_on)
         self.watches = {
-            device.id: observe(self.watches.get(device.id, Watch()), device, self.limits, at) for device in devices
+            device.id: observe(self.watches.get(device.id, Watch()), device, limits, at) for device in devices
         }
         return devices
 
-    async def _take(self, device: DeviceReading) -> Hold | str:
+    async def _take(self, device: DeviceReading, limits: Rules) -> Hold | str:
         """The device, or why it cannot be had now."""
         asked_at = self.clocks.monotonic()
-        why_not = why_not_begin(self.watches[device.id], self.limits, asked_at, self.clocks.now())
+        why_not = why_not_begin(self.watches[device.id], limits, asked_at, self.clocks.now())
         if why_not:
             return why_not
         try:

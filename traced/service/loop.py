@@ -208,7 +208,16 @@ class CycleLoop:
         model = resolve_model(settings.model.spec, settings.data_dir)
         progress = Progress(Console(quiet=True))
         context = Context(settings, self.store, target(cycle.target), model, cycle.id, progress, Meter(), now=self.now)
-        stations = Stations(context, cycle, overrides_of(cycle), self.executor, self.ledger, self._hear, self.doing)
+        stations = Stations(
+            context,
+            cycle,
+            overrides_of(cycle),
+            self.executor,
+            self.ledger,
+            self._hear,
+            lambda: self.settings.devices,
+            self.doing,
+        )
         async with checkpoints(settings.data_dir, settings.store_url) as saver:
             attempts = settings.synthesis.attempts
             graph = build_graph(stations.stages(), saver, attempts=attempts, trainings=0)  # each leases its device

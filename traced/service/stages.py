@@ -17,6 +17,7 @@ from store.content import digest
 from store.records import Cycle, StageState
 from traced.cycle import Stages
 from traced.devices.probe import DeviceReading
+from traced.devices.settings import DevicesSection
 from traced.executor.attempts import run_until_settled
 from traced.executor.configured import limits
 from traced.executor.errors import Parked
@@ -45,6 +46,7 @@ class Stations:
     executor: Executor
     ledger: Ledger
     on_report: Callable[[str, Report], None]
+    devices: Callable[[], DevicesSection]  # as they are now: a reload reaches a training that waits or runs
     at_work: list[str] = field(default_factory=list)
     training: asyncio.Lock = field(default_factory=asyncio.Lock)  # trainings ask for a device one after the other
 
@@ -69,8 +71,8 @@ class Stations:
 
     async def train(self, capability: str, environment: str) -> Any:
         """The adapter version, trained on a device that nobody else uses meanwhile."""
-        name, settings = f"train {capability}", self.context.settings
-        lent = await asyncio.to_thread(lending, settings, self.context.store, self.ledger, self.cycle.id, name)
+        name = f"train {capability}"
+        lent = await asyncio.to_thread(lending, self.devices, self.context.store, self.ledger, self.cycle.id, name)
 
         async def work(device: DeviceReading) -> Any:
             visible = {"CUDA_VISIBLE_DEVICES": device.id} if device.kind == "cuda" else {}

@@ -27,7 +27,6 @@ import sqlalchemy
 
 from sandbox.docker_engine import process_ids
 from store.errors import StoreUnavailable
-from traced.config import Settings
 from traced.devices.cpu import CpuProbe
 from traced.devices.hours import why_closed
 from traced.devices.idle import Rules, intrusions, rules
@@ -35,6 +34,7 @@ from traced.devices.lease import Clocks, Hold, Wish, held
 from traced.devices.nvml import NvmlProbe
 from traced.devices.probe import DeviceReading, Probe, Probes
 from traced.devices.processes import trees
+from traced.devices.settings import DevicesSection
 from traced.executor.errors import Yielded
 from traced.executor.job import Report
 from traced.executor.ledger import Ledger, OnReport, waiting
@@ -46,29 +46,26 @@ FOR_DEVICE = "device"  # what such a wait comes after: nothing is wrong, so nobo
 
 @dataclass(frozen=True)
 class Lending:
-    """What a training needs to get a device, and when it gives it back."""
+    """What a training needs to get a device, and when it gives it back; ``limits`` are asked whenever they count."""
 
     store: sqlalchemy.Engine
     probe: Probe
-    limits: Rules
+    limits: Callable[[], Rules]
     wish: Wish
     clocks: Clocks
-    busy_s: float
-    yield_s: float
 
 
-def lending(settings: Settings, store: sqlalchemy.Engine, ledger: Ledger, cycle_id: str, purpose: str) -> Lending:
-    """As the settings of devices say."""
-    section = settings.devices
-    ttl = timedelta(seconds=section.lease_ttl_s)
+def lending(
+    devices: Callable[[], DevicesSection], store: sqlalchemy.Engine, ledger: Ledger, cycle_id: str, purpose: str
+) -> Lending:
+    """As the settings of devices say, which may change while a training waits or runs."""
+    ttl = timedelta(seconds=devices().lease_ttl_s)
     return Lending(
         store=store,
         probe=Probes([NvmlProbe(_ours), CpuProbe(_ours)]),
-        limits=rules(section),
-        wish=Wish(section.train_on, this_holder(purpose), purpose, cycle_id, ttl),
+        limits=lambda: rules(devices()),
+        wish=Wish(this_holder(purpose), purpose, cycle_id, ttl),
         clocks=Clocks(ledger.now, monotonic, ledger.sleep),
-        busy_s=section.busy_s,
-        yield_s=section.yield_s,
     )
 
 
@@ -76,7 +73,7 @@ async def on_device(
     lent: Lending, pause: Path, work: Callable[[DeviceReading], Awaitable[T]], on_report: OnReport
 ) -> T:
     """The answer of ``work``, which is begun on a device as often as it has to give way; ``pause`` asks it to."""
-    said = _Waits(on_report, lent.limits.poll_s)
+    said = _Waits(on_report, lent.limits().poll_s)
     while True:
         try:
             async with held(lent.store, lent.probe, lent.limits, lent.wish, lent.clocks, on_wait=said.hear) as hold:
@@ -86,7 +83,7 @@ async def on_device(
             said.say(f"{hold.device.id} was given back: {hold.reason}")
         except StoreUnavailable as error:
             said.say(str(error))
-            await lent.clocks.sleep(lent.limits.poll_s)
+            await lent.clocks.sleep(lent.limits().poll_s)
 
 
 async def _until_wanted(lent: Lending, hold: Hold, pause: Path, work: Callable[[DeviceReading], Awaitable[T]]) -> T:
@@ -117,7 +114,7 @@ async def _ask_to_pause(lent: Lending, hold: Hold, pause: Path, working: "asynci
     if not hold.lost:
         pause.parent.mkdir(parents=True, exist_ok=True)
         pause.touch()
-        patience = asyncio.ensure_future(lent.clocks.sleep(lent.yield_s))
+        patience = asyncio.ensure_future(lent.clocks.sleep(lent.limits().yield_s))
         try:
             await asyncio.wait({working, patience}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -131,18 +128,19 @@ async def _watch(lent: Lending, hold: Hold) -> None:
     """Give the device up once quiet hours begin or others have used it for too long."""
     busy_since: float | None = None
     while True:
-        await lent.clocks.sleep(lent.limits.poll_s)
-        quiet = why_closed((), lent.limits.quiet, lent.clocks.now(), lent.limits.zone)
+        await lent.clocks.sleep(lent.limits().poll_s)
+        limits = lent.limits()
+        quiet = why_closed((), limits.quiet, lent.clocks.now(), limits.zone)
         if quiet:
             return hold.give_up(quiet)
         seen = (await asyncio.to_thread(lent.probe.read)).devices
-        found = [intrusions(device, lent.limits.of(device)) for device in seen if device.id == hold.device.id]
+        found = [intrusions(device, limits.of(device)) for device in seen if device.id == hold.device.id]
         at = lent.clocks.monotonic()
         if not any(found):
             busy_since = None
         elif busy_since is None:
             busy_since = at
-        if busy_since is not None and at - busy_since >= lent.busy_s:
+        if busy_since is not None and at - busy_since >= limits.busy_s:
             return hold.give_up("; ".join(found[0]))
 
 

@@ -17,6 +17,7 @@ import pytest
 from tests.unit.rollout.test_episodes import run
 from tests.unit.store.chain import CYCLE
 from traced import telemetry
+from traced.devices.settings import DevicesSection
 from traced.executor.job import Job
 from traced.service import stages as stages_module
 from traced.service.stages import Stations
@@ -129,7 +130,7 @@ def test_a_stage_gives_its_job_its_span(collector: Collector, monkeypatch: pytes
     monkeypatch.setattr(stages_module, "limits", lambda settings: None)
     context: Any = SimpleNamespace(settings=SimpleNamespace(data_dir="d"))
     unused: Any = None
-    stations = Stations(context, CYCLE, {}, unused, unused, lambda stage, told: None)
+    stations = Stations(context, CYCLE, {}, unused, unused, lambda stage, told: None, DevicesSection)
     asyncio.run(stations.run("synthesize", "dates", 0, capability="dates"))
     telemetry.begin(collector.url)
     asyncio.run(stations.run("synthesize", "dates", 0, capability="dates"))

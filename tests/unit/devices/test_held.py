@@ -24,9 +24,9 @@ from traced.devices.probe import DeviceReading, Readings, ScriptedProbe
 QUIET = DeviceReading("cpu", "cpu", "a CPU", 100, 10, 0.0)
 BUSY = replace(QUIET, utilisation=0.9)
 GPU = DeviceReading("GPU-1", "cuda", "a GPU", 100, 0, 0.0)
-LIMITS = Rules(Thresholds(0.25, 0.8), Thresholds(0.1, 0.1), idle_s=20, poll_s=5)
+LIMITS = Rules(Thresholds(0.25, 0.8), Thresholds(0.1, 0.1), idle_s=20, poll_s=5, train_on="cpu")
 TTL = timedelta(seconds=40)
-WISH = Wish("cpu", "me", "train", None, TTL)
+WISH = Wish("me", "train", None, TTL)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ class Use:
 
     async def run(self) -> str:
         probe = ScriptedProbe(self.script, lambda: self.clock.seconds)
-        context = held(self.engine, probe, self.limits, self.wish, self.clock.clocks, on_wait=self.waits.append)
+        context = held(self.engine, probe, lambda: self.limits, self.wish, self.clock.clocks, on_wait=self.waits.append)
         async with context as self.hold:
             await self.finish.wait()
         return self.hold.reason
@@ -230,7 +230,7 @@ def test_what_the_body_raises_comes_out_and_the_device_is_free(engine: Engine) -
         limits = replace(LIMITS, idle_s=0)
 
         async def body() -> None:
-            async with held(engine, probe, limits, WISH, clock.clocks, on_wait=print):
+            async with held(engine, probe, lambda: limits, WISH, clock.clocks, on_wait=print):
                 assert lease(engine) is not None
                 raise KeyError("the body's own")
 
@@ -268,7 +268,7 @@ def test_a_wait_cancelled_while_it_asks_leaves_no_lease(engine: Engine) -> None:
         async def hold() -> None:
             probe = ScriptedProbe([(0, Readings((QUIET,)))], lambda: clock.seconds)
             clocks = replace(clock.clocks, now=now)
-            async with held(engine, probe, replace(LIMITS, idle_s=0), WISH, clocks, on_wait=print):
+            async with held(engine, probe, lambda: replace(LIMITS, idle_s=0), WISH, clocks, on_wait=print):
                 raise AssertionError("the body began although it was cancelled")
 
         task = asyncio.create_task(hold())
@@ -365,7 +365,7 @@ def test_two_who_wait_for_one_device_have_it_one_after_the_other(engine: Engine)
 def test_gpus_come_first_and_a_device_that_is_not_there_is_waited_for_with_the_reason(engine: Engine) -> None:
     async def scene(clock: ManualClock) -> None:
         script = [(0, Readings((QUIET,), ("no GPU can be read",))), (10, Readings((QUIET, GPU)))]
-        use = Use(engine, clock, script, wish=replace(WISH, train_on="cuda"))
+        use = Use(engine, clock, script, limits=replace(LIMITS, train_on="cuda"))
         task = await use.start()
         hold = await use.until_held()
         assert [*use.waits[0]] == [""]
@@ -382,7 +382,7 @@ def test_what_the_store_raises_while_waiting_reaches_the_caller(engine: Engine) 
         rename(engine, "leases", "gone")
         probe = ScriptedProbe([(0, Readings((QUIET,)))], lambda: clock.seconds)
         with pytest.raises(StoreUnavailable, match="no such table: leases"):
-            async with held(engine, probe, replace(LIMITS, idle_s=0), WISH, clock.clocks, on_wait=print):
+            async with held(engine, probe, lambda: replace(LIMITS, idle_s=0), WISH, clock.clocks, on_wait=print):
                 pass
 
     play(scene)

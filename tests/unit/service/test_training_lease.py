@@ -25,7 +25,7 @@ from traced.service.training_lease import Lending, on_device
 QUIET = DeviceReading("cpu", "cpu", "a CPU", 100, 10, 0.0)
 BUSY = replace(QUIET, utilisation=0.9)
 FULL = replace(QUIET, memory_used=99)
-LIMITS = Rules(Thresholds(0.25, 0.8), Thresholds(0.1, 0.1), idle_s=20, poll_s=5)
+LIMITS = Rules(Thresholds(0.25, 0.8), Thresholds(0.1, 0.1), idle_s=20, poll_s=5, train_on="cpu", busy_s=10, yield_s=60)
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ class Training:
 
     def lent(self) -> Lending:
         probe = ScriptedProbe(self.script, lambda: self.clock.seconds)
-        wish = Wish("cpu", "me", "train a", None, timedelta(seconds=1000))
-        return Lending(self.store, probe, self.limits, wish, self.clock.clocks, busy_s=10, yield_s=60)
+        wish = Wish("me", "train a", None, timedelta(seconds=1000))
+        return Lending(self.store, probe, lambda: self.limits, wish, self.clock.clocks)
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> str:
         async def main() -> str:
@@ -187,6 +187,22 @@ def test_quiet_hours_end_it_and_train_hours_do_not(training: Training) -> None:
 
     asyncio.run(asyncio.wait_for(whole(), 60))
     assert training.holders() == []
+
+
+def test_rules_that_change_reach_a_training_that_waits_and_one_that_runs(training: Training) -> None:
+    night = replace(LIMITS, hours=parse_windows("22:00-06:00"), zone=training.clock.now().tzinfo)
+    training.limits = night
+
+    async def scene() -> None:
+        await training.until(lambda: any("22:00-06:00" in said for said in training.waited_for))
+        training.limits = replace(night, hours=())
+        await training.until(lambda: training.running)
+        training.limits = replace(night, quiet=parse_windows("08:00-18:00"))
+        await training.until(lambda: training.done == 1 and not training.running)
+        training.limits = replace(LIMITS, yield_s=1)
+        await training.until(lambda: training.running)
+
+    assert training.play(scene) == "cpu"
 
 
 @pytest.mark.parametrize(
