@@ -6,13 +6,17 @@
 #                --build-arg PIP_NO_BUILD_ISOLATION=0 -t traced .
 # (PIP_NO_BUILD_ISOLATION=0 is how pip spells "no isolation" in its variables.)
 #
-# Not in the image: a Docker engine (mount its socket: compose.yaml), and pg_dump, which `traced backup` of a PostgreSQL
-# store calls (take a BASE_IMAGE that has it).
+# Not in the image: a Docker engine (mount its socket: compose.yaml). `traced backup` of a PostgreSQL store calls pg_dump:
+# take a BASE_IMAGE that has it, or on a Debian one --build-arg APT_PACKAGES=postgresql-client (compose.yaml does).
+# Run it with the machine's process ids (--pid=host), or the load of its own sandboxes and trainers looks like others'.
 ARG BASE_IMAGE=python:3.11-slim
 FROM ${BASE_IMAGE}
 
 ARG PIP_INDEX_URL PIP_FIND_LINKS PIP_NO_INDEX PIP_NO_DEPS PIP_NO_BUILD_ISOLATION
 WORKDIR /src
+
+ARG APT_PACKAGES
+RUN ["python3", "-c", "import os, subprocess as s; p = os.environ.get('APT_PACKAGES', '').split(); p and [s.run(['apt-get', *w], check=True) for w in (['update'], ['install', '-y', '--no-install-recommends', *p], ['clean'])]"]
 
 # The dependencies first: a change of our own code does not install them again.
 COPY pyproject.toml constraints.txt README.md LICENSE ./

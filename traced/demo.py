@@ -24,6 +24,7 @@ from store.repositories.cycles import set_cycle_state
 from traced.config import Settings
 from traced.figures import ON_TARGET, CycleFigures, as_json
 from traced.host.lock import CYCLES, hold
+from traced.host.owner import sandbox_owner
 from traced.meter import Meter
 from traced.models import resolve_model
 from traced.progress import Progress
@@ -35,7 +36,6 @@ from traced.stages.gate import figures_of, stored_gate
 from traced.stages.promote import decide
 from traced.stages.report import gather
 
-OWNER = "traced"
 COMPARED = "grpo_on_target"
 
 
@@ -67,7 +67,7 @@ def run_demo(options: DemoOptions) -> DemoResult:
 
 def _held(options: DemoOptions) -> DemoResult:
     ensure_image(build_missing=True)
-    reap_orphans(OWNER)
+    reap_orphans(sandbox_owner(options.settings.data_dir))
     cycle = _cycle(options)
     progress = Progress(options.console)
     if options.compare:

@@ -81,11 +81,13 @@ def prune(
     from rich.table import Table
 
     from traced.commands.stored import opened_store
+    from traced.host.owner import sandbox_owner
     from traced.upkeep.prune import prune as let_go
 
     settings = read_settings(data_dir, given)
     with opened_store(settings) as store:
-        gone = let_go(settings, store, now=datetime.now(UTC), dry_run=dry_run)
+        owner = sandbox_owner(settings.data_dir)
+        gone = let_go(settings, store, now=datetime.now(UTC), owner=owner, dry_run=dry_run)
     if as_json:
         print_json({"dry_run": dry_run, "size": sum(one.size for one in gone), "pruned": gone})
         return

@@ -38,6 +38,7 @@ from traced.host.holder import is_alive, this_holder
 from traced.host.lifecycle import Lifecycle, beside, signals, until_forced
 from traced.host.lock import CYCLES, hold
 from traced.host.notify import ServiceManager, service_manager
+from traced.host.owner import sandbox_owner
 from traced.notices.delivery import deliver_due
 from traced.service.api import control_api
 from traced.service.control import Control
@@ -162,7 +163,7 @@ def _clear_away(settings: Settings, store: sqlalchemy.Engine) -> None:
     """What a killed service left behind: children, attempts, containers, staging, leases."""
     for attempt in recover(store, now=now, silent_s=SILENT_S):
         log.warning("an attempt at %s was lost with its process", attempt.key.stage)
-    for orphan in sweep(settings.data_dir, store, is_alive, now=now()):
+    for orphan in sweep(settings.data_dir, store, is_alive, now=now(), owner=sandbox_owner(settings.data_dir)):
         log.warning("left behind: %s %s", orphan.kind, orphan.name)
 
 

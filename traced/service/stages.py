@@ -31,7 +31,6 @@ from traced.stages.errors import CapabilityError
 from traced.stages.train import training_folder
 from traced.telemetry import for_children, span
 from traced.training.job import PAUSE
-from traced.upkeep.prune import OWNER
 
 STATION = "traced.service.station"
 
@@ -66,7 +65,7 @@ class Stations:
             raise CapabilityError(error.message, hint=error.hint) from error
         finally:
             self.at_work.remove(name)
-            await asyncio.to_thread(_clear_containers)
+            await asyncio.to_thread(self._clear_containers)
         return answer["value"]
 
     async def train(self, capability: str, environment: str) -> Any:
@@ -101,6 +100,11 @@ class Stations:
         limited = limits(settings)
         return Job(STATION, arguments, self.cycle.id, stage, capability, key[:16], limited, variables)
 
+    def _clear_containers(self) -> None:
+        """Remove the containers that a station left which was killed; without an engine the next start does it."""
+        with contextlib.suppress(SandboxError):
+            reap_orphans(self.context.sandbox_owner)
+
     def stages(self) -> Stages:
         """What the graph calls."""
 
@@ -126,9 +130,3 @@ class Stations:
             report=lambda cycle_id: nothing("report"),
             drop=drop,
         )
-
-
-def _clear_containers() -> None:
-    """Remove the stopped containers that a station left which was killed; without an engine the next start does it."""
-    with contextlib.suppress(SandboxError):
-        reap_orphans(OWNER)

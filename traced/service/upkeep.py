@@ -15,6 +15,7 @@ from store.errors import StoreError
 from store.repositories.events import last_event, save_event
 from store.service_records import Event
 from traced.devices.hours import parse_zone
+from traced.host.owner import sandbox_owner
 from traced.service.control import Control
 from traced.upkeep.prune import prune
 
@@ -62,7 +63,7 @@ def upkeep_if_due(control: Control, last: datetime) -> datetime:
 
 def _pruned(control: Control, now: datetime) -> dict[str, object]:
     try:
-        gone = prune(control.settings, control.store, now=now)
+        gone = prune(control.settings, control.store, now=now, owner=sandbox_owner(control.settings.data_dir))
     except Exception as error:  # a failure of upkeep is no reason to stop the service
         log.exception("upkeep failed; it is tried again tomorrow, or by hand: traced prune")
         return {"failed": f"{type(error).__name__}: {error}"}

@@ -53,6 +53,7 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
         base_rewards=_base_rewards(context),
         thresholds=thresholds(context),
         limits=context.sandbox_limits,
+        owner=context.sandbox_owner,
     )
     with context.writing() as session:
         save_admission(session, report, cycle_id=context.cycle_id, at=context.now())

@@ -19,6 +19,7 @@ from store.database import open_store, reading, session
 from store.records import StageEvent, StageState
 from store.repositories.cycles import save_stage_event
 from traced.config import Settings
+from traced.host.owner import sandbox_owner
 from traced.meter import Meter
 from traced.models import ModelFiles, resolve_model
 from traced.progress import Progress
@@ -69,6 +70,11 @@ class Context:
     def sandbox_limits(self) -> SandboxLimits:
         """What a container of the cycle may use."""
         return SandboxLimits(**self.settings.sandbox.model_dump())
+
+    @property
+    def sandbox_owner(self) -> str:
+        """Whose the cycle's containers are."""
+        return sandbox_owner(self.data_dir)
 
     @contextmanager
     def writing(self) -> Iterator[Session]:

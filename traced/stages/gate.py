@@ -72,7 +72,7 @@ async def _compare(context: Context, adapter: str, capability: str, shown: Shown
     with context.reading() as session:
         source_code = get_environment(session, get_adapter(session, adapter).environment_hash).source_code
     async with (
-        SandboxSource(source_code, limits=context.sandbox_limits) as environment,
+        SandboxSource(source_code, limits=context.sandbox_limits, owner=context.sandbox_owner) as environment,
         context.target.source() as target,
     ):
         rounds = _Rounds(context, adapter, capability, environment, target, shown)

@@ -111,7 +111,7 @@ async def _of_environments(context: Context, promoted: Sequence[str], shown: Sho
     for name in promoted:
         with context.reading() as session:
             source_code = get_environment(session, get_adapter(session, name).environment_hash).source_code
-        async with SandboxSource(source_code, limits=context.sandbox_limits) as source:
+        async with SandboxSource(source_code, limits=context.sandbox_limits, owner=context.sandbox_owner) as source:
             for seed in ROUTING_SEEDS:
                 found += [(text, name) for text in await _opening(source, seed)]
                 shown.advance()

@@ -16,6 +16,7 @@ from store.repositories.environments import get_environment
 from store.repositories.training import save_iterations, save_training_run, set_training_state
 from traced.config import Settings
 from traced.gates.publication import publish
+from traced.host.owner import sandbox_owner
 from traced.rollout.seeds import derive_seed
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
@@ -89,6 +90,7 @@ def job_for(
         seed_high=TRAINING_SEEDS[1],
         threads=max(1, settings.threads // training.at_once),
         limits=settings.sandbox.model_dump(),
+        owner=sandbox_owner(settings.data_dir),
     )
 
 

@@ -3,8 +3,8 @@
 Invariants: two runs of the same job with ``threads=1`` give the same adapter, bit for bit. Seeds of iteration i depend
 on (seed, i) alone, so that a longer job begins like a shorter one. ``fingerprint`` covers every field but those that
 do not choose the weights (``run_id``, ``out_dir``, ``checkpoint_every``, ``threads``) or only say how long to go on
-(``iterations``, ``solved_after``), and the container's ``limits``. How it fails: ``JobError`` names the file, the key
-and the value. Not covered: admission, leases.
+(``iterations``, ``solved_after``), and the container's ``limits`` and ``owner``. How it fails: ``JobError`` names the
+file, the key and the value. Not covered: admission, leases.
 """
 
 import dataclasses
@@ -19,7 +19,16 @@ from traced.rollout.seeds import derive_seed
 from traced.training.errors import JobError
 
 PAUSE = "pause"
-NOT_IN_FINGERPRINT = {"run_id", "out_dir", "checkpoint_every", "iterations", "solved_after", "threads", "limits"}
+NOT_IN_FINGERPRINT = {
+    "run_id",
+    "out_dir",
+    "checkpoint_every",
+    "iterations",
+    "solved_after",
+    "threads",
+    "limits",
+    "owner",
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +62,7 @@ class TrainingJob:
     seed_high: int = 100_000
     threads: int = 1
     limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
+    owner: str = "traced"  # of that container (``traced.host.owner``)
 
     def __post_init__(self) -> None:
         kinds = [{"environment"}, {"target"}, {"target", "split"}]

@@ -18,7 +18,8 @@ def open_source(job: TrainingJob) -> AbstractAsyncContextManager[Any]:
         from sandbox.policy import SandboxLimits
 
         source_code = Path(job.environment_source["environment"]).read_text(encoding="utf-8")
-        return SandboxSource(source_code, limits=SandboxLimits(**cast(dict[str, Any], job.limits)))
+        limits = SandboxLimits(**cast(dict[str, Any], job.limits))
+        return SandboxSource(source_code, limits=limits, owner=job.owner)
     from traced.targets.registry import target
 
     chosen = target(job.environment_source["target"])

@@ -29,7 +29,6 @@ from store.database import session
 from store.repositories.leases import Alive, drop_dead
 from traced.upkeep.backup import BACKUPS, STAGING
 from traced.upkeep.in_use import is_alive
-from traced.upkeep.prune import OWNER
 from traced.upkeep.restore import staging_prefix
 
 WALKED = ("adapters", "environments", "runs", "models", "logs")  # where staging of ours may lie
@@ -51,8 +50,8 @@ def sweep(
     alive: Alive,
     *,
     now: datetime,
+    owner: str,
     settled: timedelta = AT_ONCE,
-    owner: str = OWNER,
 ) -> list[Orphan]:
     """Find and remove orphans. Staging that was written to within ``settled`` may be someone's work and stays."""
     found = [*_containers(owner)]

@@ -32,7 +32,6 @@ from store.repositories.training import get_training_run
 from traced.config import Settings
 from traced.upkeep.graph import forget_steps, spare_steps
 
-OWNER = "traced"
 BATCH = 200  # rows deleted in one transaction
 SHOWN = 20  # names kept of each kind
 
@@ -68,9 +67,7 @@ class _Work:
         return self.now - timedelta(days=days) if days else None
 
 
-def prune(
-    settings: Settings, store: Engine, *, now: datetime, dry_run: bool = False, owner: str = OWNER
-) -> list[Pruned]:
+def prune(settings: Settings, store: Engine, *, now: datetime, owner: str, dry_run: bool = False) -> list[Pruned]:
     """Delete what the settings let go, or with ``dry_run`` only say what that is; one entry for each kind."""
     work, kept = _Work(settings, store, now, dry_run), settings.retention
     steps = work.ended(kept.checkpoints_days)

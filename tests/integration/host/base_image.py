@@ -1,7 +1,6 @@
 """A base image for the Dockerfile where no registry can be reached: this interpreter, pip, and a few of its packages.
 
-Only what `traced status` and a daemon's loop import comes along (some 60 MB); `traced doctor` names the rest.
-
+Only what a daemon at rest imports comes along; `traced doctor` names the rest.
 """
 
 import re
@@ -14,19 +13,24 @@ from sandbox import host_files
 from sandbox.host_files import PREFIX, interpreter_path, standard_library, tar_bytes
 
 PACKAGES = (
+    *("pip", "setuptools", "_distutils_hack"),
+    *("alembic", "mako", "markupsafe", "sqlalchemy", "sqlmodel", "tzlocal", "apscheduler"),
+    *("annotated_doc", "annotated_types", "pydantic", "pydantic_core", "pydantic_settings", "typing_inspection"),
+    *("click", "typer", "rich", "markdown_it", "mdurl", "pygments", "shellingham", "dotenv", "typing_extensions.py"),
+    *("anyio", "fastapi", "h11", "httpx", "httpcore", "idna", "certifi", "sniffio", "starlette", "uvicorn"),
     *(
-        "pip",
-        "setuptools",
-        "_distutils_hack",
-        "alembic",
-        "mako",
-        "markupsafe",
-        "annotated_doc",
-        "annotated_types",
-        "click",
+        "aiohappyeyeballs",
+        "aiohttp",
+        "aiosignal",
+        "attr",
+        "frozenlist",
+        "httpx_aiohttp",
+        "multidict",
+        "propcache",
+        "yarl",
     ),
-    *("dotenv", "pydantic", "pydantic_core", "pydantic_settings", "pygments", "rich", "markdown_it", "mdurl"),
-    *("shellingham", "sqlalchemy", "sqlmodel", "structlog", "typer", "typing_extensions.py", "typing_inspection"),
+    *("charset_normalizer", "docker", "requests", "urllib3"),
+    *("numpy", "numpy.libs", "opentelemetry", "orjson", "psutil", "structlog", "websockets", "zstandard"),
 )
 VARIABLES = {"PATH": f"/{PREFIX}/bin", "LD_LIBRARY_PATH": f"/{PREFIX}/lib"}
 
@@ -68,8 +72,8 @@ def _is_compiled(name: str) -> bool:
 def _packages(version: str) -> dict[str, tuple[bytes, int]]:
     site = Path(sysconfig.get_path("purelib"))
     files: dict[str, tuple[bytes, int]] = {}
-    builders = [path.name for name in ("pip", "setuptools") for path in site.glob(f"{name}-*.dist-info")]
-    for name in (*PACKAGES, *builders):
+    told = [path.name for name in PACKAGES for path in site.glob(f"{name}-*.dist-info")]
+    for name in (*PACKAGES, *told):
         files |= _tree(site / name, f"{PREFIX}/lib/{version}/site-packages/{name}")
     return files
 

@@ -3,7 +3,8 @@
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,33 +22,6 @@ CONFINED = [
     *("--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
     *("--read-only", "--tmpfs", "/tmp"),
 ]
-DAEMON = """
-import asyncio, os
-from datetime import UTC, datetime
-from pathlib import Path
-from store.database import open_store
-from traced.host.lifecycle import Lifecycle, signals
-from traced.host.lock import hold
-
-async def answer(reader, writer):
-    asked = await reader.readline()
-    status = b"200 OK" if asked.startswith(b"GET /alive ") else b"404 Not Found"
-    writer.write(b"HTTP/1.1 " + status + b"\\r\\nContent-Length: 0\\r\\n\\r\\n")
-    await writer.drain()
-    writer.close()
-
-async def main():
-    lifecycle = Lifecycle(20)
-    with signals(lifecycle), hold(Path("/data"), now=lambda: datetime.now(UTC), version="test") as holder:
-        open_store("sqlite:////data/traced.db").dispose()
-        doors = await asyncio.start_unix_server(answer, "/data/traced.sock")
-        print("ready", holder.pid, os.getuid(), flush=True)
-        await lifecycle.draining.wait()
-        doors.close()
-    print("stopped by", lifecycle.cause, flush=True)
-
-asyncio.run(main())
-"""
 
 
 @pytest.fixture(scope="module")
@@ -105,18 +79,34 @@ def test_the_command_runs_confined_on_a_volume_of_its_own(image: Any, name: str)
     assert findings["torch"]["seen"] == "cannot be imported: No module named 'torch'"  # the base is a lean one
 
 
-def test_as_process_1_it_is_healthy_and_drains_on_stop(image: Any, name: str) -> None:
-    command = ["docker", "run", "--name", name, *CONFINED, "--entrypoint", "python3", image.id, "-c", DAEMON]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == "ready 1 10001\n"
-        health = docker("exec", name, *image.attrs["Config"]["Healthcheck"]["Test"][1:])
-        assert (health.returncode, health.stdout) == (0, "The service answers.\n"), health.stderr
-        docker("exec", name, "python3", "-c", "import os; os.unlink('/data/traced.sock')")
-        assert docker("exec", name, *image.attrs["Config"]["Healthcheck"]["Test"][1:]).returncode == 1
-        assert docker("stop", "--time", "30", name).returncode == 0
-        assert running.stdout.read() == "stopped by SIGTERM\n"
-        assert running.wait(timeout=30) == 0
+def test_the_service_is_healthy_answers_and_drains_on_stop(image: Any, name: str) -> None:
+    started = docker("run", "--detach", "--name", name, *CONFINED, image.id)
+    assert started.returncode == 0, started.stderr
+    health = image.attrs["Config"]["Healthcheck"]["Test"][1:]
+    until(lambda: docker("exec", name, *health).returncode == 0, name)
+    assert docker("exec", name, *health).stdout == "The service answers.\n"
+    traced = [*image.attrs["Config"]["Entrypoint"], "status", "--json"]
+    status = json.loads(docker("exec", name, *traced).stdout)
+    assert (status["data_dir"], status["cycles"], status["paused"]) == ("/data", [], {})
+    paused = docker("exec", name, *image.attrs["Config"]["Entrypoint"], "pause", "--reason", "to see")
+    assert paused.returncode == 0, paused.stderr
+    assert json.loads(docker("exec", name, *traced).stdout)["paused"] == {"desk": "uid 10001"}
+    assert docker("stop", "--time", "30", name).returncode == 0
+    assert docker("inspect", "--format", "{{.State.ExitCode}}", name).stdout.strip() == "0"
+    told = docker("logs", name)
+    assert '"cause": "SIGTERM"' in told.stdout + told.stderr
+    assert docker("start", name).returncode == 0  # the volume is as it was
+    until(lambda: docker("exec", name, *health).returncode == 0, name)
+    assert json.loads(docker("exec", name, *traced).stdout)["paused"] == {"desk": "uid 10001"}
+
+
+def until(holds: Callable[[], bool], name: str) -> None:
+    """Wait for it, as long as the image's own start period."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert docker("inspect", "--format", "{{.State.Running}}", name).stdout == "true\n", docker("logs", name)
+        assert time.monotonic() < deadline, docker("logs", name)
+        time.sleep(0.5)
 
 
 def test_compose_names_no_registry_and_hands_over_secrets_as_files() -> None:

@@ -1,0 +1,79 @@
+"""What single stages hand on: a job's share of the machine, all labels to the synthesizer, a gate's failure."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from store.database import open_store, session, sqlite_url
+from store.repositories.analysis import save_capabilities, save_labels
+from store.types import Label, Verdict
+from tests.unit.store.chain import CAPABILITY, save_chain
+from traced.config import load_settings
+from traced.gates.errors import GateError
+from traced.host.owner import sandbox_owner
+from traced.meter import Meter
+from traced.models import ModelFiles
+from traced.progress import Progress
+from traced.stages import gate, synthesize
+from traced.stages.context import Context
+from traced.stages.errors import CapabilityError, StageError
+from traced.stages.train import job_for
+from traced.targets.registry import target
+
+OVERRIDES = {"engine.threads": 6, "training.at_once": 2, "sandbox.memory_mb": 300}
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[Context]:
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    with session(store) as opened:
+        save_chain(opened)
+    progress = Progress(Console(file=StringIO()))
+    model = ModelFiles("tiny", tmp_path)
+    yield Context(load_settings(tmp_path, OVERRIDES), store, target("desk"), model, "c1", progress, Meter())
+    store.dispose()
+
+
+def test_a_job_has_its_share_of_the_threads_and_the_sandbox_as_it_is_set(context: Context, tmp_path: Path) -> None:
+    source = {"environment": str(tmp_path / "e.py")}
+    job = job_for(context.settings, run_id="r", capability="dates", source=source, model=tmp_path, out=tmp_path)
+    assert (job.threads, job.limits["memory_mb"]) == (3, 300)
+    assert job.owner == context.sandbox_owner == sandbox_owner(tmp_path)
+
+
+def test_the_synthesizer_sees_the_labels_of_every_capability(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def write(meant: Any, trajectories: Any, labels: list[Label], seed: int) -> str:
+        seen.extend(labels)
+        return "class Environment: pass\n"
+
+    monkeypatch.setattr(synthesize, "write_environment", write)
+    with session(context.store) as opened:
+        save_capabilities(opened, "c1", [replace(CAPABILITY, name="tool-choice")])
+        save_labels(opened, "c1", [Label("t2", "tool-choice", 0, Verdict.LACKING, 1)])
+    asyncio.run(synthesize.synthesize(context, "date-reasoning", 0))
+    assert {label.capability for label in seen} == {"date-reasoning", "tool-choice"}
+
+
+def test_a_gate_that_cannot_compare_stops_the_cycle_and_not_its_capability(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: Any) -> Any:
+        raise GateError("8 of 10 pairs ended in an infrastructure failure")
+
+    async def served(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(gate, "run_gate", lost)
+    monkeypatch.setattr(gate, "stored_gate", lambda *_: None)
+    monkeypatch.setattr(Context, "serve", served)
+    with pytest.raises(StageError, match="8 of 10 pairs") as raised:
+        asyncio.run(gate.gate(context, "date-reasoning@v1"))
+    assert not isinstance(raised.value, CapabilityError)
