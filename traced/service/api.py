@@ -1,9 +1,9 @@
 """The control API: FastAPI over ``Control``, the same on the Unix socket and on TCP.
 
-Invariants: every answer that is an error has the form {"type", "message", "hint"}; ``/alive`` and ``/metrics`` need no
-token, everything else does on TCP; the event stream is resumed by ``Last-Event-ID`` and sends a comment every
-``KEEPALIVE_S`` so that a dead listener is noticed. What asks the store runs on a thread: a locked one holds up its own
-caller and nobody else.
+Invariants: every answer that is an error has the form {"type", "message", "hint"}; ``/alive``, ``/ready``,
+``/metrics`` and ``/openapi.json`` need no token, everything else does on TCP; the event stream is resumed by
+``Last-Event-ID`` and sends a comment every ``KEEPALIVE_S`` so that a dead listener is noticed. What asks the store runs
+on a thread: a locked one holds up its own caller and nobody else.
 How it fails: a defect answers 500 with its type's name and is logged with its traceback; details stay in the log.
 Not covered: who may connect (``traced.service.doors``).
 """
@@ -18,6 +18,7 @@ from fastapi import Depends, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.routing import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
 
 from store.errors import NotFound, StoreError, StoreUnavailable
@@ -47,7 +48,7 @@ PAGE = 500  # events per read
 log = logging.getLogger(__name__)
 
 
-def control_api(control: Control, door: Door, ready: Callable[[], Readiness], metrics: Callable[[], str]) -> FastAPI:
+def control_api(control: Control, door: Door, ready: Callable[[], Readiness], metrics: Callable[[], bytes]) -> FastAPI:
     """The application; ``door`` says who asks, ``ready`` which parts are dead, ``metrics`` is Prometheus text."""
     app = FastAPI(title="traced", version="1", docs_url=None, redoc_url=None)
     app.include_router(_health(ready, metrics))
@@ -59,7 +60,7 @@ def control_api(control: Control, door: Door, ready: Callable[[], Readiness], me
     return app
 
 
-def _health(ready: Callable[[], Readiness], metrics: Callable[[], str]) -> APIRouter:
+def _health(ready: Callable[[], Readiness], metrics: Callable[[], bytes]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/alive")
@@ -76,7 +77,7 @@ def _health(ready: Callable[[], Readiness], metrics: Callable[[], str]) -> APIRo
     @router.get("/metrics", response_class=PlainTextResponse)
     def prometheus() -> PlainTextResponse:
         """Figures in Prometheus' text format."""
-        return PlainTextResponse(metrics(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(metrics(), media_type=CONTENT_TYPE_LATEST)
 
     return router
 

@@ -20,14 +20,11 @@ from pathlib import Path
 
 import sqlalchemy
 
-from sandbox.docker_engine import connect
-from sandbox.errors import EngineDown
-from store.database import open_store, reading
+from store.database import open_store
 from store.errors import StoreError
-from store.repositories.cycles import list_cycles
 from traced import telemetry
 from traced.client import default_socket
-from traced.client.models import Readiness, Reason, Role
+from traced.client.models import Reason, Role
 from traced.config import Settings
 from traced.errors import TracedError
 from traced.executor.attempts import recover
@@ -47,6 +44,7 @@ from traced.service.errors import DoorError
 from traced.service.listen import listening
 from traced.service.loop import CycleLoop
 from traced.service.metrics import prometheus
+from traced.service.readiness import parts_of
 from traced.service.settings import ApiSection
 from traced.service.triggers import Triggers
 from traced.service.upkeep import keep_up
@@ -104,7 +102,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
         apply=partial(_apply, tokens),
         tell=triggers.take,
     )
-    ready = partial(_readiness, store)
+    ready = parts_of(control)
     figures = partial(prometheus, control)
     async with AsyncExitStack() as doors:
         here = control_api(control, local, ready, figures)
@@ -174,21 +172,6 @@ async def _deliver(control: Control) -> None:
         except StoreError as error:
             log.warning("notices wait: %s", error)
         await asyncio.sleep(NOTICES_S)
-
-
-def _readiness(store: sqlalchemy.Engine) -> Readiness:
-    """Whether the store answers and Docker does: nothing can be done without either."""
-    dead = {}
-    try:
-        with reading(store) as opened:
-            list_cycles(opened, limit=1)
-    except StoreError as error:
-        dead["store"] = str(error)
-    try:
-        connect().close()
-    except EngineDown as error:
-        dead["docker"] = str(error)
-    return Readiness(ready=not dead, dead=dead)
 
 
 def tokens_of(section: ApiSection) -> dict[str, Role]:

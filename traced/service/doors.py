@@ -17,15 +17,17 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Request
+from fastapi import Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from traced.client.models import Role
 from traced.service.errors import DoorError, NotKnown
 
 LEAST_TOKEN = 24  # characters; `python -c "import secrets; print(secrets.token_urlsafe())"` gives 43
+BEARER = HTTPBearer(description="A token of api.operator_token_file or api.read_token_file.", auto_error=False)
 PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 
@@ -51,7 +53,7 @@ class PeerChecked(H11Protocol):
         self.client = (f"uid {uid}", pid)
 
 
-Door = Callable[[Request], Caller]
+Door = Callable[..., Caller]  # a FastAPI dependency: its parameters say what it looks at
 
 
 def local(request: Request) -> Caller:
@@ -68,13 +70,12 @@ def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:
     It raises ``NotKnown``.
     """
 
-    def door(request: Request) -> Caller:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    def door(given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> Caller:
         found: Role | None = None
         for token, role in tokens().items():
-            if hmac.compare_digest(given.strip().encode(), token.encode()):
+            if given is not None and hmac.compare_digest(given.credentials.strip().encode(), token.encode()):
                 found = role
-        if scheme.lower() != "bearer" or found is None:
+        if found is None:
             raise NotKnown(
                 "this address wants a bearer token", hint="send 'Authorization: Bearer TOKEN', or use the Unix socket"
             )
@@ -117,7 +118,9 @@ def _make_way(path: Path) -> None:
     except FileNotFoundError:
         return
     if found.st_uid != os.getuid():
-        raise DoorError(f"{path} belongs to user id {found.st_uid}", hint="set api.socket to another path")
+        raise DoorError(
+            f"{path} belongs to user id {found.st_uid}", hint="--data-dir of your own: the socket lies in it"
+        )
     if not stat.S_ISSOCK(found.st_mode):
         raise DoorError(f"{path} is there and is no socket", hint=f"mv {path} {path}.old")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

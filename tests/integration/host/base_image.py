@@ -29,7 +29,7 @@ PACKAGES = (
         "propcache",
         "yarl",
     ),
-    *("charset_normalizer", "docker", "requests", "urllib3"),
+    *("charset_normalizer", "docker", "prometheus_client", "requests", "urllib3"),
     *("numpy", "numpy.libs", "opentelemetry", "orjson", "psutil", "structlog", "websockets", "zstandard"),
 )
 VARIABLES = {"PATH": f"/{PREFIX}/bin", "LD_LIBRARY_PATH": f"/{PREFIX}/lib"}

@@ -49,6 +49,11 @@ def store(tmp_path: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "traced.sock"
+
+
+@pytest.fixture
 def loop() -> WrittenDown:
     return WrittenDown()
 

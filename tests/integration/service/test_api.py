@@ -7,9 +7,9 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,47 +22,20 @@ from store.repositories.events import save_event
 from store.repositories.leases import acquire
 from store.service_records import Event
 from tests.integration.service.conftest import WrittenDown
+from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
 from tests.unit.store.chain import T0
 from traced.client import Client, NoDaemon, Refused
-from traced.client.models import Readiness, Role
+from traced.client.models import Role
 from traced.config import load_settings
 from traced.service.api import control_api
 from traced.service.control import Control
-from traced.service.doors import by_token, checked_tokens, local, tcp_socket, unix_socket
+from traced.service.doors import by_token, checked_tokens, tcp_socket, unix_socket
 from traced.service.errors import DoorError
 from traced.service.listen import listening
+from traced.service.metrics import prometheus
+from traced.service.readiness import Parts
 
 ADAPTER = "date-reasoning@v1"
-OPERATOR, READER = "o" * 30, "r" * 30
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "traced.sock"
-
-
-@asynccontextmanager
-async def served(control: Control, path: Path, dead: dict[str, str] | None = None) -> AsyncIterator[Client]:
-    app = control_api(control, local, lambda: Readiness(ready=not dead, dead=dead or {}), lambda: "traced_up 1\n")
-    async with listening(app, unix_socket(path)), Client(path) as client:
-        yield client
-
-
-@asynccontextmanager
-async def on_tcp(control: Control, token: str) -> AsyncIterator[Client]:
-    tokens = checked_tokens({OPERATOR: "operator", READER: "read-only"})
-    door = by_token(lambda: tokens)
-    app = control_api(control, door, lambda: Readiness(ready=True), lambda: "traced_up 1\n")
-    listener = tcp_socket("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    async with listening(app, listener), Client(url=url, token=token) as client:
-        yield client
-
-
-async def refused(asked: Awaitable[object]) -> Refused:
-    with pytest.raises(Refused) as caught:
-        await asked
-    return caught.value
 
 
 def test_the_socket_shows_the_service_and_is_its_users_own(control: Control, path: Path) -> None:
@@ -79,14 +52,6 @@ def test_the_socket_shows_the_service_and_is_its_users_own(control: Control, pat
             assert (await client.ready()).ready
 
     asyncio.run(ask())
-
-
-def test_readiness_names_the_dead_part(control: Control, path: Path) -> None:
-    async def ask() -> Readiness:
-        async with served(control, path, dead={"docker": "no engine answers"}) as client:
-            return await client.ready()
-
-    assert asyncio.run(ask()) == Readiness(ready=False, dead={"docker": "no engine answers"})
 
 
 def test_every_act_is_audited_with_who_and_why(control: Control, path: Path, loop: WrittenDown) -> None:
@@ -181,7 +146,7 @@ def test_settings_are_read_again_and_audited(control: Control, path: Path, tmp_p
 
 def test_a_door_takes_the_tokens_of_the_moment(control: Control) -> None:
     tokens: dict[str, Role] = {OPERATOR: "operator"}
-    app = control_api(control, by_token(lambda: tokens), lambda: Readiness(ready=True), lambda: "")
+    app = control_api(control, by_token(lambda: tokens), Parts({}), partial(prometheus, control))
     listener = tcp_socket("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
 
@@ -255,15 +220,6 @@ def test_tcp_wants_a_token_and_a_reader_changes_nothing(control: Control) -> Non
             assert [(one.who, one.role) for one in await client.audit()] == [("operator token", "operator")]
 
     asyncio.run(ask())
-
-
-def test_health_and_metrics_need_no_token(control: Control) -> None:
-    async def ask() -> list[int]:
-        async with on_tcp(control, "") as client:
-            http = client._http
-            return [(await http.get(path)).status_code for path in ("/alive", "/ready", "/metrics", "/audit")]
-
-    assert asyncio.run(ask()) == [200, 200, 200, 401]
 
 
 def test_events_are_followed_over_a_broken_connection(control: Control, path: Path) -> None:

@@ -1,0 +1,42 @@
+"""The control API of a store on real sockets, and its client."""
+
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from traced.client import Client, Refused
+from traced.service.api import control_api
+from traced.service.control import Control
+from traced.service.doors import by_token, checked_tokens, local, tcp_socket, unix_socket
+from traced.service.listen import listening
+from traced.service.metrics import prometheus
+from traced.service.readiness import Part, Parts
+
+OPERATOR, READER = "o" * 30, "r" * 30
+
+
+@asynccontextmanager
+async def served(control: Control, path: Path, parts: Mapping[str, Part] | None = None) -> AsyncIterator[Client]:
+    app = control_api(control, local, Parts(parts or {}, patience_s=0.5), partial(prometheus, control))
+    async with listening(app, unix_socket(path)), Client(path) as client:
+        yield client
+
+
+@asynccontextmanager
+async def on_tcp(control: Control, token: str) -> AsyncIterator[Client]:
+    tokens = checked_tokens({OPERATOR: "operator", READER: "read-only"})
+    door = by_token(lambda: tokens)
+    app = control_api(control, door, Parts({}), partial(prometheus, control))
+    listener = tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with listening(app, listener), Client(url=url, token=token) as client:
+        yield client
+
+
+async def refused(asked: Awaitable[object]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await asked
+    return caught.value

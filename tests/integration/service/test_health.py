@@ -1,0 +1,117 @@
+"""What the API says of the service to machines: readiness, figures, its own description."""
+
+import asyncio
+import os
+import shutil
+import socket
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import Engine
+
+from tests.integration.service.served import on_tcp, served
+from traced.client.models import Readiness
+from traced.service.control import Control
+from traced.service.readiness import Parts, parts_of
+
+
+def test_a_dead_part_is_named(control: Control, path: Path) -> None:
+    parts = parts_of(control).parts
+
+    async def ask() -> list[Readiness]:
+        async with served(control, path, {name: parts[name] for name in ("service", "store", "disk")}) as client:
+            well = await client.ready()
+            control.state = "draining"
+            with locked(control.store):
+                return [well, await client.ready()]
+
+    well, dead = asyncio.run(ask())
+    assert well == Readiness(ready=True)
+    assert dead == Readiness(ready=False, dead={"service": "it is draining", "store": "no answer within 0.5 s"})
+
+
+@contextmanager
+def locked(store: Engine) -> Iterator[None]:
+    """Somebody else writes, and does not come to an end."""
+    other = sqlite3.connect(str(store.url.database), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    yield
+    other.execute("ROLLBACK")
+    other.close()
+
+
+def test_a_docker_engine_that_hangs_or_is_gone_is_told(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"docker": parts_of(control).parts["docker"]}
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(tmp_path / "docker.sock"))
+        deaf.listen()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
+        asked = Parts(parts, patience_s=0.3)
+        assert asked().dead == asked().dead == {"docker": "no answer within 0.3 s"}
+        assert sum(thread.name == "ready docker" for thread in threading.enumerate()) == 1  # not one for each question
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
+    assert "No such file" in Parts(parts)().dead["docker"]
+
+
+def test_a_full_or_read_only_disk_is_told(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Parts({"disk": parts_of(control).parts["disk"]})
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 2**20))
+        assert disk().dead["disk"].endswith("has 5 MiB left, fewer than 32")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: False)
+        assert disk().dead["disk"].endswith("cannot be written to")
+    assert disk().ready
+
+
+def test_the_figures_are_what_prometheus_reads(control: Control, path: Path) -> None:
+    async def ask() -> tuple[str, str]:
+        async with served(control, path) as client:
+            answer = await client._http.get("/metrics")
+            return answer.headers["content-type"], answer.text
+
+    kind, text = asyncio.run(ask())
+    assert kind.startswith("text/plain; version=")
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found[("traced_cycles", "running")] == 1
+    assert found[("traced_promotions_total", "live")] == 1
+    assert found[("traced_live_adapters",)] == 1
+    assert (found[("traced_waiting_adapters",)], found[("traced_cycle_running",)]) == (0, 0)
+    assert found[("traced_up_seconds",)] > 0
+
+
+def test_the_api_describes_itself_with_its_token(control: Control) -> None:
+    async def ask() -> dict[str, Any]:
+        async with on_tcp(control, "") as client:
+            return dict((await client._http.get("/openapi.json")).json())
+
+    told = asyncio.run(ask())
+    assert [scheme["scheme"] for scheme in told["components"]["securitySchemes"].values()] == ["bearer"]
+    open_ones = {
+        path for path, methods in told["paths"].items() for method in methods.values() if not method.get("security")
+    }
+    assert open_ones == {"/alive", "/ready", "/metrics"}
+    assert told["paths"]["/adapters/{adapter}/approve"]["post"]["requestBody"]["required"]
+    assert all(method["summary"] for methods in told["paths"].values() for method in methods.values())
+
+
+def test_health_and_metrics_need_no_token(control: Control) -> None:
+    async def ask() -> list[int]:
+        async with on_tcp(control, "") as client:
+            http = client._http
+            return [(await http.get(path)).status_code for path in ("/alive", "/ready", "/metrics", "/audit")]
+
+    assert asyncio.run(ask()) == [200, 200, 200, 401]
