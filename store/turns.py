@@ -8,18 +8,18 @@ Fails: ids outside 0..2^32-1 raise ``OverflowError``; bytes that ``pack`` did no
 """
 
 import json
+import sys
 import zlib
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, pairwise
 from typing import Any
-
-import numpy as np
 
 from store.errors import StoreUnavailable
 from store.types import Turn
 
 VERSION = 1
-IDS, LOGPROBS = "<u4", "<f8"
+IDS, LOGPROBS = "I", "d"  # of ``array``: four and eight bytes
 LEVEL = 1  # log-probs do not compress: the default level takes half as long again for the same size
 
 
@@ -34,10 +34,10 @@ def pack(turns: Sequence[Turn]) -> bytes:
         lengths = (len(fresh[-1]), len(turn.completion_ids), len(turn.logprobs))
         header.append((turn.message_index, turn.finish_reason, shared, *lengths))
         before = turn.prompt_ids + turn.completion_ids
-    ids = np.array([*chain(*fresh), *chain(*(turn.completion_ids for turn in turns))], dtype=IDS)
-    logprobs = np.array([*chain(*(turn.logprobs for turn in turns))], dtype=LOGPROBS)
+    ids = _bytes(IDS, chain(*fresh, *(turn.completion_ids for turn in turns)))
+    logprobs = _bytes(LOGPROBS, chain(*(turn.logprobs for turn in turns)))
     head = json.dumps([VERSION, header], separators=(",", ":")).encode()
-    return zlib.compress(head + b"\n" + ids.tobytes() + logprobs.tobytes(), LEVEL)
+    return zlib.compress(head + b"\n" + ids + logprobs, LEVEL)
 
 
 def unpack(packed: bytes) -> list[Turn]:
@@ -51,14 +51,31 @@ def unpack(packed: bytes) -> list[Turn]:
         raise StoreUnavailable(f"the stored turns have layout {version}, this traced reads {VERSION}; upgrade traced")
     n_fresh, n_completion, n_logprobs = ([int(entry[column]) for entry in header] for column in (3, 4, 5))
     n_ids = sum(n_fresh) + sum(n_completion)
-    ids = np.frombuffer(body, dtype=IDS, count=n_ids).tolist()
-    logprobs = np.frombuffer(body, dtype=LOGPROBS, offset=4 * n_ids).tolist()
+    ids = _numbers(IDS, body[: 4 * n_ids])
+    logprobs = _numbers(LOGPROBS, body[4 * n_ids :])
     return _turns(
         header,
         _cut(ids[: sum(n_fresh)], n_fresh),
         _cut(ids[sum(n_fresh) :], n_completion),
         _cut(logprobs, n_logprobs),
     )
+
+
+def _bytes(code: str, values: Iterable[float]) -> bytes:
+    return _little_endian(array(code, values)).tobytes()
+
+
+def _numbers(code: str, packed: bytes) -> list[Any]:
+    values: array[Any] = array(code)
+    values.frombytes(packed)
+    return _little_endian(values).tolist()
+
+
+def _little_endian(values: "array[Any]") -> "array[Any]":
+    """To this machine's order of bytes or back."""
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
 
 
 def _turns(

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
 from sqlmodel import Session
@@ -23,9 +23,11 @@ from traced.host.owner import sandbox_owner
 from traced.meter import Meter
 from traced.models import ModelFiles, resolve_model
 from traced.progress import Progress
-from traced.serving.client import EngineClient
-from traced.serving.process import EngineProcess, start_embedded
 from traced.targets.registry import Target, target
+
+if TYPE_CHECKING:
+    from traced.serving.client import EngineClient
+    from traced.serving.process import EngineProcess
 
 
 def utc_now() -> datetime:
@@ -37,8 +39,8 @@ def utc_now() -> datetime:
 class EngineSlot:
     """The context's engine: nothing until the first stage asks for it."""
 
-    process: EngineProcess | None = None
-    client: EngineClient | None = None
+    process: "EngineProcess | None" = None
+    client: "EngineClient | None" = None
     loaded: set[str] = field(default_factory=set)
 
 
@@ -88,9 +90,12 @@ class Context:
         with reading(self.store) as opened:
             yield opened
 
-    async def engine(self) -> EngineClient:
+    async def engine(self) -> "EngineClient":
         """The engine's client; starts the engine if it does not run yet (this blocks until it answers)."""
         if self.slot.client is None:
+            from traced.serving.client import EngineClient  # the daemon has a context and no engine: 10 MB
+            from traced.serving.process import start_embedded
+
             settings = self.settings.engine
             self.slot.process = start_embedded(
                 self.model.path,
