@@ -30,6 +30,7 @@ from traced.executor.errors import StartError
 from traced.executor.log import BoundedLog
 from traced.executor.tree import MARK, SEPARATOR, end_marked
 from traced.host.holder import this_holder
+from traced.host.redaction import redacted_lines
 
 LOG_BYTES = 20 * 2**20
 CHUNK = 64 * 1024
@@ -153,8 +154,13 @@ def _spawner(pid: int) -> ThreadPoolExecutor:
 
 
 def _pump(stream: IO[bytes], log: BoundedLog) -> None:
-    """Carry the child's output into its log until everybody who could write has gone."""
+    """Carry the child's output, line by line and without secrets, into its log until all who could write have gone."""
+    begun = b""  # a line that has no end yet
     with stream:
         while chunk := os.read(stream.fileno(), CHUNK):
-            log.write(chunk)
+            whole, newline, begun = (begun + chunk).rpartition(b"\n")
+            if len(begun) > CHUNK:
+                whole, begun = whole + newline + begun, b""
+            log.write(redacted_lines(whole + newline))
+    log.write(redacted_lines(begun))
     log.close()

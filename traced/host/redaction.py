@@ -35,6 +35,8 @@ _BEARER = re.compile(r"\b(bearer\s{1,8})[^\s\"',;]+", re.IGNORECASE)
 _PASSWORD = re.compile(r"(?<![\w+.-])([\w+.-]++://[^\s:/@]*+:)(?!\d+(?:[/\s\"']|$))[^\s\"<>]*@")
 _USER = re.compile(r"(?<![\w+.-])(https?://)[^\s\"<>/@:]+@", re.IGNORECASE)
 
+_SUSPECT = re.compile(rb"token|pass|secret|key|auth|cookie|credential|pwd|bearer|://", re.IGNORECASE)
+
 
 def redacted(value: Any, depth: int = 0) -> Any:
     """``value`` as JSON values without its secrets."""
@@ -60,6 +62,17 @@ def redacted_text(text: str) -> str:
     cut = text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
     cut = _USER.sub(rf"\1{GONE}@", _PASSWORD.sub(rf"\1{GONE}@", cut))
     return _BEARER.sub(rf"\1{GONE}", _without_assigned(cut))
+
+
+def redacted_lines(text: bytes) -> bytes:
+    """Whole lines without their secrets; what holds nothing that could be one goes through as it is, byte for byte."""
+    if not _SUSPECT.search(text):
+        return text
+    return b"".join(_redacted_line(line) if _SUSPECT.search(line) else line for line in text.splitlines(keepends=True))
+
+
+def _redacted_line(line: bytes) -> bytes:
+    return redacted_text(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def is_secret_name(name: str) -> bool:

@@ -145,6 +145,13 @@ def print_much(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def tell_secrets(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
+    for piece in ("in pieces: pass", "word=hun", "ter2\n", "token: hunter2"):  # the last one has no end
+        os.write(1, piece.encode())
+        threading.Event().wait(0.05)
+    return {}
+
+
 def kill_itself(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     reporter.progress("iteration", arguments.get("done", 0))
     print("last words", flush=True)

@@ -163,6 +163,13 @@ def test_a_hundred_megabytes_of_output_leave_a_small_log_with_its_end(tmp_path: 
     assert (tmp_path / "c1" / "train-dates.log").read_text().endswith("the last line\n")
 
 
+def test_what_a_child_prints_loses_its_secrets(tmp_path: Path) -> None:
+    result = run(tmp_path, job("tell_secrets"))
+    kept = (tmp_path / "c1" / "train-dates.log").read_text() + "".join(result.evidence.last_lines)
+    assert "hunter2" not in kept
+    assert result.evidence.last_lines == ["in pieces: password=[redacted]", "token: [redacted]"]
+
+
 @pytest.mark.parametrize(
     ("do", "arguments", "code", "name", "line"),
     [

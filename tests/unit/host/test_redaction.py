@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traced.host.redaction import DEEPEST, GONE, LONGEST, is_secret_name, redacted, redacted_text
+from traced.host.redaction import DEEPEST, GONE, LONGEST, is_secret_name, redacted, redacted_lines, redacted_text
 
 SECRET_NAMES = [
     *(
@@ -197,3 +197,18 @@ def test_deep_circular_long_and_unwilling_values_end() -> None:
             raise RuntimeError("no")
 
     assert "RuntimeError" in redacted(Unwilling())
+
+
+@given(
+    st.lists(
+        st.sampled_from([*SECRET_NAMES, *OTHER_NAMES, "=", ": ", " ", "hunter2", "bearer", "http://u:p@h", "\xff"])
+    )
+)
+def test_a_line_of_bytes_is_redacted_as_the_text_that_it_is(words: list[str]) -> None:
+    line = "".join(words)
+    assert redacted_lines(line.encode()) == redacted_text(line).encode()
+
+
+def test_lines_are_looked_at_one_by_one_and_other_bytes_stay() -> None:
+    text = b"\xff\xfe no text \r\npassword=hunter2\nplain\n\n"
+    assert redacted_lines(text) == b"\xff\xfe no text \r\npassword=" + GONE.encode() + b"\nplain\n\n"
