@@ -89,7 +89,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
     lifecycle = Lifecycle(settings.service.drain_s)
     _clear_away(settings, store)
     ledger = Ledger(store, this_holder(), backoff(settings), settings.executor.failures, settings.seed, now)
-    loop = CycleLoop(settings, store, executor(settings), ledger, now, manager.beat)
+    loop = CycleLoop(settings, store, executor(settings), ledger, now, manager.beat, partial(_sweep, settings, store))
     triggers = Triggers(settings, store, loop.request_cycle, now)
     control = Control(
         settings,
@@ -161,6 +161,11 @@ def _clear_away(settings: Settings, store: sqlalchemy.Engine) -> None:
     """What a killed service left behind: children, attempts, containers, staging, leases."""
     for attempt in recover(store, now=now, silent_s=SILENT_S):
         log.warning("an attempt at %s was lost with its process", attempt.key.stage)
+    _sweep(settings, store)
+
+
+def _sweep(settings: Settings, store: sqlalchemy.Engine) -> None:
+    """Containers, staging and leases of processes that have ended; no stage runs now."""
     for orphan in sweep(settings.data_dir, store, is_alive, now=now(), owner=sandbox_owner(settings.data_dir)):
         log.warning("left behind: %s %s", orphan.kind, orphan.name)
 

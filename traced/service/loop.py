@@ -5,7 +5,7 @@ person is carried on once nobody has to be waited for any more; a paused target 
 settings of a cycle are those it began with, whatever was changed since.
 How it fails: a cycle whose common stage is parked is failed with the reason and told; a defect fails the cycle, not the
 service. A store or disk that fails is waited for: what could not be done is done at the next look. Cancelling ends the
-running stage at its next safe point and leaves the cycle interrupted.
+running stage at its next safe point and leaves the cycle interrupted; what a killed stage left behind is cleared away.
 Not covered: when a new cycle begins (``traced.service.triggers``), and who asks (``traced.service.control``).
 """
 
@@ -70,6 +70,7 @@ class CycleLoop:
     ledger: Ledger
     now: Callable[[], datetime]
     beat: Callable[[], object] = lambda: None  # called once per turn
+    tidy: Callable[[], object] = lambda: None  # called when a cycle's stages have ended, however they did
     running: str | None = None
     doing: list[str] = field(default_factory=list)
     _asked: str = ""
@@ -141,6 +142,7 @@ class CycleLoop:
                 self.beat()
             self._work.cancel()
             await asyncio.wait({self._work})
+            await asyncio.to_thread(self.tidy)
             if not self._work.cancelled():
                 self._work.result()  # the store failed: what it could not note is noted at the next turn
             return True

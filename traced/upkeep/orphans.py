@@ -29,6 +29,7 @@ from store.database import session
 from store.repositories.leases import Alive, drop_dead
 from traced.upkeep.backup import BACKUPS, STAGING
 from traced.upkeep.in_use import is_alive
+from traced.upkeep.prune import gone_is_fine
 from traced.upkeep.restore import staging_prefix
 
 WALKED = ("adapters", "environments", "runs", "models", "logs")  # where staging of ours may lie
@@ -103,15 +104,10 @@ def _of_publications(adapters: Path) -> list[Path]:
 def _removed(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, onerror=_gone_is_fine)
+            shutil.rmtree(path, onerror=gone_is_fine)
         else:
             path.unlink(missing_ok=True)
         yield path
-
-
-def _gone_is_fine(_call: object, _path: object, raised: "tuple[type[BaseException], BaseException, object]") -> None:
-    if not isinstance(raised[1], FileNotFoundError):
-        raise raised[1]
 
 
 def _newest(path: Path) -> float:

@@ -202,7 +202,13 @@ def remove_folder(folder: Path) -> None:
     doomed = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(folder, doomed)
-    shutil.rmtree(doomed)
+    shutil.rmtree(doomed, onerror=gone_is_fine)  # who sweeps (``traced.upkeep.orphans``) may be at it too
+
+
+def gone_is_fine(_call: object, _path: object, raised: "tuple[type[BaseException], BaseException, object]") -> None:
+    """For ``shutil.rmtree``: what somebody else has removed meanwhile needs no removing."""
+    if not isinstance(raised[1], FileNotFoundError):
+        raise raised[1]
 
 
 def size_of(folder: Path) -> int:

@@ -6,7 +6,7 @@ What kills the process is in ``tests/acceptance/chaos``; here the process lives 
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +29,10 @@ from traced import acts
 from traced.acts import Act
 from traced.client.models import Reason
 from traced.executor.retry import Backoff
+from traced.host.holder import is_alive
 from traced.service.doors import Caller
 from traced.service.errors import Busy
+from traced.upkeep.orphans import sweep
 
 ADA = Caller("ada", "local")
 ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
@@ -170,6 +172,22 @@ def test_cancelled_it_ends_for_good_and_the_next_one_may_begin(place: Place) -> 
     new, old = place.cycles()
     assert (old.state, new.state) == (CycleState.CANCELLED, CycleState.WAITING)
     assert new.seed == old.seed + 1
+
+
+def test_what_a_cancelled_stage_left_half_written_goes_at_once(place: Place) -> None:
+    staging = [place.data_dir / "adapters/.staging-1", place.data_dir / "runs/c/.x.partial"]
+    whole = place.data_dir / "runs/c/x"
+    for folder in (*staging, whole):
+        folder.mkdir(parents=True)
+    (place.data_dir / "adapters/.lock").touch()
+    place.loop.tidy = lambda: sweep(place.data_dir, place.store, is_alive, now=datetime.now(UTC), owner="nobody")
+
+    async def story() -> None:
+        place.control.start(ADA, Reason())
+        await place.stopped_at("train alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason()))
+
+    asyncio.run(story())
+    assert [folder.exists() for folder in (*staging, whole)] == [False, False, True]
 
 
 def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place: Place) -> None:
