@@ -7,8 +7,6 @@ or a restore or an upgrade is at work): nothing was decided then. What the servi
 """
 
 import asyncio
-import getpass
-import os
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 
@@ -20,6 +18,7 @@ from traced.client.models import Done
 from traced.commands.stored import writing
 from traced.config import Settings
 from traced.host.errors import ServiceSilent
+from traced.host.holder import this_user
 from traced.host.lock import holder
 
 
@@ -41,7 +40,7 @@ def decided(
                 f"{settings.data_dir} is held by {held_by}, which does not answer; nothing was decided",
                 hint="the same command again in a moment",
             ) from error
-    user = _user()
+    user = this_user()
     with writing(settings) as opened:
         act = Act(who or user, "local", datetime.now(UTC), reason, by="" if who in ("", user) else user)
         return make(opened, act)
@@ -50,10 +49,3 @@ def decided(
 async def _asked(settings: Settings, ask: Callable[[Client], Awaitable[Done]]) -> Done:
     async with Client(default_socket(settings.data_dir)) as client:
         return await ask(client)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name, as in some containers
-        return f"uid {os.getuid()}"

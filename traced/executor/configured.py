@@ -4,8 +4,10 @@ from traced.config import Settings
 from traced.executor.job import Limits
 from traced.executor.local import LocalExecutor
 from traced.executor.retry import Backoff
+from traced.host.memory import memory_bytes
 
 MIB = 2**20
+SHARE = 0.9  # of the memory that there is: before the kernel ends something, which might be the service
 
 
 def executor(settings: Settings) -> LocalExecutor:
@@ -16,7 +18,7 @@ def executor(settings: Settings) -> LocalExecutor:
 def limits(settings: Settings) -> Limits:
     """When a child is ended."""
     section = settings.executor
-    memory = section.memory_mb * MIB or None
+    memory = section.memory_mb * MIB or int(SHARE * memory_bytes())
     return Limits(section.heartbeat_s, section.progress_s or None, memory, section.grace_s)
 
 

@@ -12,7 +12,9 @@ class ExecutorSection(Section):
     progress_s: float = Field(
         default=3600.0, ge=0, description="seconds without progress after which a child counts as stuck; 0 is no limit"
     )
-    memory_mb: int = Field(default=0, ge=0, description="memory of a child and what it starts, MiB; 0 is no limit")
+    memory_mb: int = Field(
+        default=0, ge=0, description="memory of a child and what it starts, MiB; 0 is nine tenths of what there is"
+    )
     grace_s: float = Field(default=15.0, gt=0, description="seconds for an orderly stop before a child is killed")
     log_mb: Positive = Field(default=20, description="log of one stage, MiB; older lines are dropped")
     failures: Positive = Field(default=3, description="failures on the same input after which it is parked")

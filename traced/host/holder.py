@@ -7,6 +7,7 @@ no change of the wall clock moves; and ``/use`` behind it where one process hold
 ``is_alive`` answers None where it cannot know: another host (or container) holds it, and only its heartbeats can tell.
 """
 
+import getpass
 import os
 import platform
 from pathlib import Path
@@ -48,3 +49,11 @@ def _start_ticks(pid: int) -> int:
     except OSError:
         return -1
     return -1 if fields[0] in "ZX" else int(fields[START_FIELD])
+
+
+def this_user() -> str:
+    """Whose process this is."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user id without a name, as in some containers
+        return f"uid {os.getuid()}"

@@ -41,6 +41,7 @@ from traced.service.api import control_api
 from traced.service.control import Control
 from traced.service.doors import Caller, by_token, checked_tokens, local, tcp_socket, unix_socket
 from traced.service.errors import DoorError
+from traced.service.in_force import keep, note_restart
 from traced.service.listen import listening
 from traced.service.loop import CycleLoop
 from traced.service.metrics import prometheus
@@ -100,8 +101,9 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
         next_at=triggers.next_at,
         reread=read,
         apply=partial(_apply, tokens),
-        tell=triggers.take,
+        tell=partial(_tell, triggers),
     )
+    note_restart(settings, store, at=now())
     ready = parts_of(control)
     figures = partial(prometheus, control)
     async with AsyncExitStack() as doors:
@@ -133,6 +135,11 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
 
 def _at_work(control: Control) -> str:
     return f"works on {control.target}"
+
+
+def _tell(triggers: Triggers, settings: Settings) -> None:
+    triggers.take(settings)
+    keep(settings)
 
 
 def _apply(tokens: Tokens, settings: Settings) -> list[str]:

@@ -39,6 +39,11 @@ def change(running: Settings, found: Settings) -> Change:
     return Change(_with(running, found, taken), told, [key for key in differing if key not in taken])
 
 
+def told(settings: Settings) -> dict[str, Any]:
+    """Every setting as it is told: JSON values without secrets."""
+    return {key: _told(key, _value(settings, key)) for key in valid_keys()}
+
+
 def takes_effect(key: str) -> bool:
     """Whether a change of this dotted key needs no restart."""
     section = key.partition(".")[0]

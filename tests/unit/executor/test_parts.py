@@ -16,6 +16,7 @@ from traced.executor.job import Job, Limits, read_job
 from traced.executor.log import KEPT_BYTES, BoundedLog
 from traced.executor.retry import Backoff
 from traced.host.holder import is_alive, process_of, this_holder
+from traced.host.memory import memory_bytes
 
 
 @given(st.lists(st.binary(max_size=300), max_size=30), st.integers(2, 200))
@@ -104,7 +105,7 @@ def test_the_settings_make_the_rules(tmp_path: Path) -> None:
     given_ = {"executor.memory_mb": 512, "executor.progress_s": 0, "executor.log_mb": 3}
     settings = load_settings(tmp_path, given_)
     assert configured.limits(settings) == Limits(120, None, 512 * 2**20, 15)
-    assert configured.limits(load_settings(tmp_path)) == Limits(120, 3600, None, 15)
+    assert configured.limits(load_settings(tmp_path)) == Limits(120, 3600, int(0.9 * memory_bytes()), 15)
     assert configured.backoff(settings) == Backoff(5, 2, 900)
     assert configured.executor(settings).log_bytes == 3 * 2**20
     assert configured.executor(settings).folder == tmp_path / "logs"
