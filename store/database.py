@@ -25,7 +25,7 @@ from sqlalchemy.pool import StaticPool
 from sqlmodel import Session
 
 from store.errors import BrokenReference, StoreError, StoreUnavailable
-from store.head import HEAD, mismatch
+from store.head import CONNECT_S, HEAD, mismatch
 
 BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.02
@@ -63,7 +63,8 @@ def connect(url: str) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
     try:
-        return create_engine(parsed, json_serializer=_to_json, pool_pre_ping=True)
+        patience = {} if "connect_timeout" in parsed.query else {"connect_timeout": CONNECT_S}
+        return create_engine(parsed, json_serializer=_to_json, pool_pre_ping=True, connect_args=patience)
     except (ImportError, NoSuchModuleError) as error:
         raise StoreUnavailable(f"no driver for {shown(parsed)} ({error}); `pip install traced[postgres]`") from error
 

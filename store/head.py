@@ -1,4 +1,6 @@
-"""The newest schema of this traced, and what to say of a store that has another; imports nothing, so anyone may ask.
+"""The newest schema of this traced, what to say of a store that has another, and the patience with one that is silent.
+
+It imports nothing, so anyone may ask.
 
 Invariant: ``HEAD`` is the newest migration in ``store/migrations`` (a test holds it to them).
 """
@@ -6,6 +8,7 @@ Invariant: ``HEAD`` is the newest migration in ``store/migrations`` (a test hold
 from store.errors import StoreVersionError
 
 HEAD = "0004"
+CONNECT_S = 10  # for PostgreSQL's answer, where the URL does not say; a host that drops packets would hold for minutes
 
 
 def mismatch(store: str, found: str) -> StoreVersionError:

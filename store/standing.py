@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import StoreUnavailable
-from store.head import HEAD, mismatch
+from store.head import CONNECT_S, HEAD, mismatch
 
 CYCLES_SHOWN = 10
 LIVE, PASS = "live", "pass"
@@ -148,7 +148,8 @@ def _postgres(url: str) -> Standing:
     plain = "postgresql" + url[url.index(":") :]
     shown = _without_password(plain)
     try:
-        with psycopg.connect(plain) as connection:
+        patience = {} if "connect_timeout=" in plain else {"connect_timeout": CONNECT_S}
+        with psycopg.connect(plain, **patience) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             return _read(connection, shown)
     except psycopg.Error as error:

@@ -22,12 +22,10 @@ from store.repositories.cycles import save_cycle, set_cycle_state
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories, save_trajectories
 from store.types import Outcome, Trajectory
 from traced.config import Settings
-from traced.importers.errors import BadRecord
-from traced.importers.tau_bench import read_tau_bench
+from traced.importers import FORMATS, BadRecord
 from traced.stages.analyze import contrasted
 from traced.stages.errors import StageError
 
-FORMATS = {"tau-bench": read_tau_bench}
 IMPORTED = "imported"
 
 

@@ -3,6 +3,7 @@
 Skips with what is missing where no PostgreSQL server or driver is installed; nothing else may make it skip.
 """
 
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -154,3 +155,11 @@ def test_attempts_and_parked_inputs_are_the_same_as_on_sqlite(engine: Engine) ->
             assert [attempt.number for attempt in running] == [2, 3]
             stories.append((listed, attempts.list_parked(opened, released=True), attempts.find_parked(opened, key)))
     assert stories[0] == stories[1]
+
+
+def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.database.CONNECT_S", 2)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"postgresql://traced@127.0.0.1:{deaf.getsockname()[1]}/traced"
+        with pytest.raises(StoreUnavailable, match="timeout expired"):
+            open_store(url)

@@ -151,6 +151,9 @@ class Status(Model):
     held_up: list[HeldUpView] = Field(default=[], description="what waits for Docker, the disk or the like")
 
 
+MISSED = "missed"  # kind of the event before the oldest that is kept, for a listener that resumes further back
+
+
 class EventView(Model):
     """One event of the stream; ``seq`` is the id to resume from."""
 

@@ -37,7 +37,7 @@ def up(
 
 @cycle.command("start")
 def start(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """Begin a cycle now, or carry on the unfinished one."""
+    """Ask for a cycle; it begins once no other is unfinished."""
     _ask(data_dir, as_json, lambda client: client.start_cycle(reason))
 
 

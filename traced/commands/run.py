@@ -59,7 +59,8 @@ def import_(
 ) -> None:
     """Take in recorded trajectories; what only a grader could know is left behind."""
     from traced.commands.stored import writing
-    from traced.imported import FORMATS, import_file
+    from traced.imported import import_file
+    from traced.importers import FORMATS
 
     if kind not in FORMATS:
         raise typer.BadParameter(f"{kind!r} is none of: {', '.join(FORMATS)}", param_hint="--format")

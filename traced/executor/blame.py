@@ -2,7 +2,7 @@
 
     INPUT          counts: the same input would fail again (an environment that breaks, a child that hangs, a defect)
     UNCLEAR        something shared died under it (the engine, a worker, the child by SIGKILL): may be its doing or not;
-                   counts only when it happens again and again without getting further (``traced.executor.poison``)
+                   counts only when it happens again and again without getting further (``traced.executor.retry``)
     SURROUNDINGS   never counts: a person can mend it and it has nothing to do with the input (Docker down, disk full,
                    no model, database gone); tried again for ever, and shown as waiting for that
     ANSWER         no failure of the machinery: the stage's own answer, raised to the cycle and not tried again

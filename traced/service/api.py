@@ -120,7 +120,7 @@ def _looks(control: Control, door: Door) -> APIRouter:
     async def events(
         request: Request, after: int = 0, last_event_id: Annotated[int | None, Header(ge=0)] = None
     ) -> StreamingResponse:
-        """Events as server-sent events, those kept since ``Last-Event-ID`` first."""
+        """Events as server-sent events: those since ``Last-Event-ID``, after "missed" when some are kept no more."""
         stream = _stream(control, request, after if last_event_id is None else last_event_id)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -133,7 +133,7 @@ def _acts(control: Control, door: Door) -> APIRouter:
 
     @router.post("/cycles")
     def start(asked: Reason, caller: Who) -> Done:
-        """Begin a cycle now, or carry on the unfinished one."""
+        """Ask for a cycle; it begins once no other is unfinished."""
         return control.start(caller, asked)
 
     @router.post("/cycles/{cycle_id}/cancel")
@@ -186,6 +186,8 @@ def _acts(control: Control, door: Door) -> APIRouter:
 
 async def _stream(control: Control, request: Request, after: int) -> AsyncIterator[str]:
     quiet = 0.0
+    if (gone := await asyncio.to_thread(control.missed, after)) is not None:
+        yield _as_sse(gone)
     while not await request.is_disconnected() and control.state != "draining":
         page = await asyncio.to_thread(control.events, after, PAGE)
         for event in page:

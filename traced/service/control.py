@@ -23,12 +23,13 @@ from store.errors import NotFound
 from store.records import CycleState
 from store.repositories.audit import list_audit
 from store.repositories.cycles import ENDED, UNFINISHED, get_cycle, list_cycles, set_cycle_state
-from store.repositories.events import list_events
+from store.repositories.events import list_events, span
 from store.repositories.leases import list_leases
 from store.repositories.targets import ask_for_cycle, pause_target, resume_target, target_standing
 from traced import acts
 from traced.acts import Act
 from traced.client.models import (
+    MISSED,
     AdapterView,
     AuditView,
     CycleView,
@@ -122,6 +123,15 @@ class Control:
         """Events with a number above ``after``."""
         with reading(self.store) as opened:
             return [EventView(**vars(event)) for event in list_events(opened, after=after, limit=limit)]
+
+    def missed(self, after: int) -> EventView | None:
+        """What tells who resumes after ``after`` that some events behind it are kept no more; None when all are."""
+        with reading(self.store) as opened:
+            oldest, _ = span(opened)
+        if not 0 < after < oldest - 1:
+            return None
+        detail = {"from": after + 1, "to": oldest - 1}
+        return EventView(seq=oldest - 1, at=self.now(), kind=MISSED, subject=self.target, cycle_id=None, detail=detail)
 
     def start(self, caller: Caller, asked: Reason) -> Done:
         """Ask for a cycle; one that waits for people comes first. Raises ``Busy`` while one is at work, or paused."""

@@ -20,6 +20,7 @@ from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, pa
 from store.repositories.cycles import set_cycle_state
 from store.repositories.events import save_event
 from store.repositories.leases import acquire
+from store.repositories.retention import forget_events
 from store.service_records import Event
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
@@ -242,6 +243,26 @@ def test_events_are_followed_over_a_broken_connection(control: Control, path: Pa
         return [(event.seq, event.kind) for event in seen]
 
     assert asyncio.run(asyncio.wait_for(follow(), 30)) == [(1, "before"), (2, "during"), (3, "while it was down")]
+
+
+def test_who_resumes_behind_what_was_deleted_is_told(control: Control, path: Path) -> None:
+    with session(control.store) as opened:
+        for number in range(6):
+            save_event(opened, Event(T0 + timedelta(days=number), f"event {number}", "desk"))
+        forget_events(opened, T0 + timedelta(days=4), limit=100)
+
+    async def follow(after: int) -> list[tuple[int, str]]:
+        seen = []
+        async with served(control, path) as client, aclosing(client.events(after=after)) as stream:
+            while not seen or seen[-1][0] < 6:
+                event = await anext(stream)
+                seen.append((event.seq, event.kind))
+        return seen
+
+    kept = [(5, "event 4"), (6, "event 5")]
+    assert asyncio.run(asyncio.wait_for(follow(2), 30)) == [(4, "missed"), *kept]
+    assert asyncio.run(asyncio.wait_for(follow(4), 30)) == kept
+    assert asyncio.run(asyncio.wait_for(follow(0), 30)) == kept  # who begins has missed nothing
 
 
 def test_nobody_at_home(path: Path) -> None:
