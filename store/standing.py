@@ -148,7 +148,7 @@ def _postgres(url: str) -> Standing:
     plain = "postgresql" + url[url.index(":") :]
     shown = _without_password(plain)
     try:
-        patience = {} if "connect_timeout=" in plain else {"connect_timeout": CONNECT_S}
+        patience: dict[str, Any] = {} if "connect_timeout=" in plain else {"connect_timeout": CONNECT_S}
         with psycopg.connect(plain, **patience) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             return _read(connection, shown)
