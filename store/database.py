@@ -11,10 +11,13 @@ Not covered: asynchronous sessions (call these from a thread), several databases
 
 import json
 import math
+import os
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from store.head import CONNECT_S, HEAD, mismatch
 
 BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.02
+MAKING_S = 60.0
 
 
 def sqlite_url(path: Path) -> str:
@@ -55,6 +59,20 @@ def open_store(url: str, *, upgrade: bool = False) -> Engine:
         engine.dispose()
         raise
     return engine
+
+
+def make_beforehand(url: str) -> None:
+    """Have a child make the SQLite database that is not there yet: Alembic's 8 MB stay out of a long-lived process.
+
+    Where that fails nothing is said: ``open_store`` makes it then, or says why not.
+    """
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database and not Path(parsed.database).exists():
+        made = "import sys; from store.database import open_store; open_store(sys.argv[1]).dispose()"
+        where = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with suppress(OSError, subprocess.SubprocessError):
+            command = [sys.executable, "-c", made, url]
+            subprocess.run(command, check=False, capture_output=True, timeout=MAKING_S, env=where)
 
 
 def connect(url: str) -> Engine:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import sqlalchemy
 
-from store.database import open_store
+from store.database import make_beforehand, open_store
 from store.errors import StoreError
 from traced import telemetry
 from traced.client import default_socket
@@ -77,6 +77,7 @@ def up(read: Callable[[], Settings]) -> None:
     telemetry.begin(settings.telemetry.endpoint)
     here, ours = settings.data_dir, version("traced")
     with hold(here, now=now, version=ours), hold(here, now=now, version=ours, file_name=CYCLES):
+        make_beforehand(settings.store_url)
         store = open_store(settings.store_url)
         try:
             asyncio.run(_serve(settings, store, tokens, read))

@@ -1,4 +1,6 @@
 import sqlite3
+import subprocess
+import sys
 import threading
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -8,7 +10,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import StatementError
 
 from store.columns import FreeText, UtcTime
-from store.database import connect, open_store, reading, session, sqlite_url
+from store.database import connect, make_beforehand, open_store, reading, session, sqlite_url
 from store.errors import BrokenReference, StoreUnavailable, StoreVersionError
 from store.records import CycleState
 from store.repositories.cycles import get_cycle, list_cycles, save_cycle, set_cycle_state
@@ -195,3 +197,28 @@ def test_column_types_pass_none_through(on_disk: Engine) -> None:
     for kind in (UtcTime(), FreeText()):
         assert kind.process_bind_param(None, on_disk.dialect) is None
     assert UtcTime().process_result_value(None, on_disk.dialect) is None
+
+
+MADE_BEFOREHAND = """
+import sys
+from store.database import make_beforehand, open_store
+make_beforehand(sys.argv[1])
+make_beforehand(sys.argv[1])  # it is there now
+open_store(sys.argv[1]).dispose()
+print("alembic" in sys.modules)
+"""
+
+
+def test_a_database_that_is_made_beforehand_costs_the_process_no_alembic(tmp_path: Path) -> None:
+    url = sqlite_url(tmp_path / "new.db")
+    command = [sys.executable, "-c", MADE_BEFOREHAND, url]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "False\n"
+
+
+def test_what_cannot_be_made_beforehand_is_told_by_opening(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    url = sqlite_url(tmp_path / "file" / "new.db")
+    make_beforehand(url)
+    with pytest.raises(StoreUnavailable, match="cannot make the folder"):
+        open_store(url)
