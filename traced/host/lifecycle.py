@@ -8,13 +8,18 @@ Invariants: phases only go forward; the events are set exactly when their phase 
 ``draining``); a reload asked for twice before anyone looks is one reload, and none is taken once draining began.
 SIGTERM and SIGINT stop, SIGHUP reloads; the handlers found before are put back at the end.
 
+A call on a thread that does not return (a database or an engine that hangs) holds the end up for ``last_seconds`` at
+most behind the forced one: the process then ends without it (``os._exit``), which costs no more than a kill does.
+
 Not covered: a loop that is stuck in a call: asyncio runs these handlers between two steps of the loop, so it is the
 service manager's watchdog and its SIGKILL that end such a process.
 """
 
 import asyncio
 import logging
+import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
@@ -22,6 +27,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+EX_SOFTWARE = 70  # sysexits.h
 STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -34,10 +40,14 @@ class Phase(StrEnum):
 
 
 class Lifecycle:
-    """Made inside a running loop; ``draining``, ``forced`` and ``reload`` are what the daemon's tasks wait for."""
+    """Made inside a running loop; ``draining``, ``forced`` and ``reload`` are what the daemon's tasks wait for.
 
-    def __init__(self, drain_seconds: float) -> None:
+    Once forced, or ready to be, the process has ``last_seconds`` to end in order; None gives it all the time.
+    """
+
+    def __init__(self, drain_seconds: float, last_seconds: float | None = None) -> None:
         self.drain_seconds = drain_seconds
+        self.last_seconds = last_seconds
         self.draining = asyncio.Event()
         self.forced = asyncio.Event()
         self.reload = asyncio.Event()  # whoever reloads clears it first
@@ -68,6 +78,7 @@ class Lifecycle:
             self._force(cause)
             return
         self._deadline = self._loop.call_later(self.drain_seconds, self._force, f"{self.drain_seconds:g} s to drain")
+        self._end_within(self.drain_seconds)
         self.reload.clear()
         self.draining.set()
 
@@ -85,6 +96,19 @@ class Lifecycle:
         self.cause = cause
         self.close()
         self.forced.set()
+        self._end_within(0.0)
+
+    def _end_within(self, seconds: float) -> None:
+        """Let the process live for so long and ``last_seconds``, whatever happens."""
+        if self.last_seconds is not None:
+            last = threading.Timer(seconds + self.last_seconds, _end)
+            last.daemon = True
+            last.start()
+
+
+def _end() -> None:
+    log.critical("a call under way has not returned in time: the process ends without it")
+    os._exit(EX_SOFTWARE)
 
 
 @contextmanager

@@ -52,6 +52,7 @@ from traced.service.upkeep import keep_up
 from traced.upkeep.orphans import sweep
 
 SILENT_S = 600.0  # without a heartbeat, after which an attempt on another host counts as lost
+LAST_S = 15.0  # for calls that are under way when the service has to end and its children have ended
 NOTICES_S = 5.0  # between two looks for notices that are due
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def up(read: Callable[[], Settings]) -> None:
 
 async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, read: Callable[[], Settings]) -> None:
     manager = service_manager()
-    lifecycle = Lifecycle(settings.service.drain_s)
+    lifecycle = Lifecycle(settings.service.drain_s, settings.executor.grace_s + LAST_S)
     _clear_away(settings, store)
     ledger = Ledger(store, this_holder(), backoff(settings), settings.executor.failures, settings.seed, now)
     loop = CycleLoop(settings, store, executor(settings), ledger, now, manager.beat, partial(_sweep, settings, store))

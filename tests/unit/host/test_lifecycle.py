@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.host.lifecycle import Lifecycle, Phase, beside, signals, until_forced
+from traced.host.lifecycle import EX_SOFTWARE, Lifecycle, Phase, beside, signals, until_forced
 
 DAEMON = """
-import asyncio, sys
+import asyncio, sys, time
 from traced.host.lifecycle import Lifecycle, signals, until_forced
 
 def say(word):
@@ -32,12 +32,14 @@ async def work(lifecycle, ends):
                 lifecycle.reload.clear()
                 say("reloaded")
         say("draining " + lifecycle.cause)
+        if len(sys.argv) > 3:
+            asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
         await (asyncio.sleep(0) if ends else asyncio.Event().wait())
     finally:
         say("cleaned up")
 
 async def main():
-    lifecycle = Lifecycle(float(sys.argv[2]))
+    lifecycle = Lifecycle(float(sys.argv[2]), *map(float, sys.argv[3:]))
     with signals(lifecycle):
         by_itself = await until_forced(work(lifecycle, sys.argv[1] == "ends"), lifecycle)
     say(f"{lifecycle.phase} {lifecycle.cause} {by_itself}")
@@ -87,6 +89,15 @@ def test_the_deadline_forces() -> None:
     process = start("hangs", "0.05")
     process.send_signal(signal.SIGTERM)
     assert end(process) == (["draining SIGTERM", "cleaned up", "forced 0.05 s to drain False"], 0)
+
+
+@pytest.mark.parametrize("mode", ["ends", "hangs"])
+def test_a_call_that_does_not_return_holds_the_end_up_for_so_long_and_no_longer(mode: str) -> None:
+    process = start(mode, "0.3", "0.3")
+    process.send_signal(signal.SIGTERM)
+    told, code = end(process)
+    assert told[:2] == ["draining SIGTERM", "cleaned up"]
+    assert code == EX_SOFTWARE
 
 
 def test_hangup_reloads_and_does_not_stop() -> None:
