@@ -20,7 +20,7 @@ OPERATOR, READER = "o" * 30, "r" * 30
 
 @asynccontextmanager
 async def served(control: Control, path: Path, parts: Mapping[str, Part] | None = None) -> AsyncIterator[Client]:
-    app = control_api(control, local, Parts(parts or {}, patience_s=0.5), partial(prometheus, control))
+    app = control_api(control, local, Parts(parts or {}, patience_s=3.0), partial(prometheus, control))
     async with listening(app, unix_socket(path)), Client(path) as client:
         yield client
 

@@ -34,7 +34,7 @@ def test_a_dead_part_is_named(control: Control, path: Path) -> None:
 
     well, dead = asyncio.run(ask())
     assert well == Readiness(ready=True)
-    assert dead == Readiness(ready=False, dead={"service": "it is draining", "store": "no answer within 0.5 s"})
+    assert dead == Readiness(ready=False, dead={"service": "it is draining", "store": "no answer within 3 s"})
 
 
 @contextmanager

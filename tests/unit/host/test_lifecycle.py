@@ -93,7 +93,7 @@ def test_the_deadline_forces() -> None:
 
 @pytest.mark.parametrize("mode", ["ends", "hangs"])
 def test_a_call_that_does_not_return_holds_the_end_up_for_so_long_and_no_longer(mode: str) -> None:
-    process = start(mode, "0.3", "0.3")
+    process = start(mode, "1", "1.5")
     process.send_signal(signal.SIGTERM)
     told, code = end(process)
     assert told[:2] == ["draining SIGTERM", "cleaned up"]
