@@ -128,7 +128,7 @@ def test_a_stage_gives_its_job_its_span(collector: Collector, monkeypatch: pytes
 
     monkeypatch.setattr(stages_module, "run_until_settled", settled)
     monkeypatch.setattr(stages_module, "limits", lambda settings: None)
-    context: Any = SimpleNamespace(settings=SimpleNamespace(data_dir="d"))
+    context: Any = SimpleNamespace(settings=SimpleNamespace(data_dir="d"), sandbox_owner="nobody in these tests")
     unused: Any = None
     stations = Stations(context, CYCLE, {}, unused, unused, lambda stage, told: None, DevicesSection)
     asyncio.run(stations.run("synthesize", "dates", 0, capability="dates"))
