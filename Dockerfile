@@ -20,7 +20,7 @@ RUN ["python3", "-c", "import os, subprocess as s; p = os.environ.get('APT_PACKA
 
 # The dependencies first: a change of our own code does not install them again.
 COPY pyproject.toml constraints.txt README.md LICENSE ./
-RUN ["python3", "-m", "pip", "install", "--no-cache-dir", "--root-user-action=ignore", "-c", "constraints.txt", ".[postgres]"]
+RUN ["python3", "-m", "pip", "install", "--no-cache-dir", "--root-user-action=ignore", "-c", "constraints.txt", ".[postgres,otel]"]
 COPY agents/ agents/
 COPY sandbox/ sandbox/
 COPY store/ store/

@@ -21,6 +21,7 @@ from sandbox.errors import EngineDown, ImageMissing
 from sandbox.policy import LABEL, LABEL_ENVIRONMENT, LABEL_OWNER, LABEL_PROCESS, SandboxLimits, container_options
 
 ENGINE_TIMEOUT_SECONDS = 120
+CLEARING_SECONDS = 15  # for each answer while orphans are cleared away: where an engine hangs, the next time does it
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 START_FIELD = 22 - 3  # of what follows the command's closing parenthesis, which holds field 3 first
@@ -37,11 +38,11 @@ def engine_errors(tag: str = "") -> Iterator[None]:
         raise EngineDown(error) from error
 
 
-def connect() -> Any:
+def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> Any:
     """A Docker client that has answered a ping; raises EngineDown. The caller closes it."""
     _knock()
     with engine_errors():
-        client = docker.from_env(timeout=ENGINE_TIMEOUT_SECONDS)
+        client = docker.from_env(timeout=timeout_s)
         try:
             client.ping()
         except (DockerException, RequestException):
@@ -170,7 +171,7 @@ def reap_orphans(owner: str) -> list[str]:
 
 
 def _each_orphan(owner: str, act: Callable[[Any], None]) -> list[str]:
-    client = connect()
+    client = connect(CLEARING_SECONDS)
     try:
         with engine_errors():
             marks = [LABEL, f"{LABEL_OWNER}={owner}"]

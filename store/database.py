@@ -24,11 +24,12 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 from sqlmodel import Session
 
 from store.errors import BrokenReference, StoreError, StoreUnavailable
-from store.head import CONNECT_S, HEAD, mismatch
+from store.head import HEAD, PATIENCE, mismatch
 
 BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.02
@@ -81,7 +82,7 @@ def connect(url: str) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
     try:
-        patience = {} if "connect_timeout" in parsed.query else {"connect_timeout": CONNECT_S}
+        patience = {name: value for name, value in PATIENCE.items() if name not in parsed.query}
         return create_engine(parsed, json_serializer=_to_json, pool_pre_ping=True, connect_args=patience)
     except (ImportError, NoSuchModuleError) as error:
         raise StoreUnavailable(f"no driver for {shown(parsed)} ({error}); `pip install traced[postgres]`") from error
@@ -115,6 +116,8 @@ def _session(engine: Engine) -> Iterator[Session]:
         ) from error
     except DBAPIError as error:
         raise unavailable(engine.url, error) from error
+    except PoolTimeout as error:
+        raise StoreUnavailable(f"the database {shown(engine.url)} is busy: no connection came free in time") from error
 
 
 def _sqlite_engine(url: URL) -> Engine:

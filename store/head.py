@@ -8,7 +8,13 @@ Invariant: ``HEAD`` is the newest migration in ``store/migrations`` (a test hold
 from store.errors import StoreVersionError
 
 HEAD = "0004"
-CONNECT_S = 10  # for PostgreSQL's answer, where the URL does not say; a host that drops packets would hold for minutes
+PATIENCE = {  # with PostgreSQL, where the URL does not say: a host that vanishes would hold a connection for minutes
+    "connect_timeout": 10,  # seconds
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 40_000,  # milliseconds
+}
 
 
 def mismatch(store: str, found: str) -> StoreVersionError:

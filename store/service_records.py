@@ -38,7 +38,8 @@ class AuditEntry:
 class TargetStanding:
     """Whether cycles of a target may begin, and when the last one did and why.
 
-    ``asked_for`` is why another one was asked for that has not begun; "" where none was.
+    ``asked_for`` is why another one was asked for that has not begun, ``cannot_begin`` what keeps one that is due from
+    beginning; "" where there is none.
     """
 
     name: str
@@ -47,3 +48,4 @@ class TargetStanding:
     last_started_at: datetime | None = None
     last_cause: str = ""
     asked_for: str = ""
+    cannot_begin: str = ""

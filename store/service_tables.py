@@ -25,6 +25,7 @@ class TargetRow(Row, table=True):
     last_started_at: datetime | None = Field(default=None, sa_type=UtcTime)
     last_cause: str = Field(sa_type=Text)
     asked_for: str = Field(sa_type=Text, sa_column_kwargs={"server_default": ""})
+    cannot_begin: str = Field(sa_type=Text, sa_column_kwargs={"server_default": ""})
 
 
 class LeaseRow(Row, table=True):

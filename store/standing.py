@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import StoreUnavailable
-from store.head import CONNECT_S, HEAD, mismatch
+from store.head import HEAD, PATIENCE, mismatch
 
 CYCLES_SHOWN = 10
 LIVE, PASS = "live", "pass"
@@ -51,6 +51,7 @@ WHERE c.state IN ('running', 'interrupted') AND a.state = 'blocked' AND a.seq = 
 )
 ORDER BY a.seq
 """
+CANNOT_BEGIN = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <> '' ORDER BY name"
 ASKED_FOR = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
 PAUSED = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
 TRAFFIC = "SELECT model, count(*) FROM routing_choices GROUP BY model"
@@ -104,7 +105,8 @@ class HeldUp:
 class Standing:
     """The newest cycles, newest first, all adapter versions by capability and number, parked inputs, newest first.
 
-    ``paused`` is {target: who paused it}, ``asked_for`` {target: why a cycle was asked for that has not begun}.
+    ``paused`` is {target: who paused it}, ``asked_for`` {target: why a cycle was asked for that has not begun},
+    ``cannot_begin`` {target: why one that is due cannot}.
     """
 
     cycles: list[CycleStanding]
@@ -113,6 +115,7 @@ class Standing:
     held_up: list[HeldUp] = field(default_factory=list)
     paused: dict[str, str] = field(default_factory=dict)
     asked_for: dict[str, str] = field(default_factory=dict)
+    cannot_begin: dict[str, str] = field(default_factory=dict)
 
     @property
     def live(self) -> list[str]:
@@ -148,7 +151,7 @@ def _postgres(url: str) -> Standing:
     plain = "postgresql" + url[url.index(":") :]
     shown = _without_password(plain)
     try:
-        patience: dict[str, Any] = {} if "connect_timeout=" in plain else {"connect_timeout": CONNECT_S}
+        patience: dict[str, Any] = {name: value for name, value in PATIENCE.items() if f"{name}=" not in plain}
         with psycopg.connect(plain, **patience) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             return _read(connection, shown)
@@ -168,7 +171,8 @@ def _read(connection: Any, shown: str) -> Standing:
     paused = dict(connection.execute(PAUSED).fetchall())
     asked_for = dict(connection.execute(ASKED_FOR).fetchall())
     versions = [_adapter(row, traffic.get(row[0], 0)) for row in adapters]
-    return Standing(cycles, versions, parked, held_up, paused, asked_for)
+    cannot_begin = dict(connection.execute(CANNOT_BEGIN).fetchall())
+    return Standing(cycles, versions, parked, held_up, paused, asked_for, cannot_begin)
 
 
 def _cycle(row: Any) -> CycleStanding:

@@ -11,6 +11,7 @@ With CI=true a skipped integration or acceptance test, or one marked ``docker``,
 import functools
 import ipaddress
 import os
+import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -36,6 +37,10 @@ os.environ |= {
     "TRANSFORMERS_OFFLINE": "1",
     "LANGSMITH_TRACING": "false",
 }
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # begun by a shell's `  # begun by a shell's `&`: what is started here would ignore it too`: all that is started here would ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class NetworkForbidden(RuntimeError):

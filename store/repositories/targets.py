@@ -45,10 +45,19 @@ def ask_for_cycle(session: Session, name: str, cause: str) -> None:
     session.flush()
 
 
+def note_cannot_begin(session: Session, name: str, reason: str) -> None:
+    """Keep why a cycle of the target that is due cannot begin, until one does."""
+    row = _row(session, name)
+    row.cannot_begin = reason
+    session.add(row)
+    session.flush()
+
+
 def note_start(session: Session, name: str, *, cause: str, at: datetime) -> None:
     """A cycle of the target begins now, and why: triggers count from here, and what was asked for is there."""
     row = _row(session, name)
     row.last_started_at, row.last_cause, row.asked_for = at, cause, ""
+    row.cannot_begin = ""
     session.add(row)
     session.flush()
 
@@ -60,4 +69,4 @@ def try_writing(session: Session) -> None:
 
 def _row(session: Session, name: str) -> TargetRow:
     row = session.get(TargetRow, name)
-    return TargetRow(name=name, paused_by="", last_cause="", asked_for="") if row is None else row
+    return TargetRow(name=name, paused_by="", last_cause="", asked_for="", cannot_begin="") if row is None else row

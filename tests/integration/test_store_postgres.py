@@ -16,6 +16,7 @@ from sqlalchemy import Engine, inspect
 from benchmarks.chaos.postgres import missing
 from store.database import open_store, reading, session
 from store.errors import BrokenReference, StoreUnavailable
+from store.head import PATIENCE
 from store.records import CycleState
 from store.repositories import attempts
 from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
@@ -158,7 +159,7 @@ def test_attempts_and_parked_inputs_are_the_same_as_on_sqlite(engine: Engine) ->
 
 
 def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("store.database.CONNECT_S", 2)
+    monkeypatch.setitem(PATIENCE, "connect_timeout", 2)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"postgresql://traced@127.0.0.1:{deaf.getsockname()[1]}/traced"
         with pytest.raises(StoreUnavailable, match="timeout expired"):

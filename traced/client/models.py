@@ -62,6 +62,7 @@ class TargetView(Model):
     last_started_at: datetime | None
     last_cause: str
     asked_for: str = ""
+    cannot_begin: str = ""
     next_at: datetime | None = None
 
 

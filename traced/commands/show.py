@@ -43,7 +43,7 @@ def status(
     ]
     if as_json:
         told = {"cycles": cycles, "adapters": adapters, "live": stands.live, "waiting": stands.waiting}
-        service = {"paused": stands.paused, "asked_for": stands.asked_for}
+        service = {"paused": stands.paused, "asked_for": stands.asked_for, "cannot_begin": stands.cannot_begin}
         print_json({"data_dir": directory, **told, "parked": stands.parked, "held_up": stands.held_up, **service})
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], cycles)
@@ -53,6 +53,8 @@ def status(
     for target, cause in stands.asked_for.items():
         when = "It begins when nothing of the above is unfinished, the service runs and nobody has paused it"
         console.print(f"To begin: a cycle of {target}, {cause}. {when}", highlight=False, markup=False)
+    for target, why in stands.cannot_begin.items():
+        console.print(f"A cycle of {target} is due and cannot begin: {why}", highlight=False, markup=False)
     for target, who in stands.paused.items():
         console.print(f"Paused: {target}, by {who}. To go on: traced resume", highlight=False, markup=False)
     for late in stands.held_up:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from traced.host.errors import AlreadyRunning, DataDirectoryUnusable
@@ -64,6 +65,17 @@ def hold(data_dir: Path, *, now: Callable[[], datetime], version: str, file_name
         os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)  # and with it the lock
+
+
+@contextmanager
+def alone(data_dir: Path, now: datetime) -> Iterator[None]:
+    """Nobody else works on ``data_dir`` during the body, neither a service nor a verb; raises as ``hold`` does."""
+    ours = version("traced")
+    with (
+        hold(data_dir, now=lambda: now, version=ours),
+        hold(data_dir, now=lambda: now, version=ours, file_name=CYCLES),
+    ):
+        yield
 
 
 def holder(data_dir: Path) -> Holder | None:

@@ -11,6 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
+from traced.disk import flush
 from traced.host.errors import DataDirectoryUnusable
 
 FILE = "sandbox-owner"
@@ -20,7 +21,7 @@ def sandbox_owner(data_dir: Path) -> str:
     """The owner's name of the containers that work on ``data_dir``."""
     path = data_dir / FILE
     try:
-        if not path.exists():
+        if not path.exists() or not path.stat().st_size:  # an empty one is what a power cut left
             _draw(path)
         return path.read_text(encoding="utf-8").strip()
     except OSError as error:
@@ -34,6 +35,9 @@ def _draw(path: Path) -> None:
     staged = path.with_name(f".{FILE}.{secrets.token_hex(4)}.partial")
     try:
         staged.write_text(f"traced-{secrets.token_hex(8)}\n", encoding="utf-8")
+        flush(staged)
+        if path.exists() and not path.stat().st_size:
+            path.unlink()
         with contextlib.suppress(FileExistsError):
             os.link(staged, path)
     finally:

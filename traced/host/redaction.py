@@ -72,7 +72,9 @@ def redacted_lines(text: bytes) -> bytes:
 
 
 def _redacted_line(line: bytes) -> bytes:
-    return redacted_text(line.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    text = line.rstrip(b"\r\n")
+    end = line[len(text) :]
+    return redacted_text(text.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape") + end
 
 
 def is_secret_name(name: str) -> bool:

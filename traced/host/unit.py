@@ -86,8 +86,7 @@ def render(unit: Unit) -> str:
         f"Description=traced, a daemon that trains an agent's missing capabilities ({unit.name})",
         f"After={after}",
         *(["Wants=network-online.target"] if unit.system else []),
-        "StartLimitIntervalSec=300",
-        "StartLimitBurst=10",
+        "StartLimitIntervalSec=0",  # a database that is away for an hour is waited for, by starting again and again
         "",
         "[Service]",
         *_kind(unit),

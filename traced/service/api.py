@@ -188,6 +188,7 @@ async def _stream(control: Control, request: Request, after: int) -> AsyncIterat
     quiet = 0.0
     if (gone := await asyncio.to_thread(control.missed, after)) is not None:
         yield _as_sse(gone)
+        after = gone.seq
     while not await request.is_disconnected() and control.state != "draining":
         page = await asyncio.to_thread(control.events, after, PAGE)
         for event in page:

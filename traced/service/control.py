@@ -127,8 +127,10 @@ class Control:
     def missed(self, after: int) -> EventView | None:
         """What tells who resumes after ``after`` that some events behind it are kept no more; None when all are."""
         with reading(self.store) as opened:
-            oldest, _ = span(opened)
-        if not 0 < after < oldest - 1:
+            oldest, newest = span(opened)
+        if after > newest:  # of a store that was restored since: its numbers begin again
+            oldest = 1
+        elif not 0 < after < oldest - 1:
             return None
         detail = {"from": after + 1, "to": oldest - 1}
         return EventView(seq=oldest - 1, at=self.now(), kind=MISSED, subject=self.target, cycle_id=None, detail=detail)

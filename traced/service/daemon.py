@@ -105,7 +105,6 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
         apply=partial(_apply, tokens),
         tell=partial(_tell, triggers),
     )
-    note_restart(settings, store, at=now())
     ready = parts_of(control)
     figures = partial(prometheus, control)
     async with AsyncExitStack() as doors:
@@ -123,16 +122,25 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
                 reload=_reload(control, lifecycle, manager),
             )
             await doors.enter_async_context(side_tasks)
+            note_restart(settings, store, at=now())
             control.state = "ready"
             manager.ready(_at_work(control))
             log.info("ready", extra={"data_dir": str(settings.data_dir)})
             work = asyncio.ensure_future(until_forced(loop.run(lifecycle.draining), lifecycle))
-            work.add_done_callback(lambda _: lifecycle.draining.set())  # by a defect: who restarts services is to know
+            work.add_done_callback(partial(_ended, lifecycle))
             await lifecycle.draining.wait()
             control.state = "draining"
             manager.stopping(lifecycle.cause)
             log.info("stopping", extra={"cause": lifecycle.cause})
             await work
+
+
+def _ended(lifecycle: Lifecycle, work: "asyncio.Future[bool]") -> None:
+    """The loop has ended: by a defect, unless it was asked to; who restarts services is to know."""
+    if not work.cancelled() and (error := work.exception()) is not None:
+        log.critical("the loop failed", exc_info=error)
+    if not lifecycle.draining.is_set():
+        lifecycle.stop("the loop failed")
 
 
 def _at_work(control: Control) -> str:

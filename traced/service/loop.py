@@ -36,7 +36,7 @@ from store.repositories.cycles import (
     set_cycle_state,
 )
 from store.repositories.events import save_event
-from store.repositories.targets import note_start, target_standing
+from store.repositories.targets import note_cannot_begin, note_start, target_standing
 from store.service_records import Event
 from traced.config import APART, Settings, configuration, load_settings
 from traced.errors import ConfigError, TracedError
@@ -55,6 +55,7 @@ from traced.stages.errors import CycleChanged
 from traced.targets.registry import check_seeds, target
 from traced.telemetry import span
 
+BEGINNING = "the beginning of a cycle"
 LOOK_S = 5.0  # between two looks at the store when nobody wakes the loop
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class CycleLoop:
     async def stop_cycle(self, cycle_id: str) -> None:
         """Bring the cycle's stages to an end at their next safe point; returns when they have ended."""
         if self.running == cycle_id and self._work is not None:
-            self._work.cancel()
+            _cancel_once(self._work)
             await asyncio.wait({self._work})
 
     async def run(self, draining: asyncio.Event) -> None:
@@ -140,14 +141,23 @@ class CycleLoop:
             while not self._work.done() and not over.done():
                 await asyncio.wait({self._work, over}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 self.beat()
-            self._work.cancel()
+            _cancel_once(self._work)
             await asyncio.wait({self._work})
-            await asyncio.to_thread(self.tidy)
+            await self._tidied()
             if not self._work.cancelled():
                 self._work.result()  # the store failed: what it could not note is noted at the next turn
             return True
         finally:
             self.running, self._work, self.doing = None, None, []
+
+    async def _tidied(self) -> None:
+        """``tidy``, with the loop alive meanwhile: a Docker engine that hangs makes it wait."""
+        tidying = asyncio.ensure_future(asyncio.to_thread(self.tidy))
+        while not tidying.done():
+            await asyncio.wait({tidying}, timeout=LOOK_S)
+            self.beat()
+        if (error := tidying.exception()) is not None:
+            log.warning("what the cycle left behind is cleared away at the next start: %s", error)
 
     def _due(self) -> Cycle | None:
         """The cycle to work on now; a new one is stored when one was asked for."""
@@ -163,10 +173,27 @@ class CycleLoop:
         cause = standing.asked_for or self._asked
         if not cause or unfinished:
             return None
-        with session(self.store) as opened:
-            begun = self._begun(opened, count_cycles(opened, target=name), cause)
+        try:
+            with session(self.store) as opened:
+                begun = self._begun(opened, count_cycles(opened, target=name), cause)
+        except TracedError as error:
+            self._cannot_begin(error, standing.cannot_begin)
+            return None
         self._asked = ""  # not before it is in the store
         return begun
+
+    def _cannot_begin(self, error: TracedError, known: str) -> None:
+        """A cycle is due and something that a person can mend keeps it from beginning: shown, told after a while."""
+        name, at, reason = self.settings.target.name, self.now(), str(error)
+        since = self._troubles.held_up(BEGINNING, at)
+        if reason != known:
+            log.warning("a cycle of %s cannot begin: %s", name, reason)
+        if reason != known or since is not None:
+            with session(self.store) as opened:
+                note_cannot_begin(opened, name, reason)
+                if since is not None:
+                    message = trouble(BEGINNING, reason, error.hint or "traced doctor", since)
+                    announce(opened, message, self.settings.notify.names, at=at)
 
     def _begun(self, opened: Session, before: int, cause: str) -> Cycle:
         """A new cycle: each has a seed of its own, so that it meets tasks which the one before has not."""
@@ -281,6 +308,12 @@ class CycleLoop:
             return
         set_cycle_state(opened, cycle.id, state, at=self.now())
         save_event(opened, Event(self.now(), f"cycle {state.value}", cycle.id, cycle.id, detail))
+
+
+def _cancel_once(work: "asyncio.Task[None]") -> None:
+    """Ask it to stop at its next safe point; a second asking would not wait for that."""
+    if not work.cancelling():
+        work.cancel()
 
 
 def overrides_of(cycle: Cycle) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from sqlalchemy import func
 from sqlmodel import col, select
 
 from store.database import reading
+from store.repositories.attempts import AttemptState
 from store.service_tables import AttemptRow
 from store.tables import CycleRow, PromotionRow
 from traced.service.control import Control
@@ -52,6 +53,7 @@ class _Figures(Collector):
             by_state = select(CycleRow.state, func.count()).group_by(col(CycleRow.state))
             cycles = opened.exec(by_state).all()
             by_end = select(AttemptRow.stage, AttemptRow.state, func.count())
+            by_end = by_end.where(AttemptRow.state != AttemptState.RUNNING.value)  # a counter never falls
             attempts = opened.exec(by_end.group_by(col(AttemptRow.stage), col(AttemptRow.state))).all()
             by_entry = select(PromotionRow.state, func.count()).group_by(col(PromotionRow.state))
             promotions = opened.exec(by_entry).all()

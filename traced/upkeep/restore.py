@@ -17,12 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from store.schema import known_revisions
 from traced.config import Settings
-from traced.host.lock import CYCLES, FILE_NAME, hold
+from traced.host.lock import CYCLES, FILE_NAME, alone
 from traced.upkeep import archive
 from traced.upkeep.archive import Manifest
 from traced.upkeep.backup import BACKUPS, SCRIPT, STORE, sqlite_file
@@ -51,7 +50,7 @@ def restore(file: Path, data_dir: Path, settings_of: SettingsOf, *, now: datetim
     """Bring ``file`` back as ``data_dir``; ``force`` moves what is there aside. Raises ``UpkeepError``."""
     if os.path.ismount(data_dir):
         raise mount_point(data_dir)
-    with hold(data_dir, now=lambda: now, version=version("traced")):
+    with alone(data_dir, now):
         if not force:
             _refuse_data(data_dir)
         with _staging(data_dir) as staged:
@@ -174,7 +173,7 @@ def _settle(data_dir: Path, aside: Path) -> bool:
     for name in (BACKUPS, "logs"):
         if (aside / name).exists():
             os.rename(aside / name, data_dir / name)
-    if all(path.name == FILE_NAME for path in aside.iterdir()):
+    if all(path.name in (FILE_NAME, CYCLES) for path in aside.iterdir()):
         shutil.rmtree(aside)
         return False
     return True

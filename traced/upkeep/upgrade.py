@@ -8,14 +8,13 @@ Not covered: going back (restore the backup with the traced that made it).
 
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from store.database import connect, shown
 from store.head import HEAD, mismatch
 from store.schema import MIGRATIONS, known_revisions, migrate, revision
 from traced.config import Settings
-from traced.host.lock import hold
+from traced.host.lock import alone
 from traced.upkeep.backup import back_up, schema_of
 
 
@@ -47,7 +46,7 @@ def schema_standing(settings: Settings) -> SchemaStanding:
 
 def upgrade(settings: Settings, *, now: datetime, scripts: Path = MIGRATIONS) -> Upgrade:
     """Bring the store to the newest migration in ``scripts``, after a backup into DIR/backups."""
-    with hold(settings.data_dir, now=lambda: now, version=version("traced")):
+    with alone(settings.data_dir, now):
         before, known = schema_of(settings), known_revisions(scripts)
         if before == known[-1]:
             return Upgrade(before, before, None)

@@ -1,4 +1,4 @@
-"""Schema 4: the cycle that was asked for and has not begun, so that a restart does not forget it."""
+"""Schema 4: a cycle that was asked for survives restarts until it begins, and what keeps it from beginning."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,8 +10,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("targets", sa.Column("asked_for", sa.Text(), nullable=False, server_default=""))
+    for name in ("asked_for", "cannot_begin"):
+        op.add_column("targets", sa.Column(name, sa.Text(), nullable=False, server_default=""))
 
 
 def downgrade() -> None:
-    op.drop_column("targets", "asked_for")
+    for name in ("cannot_begin", "asked_for"):
+        op.drop_column("targets", name)

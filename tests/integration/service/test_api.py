@@ -263,6 +263,7 @@ def test_who_resumes_behind_what_was_deleted_is_told(control: Control, path: Pat
     assert asyncio.run(asyncio.wait_for(follow(2), 30)) == [(4, "missed"), *kept]
     assert asyncio.run(asyncio.wait_for(follow(4), 30)) == kept
     assert asyncio.run(asyncio.wait_for(follow(0), 30)) == kept  # who begins has missed nothing
+    assert asyncio.run(asyncio.wait_for(follow(99), 30)) == [(0, "missed"), *kept]  # the store was restored since
 
 
 def test_nobody_at_home(path: Path) -> None:

@@ -4,6 +4,7 @@ What kills the process is in ``tests/acceptance/chaos``; here the process lives 
 """
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -136,6 +137,60 @@ def test_a_cycle_that_was_asked_for_begins_after_a_restart_and_once(place: Place
 
     asyncio.run(story())
     assert len(place.cycles()) == 2
+
+
+def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_mended(place: Place) -> None:
+    settings = place.loop.settings
+    missing = settings.model.model_copy(update={"spec": str(place.data_dir / "nowhere")})
+
+    async def story() -> None:
+        place.loop.settings = settings.model_copy(update={"model": missing})
+        place.control.start(ADA, Reason())
+        for minute in range(3):
+            place.days = minute / 24 / 60
+            assert place.loop._due() is None
+        view = place.control.status().target
+        assert "nowhere" in view.cannot_begin
+        assert view.asked_for == "asked for by ada"
+        place.loop.settings = settings
+        await place.until(*WAITING)
+        assert place.control.status().target.cannot_begin == ""
+
+    asyncio.run(story())
+    with reading(place.store) as opened:
+        told = due_notices(opened, ["tell"], at=T0 + timedelta(days=3), longest_wait=timedelta(days=9))
+    assert [one.body["subject"] for one in told if one.body["kind"] == "trouble"] == ["the beginning of a cycle"]
+
+
+def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traced.service.loop.LOOK_S", 0.01)
+    tidying, go, beats = threading.Event(), threading.Event(), list[int]()
+
+    def tidy() -> None:
+        tidying.set()
+        go.wait(20)
+        raise OSError("the engine hangs")
+
+    async def story() -> None:
+        draining = asyncio.Event()
+
+        def beat() -> None:
+            if tidying.is_set() and not go.is_set():
+                beats.append(1)
+            if len(beats) == 5:
+                go.set()
+            if go.is_set() and place.loop.running is None:
+                draining.set()
+
+        place.loop.tidy, place.loop.beat = tidy, beat
+        place.control.start(ADA, Reason())
+        await asyncio.wait_for(place.loop.run(draining), 60)
+
+    asyncio.run(story())
+    assert len(beats) == 5
+    assert place.cycle().state is CycleState.WAITING
 
 
 def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:

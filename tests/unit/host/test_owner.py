@@ -18,6 +18,11 @@ def test_a_directory_keeps_its_name_and_no_other_has_it(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == [FILE]
 
 
+def test_an_empty_file_of_a_power_cut_is_drawn_again(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    assert sandbox_owner(tmp_path) == sandbox_owner(tmp_path) != ""
+
+
 def test_many_who_ask_first_at_once_get_the_same_name(tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(4) as pool:
         assert len(set(pool.map(sandbox_owner, [tmp_path] * 64, chunksize=1))) == 1

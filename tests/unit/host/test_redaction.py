@@ -211,4 +211,5 @@ def test_a_line_of_bytes_is_redacted_as_the_text_that_it_is(words: list[str]) ->
 
 def test_lines_are_looked_at_one_by_one_and_other_bytes_stay() -> None:
     text = b"\xff\xfe no text \r\npassword=hunter2\nplain\n\n"
+    assert redacted_lines(b"token " + b"x" * 2 * LONGEST + b"\nnext\n").endswith(b")\nnext\n")
     assert redacted_lines(text) == b"\xff\xfe no text \r\npassword=" + GONE.encode() + b"\nplain\n\n"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import StatementError
 
 from store.columns import FreeText, UtcTime
@@ -222,3 +222,10 @@ def test_what_cannot_be_made_beforehand_is_told_by_opening(tmp_path: Path) -> No
     make_beforehand(url)
     with pytest.raises(StoreUnavailable, match="cannot make the folder"):
         open_store(url)
+
+
+def test_a_pool_without_a_free_connection_is_the_stores_failure(on_disk: Engine) -> None:
+    small = create_engine(on_disk.url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    with small.connect(), pytest.raises(StoreUnavailable, match="no connection came free"), reading(small) as opened:
+        list_cycles(opened)
+    small.dispose()

@@ -17,7 +17,7 @@ from store.errors import StoreUnavailable, StoreVersionError
 from store.records import Decision, RoutingChoice, StageEvent, StageState
 from store.repositories import adapters, attempts, cycles, gates, promotions, routing
 from store.repositories.attempts import AttemptState, InputKey
-from store.repositories.targets import ask_for_cycle, note_start, pause_target, resume_target
+from store.repositories.targets import ask_for_cycle, note_cannot_begin, note_start, pause_target, resume_target
 from store.repositories.training import save_training_run
 from store.repositories.trajectories import save_trajectories
 from store.standing import CYCLES_SHOWN, HeldUp, ParkedStanding, Standing, standing
@@ -130,6 +130,7 @@ def test_what_is_held_up_paused_or_asked_for_is_shown_while_it_is(file: Path) ->
         cycles.save_cycle(db, CYCLE)
         pause_target(db, "desk", who="ann", at=T0)
         ask_for_cycle(db, "desk", "asked for by bob")
+        note_cannot_begin(db, "desk", "no model")
         for detail in ("no Docker engine answers", "no space left"):
             begun = attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
             attempts.end_attempt(db, begun.seq, AttemptState.BLOCKED, at=T0, evidence={"detail": detail})
@@ -137,6 +138,7 @@ def test_what_is_held_up_paused_or_asked_for_is_shown_while_it_is(file: Path) ->
     assert found.held_up == [HeldUp("c1", "collect", "", "no space left")]
     assert found.paused == {"desk": "ann"}
     assert found.asked_for == {"desk": "asked for by bob"}
+    assert found.cannot_begin == {"desk": "no model"}
     with session(store) as db:
         assert [one.evidence["detail"] for one in attempts.blocked_attempts(db)] == ["no space left"]
         resume_target(db, "desk")
@@ -145,7 +147,7 @@ def test_what_is_held_up_paused_or_asked_for_is_shown_while_it_is(file: Path) ->
         assert attempts.blocked_attempts(db) == []
     store.dispose()
     found = standing(sqlite_url(file))
-    assert (found.held_up, found.paused, found.asked_for) == ([], {}, {})
+    assert (found.held_up, found.paused, found.asked_for, found.cannot_begin) == ([], {}, {}, {})
 
 
 def test_what_is_parked_is_shown_until_it_is_released(file: Path) -> None:

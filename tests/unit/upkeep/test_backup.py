@@ -23,7 +23,7 @@ from store.repositories.trajectories import save_trajectories
 from tests.unit.store.chain import HASH, trajectory
 from tests.unit.upkeep.place import ADAPTER, NOW, WEIGHTS, fill, rows, settings_at, tree, write
 from traced.host.errors import AlreadyRunning
-from traced.host.lock import hold
+from traced.host.lock import CYCLES, FILE_NAME, hold
 from traced.upkeep import archive
 from traced.upkeep.archive import MANIFEST
 from traced.upkeep.backup import back_up
@@ -99,11 +99,14 @@ def test_a_directory_that_holds_data_is_left_alone_without_force(place: Path, ma
     before = tree(place)
     with pytest.raises(RestoreRefused, match=r"holds data already \(adapters, checkpoints.db"):
         restore(made, place, settings_at, now=NOW)
-    assert {name: content for name, content in tree(place).items() if name != "traced.lock"} == before
+    locks = {FILE_NAME, CYCLES}
+    assert {name: content for name, content in tree(place).items() if name not in locks} == before
 
 
-def test_a_directory_in_use_is_left_alone(place: Path, made: Path) -> None:
-    with hold(place, now=lambda: NOW, version="1"), pytest.raises(AlreadyRunning, match="in use by process"):
+@pytest.mark.parametrize("file", [FILE_NAME, CYCLES], ids=["by a service", "by a verb"])
+def test_a_directory_in_use_is_left_alone(place: Path, made: Path, file: str) -> None:
+    in_use = hold(place, now=lambda: NOW, version="1", file_name=file)
+    with in_use, pytest.raises(AlreadyRunning, match="in use by process"):
         restore(made, place, settings_at, now=NOW, force=True)
     assert restore(made, place, settings_at, now=NOW, force=True).aside is not None
 
@@ -178,7 +181,7 @@ def test_no_member_escapes_and_none_is_special(made: Path, tmp_path: Path, odd: 
     for act in (lambda: archive.verify(made), lambda: restore(made, tmp_path / "new", settings_at, now=NOW)):
         with pytest.raises(BackupDamaged, match="no backup has"):
             act()
-    assert {name for name in tree(tmp_path) if name != "new/traced.lock"} == set(before)
+    assert {name for name in tree(tmp_path) if not name.endswith(".lock")} == set(before)
     assert not Path("/tmp/escaped-absolute").exists()
 
 
@@ -212,7 +215,8 @@ def test_a_newer_schema_is_refused_before_anything_changes(made: Path, place: Pa
     before = tree(place)
     with pytest.raises(RestoreRefused, match=r"schema '9999'.*\(try: upgrade traced\)"):
         restore(made, place, settings_at, now=NOW, force=True)
-    assert {name: content for name, content in tree(place).items() if name != "traced.lock"} == before
+    locks = {FILE_NAME, CYCLES}
+    assert {name: content for name, content in tree(place).items() if name not in locks} == before
     assert sorted(path.name for path in place.parent.iterdir()) == ["b", "data"]
 
 

@@ -16,7 +16,7 @@ from tests.unit.store.test_migrations import restore as restore_golden
 from tests.unit.upkeep.place import ADAPTER, NOW, fill, rows, settings_at
 from traced.cli import app
 from traced.host.errors import AlreadyRunning
-from traced.host.lock import hold
+from traced.host.lock import CYCLES, FILE_NAME, hold
 from traced.upkeep.archive import verify
 from traced.upkeep.errors import BackupFailed
 from traced.upkeep.restore import restore
@@ -84,9 +84,10 @@ def test_a_newer_schema_is_refused_untouched(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "backups").exists()
 
 
-def test_nobody_else_may_work_there_meanwhile(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", [FILE_NAME, CYCLES], ids=["a service", "a verb"])
+def test_nobody_else_may_work_there_meanwhile(tmp_path: Path, file: str) -> None:
     settings = fill(tmp_path / "data")
-    with hold(tmp_path / "data", now=lambda: NOW, version="1"), pytest.raises(AlreadyRunning):
+    with hold(tmp_path / "data", now=lambda: NOW, version="1", file_name=file), pytest.raises(AlreadyRunning):
         upgrade(settings, now=NOW)
 
 

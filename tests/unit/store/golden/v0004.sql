@@ -287,7 +287,7 @@ CREATE TABLE targets (
 	paused_at DATETIME, 
 	paused_by TEXT NOT NULL, 
 	last_started_at DATETIME, 
-	last_cause TEXT NOT NULL, asked_for TEXT DEFAULT '' NOT NULL, 
+	last_cause TEXT NOT NULL, asked_for TEXT DEFAULT '' NOT NULL, cannot_begin TEXT DEFAULT '' NOT NULL, 
 	CONSTRAINT pk_targets PRIMARY KEY (name)
 );
 CREATE TABLE toolsets (
