@@ -37,9 +37,7 @@ os.environ |= {
     "TRANSFORMERS_OFFLINE": "1",
     "LANGSMITH_TRACING": "false",
 }
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # begun by a shell's `  # begun by a shell's `&`: what is started here would ignore it too`: all that is started here would ignore it
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun by a shell's `&`: what starts here would ignore it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
