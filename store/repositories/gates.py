@@ -7,7 +7,7 @@ Fails: a result on an adapter version that is not stored is a ``BrokenReference`
 from dataclasses import asdict
 from datetime import datetime
 
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, func, select
 
 from store.content import digest, insert_new
 from store.records import GateRecord
@@ -37,6 +37,13 @@ def list_gates(session: Session, adapter: str) -> list[GateRecord]:
 def latest_gate(session: Session, adapter: str) -> GateRecord | None:
     """The newest gate result of an adapter version, None when there is none."""
     return next(reversed(list_gates(session, adapter)), None)
+
+
+def latest_answers(session: Session) -> dict[str, GateAnswer]:
+    """The newest answer on each adapter version that has one, in one query."""
+    newest = select(func.max(GateRow.seq)).group_by(col(GateRow.adapter))
+    rows = session.exec(select(GateRow.adapter, GateRow.answer).where(col(GateRow.seq).in_(newest)))
+    return {adapter: GateAnswer(answer) for adapter, answer in rows}
 
 
 def _record(session: Session, row: GateRow) -> GateRecord:

@@ -9,7 +9,7 @@ Fails: ``NotApproved``, ``NotLive``, ``NotFound``. Not covered: whether a gate h
 from dataclasses import asdict
 from datetime import datetime
 
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, func, select
 
 from store.content import digest, insert_new
 from store.errors import NotApproved, NotLive
@@ -41,6 +41,13 @@ def list_approvals(session: Session, adapter: str) -> list[Approval]:
 def latest_approval(session: Session, adapter: str) -> Approval | None:
     """The newest decision on an adapter version, None when nobody has decided."""
     return next(reversed(list_approvals(session, adapter)), None)
+
+
+def latest_decisions(session: Session) -> dict[str, Decision]:
+    """The newest decision on each adapter version that has one, in one query."""
+    newest = select(func.max(ApprovalRow.seq)).group_by(col(ApprovalRow.adapter))
+    rows = session.exec(select(ApprovalRow.adapter, ApprovalRow.decision).where(col(ApprovalRow.seq).in_(newest)))
+    return {adapter: Decision(decision) for adapter, decision in rows}
 
 
 def promote(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Promotion:

@@ -17,7 +17,7 @@ from sqlalchemy import ColumnElement, Select, Text, and_, cast, delete, exists, 
 from sqlmodel import Session, col
 
 from store.repositories.cycles import ENDED
-from store.service_tables import EventRow
+from store.service_tables import AttemptRow, EventRow, NoticeRow, ParkedRow
 from store.tables import CycleRow, GateRow, LabelRow, RoutingRow, TrajectoryRow, TurnsRow
 
 
@@ -73,6 +73,43 @@ def spare_events(session: Session, before: datetime) -> Amount:
 def forget_events(session: Session, before: datetime, limit: int) -> Amount:
     """Delete them, at most ``limit`` at once; later events keep their ids."""
     return _forget(session, _events(before), [col(EventRow.seq)], limit)
+
+
+def spare_attempts(session: Session, before: datetime) -> Amount:
+    """Attempts of ended cycles from before a moment, but for those that led to an input's parking which still holds."""
+    return _amount(session, _attempts(before))
+
+
+def forget_attempts(session: Session, before: datetime, limit: int) -> Amount:
+    """Delete them, at most ``limit`` at once."""
+    return _forget(session, _attempts(before), [col(AttemptRow.seq)], limit)
+
+
+def spare_notices(session: Session, before: datetime) -> Amount:
+    """Notices from before a moment that were delivered or given up."""
+    return _amount(session, _notices(before))
+
+
+def forget_notices(session: Session, before: datetime, limit: int) -> Amount:
+    """Delete them, at most ``limit`` at once."""
+    return _forget(session, _notices(before), [col(NoticeRow.seq)], limit)
+
+
+def _attempts(before: datetime) -> Select[Any]:
+    parts = ("stage", "capability", "input_hash")
+    same = [col(getattr(ParkedRow, part)) == col(getattr(AttemptRow, part)) for part in parts]
+    ended = select(col(CycleRow.id)).where(col(CycleRow.state).in_([state.value for state in ENDED]))
+    return select(col(AttemptRow.seq), func.length(cast(col(AttemptRow.evidence), Text)).label("size")).where(
+        col(AttemptRow.ended_at) < before,
+        col(AttemptRow.cycle_id).in_(ended),
+        not_(exists().where(*same, col(ParkedRow.released_at).is_(None))),
+    )
+
+
+def _notices(before: datetime) -> Select[Any]:
+    return select(col(NoticeRow.seq), func.length(cast(col(NoticeRow.body), Text)).label("size")).where(
+        col(NoticeRow.next_at).is_(None), col(NoticeRow.created_at) < before
+    )
 
 
 def _turns(cycle_id: str) -> Select[Any]:

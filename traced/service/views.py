@@ -11,8 +11,8 @@ from store.records import Cycle
 from store.repositories.adapters import list_adapters
 from store.repositories.attempts import blocked_attempts, list_attempts, list_parked
 from store.repositories.cycles import list_cycles, list_stage_events
-from store.repositories.gates import latest_gate
-from store.repositories.promotions import latest_approval, live_adapters
+from store.repositories.gates import latest_answers
+from store.repositories.promotions import latest_decisions, live_adapters
 from store.repositories.routing import traffic
 from traced.client.models import AdapterView, CycleView, HeldUpView, ParkedView, StageView
 
@@ -46,22 +46,19 @@ def cycle_view(session: Session, cycle: Cycle) -> CycleView:
 def adapters(session: Session) -> list[AdapterView]:
     """All adapter versions, oldest first."""
     live = {promotion.adapter for promotion in live_adapters(session)}
-    conversations = traffic(session)
-    found = []
-    for version in list_adapters(session):
-        gate, decided = latest_gate(session, version.name), latest_approval(session, version.name)
-        found.append(
-            AdapterView(
-                name=version.name,
-                capability=version.capability,
-                cycle_id=version.cycle_id,
-                gate=gate.result.answer.value if gate else "none",
-                decision=decided.decision.value if decided else "none",
-                live=version.name in live,
-                conversations=conversations.get(version.name, 0),
-            )
+    conversations, answers, decisions = traffic(session), latest_answers(session), latest_decisions(session)
+    return [
+        AdapterView(
+            name=version.name,
+            capability=version.capability,
+            cycle_id=version.cycle_id,
+            gate=answers[version.name].value if version.name in answers else "none",
+            decision=decisions[version.name].value if version.name in decisions else "none",
+            live=version.name in live,
+            conversations=conversations.get(version.name, 0),
         )
-    return found
+        for version in list_adapters(session)
+    ]
 
 
 def parked(session: Session, *, with_evidence: bool = False) -> list[ParkedView]:

@@ -80,7 +80,9 @@ def prune(settings: Settings, store: Engine, *, now: datetime, owner: str, dry_r
             retention.spare_trajectories,
             retention.forget_trajectories,
         ),
-        _events(work),
+        _dated(work, "events", retention.spare_events, retention.forget_events),
+        _dated(work, "attempts", retention.spare_attempts, retention.forget_attempts),
+        _dated(work, "notices", retention.spare_notices, retention.forget_notices),
         _told("graph steps", (spare_steps if dry_run else forget_steps)(settings, store, steps), steps),
         _folders(work, "training checkpoints", _checkpoints(work)),
         _folders(work, "run folders", _runs(work)),
@@ -110,14 +112,20 @@ def _of_cycle(forget: Callable[[Session, str, int], Amount], cycle: str, opened:
     return forget(opened, cycle, limit)
 
 
-def _events(work: _Work) -> Pruned:
+def _dated(
+    work: _Work,
+    kind: str,
+    spare: Callable[[Session, datetime], Amount],
+    forget: Callable[[Session, datetime, int], Amount],
+) -> Pruned:
+    """What tells of the service's own doings, by its age."""
     before = work.before(work.settings.retention.events_days)
     if before is None:
-        return Pruned("events", 0, 0)
+        return Pruned(kind, 0, 0)
     if work.dry_run:
         with reading(work.store) as opened:
-            return _told("events", retention.spare_events(opened, before))
-    return _told("events", _emptied(work, lambda opened, limit: retention.forget_events(opened, before, limit)))
+            return _told(kind, spare(opened, before))
+    return _told(kind, _emptied(work, lambda opened, limit: forget(opened, before, limit)))
 
 
 def _emptied(work: _Work, forget: Callable[[Session, int], Amount]) -> Amount:

@@ -31,4 +31,4 @@ class RetentionSection(Section):
     prune_at: TimeOfDay = Field(
         default="", description='local time (devices.time_zone) at which the service prunes daily, "03:30"; "" is never'
     )
-    events_days: Days = Field(default=90, description="the service's event stream")
+    events_days: Days = Field(default=90, description="the service's events, attempts and notices")

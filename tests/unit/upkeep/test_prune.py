@@ -13,13 +13,25 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from langgraph.graph import END, START, StateGraph
 from sqlalchemy import Engine, text
+from sqlmodel import Session
 from typing_extensions import TypedDict
 
 from store.database import open_store, reading, session
 from store.records import CycleState
 from store.repositories.analysis import save_labels
+from store.repositories.attempts import (
+    AttemptState,
+    InputKey,
+    ParkedInput,
+    begin_attempt,
+    end_attempt,
+    list_attempts,
+    park,
+    release,
+)
 from store.repositories.cycles import ENDED, save_cycle, set_cycle_state
 from store.repositories.evidence import evidence_chain
+from store.repositories.notices import add_notice, begin_try
 from store.repositories.promotions import roll_back
 from store.repositories.trajectories import get_trajectory, list_trajectories, save_trajectories
 from store.service_tables import EventRow
@@ -131,12 +143,39 @@ def test_the_logs_of_a_cycles_stages_go_with_their_folder(settings: Settings, st
     assert len([path for path in logs.rglob("*") if path.is_file()]) == before - 3
 
 
+def attempted(opened: Session, input_hash: str) -> None:
+    """An attempt that failed at second 10."""
+    begun = begin_attempt(opened, "c1", InputKey("train", "dates", input_hash), holder="h", at=later(9))
+    end_attempt(opened, begun.seq, AttemptState.FAILED, at=later(10), evidence={"detail": "why"})
+
+
+def test_what_somebody_still_has_to_see_of_failures_stays(settings: Settings, store: Engine) -> None:
+    left_aside = InputKey("train", "dates", "parked")
+    with session(store) as opened:
+        for input_hash in ("parked", "other"):
+            attempted(opened, input_hash)
+        park(opened, ParkedInput("p1", "c1", left_aside, "why", {}, later(10)))
+        add_notice(opened, "not delivered yet", ["tell"], {}, at=later(10))
+    kept = keeping(settings, events_days=5)
+    assert "attempts" not in pruned(kept, store)  # its cycle goes on
+    end(store)
+    gone = pruned(kept, store)
+    assert gone["attempts"].count == 1
+    assert "notices" not in gone
+    with session(store) as opened:
+        assert len(list_attempts(opened, left_aside)) == 1
+        release(opened, "p1", who="Ada", at=later(20))
+    assert pruned(kept, store)["attempts"].count == 1
+
+
 @pytest.mark.parametrize(
     ("days", "kind"),
     [
         ("turns_days", "token ids"),
         ("trajectories_days", "trajectories"),
         ("events_days", "events"),
+        ("events_days", "attempts"),
+        ("events_days", "notices"),
         ("checkpoints_days", "training checkpoints"),
         ("logs_days", "logs"),
     ],
@@ -145,6 +184,9 @@ def test_each_period_has_its_edge_and_0_keeps_for_ever(settings: Settings, store
     with session(store) as opened:
         save_trajectories(opened, [trajectory("spare", split="test")])
         opened.add(EventRow(at=later(10), kind="k", subject="s", detail={}))
+        attempted(opened, "ab")
+        add_notice(opened, "k", ["tell"], {}, at=later(10))
+        begin_try(opened, 1, next_at=None)
     end(store)
     for log in (settings.data_dir / "logs").iterdir():
         os.utime(log, (later(10).timestamp(), later(10).timestamp()))
