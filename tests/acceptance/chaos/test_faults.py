@@ -13,7 +13,7 @@ import pytest
 from benchmarks.chaos import postgres
 from benchmarks.chaos.place import Place
 from tests.acceptance.chaos.watching import carries_on, collecting, seen, until
-from traced.client import NoDaemon, Refused
+from traced.client import Client, NoDaemon, Refused
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 Places = Callable[..., Place]
@@ -41,6 +41,7 @@ def test_a_database_that_is_locked_for_longer_than_anybody_waits(folder: Path, p
         with pytest.raises((Refused, NoDaemon)) as refused:
             place.ask(lambda client: client.pause("it is locked"), timeout_s=90)
         assert "failed" in str(refused.value) or "locked" in str(refused.value)
+        assert place.ask(Client.ready).dead == {"store": "no answer within 5 s"}
         until(lambda: time.monotonic() > unlocked_at)
     carries_on(place, remembered)
 
@@ -91,6 +92,7 @@ def test_a_disk_that_is_full_while_a_stage_works(small_disk: Path, places: Place
     until(lambda: "waits" in place.last_lines(40))
     assert place.alive
     assert "is full" in place.last_lines(40) or "No space left" in place.last_lines(40)
+    assert "MiB left" in place.ask(Client.ready).dead["disk"]
     remembered = seen(place)
     fill.unlink()
     carries_on(place, remembered)
@@ -107,6 +109,7 @@ def test_a_data_directory_that_turns_read_only(folder: Path, places: Places) -> 
         remount(place, "bind,ro")
         until(lambda: "waits" in place.last_lines(40))
         assert "readonly" in place.last_lines(40) or "Read-only" in place.last_lines(40)
+        assert "cannot be written to" in place.ask(Client.ready).dead["disk"]
     finally:
         subprocess.run(["umount", "-l", at], check=True)
     carries_on(place, remembered)
