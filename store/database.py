@@ -29,7 +29,7 @@ from sqlalchemy.pool import StaticPool
 from sqlmodel import Session
 
 from store.errors import BrokenReference, StoreError, StoreUnavailable
-from store.head import HEAD, PATIENCE, mismatch
+from store.head import HEAD, mismatch, patience
 
 BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.02
@@ -82,8 +82,7 @@ def connect(url: str) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
     try:
-        patience = {name: value for name, value in PATIENCE.items() if name not in parsed.query}
-        return create_engine(parsed, json_serializer=_to_json, pool_pre_ping=True, connect_args=patience)
+        return create_engine(parsed, json_serializer=_to_json, pool_pre_ping=True, connect_args=patience(url))
     except (ImportError, NoSuchModuleError) as error:
         raise StoreUnavailable(f"no driver for {shown(parsed)} ({error}); `pip install traced[postgres]`") from error
 

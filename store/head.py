@@ -5,6 +5,8 @@ It imports nothing, so anyone may ask.
 Invariant: ``HEAD`` is the newest migration in ``store/migrations`` (a test holds it to them).
 """
 
+from typing import Any
+
 from store.errors import StoreVersionError
 
 HEAD = "0004"
@@ -15,6 +17,11 @@ PATIENCE = {  # with PostgreSQL, where the URL does not say: a host that vanishe
     "keepalives_count": 3,
     "tcp_user_timeout": 40_000,  # milliseconds
 }
+
+
+def patience(url: str) -> dict[str, Any]:
+    """What of ``PATIENCE`` the URL does not say itself."""
+    return {name: value for name, value in PATIENCE.items() if f"{name}=" not in url}
 
 
 def mismatch(store: str, found: str) -> StoreVersionError:

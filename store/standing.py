@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import StoreUnavailable
-from store.head import HEAD, PATIENCE, mismatch
+from store.head import HEAD, mismatch, patience
 
 CYCLES_SHOWN = 10
 LIVE, PASS = "live", "pass"
@@ -151,8 +151,7 @@ def _postgres(url: str) -> Standing:
     plain = "postgresql" + url[url.index(":") :]
     shown = _without_password(plain)
     try:
-        patience: dict[str, Any] = {name: value for name, value in PATIENCE.items() if f"{name}=" not in plain}
-        with psycopg.connect(plain, **patience) as connection:
+        with psycopg.connect(plain, **patience(plain)) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             return _read(connection, shown)
     except psycopg.Error as error:

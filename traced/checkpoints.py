@@ -20,7 +20,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from sqlalchemy.engine import make_url
 
 from store.errors import StoreUnavailable
-from store.head import PATIENCE
+from store.head import patience
 
 CHECKPOINTS = "checkpoints.db"
 
@@ -91,11 +91,10 @@ async def _in_postgres(url: str) -> AsyncIterator[WholeWrites]:
         """The steps in tables beside the store's."""
 
     address = make_url(url).set(drivername="postgresql")
-    patience = {name: str(value) for name, value in PATIENCE.items() if name not in address.query}
-    whole = address.update_query_dict(patience).render_as_string(hide_password=False)
+    whole = address.render_as_string(hide_password=False)
     try:
         connection = await psycopg.AsyncConnection.connect(
-            whole, autocommit=True, prepare_threshold=0, row_factory=dict_row
+            whole, autocommit=True, prepare_threshold=0, row_factory=dict_row, **patience(whole)
         )
         async with connection:
             saver = WholePostgres(connection, serde=_strict())

@@ -128,12 +128,13 @@ class Control:
         """What tells who resumes after ``after`` that some events behind it are kept no more; None when all are."""
         with reading(self.store) as opened:
             oldest, newest = span(opened)
-        if after > newest:  # of a store that was restored since: its numbers begin again
-            oldest = 1
-        elif not 0 < after < oldest - 1:
+        if after > newest:  # of a store that was restored since, or that keeps none: from 0 again
+            seen, detail = 0, {"unknown": after}
+        elif 0 < after < oldest - 1:
+            seen, detail = oldest - 1, {"from": after + 1, "to": oldest - 1}
+        else:
             return None
-        detail = {"from": after + 1, "to": oldest - 1}
-        return EventView(seq=oldest - 1, at=self.now(), kind=MISSED, subject=self.target, cycle_id=None, detail=detail)
+        return EventView(seq=seen, at=self.now(), kind=MISSED, subject=self.target, cycle_id=None, detail=detail)
 
     def start(self, caller: Caller, asked: Reason) -> Done:
         """Ask for a cycle; one that waits for people comes first. Raises ``Busy`` while one is at work, or paused."""

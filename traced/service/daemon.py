@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import sqlalchemy
@@ -33,7 +32,7 @@ from traced.executor.ledger import Ledger
 from traced.host import logs
 from traced.host.holder import is_alive, this_holder
 from traced.host.lifecycle import Lifecycle, beside, signals, until_forced
-from traced.host.lock import CYCLES, hold
+from traced.host.lock import alone
 from traced.host.notify import ServiceManager, service_manager
 from traced.host.owner import sandbox_owner
 from traced.notices.delivery import deliver_due
@@ -76,8 +75,7 @@ def up(read: Callable[[], Settings]) -> None:
     tokens = Tokens(tokens_of(settings.api))
     logs.configure(settings.log, settings.data_dir, now=now)
     telemetry.begin(settings.telemetry.endpoint)
-    here, ours = settings.data_dir, version("traced")
-    with hold(here, now=now, version=ours), hold(here, now=now, version=ours, file_name=CYCLES):
+    with alone(settings.data_dir, now()):
         make_beforehand(settings.store_url)
         store = open_store(settings.store_url)
         try:

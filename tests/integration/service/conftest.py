@@ -10,10 +10,14 @@ from sqlalchemy import Engine, update
 
 from store.database import open_store, session, sqlite_url
 from store.tables import AdapterRow
+from tests.integration.service.place import Place
+from tests.integration.service.scripted import Scripted
 from tests.unit.store.chain import T0, save_chain
 from traced.config import load_settings
 from traced.gates.publication import publish
 from traced.service.control import Control
+
+HOOK = "[[notify.commands]]\nname = 'tell'\nargv = ['true']\n"
 
 
 class WrittenDown:
@@ -66,3 +70,11 @@ def control(store: Engine, tmp_path: Path, loop: WrittenDown) -> Control:
         return next(times)
 
     return Control(load_settings(tmp_path), store, loop, now, T0, state="ready")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    (tmp_path / "traced.toml").write_text(HOOK)
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    yield Place(tmp_path, store, Scripted(store, tmp_path))
+    store.dispose()

@@ -16,6 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine
 
+from sandbox.docker_engine import reap_orphans
+from sandbox.errors import EngineDown
 from tests.integration.service.served import on_tcp, served
 from traced.client.models import Readiness
 from traced.service.control import Control
@@ -57,6 +59,9 @@ def test_a_docker_engine_that_hangs_or_is_gone_is_told(
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
         asked = Parts(parts, patience_s=0.3)
         assert asked().dead == asked().dead == {"docker": "no answer within 0.3 s"}
+        monkeypatch.setattr("sandbox.docker_engine.CLEARING_SECONDS", 0.3)
+        with pytest.raises(EngineDown):  # it does not hold up whoever clears away either
+            reap_orphans("nobody")
         assert sum(thread.name == "ready docker" for thread in threading.enumerate()) == 1  # not one for each question
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
     assert "No such file" in Parts(parts)().dead["docker"]

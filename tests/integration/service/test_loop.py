@@ -4,17 +4,14 @@ What kills the process is in ``tests/acceptance/chaos``; here the process lives 
 """
 
 import asyncio
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import pytest
 from sqlmodel import select
 
-from store.database import open_store, reading, session, sqlite_url
+from store.database import reading, session
 from store.errors import StoreUnavailable
 from store.records import Cycle, CycleState
 from store.repositories.attempts import AttemptState, list_parked, running_attempts
@@ -24,29 +21,18 @@ from store.repositories.notices import due_notices
 from store.service_tables import AttemptRow
 from store.tables import CycleRow
 from tests.integration.service.place import Place
-from tests.integration.service.scripted import CRASHED, Scripted, failed
+from tests.integration.service.scripted import CRASHED, failed
 from tests.unit.store.chain import T0
 from traced import acts
 from traced.acts import Act
 from traced.client.models import Reason
 from traced.executor.retry import Backoff
-from traced.host.holder import is_alive
 from traced.service.doors import Caller
 from traced.service.errors import Busy
-from traced.upkeep.orphans import sweep
 
 ADA = Caller("ada", "local")
 ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
 WAITING = (CycleState.WAITING, *ENDED)
-HOOK = "[[notify.commands]]\nname = 'tell'\nargv = ['true']\n"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    (tmp_path / "traced.toml").write_text(HOOK)
-    store = open_store(sqlite_url(tmp_path / "traced.db"))
-    yield Place(tmp_path, store, Scripted(store, tmp_path))
-    store.dispose()
 
 
 def way(capability: str) -> list[str]:
@@ -139,60 +125,6 @@ def test_a_cycle_that_was_asked_for_begins_after_a_restart_and_once(place: Place
     assert len(place.cycles()) == 2
 
 
-def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_mended(place: Place) -> None:
-    settings = place.loop.settings
-    missing = settings.model.model_copy(update={"spec": str(place.data_dir / "nowhere")})
-
-    async def story() -> None:
-        place.loop.settings = settings.model_copy(update={"model": missing})
-        place.control.start(ADA, Reason())
-        for minute in range(3):
-            place.days = minute / 24 / 60
-            assert place.loop._due() is None
-        view = place.control.status().target
-        assert "nowhere" in view.cannot_begin
-        assert view.asked_for == "asked for by ada"
-        place.loop.settings = settings
-        await place.until(*WAITING)
-        assert place.control.status().target.cannot_begin == ""
-
-    asyncio.run(story())
-    with reading(place.store) as opened:
-        told = due_notices(opened, ["tell"], at=T0 + timedelta(days=3), longest_wait=timedelta(days=9))
-    assert [one.body["subject"] for one in told if one.body["kind"] == "trouble"] == ["the beginning of a cycle"]
-
-
-def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("traced.service.loop.LOOK_S", 0.01)
-    tidying, go, beats = threading.Event(), threading.Event(), list[int]()
-
-    def tidy() -> None:
-        tidying.set()
-        go.wait(20)
-        raise OSError("the engine hangs")
-
-    async def story() -> None:
-        draining = asyncio.Event()
-
-        def beat() -> None:
-            if tidying.is_set() and not go.is_set():
-                beats.append(1)
-            if len(beats) == 5:
-                go.set()
-            if go.is_set() and place.loop.running is None:
-                draining.set()
-
-        place.loop.tidy, place.loop.beat = tidy, beat
-        place.control.start(ADA, Reason())
-        await asyncio.wait_for(place.loop.run(draining), 60)
-
-    asyncio.run(story())
-    assert len(beats) == 5
-    assert place.cycle().state is CycleState.WAITING
-
-
 def test_a_paused_target_does_nothing_until_it_is_resumed(place: Place) -> None:
     async def story() -> None:
         place.control.start(ADA, Reason())
@@ -227,22 +159,6 @@ def test_cancelled_it_ends_for_good_and_the_next_one_may_begin(place: Place) -> 
     new, old = place.cycles()
     assert (old.state, new.state) == (CycleState.CANCELLED, CycleState.WAITING)
     assert new.seed == old.seed + 1
-
-
-def test_what_a_cancelled_stage_left_half_written_goes_at_once(place: Place) -> None:
-    staging = [place.data_dir / "adapters/.staging-1", place.data_dir / "runs/c/.x.partial"]
-    whole = place.data_dir / "runs/c/x"
-    for folder in (*staging, whole):
-        folder.mkdir(parents=True)
-    (place.data_dir / "adapters/.lock").touch()
-    place.loop.tidy = lambda: sweep(place.data_dir, place.store, is_alive, now=datetime.now(UTC), owner="nobody")
-
-    async def story() -> None:
-        place.control.start(ADA, Reason())
-        await place.stopped_at("train alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason()))
-
-    asyncio.run(story())
-    assert [folder.exists() for folder in (*staging, whole)] == [False, False, True]
 
 
 def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place: Place) -> None:

@@ -54,6 +54,7 @@ def test_a_system_unit_confines_and_supervises() -> None:
         "Type": "notify-reload",
         "WatchdogSec": "30",
         "TimeoutStopSec": "130",
+        "StartLimitIntervalSec": "0",
         "KillMode": "mixed",
         "OOMPolicy": "continue",
         "Restart": "on-failure",

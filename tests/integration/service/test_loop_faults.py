@@ -1,0 +1,125 @@
+"""What goes wrong around the loop: it says so, lives on where it can, and ends in order where it cannot."""
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from store.database import reading
+from store.records import CycleState
+from store.repositories.notices import due_notices
+from tests.integration.service.place import Place
+from tests.unit.store.chain import T0
+from traced.client.models import Reason
+from traced.host.holder import is_alive
+from traced.host.lifecycle import Lifecycle
+from traced.service.daemon import _ended
+from traced.service.doors import Caller
+from traced.upkeep.orphans import sweep
+
+ADA = Caller("ada", "local")
+ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
+WAITING = (CycleState.WAITING, *ENDED)
+
+
+def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_mended(place: Place) -> None:
+    settings = place.loop.settings
+    missing = settings.model.model_copy(update={"spec": str(place.data_dir / "nowhere")})
+
+    async def story() -> None:
+        place.loop.settings = settings.model_copy(update={"model": missing})
+        place.control.start(ADA, Reason())
+        for minute in range(3):
+            place.days = minute / 24 / 60
+            assert place.loop._due() is None
+        view = place.control.status().target
+        assert "nowhere" in view.cannot_begin
+        assert view.asked_for == "asked for by ada"
+        place.loop.settings = settings
+        await place.until(*WAITING)
+        assert place.control.status().target.cannot_begin == ""
+
+    asyncio.run(story())
+    with reading(place.store) as opened:
+        told = due_notices(opened, ["tell"], at=T0 + timedelta(days=3), longest_wait=timedelta(days=9))
+    assert [one.body["subject"] for one in told if one.body["kind"] == "trouble"] == ["the beginning of a cycle"]
+
+
+def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traced.service.loop.LOOK_S", 0.01)
+    tidying, go, beats = threading.Event(), threading.Event(), list[int]()
+
+    def tidy() -> None:
+        tidying.set()
+        go.wait(20)
+        raise OSError("the engine hangs")
+
+    async def story() -> None:
+        draining = asyncio.Event()
+
+        def beat() -> None:
+            if tidying.is_set() and not go.is_set():
+                beats.append(1)
+            if len(beats) == 5:
+                go.set()
+            if go.is_set() and place.loop.running is None:
+                draining.set()
+
+        place.loop.tidy, place.loop.beat = tidy, beat
+        place.control.start(ADA, Reason())
+        await asyncio.wait_for(place.loop.run(draining), 60)
+
+    asyncio.run(story())
+    assert len(beats) == 5
+    assert place.cycle().state is CycleState.WAITING
+
+
+def test_who_asks_twice_to_stop_does_not_cut_the_safe_point_short(place: Place) -> None:
+    reached: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            reached.append("checkpoint")
+
+    async def story() -> None:
+        place.loop.running, place.loop._work = "c", asyncio.ensure_future(work())
+        await asyncio.sleep(0)
+        await asyncio.gather(place.loop.stop_cycle("c"), place.loop.stop_cycle("c"))
+
+    asyncio.run(story())
+    assert reached == ["checkpoint"]
+
+
+def test_a_loop_that_fails_ends_the_service_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> Lifecycle:
+        lifecycle, work = Lifecycle(60), asyncio.get_running_loop().create_future()
+        work.set_exception(KeyError("a defect"))
+        _ended(lifecycle, work)
+        lifecycle.close()
+        return lifecycle
+
+    lifecycle = asyncio.run(story())
+    assert (lifecycle.draining.is_set(), lifecycle.cause) == (True, "the loop failed")
+    assert "a defect" in caplog.text
+
+
+def test_what_a_cancelled_stage_left_half_written_goes_at_once(place: Place) -> None:
+    staging = [place.data_dir / "adapters/.staging-1", place.data_dir / "runs/c/.x.partial"]
+    whole = place.data_dir / "runs/c/x"
+    for folder in (*staging, whole):
+        folder.mkdir(parents=True)
+    (place.data_dir / "adapters/.lock").touch()
+    place.loop.tidy = lambda: sweep(place.data_dir, place.store, is_alive, now=datetime.now(UTC), owner="nobody")
+
+    async def story() -> None:
+        place.control.start(ADA, Reason())
+        await place.stopped_at("train alpha", lambda: place.control.cancel(ADA, place.cycle().id, Reason()))
+
+    asyncio.run(story())
+    assert [folder.exists() for folder in (*staging, whole)] == [False, False, True]
