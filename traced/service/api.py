@@ -3,7 +3,7 @@
 Invariants: every answer that is an error has the form {"type", "message", "hint"}; ``/alive``, ``/ready``,
 ``/metrics`` and ``/openapi.json`` need no token, everything else does on TCP; the event stream is resumed by
 ``Last-Event-ID`` and sends a comment every ``KEEPALIVE_S`` so that a dead listener is noticed. What asks the store runs
-on a thread: a locked one holds up its own caller and nobody else.
+on a thread of the API's own: a locked one, or a crowd of listeners, holds up callers and not the cycle.
 How it fails: a defect answers 500 with its type's name and is logged with its traceback; details stay in the log.
 Not covered: who may connect (``traced.service.doors``).
 """
@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from fastapi.routing import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.concurrency import run_in_threadpool
 
 from store.errors import NotFound, StoreError, StoreUnavailable
 from traced import acts
@@ -186,11 +187,11 @@ def _acts(control: Control, door: Door) -> APIRouter:
 
 async def _stream(control: Control, request: Request, after: int) -> AsyncIterator[str]:
     quiet = 0.0
-    if (gone := await asyncio.to_thread(control.missed, after)) is not None:
+    if (gone := await run_in_threadpool(control.missed, after)) is not None:
         yield _as_sse(gone)
         after = gone.seq
     while not await request.is_disconnected() and control.state != "draining":
-        page = await asyncio.to_thread(control.events, after, PAGE)
+        page = await run_in_threadpool(control.events, after, PAGE)
         for event in page:
             after = event.seq
             yield _as_sse(event)

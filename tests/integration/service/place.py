@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlmodel import col, select
 
 from store.database import reading
 from store.records import Cycle, CycleState
-from store.repositories.cycles import list_cycles
+from store.repositories.cycles import get_cycle, list_cycles
+from store.tables import CycleRow
 from tests.integration.service.scripted import Scripted
 from tests.unit.store.chain import T0
 from traced.config import load_settings
@@ -54,14 +56,23 @@ class Place:
 
     def cycle(self) -> Cycle:
         """The one begun last, which has the highest seed, whatever the clock said."""
-        return max(self.cycles(), key=lambda cycle: cycle.seed)
+        newest = self._newest()
+        assert newest is not None
+        return newest
+
+    def _newest(self) -> Cycle | None:
+        newest = select(CycleRow.id).order_by(col(CycleRow.seed).desc()).limit(1)
+        with reading(self.store) as opened:
+            found = opened.exec(newest).first()
+            return None if found is None else get_cycle(opened, found)
 
     async def until(self, *states: CycleState) -> Cycle:
         """Run the loop until its newest cycle has come to one of ``states``, then stop it in order."""
         draining = asyncio.Event()
 
         def look() -> None:
-            if self.cycles() and self.cycle().state in states and self.loop.running is None:
+            newest = self._newest()
+            if newest is not None and newest.state in states and self.loop.running is None:
                 draining.set()
 
         self.loop.beat = look
