@@ -1,6 +1,6 @@
 """What the service costs while it has nothing to do.
 
-    python -m benchmarks.idle [--seconds 60] [--cycle] [--json]
+    python -m benchmarks.idle [--seconds 60] [--cycle] [--store sqlite|postgres] [--json]
 
 Starts ``traced up`` on an empty data directory, lets it settle for ten seconds, and then reads its resident memory
 (VmRSS of proc(5), the greatest of one reading a second) and its processor seconds (user and system) for ``--seconds``.
@@ -23,6 +23,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.chaos import postgres
 from benchmarks.chaos.place import SMALL, Place
 
 AIMS = {"resident_mb": 150.0, "core_share": 0.01}
@@ -31,10 +32,10 @@ CYCLE_S = 900.0
 MB = 1e6
 
 
-def measure(seconds: float, cycle: bool) -> dict[str, Any]:
+def measure(seconds: float, cycle: bool, store: str) -> dict[str, Any]:
     """The figures of one service that idles for so long, before and with ``cycle`` after it has worked."""
-    with tempfile.TemporaryDirectory(prefix="ti-", dir="/tmp") as folder:  # a socket's path has to be short
-        place = Place(Path(folder), settings=SMALL.format(episodes=100) if cycle else "")
+    with tempfile.TemporaryDirectory(prefix="ti-", dir="/tmp") as folder, postgres.database(store) as url:  # short
+        place = Place(Path(folder), store_url=url, settings=SMALL.format(episodes=100) if cycle else "")
         place.start()
         try:
             time.sleep(SETTLE_S)
@@ -51,6 +52,7 @@ def measure(seconds: float, cycle: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "seconds": seconds,
         "cycle": cycle,
+        "store": store,
         "resident_mb": resident,
         "core_share": share,
         "children": children,
@@ -84,9 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.idle", description="What an idle service costs.")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cycle", action="store_true", help="measure again after one small cycle")
+    parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     given = parser.parse_args(arguments)
-    figures = measure(given.seconds, given.cycle)
+    figures = measure(given.seconds, given.cycle, given.store)
     print(f"resident {figures['resident_mb']:.0f} MB (limit {AIMS['resident_mb']:.0f})")
     print(f"{100 * figures['core_share']:.2f} % of one core (limit {100 * AIMS['core_share']:.0f} %)")
     if given.json:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -63,17 +63,31 @@ def open_store(url: str, *, upgrade: bool = False) -> Engine:
 
 
 def make_beforehand(url: str) -> None:
-    """Have a child make the SQLite database that is not there yet: Alembic's 8 MB stay out of a long-lived process.
+    """Have a child give a database without a schema its own: Alembic's 8 MB stay out of a long-lived process.
 
     Where that fails nothing is said: ``open_store`` makes it then, or says why not.
     """
-    parsed = _parse(url)
-    if parsed.get_backend_name() == "sqlite" and parsed.database and not Path(parsed.database).exists():
-        made = "import sys; from store.database import open_store; open_store(sys.argv[1]).dispose()"
+    if _is_new(url):
+        made = "import sys; from store.database import open_store; open_store(sys.stdin.read()).dispose()"
         where = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with suppress(OSError, subprocess.SubprocessError):
-            command = [sys.executable, "-c", made, url]
-            subprocess.run(command, check=False, capture_output=True, timeout=MAKING_S, env=where)
+            command = [sys.executable, "-c", made]  # the URL may hold a password, and an argument is seen by all
+            subprocess.run(command, input=url, text=True, check=False, capture_output=True, timeout=MAKING_S, env=where)
+
+
+def _is_new(url: str) -> bool:
+    from store.schema import revision
+
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        return bool(parsed.database) and not Path(parsed.database or "").exists()
+    engine = connect(url)
+    try:
+        return revision(engine) is None
+    except StoreError:
+        return False
+    finally:
+        engine.dispose()
 
 
 def connect(url: str) -> Engine:
@@ -82,9 +96,11 @@ def connect(url: str) -> Engine:
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
     try:
-        return create_engine(parsed, json_serializer=_to_json, pool_pre_ping=True, connect_args=patience(url))
+        engine = create_engine(parsed, json_serializer=_to_json, pool_pre_ping=True, connect_args=patience(url))
     except (ImportError, NoSuchModuleError) as error:
         raise StoreUnavailable(f"no driver for {shown(parsed)} ({error}); `pip install traced[postgres]`") from error
+    event.listen(engine, "do_connect", _connect_to_utf8)
+    return engine
 
 
 @contextmanager
@@ -162,6 +178,16 @@ def _set_up_sqlite(raw: Any, _record: Any) -> None:
 def _begin_sqlite(connection: Connection) -> None:
     mode = connection.get_execution_options().get("sqlite_begin", "IMMEDIATE")
     connection.exec_driver_sql(f"BEGIN {mode}")
+
+
+def _connect_to_utf8(dialect: Dialect, _record: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    raw = dialect.connect(*arguments, **options)
+    found = raw.info.parameter_status("server_encoding")
+    if found != "UTF8":  # conversations are in all scripts
+        raw.close()
+        made = "`CREATE DATABASE traced ENCODING 'UTF8' TEMPLATE template0`"
+        raise StoreUnavailable(f"the database keeps text as {found}, traced needs UTF8: {made}, and name that one")
+    return raw
 
 
 def _parse(url: str) -> URL:

@@ -4,6 +4,8 @@ Skips with what is missing where no PostgreSQL server or driver is installed; no
 """
 
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +14,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect
+from sqlalchemy.engine import make_url
 
 from benchmarks.chaos.postgres import missing
 from store.database import open_store, reading, session
@@ -32,6 +35,7 @@ from store.schema import migrate
 from store.tables import Row
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, GATE, later, save_chain, trajectory
+from tests.unit.store.test_database import MADE_BEFOREHAND
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -164,3 +168,20 @@ def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch
         url = f"postgresql://traced@127.0.0.1:{deaf.getsockname()[1]}/traced"
         with pytest.raises(StoreUnavailable, match="timeout expired"):
             open_store(url)
+
+
+def test_a_database_that_cannot_hold_every_script_is_refused_with_what_to_do(url: str) -> None:
+    import psycopg  # a driver that is missing skips this module
+
+    ascii_only = "CREATE DATABASE ascii_only ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    with psycopg.connect(url, autocommit=True) as server:
+        server.execute(ascii_only)
+    with pytest.raises(StoreUnavailable, match="SQL_ASCII, traced needs UTF8: `CREATE DATABASE"):
+        open_store(make_url(url).set(database="ascii_only").render_as_string(hide_password=False))
+
+
+def test_a_database_that_is_made_beforehand_costs_the_process_no_alembic(url: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", MADE_BEFOREHAND, url], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "False\n"
