@@ -6,14 +6,15 @@ answering is an ``EngineError``. No retries: a caller that may ask again decides
 loop.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import httpx
-from httpx_aiohttp import AiohttpTransport
+import aiohttp
 
 from sandbox.contract import Message, Tool
 from traced.rollout.policy import Completion
@@ -21,24 +22,18 @@ from traced.serving.errors import ContextLengthError, EngineError, RequestError,
 
 KEEP_ALIVE_S = 30.0  # the embedded server keeps idle connections longer
 EMBEDDED_TOGETHER = 64
-# Through aiohttp: the pool of httpx's own transport takes time quadratic in its connections at every request.
-LIMITS = httpx.Limits(max_connections=1024, keepalive_expiry=KEEP_ALIVE_S)
+CONNECTIONS = 1024  # aiohttp, because httpx's pool takes time quadratic in its connections at every request
+CONNECT_S = 10.0
 TOP_LOGPROBS = 20  # the most that vLLM grants by default
 
 
 class EngineClient:
     """Talks to one engine. Close it with ``aclose`` or use it as an asynchronous context manager."""
 
-    def __init__(
-        self, url: str, *, timeout_s: float = 120.0, transport: httpx.AsyncBaseTransport | None = None
-    ) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 120.0) -> None:
         self.url = url
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            timeout=httpx.Timeout(timeout_s, connect=10.0),
-            transport=transport or AiohttpTransport(trust_env=False, limits=LIMITS),
-            trust_env=False,
-        )
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=timeout_s)
+        self._http: aiohttp.ClientSession | None = None  # made inside the event loop that it belongs to
 
     async def __aenter__(self) -> "EngineClient":
         return self
@@ -50,7 +45,8 @@ class EngineClient:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.close()
 
     async def chat(
         self,
@@ -119,28 +115,37 @@ class EngineClient:
     async def health(self) -> bool:
         """Whether the engine answers."""
         try:
-            return (await self._http.get("/health")).status_code == httpx.codes.OK
-        except httpx.HTTPError:
+            async with self._session().get(f"{self.url}/health") as response:
+                return response.ok
+        except (aiohttp.ClientError, TimeoutError):
             return False
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            connector = aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE_S)
+            self._http = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
+        return self._http
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         return await self._request("POST", path, body)
 
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        where = self.url + path
         try:
-            response = await self._http.request(method, path, json=body)
-        except httpx.HTTPError as error:
+            async with self._session().request(method, where, json=body) as response:
+                text = await response.text(errors="replace")
+        except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineError(
-                f"no answer from the engine at {self.url}{path}: {type(error).__name__}: {error}", hint="traced status"
+                f"no answer from the engine at {where}: {type(error).__name__}: {error}", hint="traced status"
             ) from error
-        if response.is_error:
-            raise _failure(response)
-        if "json" not in response.headers.get("content-type", ""):
-            return response.text
+        if not response.ok:
+            raise _failure(where, response.status, text)
+        if "json" not in response.content_type:
+            return text
         try:
-            return response.json()
+            return json.loads(text)
         except ValueError as error:
-            raise EngineError(f"{self.url}{path} answered with broken JSON: {response.text[:200]!r}") from error
+            raise EngineError(f"{where} answered with broken JSON: {text[:200]!r}") from error
 
 
 def _completion(answer: Mapping[str, Any]) -> Completion:
@@ -160,15 +165,15 @@ def _labels_among(top: Mapping[str, float], labels: Sequence[str]) -> dict[str, 
     return {label: math.log(p) for label, p in mass.items() if p > 0}
 
 
-def _failure(response: httpx.Response) -> Exception:
+def _failure(where: str, status: int, body: str) -> Exception:
     try:
-        detail = response.json()["error"]
+        detail = json.loads(body)["error"]
         message, code = str(detail["message"]), detail.get("code")
     except (ValueError, KeyError, TypeError, AttributeError):
-        message, code = response.text[:500], None
-    text = f"HTTP {response.status_code} from {response.request.url}: {message}"
-    if response.is_server_error:
+        message, code = body[:500], None
+    text = f"HTTP {status} from {where}: {message}"
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return EngineError(text)
     if code == "context_length_exceeded" or "maximum context length" in message:  # vLLM says it in words only
         return ContextLengthError(text)
-    return UnknownModelError(text) if response.status_code == httpx.codes.NOT_FOUND else RequestError(text)
+    return UnknownModelError(text) if status == HTTPStatus.NOT_FOUND else RequestError(text)

@@ -24,7 +24,6 @@ PACKAGES = (
         "aiosignal",
         "attr",
         "frozenlist",
-        "httpx_aiohttp",
         "multidict",
         "propcache",
         "yarl",

@@ -1,7 +1,8 @@
-"""The HTTP API in-process: real engine, real routes, no socket."""
+"""The HTTP API: real engine, real routes, a socket of this machine."""
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+import uvicorn
 
 from sandbox.contract import Task
 from tests.unit.serving import tiny
@@ -29,14 +31,18 @@ TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"ty
 @asynccontextmanager
 async def serving(engine: Engine | None = None) -> AsyncIterator[tuple[httpx.AsyncClient, EngineClient, Engine]]:
     engine = engine or Engine(tiny.qwen3(len(WORDS)), WORDS, max_batch=8)
-    app = build_app(engine)
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with (
-            httpx.AsyncClient(transport=transport, base_url="http://engine") as http,
-            EngineClient("http://engine", transport=transport) as client,
-        ):
-            yield http, client, engine
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(build_app(engine), log_config=None))
+        serves = asyncio.create_task(server.serve([listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            while not server.started and not serves.done():  # noqa: ASYNC110 (uvicorn has no event for it)
+                await asyncio.sleep(0.01)
+            async with httpx.AsyncClient(base_url=url, trust_env=False) as http, EngineClient(url) as client:
+                yield http, client, engine
+        finally:
+            server.should_exit = True
+            await serves
 
 
 def run(check: Callable[[httpx.AsyncClient, EngineClient, Engine], Coroutine[Any, Any, None]]) -> None:
