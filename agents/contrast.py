@@ -86,7 +86,7 @@ def contrast(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> list[C
             f"labels of the runs {sorted(runs)} were given together; pass one run, or call retained()"
         )
     table = _table(labels, outcomes)
-    mined = {key for key, outcome in outcomes.items() if outcome is not Outcome.INFRASTRUCTURE}
+    mined = {key for key, outcome in outcomes.items() if outcome.judged}
     return [
         Contrast(capability, run, *_sides({key: row[key] for key in row.keys() & mined}, outcomes))
         for (capability, run), row in sorted(table.items())
@@ -169,7 +169,7 @@ def _table(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> dict[tup
             )
         row[label.trajectory_id] = label.verdict
     for (capability, run), row in table.items():
-        missing = sorted(key for key in outcomes if key not in row and outcomes[key] is not Outcome.INFRASTRUCTURE)
+        missing = sorted(key for key in outcomes if key not in row and outcomes[key].judged)
         if missing:
             raise LabelTableError(
                 f"run {run} has no label of {capability!r} for {len(missing)} trajectories, first {missing[0]!r}; "

@@ -122,6 +122,3 @@ class NoticeRow(Row, table=True):
     next_at: datetime | None = Field(default=None, sa_type=UtcTime)  # None: delivered, or given up
     delivered_at: datetime | None = Field(default=None, sa_type=UtcTime)
     last_error: str = Field(sa_type=FreeText)
-
-
-METADATA = Row.metadata  # of all tables, those of the evidence among them

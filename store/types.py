@@ -1,7 +1,8 @@
 """The domain's plain types: what every package may speak of without touching a database.
 
 Invariants: a trajectory's messages start with the system message; ``turns`` holds the engine's own token ids and
-log-probs and is empty for imported trajectories; outcome ``infrastructure`` is never mined and never trained on.
+log-probs and is empty for imported trajectories and production's; outcomes ``infrastructure`` and ``unknown`` are never
+mined, never trained on and never counted as failures.
 """
 
 from dataclasses import dataclass, field
@@ -13,11 +14,17 @@ Tool = dict[str, Any]
 
 
 class Outcome(StrEnum):
-    """How an episode counts: the agent's success or failure, or a failure of the machinery around it."""
+    """How an episode counts: the agent's success or failure, a failure of the machinery around it, or not known."""
 
     SUCCESS = "success"
     FAILURE = "failure"
     INFRASTRUCTURE = "infrastructure"
+    UNKNOWN = "unknown"  # production's, until somebody says
+
+    @property
+    def judged(self) -> bool:
+        """Whether it says something about the agent: only such trajectories are mined."""
+        return self in (Outcome.SUCCESS, Outcome.FAILURE)
 
 
 class EndCause(StrEnum):
@@ -30,6 +37,7 @@ class EndCause(StrEnum):
     SANDBOX_ERROR = "sandbox_error"
     SIMULATOR_ERROR = "simulator_error"
     IMPORTED = "imported"
+    SILENCE = "silence"  # production's: nobody has gone on with it for a while
 
 
 class Verdict(StrEnum):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from traced.commands import daemon, decide, devices, run, service, setup, show, steps, upkeep
+from traced.commands import daemon, decide, devices, run, service, serving, setup, show, steps, upkeep
 from traced.commands.boundary import Verbs, stop_on_sigterm
 
 app = typer.Typer(
@@ -31,6 +31,8 @@ def options(
 
 app.command()(setup.init)
 app.command()(daemon.up)
+app.command()(serving.serve)
+app.add_typer(serving.keys, name="keys")
 app.add_typer(daemon.cycle, name="cycle")
 app.command()(daemon.pause)
 app.command()(daemon.resume)

@@ -36,12 +36,13 @@ from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
 from traced.section import Margin, Positive, Section, Share, Temperature
 from traced.service.settings import ApiSection, TriggersSection
+from traced.serving.gateway.settings import ServingSection
 from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 SECRET = "notify."  # addresses and arguments of hooks are secrets themselves: no error shows one
-SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry")
+SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving")
 APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG", "TRACED_DOCKERD_LOG", "TRACED_DOCKER_SOCKET"}
 
@@ -222,6 +223,7 @@ class Settings(BaseSettings):
     triggers: TriggersSection = TriggersSection()
     telemetry: TelemetrySection = TelemetrySection()
     executor: ExecutorSection = ExecutorSection()
+    serving: ServingSection = ServingSection()
 
     @property
     def store_url(self) -> str:

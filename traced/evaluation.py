@@ -72,7 +72,7 @@ def rate(name: str, trajectories: Iterable[Trajectory]) -> Rate:
 
 def successes_by_task(trajectories: Iterable[Trajectory]) -> dict[str, bool]:
     """Whether each task was solved, for tasks that ended soundly; one episode per task."""
-    sound = (trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.INFRASTRUCTURE)
+    sound = (trajectory for trajectory in trajectories if trajectory.outcome.judged)
     return {trajectory.task_id: trajectory.outcome is Outcome.SUCCESS for trajectory in sound}
 
 

@@ -15,7 +15,7 @@ from agents.analyst.catalogue import CANDIDATES, DETECTORS
 from agents.analyst.corpus import Corpus, mine
 from agents.analyst.view import View, views
 from agents.errors import AgentsError
-from store.types import Capability, Label, Outcome, Trajectory, Verdict
+from store.types import Capability, Label, Trajectory, Verdict
 
 SAMPLE = 0.8
 MAX_CANDIDATES = 10
@@ -66,7 +66,7 @@ def label_runs(
         labels += [
             Label(trajectory.id, capability.name, run, Verdict.NA)
             for trajectory in trajectories
-            if trajectory.outcome is Outcome.INFRASTRUCTURE
+            if not trajectory.outcome.judged
             for capability in capabilities
         ]
     return labels
@@ -78,7 +78,7 @@ def _label(one: View, capability: Capability, corpus: Corpus, run: int) -> Label
 
 
 def _minable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    return [trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.INFRASTRUCTURE]
+    return [trajectory for trajectory in trajectories if trajectory.outcome.judged]
 
 
 def _mine_sample(trajectories: Sequence[Trajectory], spoken: Sequence[View], *, run: int, seed: int) -> Corpus:

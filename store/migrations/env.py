@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from store.service_tables import METADATA
+from store.all_tables import METADATA
 
 
 def run() -> None:

@@ -91,6 +91,11 @@ def live_adapters(session: Session) -> list[Promotion]:
     return [promotion for promotion in newest.values() if promotion.state is PromotionState.LIVE]
 
 
+def last_promotion(session: Session) -> int:
+    """The number of the log's newest entry; 0 where it is empty. It grows with every change of what is live."""
+    return session.exec(select(func.max(PromotionRow.seq))).one() or 0
+
+
 def list_promotions(session: Session, adapter: str) -> list[Promotion]:
     """The promotion log of an adapter version, oldest first."""
     query = select(PromotionRow).where(PromotionRow.adapter == adapter).order_by(col(PromotionRow.seq))

@@ -1,8 +1,8 @@
 """Trajectories, their tools (stored once per list) and their packed token ids.
 
-Invariants: a stored trajectory is evidence, so the first recording under an id stays; an ``infrastructure`` outcome is
-not evidence of the agent and gives way to a later attempt, unless something refers to it. Listings come in the order of
-source, split, task id, trial, model and id, whatever the order of saving and whatever the cycle's id.
+Invariants: a stored trajectory is evidence, so the first recording under an id stays; an outcome ``infrastructure`` or
+``unknown`` is not evidence of the agent and gives way to a later one, unless something refers to it. Listings come in
+the order of source, split, task id, trial, model and id, whatever the order of saving and whatever the cycle's id.
 Fails: an unknown ``cycle_id`` is a ``BrokenReference``. Not covered: deleting.
 """
 
@@ -61,7 +61,7 @@ def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> S
             new.append(trajectory)
         elif known[0] == _digest(trajectory):
             same += 1
-        elif known[1] == Outcome.INFRASTRUCTURE and not _is_cited(session, trajectory.id):
+        elif not Outcome(known[1]).judged and not _is_cited(session, trajectory.id):
             replaced.append(trajectory.id)
         else:
             kept.append(trajectory.id)
@@ -70,10 +70,24 @@ def save_trajectories(session: Session, trajectories: Iterable[Trajectory]) -> S
     return Saved(len(new), same, replaced, kept)
 
 
+def rejudge_trajectory(session: Session, trajectory: Trajectory) -> bool:
+    """Give production's trajectory the outcome and reward that people's feedback says by now.
+
+    Returns False, and changes nothing, where evidence of a cycle refers to it.
+    """
+    row = session.get(TrajectoryRow, trajectory.id)
+    if row is None or row.cycle_id is not None or _is_cited(session, trajectory.id):
+        return False
+    row.outcome, row.reward, row.digest = trajectory.outcome.value, trajectory.reward, _digest(trajectory)
+    session.add(row)
+    session.flush()
+    return True
+
+
 def known_trajectories(session: Session, ids: Iterable[str]) -> set[str]:
     """Those of ``ids`` that are stored with an outcome of the agent, so that there is no need to run them again."""
     stored = _stored_digests(session, list(ids))
-    return {key for key, (_, outcome) in stored.items() if outcome != Outcome.INFRASTRUCTURE}
+    return {key for key, (_, outcome) in stored.items() if Outcome(outcome).judged}
 
 
 def get_trajectory(session: Session, trajectory_id: str, *, tokens: bool = True) -> Trajectory:

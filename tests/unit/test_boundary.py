@@ -1,5 +1,7 @@
 import errno
 import json
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +13,7 @@ from typer.testing import CliRunner
 from agents.errors import SynthesisError
 from sandbox.errors import EngineDown
 from store.errors import NotFound
-from traced.commands.boundary import Terminated, Verbs
+from traced.commands.boundary import Verbs
 from traced.commands.options import parse_pair
 from traced.commands.output import plain
 from traced.errors import ConfigError, TracedError
@@ -27,7 +29,6 @@ RAISED: dict[str, BaseException] = {
     "disk": OSError(errno.ENOSPC, "No space left on device", "/data/x"),
     "defect": KeyError("missing"),
     "stop": KeyboardInterrupt(),
-    "term": Terminated(),
     "usage": typer.BadParameter("not a number"),
 }
 
@@ -61,7 +62,6 @@ def run(*words: str) -> tuple[int, str, str]:
         ("disk", 1, "the disk is full: [Errno 28] No space left on device: '/data/x' Try: free some space"),
         ("defect", 70, "Defect in traced: KeyError: 'missing' Try: traced --debug fail defect"),
         ("stop", 130, "To carry on: traced fail stop"),
-        ("term", 143, "To carry on: traced fail term"),
         ("usage", 2, "not a number"),
     ],
 )
@@ -106,3 +106,68 @@ def test_plain_values_are_json() -> None:
         "p": "/x",
         "n": None,
     }
+
+
+TERMINATED = """
+import asyncio, os, signal, sys, time
+import typer
+from traced.commands.boundary import Verbs, stop_on_sigterm
+
+if sys.argv[1] == "background":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+app = typer.Typer(cls=Verbs)
+
+@app.callback()
+def options(debug: bool = False): pass
+
+async def other():
+    os.kill(os.getpid(), signal.SIGTERM)  # in the middle of a task that is not the main one
+    try:
+        await asyncio.sleep(20)
+    finally:
+        print("cleared away", flush=True)
+
+async def work():
+    task = asyncio.create_task(other())
+    try:
+        await asyncio.sleep(20)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+@app.command()
+def asynchronous():
+    asyncio.run(work())
+
+@app.command()
+def background():
+    asyncio.run(work())
+
+@app.command()
+def plain():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(20)
+    finally:
+        print("cleared away", flush=True)
+
+stop_on_sigterm()
+app()
+"""
+
+
+@pytest.mark.parametrize("how", ["asynchronous", "plain"])
+def test_sigterm_ends_a_verb_as_ctrl_c_does(how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED, how], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (143, "cleared away\n")
+    assert f"To carry on: traced {how}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_sigterm_ends_a_verb_of_the_background_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TERMINATED, "background"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 143

@@ -26,10 +26,6 @@ from traced.commands.output import print_json, progress
 DEFECT = 70
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: handled as Ctrl-C is, so that what was started gets stopped and nothing is left half-written."""
-
-
 class Verbs(TyperGroup):
     """The group of verbs, with the boundary around whichever runs."""
 
@@ -43,27 +39,36 @@ class Verbs(TyperGroup):
         words: list[str] = ctx.meta["traced.words"]
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            raise typer.Exit(_stopped(stop, words)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(_stopped(words)) from None
         except Exception as error:  # the outermost boundary: whatever is left is reported once and ends the process
             if _is_for_typer(error) or ctx.params.get("debug") or os.environ.get("TRACED_DEBUG"):
                 raise
             raise typer.Exit(_failed(error, words)) from None
 
 
+_ended_by: list[int] = []  # signals other than Ctrl-C's
+
+
 def stop_on_sigterm() -> None:
-    """Let SIGTERM end the process the way Ctrl-C does."""
+    """Let SIGTERM end the process the way Ctrl-C does, so that nothing is left running or half-written."""
     signal.signal(signal.SIGTERM, _terminate)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise Terminated
+    """Do what Ctrl-C would do here: asyncio has a handler of its own for it, which ends tasks in order."""
+    _ended_by.append(signum)
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler):
+        handler(signal.SIGINT, frame)
+    else:
+        raise KeyboardInterrupt  # Ctrl-C is ignored: a shell began this in the background
 
 
-def _stopped(stop: KeyboardInterrupt, words: list[str]) -> int:
+def _stopped(words: list[str]) -> int:
     again = shlex.join(["traced", *words])
     progress.print(f"\nStopped; nothing is half-written. To carry on: {escape(again)}", highlight=False)
-    return 143 if isinstance(stop, Terminated) else 130
+    return 128 + (_ended_by[0] if _ended_by else signal.SIGINT)
 
 
 def _failed(raised: Exception, words: list[str]) -> int:

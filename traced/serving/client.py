@@ -24,14 +24,17 @@ KEEP_ALIVE_S = 30.0  # the embedded server keeps idle connections longer
 EMBEDDED_TOGETHER = 64
 CONNECTIONS = 1024  # aiohttp, because httpx's pool takes time quadratic in its connections at every request
 CONNECT_S = 10.0
+BASE = "base"  # what traced calls the base model
 TOP_LOGPROBS = 20  # the most that vLLM grants by default
 
 
 class EngineClient:
     """Talks to one engine. Close it with ``aclose`` or use it as an asynchronous context manager."""
 
-    def __init__(self, url: str, *, timeout_s: float = 120.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = 120.0, key: str = "", base: str = BASE) -> None:
         self.url = url
+        self.base = base  # what the engine calls the base model
+        self._headers = {"Authorization": f"Bearer {key}"} if key else None
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=timeout_s)
         self._http: aiohttp.ClientSession | None = None  # made inside the event loop that it belongs to
 
@@ -59,7 +62,8 @@ class EngineClient:
         seed: int | None = None,
     ) -> Completion:
         """One assistant message with its token ids and log-probs (nats)."""
-        body = {"model": model, "messages": list(messages), "temperature": temperature, "max_tokens": max_tokens}
+        named = self.base if model == BASE else model
+        body = {"model": named, "messages": list(messages), "temperature": temperature, "max_tokens": max_tokens}
         body |= {"seed": seed, "logprobs": True, "return_token_ids": True}
         answer = await self._post("/v1/chat/completions", body | ({"tools": list(tools)} if tools else {}))
         try:
@@ -74,6 +78,7 @@ class EngineClient:
 
         Labels outside the engine's 20 likeliest tokens are left out.
         """
+        model = self.base if model == BASE else model
         if isinstance(prompt, str):
             body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": TOP_LOGPROBS}
             answer = await self._post("/v1/completions", body)
@@ -89,6 +94,7 @@ class EngineClient:
     async def embeddings(self, texts: Sequence[str], model: str = "base") -> list[list[float]]:
         """One vector per text, in order; ``EMBEDDED_TOGETHER`` texts to a request."""
         found: list[list[float]] = []
+        model = self.base if model == BASE else model
         for begin in range(0, len(texts), EMBEDDED_TOGETHER):
             asked = list(texts[begin : begin + EMBEDDED_TOGETHER])
             answer = await self._post("/v1/embeddings", {"model": model, "input": asked, "encoding_format": "float"})
@@ -110,7 +116,10 @@ class EngineClient:
     async def models(self) -> list[str]:
         """Names that requests may use: the base first, then adapters."""
         answer = await self._request("GET", "/v1/models")
-        return [entry["id"] for entry in answer["data"]]
+        try:
+            return [entry["id"] for entry in sorted(answer["data"], key=lambda entry: entry.get("parent") is not None)]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise EngineError(f"{self.url} answered without a list of models: {error!r}") from error
 
     async def health(self) -> bool:
         """Whether the engine answers."""
@@ -123,7 +132,7 @@ class EngineClient:
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None:
             connector = aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE_S)
-            self._http = aiohttp.ClientSession(connector=connector, timeout=self._timeout)
+            self._http = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
         return self._http
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:

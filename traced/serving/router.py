@@ -15,11 +15,12 @@ from typing import Protocol
 
 from sandbox.contract import Message, Task, Tool
 from traced.rollout.policy import Completion
+from traced.serving.client import BASE as BASE
 from traced.serving.client import EngineClient
 from traced.serving.errors import ServingError
+from traced.serving.opening import opening_messages
 from traced.serving.routing_prompt import opening_text, route_options, routing_prompt
 
-BASE = "base"
 REMEMBERED = 10_000  # conversations whose choice is kept
 
 
@@ -111,13 +112,3 @@ class RoutedPolicy:
             if len(self._choices) > REMEMBERED:
                 self._choices.popitem(last=False)
         return await asyncio.shield(self._choices[key])  # one caller's cancellation is not the others'
-
-
-def opening_messages(messages: Sequence[Message]) -> list[Message]:
-    """The messages before the assistant first answers a user."""
-    asked = False
-    for index, message in enumerate(messages):
-        if asked and message["role"] == "assistant":
-            return list(messages[:index])
-        asked = asked or message["role"] == "user"
-    return list(messages)

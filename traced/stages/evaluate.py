@@ -17,7 +17,8 @@ from store.types import Outcome, Trajectory
 from traced.figures import FLOOR, ROUTED
 from traced.rollout.episodes import EpisodeJob
 from traced.rollout.policy import Completion, Policy
-from traced.serving.router import RoutedPolicy, Router, opening_messages
+from traced.serving.opening import opening_messages
+from traced.serving.router import RoutedPolicy, Router
 from traced.stages.collect import success_so_far
 from traced.stages.context import Context
 from traced.stages.episodes import BASE, episodes, model_policy, split_jobs

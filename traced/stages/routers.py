@@ -16,12 +16,10 @@ from pathlib import Path
 
 from sandbox.client import SandboxSource
 from sandbox.errors import EngineDown, ImageMissing, SandboxError
-from store.records import AdapterVersion
 from store.repositories.adapters import get_adapter
-from store.repositories.analysis import get_capability, list_labels
+from store.repositories.analysis import list_labels
 from store.repositories.environments import get_environment
-from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from store.types import Capability, Label, Outcome, Trajectory, Verdict
+from store.types import Label, Outcome, Trajectory, Verdict
 from traced.models import weights_digest
 from traced.serving.errors import RouterFileError, RouterFitError
 from traced.serving.hidden_state_router import (
@@ -32,8 +30,9 @@ from traced.serving.hidden_state_router import (
     read_classifier,
     routed_text,
 )
-from traced.serving.router import BASE, LabelRouter, Route, Router, opening_messages
-from traced.serving.routing_prompt import opening_text
+from traced.serving.opening import opening_messages
+from traced.serving.router import BASE, LabelRouter, Router
+from traced.serving.routes import route
 from traced.stages.collect import collected
 from traced.stages.context import Context, Shown
 from traced.training.publish import publish_file
@@ -48,27 +47,9 @@ Example = tuple[str, str]  # an opening text, and the model that should serve it
 async def routers(context: Context, promoted: Sequence[str]) -> dict[str, Router]:
     """Both routers by the name that ``routing.router`` gives them."""
     client = await context.engine()
-    labels = LabelRouter(client, [route(context, name) for name in promoted])
+    with context.reading() as session:
+        labels = LabelRouter(client, [route(session, name) for name in promoted])
     return {HIDDEN_STATE: await hidden_state_router(context, promoted), LABELS: labels}
-
-
-def route(context: Context, adapter: str) -> Route:
-    """An adapter's line in the routing prompt: its capability, and how one task that it solved in its gate opened."""
-    version, meant = described(context, adapter)
-    wanted = TrajectoryFilter(
-        source=f"env:{version.environment_hash[:12]}", model=adapter, outcome=Outcome.SUCCESS, cycle_id=context.cycle_id
-    )
-    with context.reading() as session:
-        solved = list_trajectories(session, wanted, limit=1)
-    example = opening_text(opening_messages(solved[0].messages)) if solved else ""
-    return Route(adapter, meant.title, meant.description, example)
-
-
-def described(context: Context, adapter: str) -> tuple[AdapterVersion, Capability]:
-    """A version and the capability that it was trained for."""
-    with context.reading() as session:
-        version = get_adapter(session, adapter)
-        return version, get_capability(session, version.cycle_id, version.capability)
 
 
 async def hidden_state_router(context: Context, promoted: Sequence[str]) -> HiddenStateRouter:

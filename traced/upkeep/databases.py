@@ -21,9 +21,9 @@ from sqlalchemy import inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 
+from store.all_tables import METADATA
 from store.database import connect, unavailable
 from store.schema import VERSION_TABLE
-from store.service_tables import METADATA
 from traced.upkeep.errors import BackupFailed, RestoreRefused, UpkeepError
 
 BESIDE = {  # what the libraries of the cycle and the scheduler keep in the same database

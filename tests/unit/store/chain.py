@@ -20,8 +20,9 @@ from store.records import (
     StageState,
     TrainingRun,
 )
-from store.repositories import adapters, analysis, cycles, environments, gates, promotions, routing, training
+from store.repositories import adapters, analysis, cycles, environments, gates, promotions, routing, serving, training
 from store.repositories.trajectories import save_trajectories
+from store.serving_records import ConversationRoute, Exchange, Feedback, RouterKey
 from store.types import (
     AdmissionReport,
     Capability,
@@ -124,3 +125,15 @@ def save_chain(session: Session) -> None:
     promotions.promote(session, "date-reasoning@v1", who="Ada", at=later(8))
     save_trajectories(session, [trajectory("t3", Outcome.SUCCESS, model="date-reasoning@v1", split="test")])
     routing.save_routing(session, [RoutingChoice("t3", "date-reasoning@v1", {"A": -0.1, "B": -2.5}, 0.01)])
+    save_conversation(session)
+
+
+def save_conversation(session: Session) -> None:
+    """One that the router was asked for, and what somebody thought of it."""
+    route = ConversationRoute("conv-1", "date-reasoning@v1", {"date-reasoning@v1": -0.1}, 0.02, "", later(9))
+    serving.save_route(session, route)
+    body = {"messages": [{"role": "user", "content": "Which day?"}], "tools": TOOLS, "answer": None}
+    exchange = Exchange("exchange-1", "conv-1", later(10), "date-reasoning@v1", 200, 0.5, 3, 2, body=body)
+    serving.save_exchanges(session, [exchange])
+    serving.save_key(session, RouterKey("agent", "0" * 64, 60, later(9)))
+    serving.save_feedback(session, Feedback("conv-1", later(11), score=0.5, comment="so so", who="Ada"))

@@ -9,13 +9,13 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 
+from store.all_tables import METADATA
 from store.database import connect, open_store, reading, session, sqlite_url
 from store.errors import StoreUnavailable, StoreVersionError
 from store.head import HEAD
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import get_trajectory
 from store.schema import MIGRATIONS, known_revisions, migrate, revision
-from store.service_tables import METADATA
 from tests.unit.store.chain import FINDING, GATE, save_chain, trajectory
 
 GOLDEN = Path(__file__).parent / "golden"

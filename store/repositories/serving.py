@@ -1,0 +1,149 @@
+"""The router's decisions, its exchanges and the feedback on them.
+
+Invariants: the first decision on a conversation stays, whoever made it; the same exchange twice is one row; an exchange
+is settled once, then it has no body any more; feedback is only added, in the order of ``list_feedback``.
+Not covered: making trajectories of exchanges (``traced.serving.gateway.settling``).
+"""
+
+import json
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+import zstandard
+from sqlmodel import Session, col, func, select, update
+
+from store.content import digest, insert_new
+from store.errors import NotFound, StoreConflict
+from store.serving_records import ConversationRoute, Exchange, Feedback, RouterKey
+from store.serving_tables import ConversationRow, ExchangeRow, FeedbackRow, RouterKeyRow
+
+IDS_PER_QUERY = 500
+
+
+def save_route(session: Session, route: ConversationRoute) -> ConversationRoute:
+    """Store a decision; returns the one that counts, which is the first."""
+    insert_new(session, ConversationRow, [asdict(route)])
+    found = find_route(session, route.id)
+    assert found is not None
+    return found
+
+
+def find_route(session: Session, conversation_id: str) -> ConversationRoute | None:
+    """The decision on a conversation, None where there is none yet."""
+    row = session.get(ConversationRow, conversation_id, populate_existing=True)
+    return None if row is None else ConversationRoute(**row.model_dump())
+
+
+def save_exchanges(session: Session, exchanges: Iterable[Exchange]) -> None:
+    """Store exchanges; those that are there already stay as they are."""
+    insert_new(session, ExchangeRow, [{**asdict(one), "body": _packed(one.body)} for one in exchanges])
+
+
+def open_conversations(session: Session, *, before: datetime, limit: int) -> list[str]:
+    """Conversations with unsettled exchanges of which the newest is from before a moment, the longest silent first."""
+    newest = func.max(ExchangeRow.at)
+    query = select(ExchangeRow.conversation_id).where(col(ExchangeRow.settled_at).is_(None))
+    grouped = query.group_by(col(ExchangeRow.conversation_id)).having(newest < before).order_by(newest).limit(limit)
+    return list(session.exec(grouped))
+
+
+def list_exchanges(session: Session, conversation_id: str, *, unsettled: bool = False) -> list[Exchange]:
+    """A conversation's exchanges, oldest first."""
+    query = select(ExchangeRow).where(ExchangeRow.conversation_id == conversation_id)
+    if unsettled:
+        query = query.where(col(ExchangeRow.settled_at).is_(None))
+    return [_exchange(row) for row in session.exec(query.order_by(col(ExchangeRow.at), col(ExchangeRow.id)))]
+
+
+def settle(session: Session, trajectories: dict[str, str | None], *, at: datetime) -> None:
+    """Note that exchanges are settled: id to the trajectory that each is part of (None: of none)."""
+    for exchange_id, trajectory_id in trajectories.items():
+        values = {"settled_at": at, "trajectory_id": trajectory_id, "body": None}
+        session.execute(update(ExchangeRow).where(col(ExchangeRow.id) == exchange_id).values(**values))
+
+
+def is_known(session: Session, conversation_id: str) -> bool:
+    """Whether the router ever had this conversation."""
+    query = select(ExchangeRow.id).where(ExchangeRow.conversation_id == conversation_id).limit(1)
+    return session.exec(query).first() is not None or find_route(session, conversation_id) is not None
+
+
+def conversation_of(session: Session, response_id: str) -> str | None:
+    """The conversation in which an answer was given."""
+    query = select(ExchangeRow.conversation_id).where(ExchangeRow.response_id == response_id).limit(1)
+    return session.exec(query).first()
+
+
+def trajectories_of(session: Session, conversation_id: str, response_id: str = "") -> list[str]:
+    """The trajectories that a conversation became, or the one that an answer in it is part of."""
+    query = select(ExchangeRow.trajectory_id).where(
+        ExchangeRow.conversation_id == conversation_id, col(ExchangeRow.trajectory_id).is_not(None)
+    )
+    if response_id:
+        query = query.where(ExchangeRow.response_id == response_id)
+    return sorted({found for found in session.exec(query) if found is not None})
+
+
+def exchanges_of(session: Session, trajectory_id: str) -> list[Exchange]:
+    """The exchanges that became part of a trajectory."""
+    return [
+        _exchange(row) for row in session.exec(select(ExchangeRow).where(ExchangeRow.trajectory_id == trajectory_id))
+    ]
+
+
+def save_feedback(session: Session, feedback: Feedback) -> None:
+    """Add what somebody thought; the same twice is one row."""
+    values = asdict(feedback)
+    insert_new(session, FeedbackRow, [{"id": digest(values), **values}])
+
+
+def list_feedback(session: Session, conversation_ids: Collection[str]) -> list[Feedback]:
+    """The feedback on conversations, in the order of writing."""
+    found: list[FeedbackRow] = []
+    ids: Sequence[str] = list(conversation_ids)
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        chosen = col(FeedbackRow.conversation_id).in_(ids[start : start + IDS_PER_QUERY])
+        found += session.exec(select(FeedbackRow).where(chosen))
+    found.sort(key=lambda row: row.seq or 0)
+    return [Feedback(**row.model_dump(exclude={"seq", "id"})) for row in found]
+
+
+def save_key(session: Session, key: RouterKey) -> None:
+    """Add a key, the same twice is one; raises ``StoreConflict`` where the name was ever another key's."""
+    known = session.get(RouterKeyRow, key.id)
+    if known is not None:
+        if known.hash == key.hash:
+            return
+        raise StoreConflict(f"there is or was a key named {key.id!r}; take another name")
+    session.add(RouterKeyRow(**asdict(key)))
+    session.flush()
+
+
+def revoke_key(session: Session, name: str, *, at: datetime) -> None:
+    """Take a key back; twice is no error. Raises ``NotFound``."""
+    row = session.get(RouterKeyRow, name)
+    if row is None:
+        raise NotFound("key", name, "traced keys list")
+    row.revoked_at = row.revoked_at or at
+    session.add(row)
+
+
+def list_keys(session: Session) -> list[RouterKey]:
+    """All keys that ever were, oldest first."""
+    query = select(RouterKeyRow).order_by(col(RouterKeyRow.created_at), col(RouterKeyRow.id))
+    return [RouterKey(**row.model_dump()) for row in session.exec(query)]
+
+
+def _packed(body: dict[str, Any] | None) -> bytes | None:
+    if body is None:
+        return None
+    text = json.dumps(body, separators=(",", ":"))  # ASCII: a lone surrogate stays what it is
+    return zstandard.ZstdCompressor(level=1).compress(text.encode())
+
+
+def _exchange(row: ExchangeRow) -> Exchange:
+    values = row.model_dump(exclude={"body", "settled_at"})
+    body = None if row.body is None else json.loads(zstandard.ZstdDecompressor().decompress(row.body))
+    return Exchange(**values, body=body)

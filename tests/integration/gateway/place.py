@@ -1,0 +1,130 @@
+"""A router over scripted engines, on a store with one capability whose versions are promoted by hand."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from sqlalchemy import Engine
+
+from store.database import open_store, reading, session, sqlite_url
+from store.records import AdapterVersion
+from store.repositories import adapters, gates, promotions, serving, training
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.serving_records import Exchange
+from store.types import GateAnswer, Trajectory
+from tests.integration.gateway.upstream import Upstream, upstreams
+from tests.unit.store import chain
+from traced.config import Settings, load_settings
+from traced.serving.gateway.running import routing
+
+LOOK_S = 0.02
+V1, V2 = "date-reasoning@v1", "date-reasoning@v2"
+USER = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Which day is it?"}]
+
+
+@dataclass
+class Place:
+    """The router's URL with a client, the engines behind it, and the store."""
+
+    url: str
+    http: httpx.AsyncClient
+    engines: list[Upstream]
+    store: Engine
+    settings: Settings
+
+    @property
+    def engine(self) -> Upstream:
+        """The only engine."""
+        (one,) = self.engines
+        return one
+
+    async def ask(self, model: str = "auto", said: Any = USER, **more: Any) -> httpx.Response:
+        """One chat completion; ``headers`` among ``more`` are the request's."""
+        headers = more.pop("headers", None)
+        body = {"model": model, "messages": said, **more}
+        return await self.http.post("/v1/chat/completions", content=json.dumps(body), headers=headers)
+
+    def promote(self, name: str) -> None:
+        """Put a version live."""
+        with session(self.store) as opened:
+            promotions.save_approval(opened, chain.approval(name))
+            promotions.promote(opened, name, who="Ada", at=chain.later(8))
+
+    def roll_back(self, name: str) -> None:
+        """Undo it."""
+        with session(self.store) as opened:
+            promotions.roll_back(opened, name, who="Ada", at=chain.later(9))
+
+    def exchanges(self, conversation_id: str) -> list[Exchange]:
+        """What the store has of a conversation."""
+        with reading(self.store) as opened:
+            return serving.list_exchanges(opened, conversation_id)
+
+    def trajectories(self) -> list[Trajectory]:
+        """What production's conversations have become."""
+        with reading(self.store) as opened:
+            found = list_trajectories(opened, TrajectoryFilter(source="desk"))
+        return [trajectory for trajectory in found if trajectory.id.startswith("router-")]
+
+
+async def until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait for it."""
+    for _ in range(round(seconds / LOOK_S)):
+        if holds():
+            return
+        await asyncio.sleep(LOOK_S)
+    raise AssertionError("it did not come about")
+
+
+async def models(place: Place) -> list[str]:
+    """What the router offers."""
+    return [entry["id"] for entry in (await place.http.get("/v1/models")).json()["data"]]
+
+
+async def until_offered(place: Place, name: str, offered: bool = True) -> None:
+    """Wait until the router offers a model, or does so no more."""
+    for _ in range(round(20 / LOOK_S)):
+        if (name in await models(place)) is offered:
+            return
+        await asyncio.sleep(LOOK_S)
+    raise AssertionError(f"{name} is {'not ' if offered else ''}offered")
+
+
+@asynccontextmanager
+async def place(
+    tmp_path: Path, *, engines: int = 1, live: str = "", settings: dict[str, Any] | None = None
+) -> AsyncIterator[Place]:
+    """A router with so many engines, and ``live`` promoted before it starts."""
+    given = {"serving.port": 0, "serving.engine": "external", "routing.router": "labels", **(settings or {})}
+    read = load_settings(tmp_path, given)
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    try:
+        _versions(store)
+        async with upstreams(engines) as behind:
+            made = Place("", None, behind, store, read)  # type: ignore[arg-type]
+            if live:
+                made.promote(live)
+            async with (
+                routing(read, store, [one.url for one in behind]) as url,
+                httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
+            ):
+                made.url, made.http = url, http
+                yield made
+    finally:
+        store.dispose()
+
+
+def _versions(store: Engine) -> None:
+    with session(store) as opened:
+        chain.save_origin(opened)
+        training.save_training_run(opened, chain.training_run())
+        for version in (1, 2):
+            made: AdapterVersion = chain.adapter(version)
+            adapters.save_adapter(opened, made)
+            gate = chain.GATE.__class__(made.name, GateAnswer.PASS, chain.GATE.comparisons, 2)
+            gates.save_gate(opened, gate, cycle_id="c1", at=chain.later(6))

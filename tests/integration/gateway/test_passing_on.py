@@ -1,0 +1,114 @@
+"""Byte for byte: what goes to the engine and comes back, errors and ends that come early."""
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.integration.gateway.place import USER, V1, Place, place, until
+from tests.integration.gateway.upstream import BASE
+
+
+def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **kind: Any) -> None:
+    async def inside() -> None:
+        async with place(tmp_path, **kind) as made:
+            await check(made)
+
+    asyncio.run(inside())
+
+
+def test_unknown_fields_pass_through_both_ways(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        odd = {"n": 2, "extension": {"deep": [1, None, 1e-7, 2**70, "\ud800"]}, "logprobs": True}
+        answer = await made.ask("base", **odd)
+        assert answer.json()["extension"] == odd["extension"]
+        assert made.engine.asked == [{"model": BASE, "messages": USER, **odd}]
+
+    run(tmp_path, check)
+
+
+def test_openais_client_reads_answers_streams_and_errors(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client:
+            assert [model.id async for model in client.models.list()] == ["auto", "base", V1]
+            whole = await client.chat.completions.create(model="auto", messages=USER)  # type: ignore[arg-type]
+            stream = await client.chat.completions.create(model="auto", messages=USER, stream=True)  # type: ignore[call-overload]
+            parts = [chunk.choices[0].delta.content async for chunk in stream]
+            assert "".join(parts) == whole.choices[0].message.content == f"signed {V1}"
+            made.engine.status = 429
+            with pytest.raises(openai.RateLimitError, match="slow down") as caught:
+                await client.chat.completions.create(model="auto", messages=USER)  # type: ignore[arg-type]
+            assert caught.value.response.headers["Retry-After"] == "7"
+            responded = await client.responses.create(model="base", input="Which day?")
+            assert responded.output_text == f"signed {BASE}"
+
+    run(tmp_path, check, live=V1)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        (b"{", 400, "no JSON"),
+        (b"[]", 400, "JSON object"),
+        (b"{}", 400, "model is needed"),
+        (b'{"model": "base", "messages": 3}', 400, "messages"),
+        (b'{"model": "base", "messages": ["x"]}', 400, "messages"),
+        (json.dumps({"model": "base", "pad": "x" * 2**20}).encode(), 413, "1 MiB"),
+    ],
+)
+def test_bad_requests_are_refused_in_openais_form(tmp_path: Path, body: bytes, status: int, word: str) -> None:
+    async def check(made: Place) -> None:
+        refused = await made.http.post("/v1/chat/completions", content=body)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["type"]) == (status, "invalid_request_error")
+        assert word in error["message"]
+        assert made.engine.asked == []
+
+    run(tmp_path, check, settings={"serving.body_mb": 1})
+
+
+def test_a_client_that_hangs_up_ends_the_engines_work(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        made.engine.delay_s = 20
+        for streamed in (False, True):
+            asking = asyncio.create_task(made.ask("base", stream=streamed, headers={"X-Traced-Conversation": "gone"}))
+            await until(lambda: made.engine.running)
+            asking.cancel()
+            await until(lambda: not made.engine.running)
+        assert made.engine.hung_up == 2
+        await until(lambda: len(made.exchanges("gone")) == 2)
+        assert {one.status for one in made.exchanges("gone")} == {499}
+
+    run(tmp_path, check)
+
+
+def test_a_stream_that_breaks_off_ends_with_an_error_and_without_done(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        made.engine.break_after, made.engine.delay_s = 2, 0.05
+        answer = await made.ask("base", stream=True, headers={"X-Traced-Conversation": "broken"})
+        assert "[DONE]" not in answer.text
+        assert (
+            json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["code"] == "engine_error"
+        )
+        await until(lambda: made.exchanges("broken"))
+        (kept,) = made.exchanges("broken")
+        assert kept.status == 502
+        assert "broke off" in kept.detail
+
+    run(tmp_path, check)
+
+
+def test_an_engine_that_dies_during_an_answer_is_a_bad_gateway(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        made.engine.delay_s = 5
+        asking = asyncio.create_task(made.ask("base"))
+        await until(lambda: made.engine.running)
+        await made.engine.stop()
+        refused = await asking
+        assert (refused.status_code, refused.json()["error"]["code"]) == (502, "engine_error")
+
+    run(tmp_path, check)

@@ -1,0 +1,154 @@
+"""An engine that does on demand what a real one does seldom: loses adapters, refuses, breaks off, is slow, dies.
+
+It speaks vLLM's dialect and signs every answer with the model that gave it.
+"""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+BASE = "Qwen/some-base"
+
+
+@dataclass
+class Upstream:
+    """What it has loaded, what it was asked, and how it behaves; ``label`` is the letter that it decides for."""
+
+    adapters: dict[str, str] = field(default_factory=dict)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    answers: Counter[str] = field(default_factory=Counter)
+    label: str = "A"
+    status: int = 200
+    delay_s: float = 0.0
+    routing_delay_s: float = 0.0
+    break_after: int | None = None  # pieces of a stream
+    loads: list[str] = field(default_factory=list)
+    most_loaded: int = 0
+    hung_up: int = 0
+    running: int = 0
+    refuses_loads: bool = False
+    url: str = ""
+    _runner: web.AppRunner | None = None
+
+    async def start(self, port: int = 0) -> None:
+        """Listen; a restart on the same port has no adapters."""
+        app = web.Application()
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/load_lora_adapter", self._load)
+        app.router.add_post("/v1/unload_lora_adapter", self._unload)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/responses", self._respond)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def stop(self) -> None:
+        """Be gone, adapters and all."""
+        assert self._runner is not None
+        await self._runner.cleanup()
+        self.adapters.clear()
+
+    async def again(self) -> None:
+        """Come back at the same place."""
+        await self.start(int(self.url.rpartition(":")[2]))
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        data: list[dict[str, Any]] = [{"id": name, "parent": BASE} for name in self.adapters]
+        return web.json_response({"data": [*data, {"id": BASE, "parent": None}]})
+
+    async def _load(self, request: web.Request) -> web.Response:
+        told = await request.json()
+        if self.refuses_loads:
+            return web.json_response({"error": {"message": "no room"}}, status=500)
+        self.loads.append(told["lora_name"])
+        await asyncio.sleep(0.05)
+        self.adapters[told["lora_name"]] = told["lora_path"]
+        self.most_loaded = max(self.most_loaded, len(self.adapters))
+        return web.Response(text="Success")
+
+    async def _unload(self, request: web.Request) -> web.Response:
+        del self.adapters[(await request.json())["lora_name"]]
+        return web.Response(text="Success")
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.routing_delay_s)
+        top = {self.label: -0.1, " other": -3.0}
+        return web.json_response({"id": "cmpl-1", "choices": [{"text": "x", "logprobs": {"top_logprobs": [top]}}]})
+
+    async def _respond(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked.append(body)
+        said = [{"type": "output_text", "text": f"signed {body['model']}"}]
+        output = [{"type": "message", "role": "assistant", "content": said}]
+        usage = {"input_tokens": 3, "output_tokens": 2}
+        return web.json_response({"id": "resp-1", "object": "response", "output": output, "usage": usage})
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.asked.append(body)
+        self.running += 1
+        try:
+            await asyncio.sleep(self.delay_s)
+            return await self._say(request, body)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.hung_up += 1
+            raise
+        finally:
+            self.running -= 1
+
+    async def _say(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        model = body["model"]
+        if model not in (BASE, *self.adapters):
+            return web.json_response({"error": {"message": f"The model `{model}` does not exist."}}, status=404)
+        if self.status != 200:
+            told = {"error": {"message": "slow down", "type": "rate_limit_error", "code": "busy", "param": None}}
+            return web.json_response(told, status=self.status, headers={"Retry-After": "7"})
+        self.answers[model] += 1
+        number = sum(self.answers.values())
+        if body.get("stream"):
+            return await self._stream(request, model, number)
+        message = {"role": "assistant", "content": f"signed {model}"}
+        usage = {"prompt_tokens": 5, "completion_tokens": 3}
+        made = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": model, "usage": usage}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return web.json_response({**made, "choices": [choice], "extension": body.get("extension")})
+
+    async def _stream(self, request: web.Request, model: str, number: int) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        for place, word in enumerate(["signed", " ", model]):
+            if place == self.break_after:
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            choice = {"index": 0, "delta": {"role": "assistant", "content": word}, "finish_reason": None}
+            event = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": 1, "model": model}
+            await response.write(f"data: {json.dumps({**event, 'choices': [choice]})}\n\n".encode())
+            await asyncio.sleep(self.delay_s)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@asynccontextmanager
+async def upstreams(count: int = 1) -> AsyncIterator[list[Upstream]]:
+    """So many engines."""
+    made = [Upstream() for _ in range(count)]
+    for one in made:
+        await one.start()
+    try:
+        yield made
+    finally:
+        for one in made:
+            await one.stop()

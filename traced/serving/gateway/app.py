@@ -1,0 +1,237 @@
+"""The endpoint: OpenAI's paths, in front of the engines.
+
+    POST /v1/chat/completions, /v1/completions, /v1/responses    model: "auto", "base", an adapter version
+    GET  /v1/models    POST /v1/feedback    GET /alive, /ready
+
+``auto`` gives a conversation to the base model or to an adapter (``deciding``); any other name takes that model.
+Headers of a request: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Record: no`` keeps it out of the
+store. Answers say ``X-Traced-Model``, ``X-Traced-Conversation`` and ``X-Traced-Request``.
+
+Invariants: unknown fields pass through; every error is in OpenAI's form; what was answered is recorded before the
+client has all of it. Not covered: TLS (put a proxy in front where the network is not yours).
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from store.serving_records import Exchange
+from traced.serving.client import BASE
+from traced.serving.gateway.deciding import Decisions
+from traced.serving.gateway.engines import Pool
+from traced.serving.gateway.feedback import Judges
+from traced.serving.gateway.forwarding import UNAVAILABLE, Asked, Forwarder
+from traced.serving.gateway.identity import HEADER, ID_LIMIT, conversation_id
+from traced.serving.gateway.keys import Keys
+from traced.serving.gateway.limits import Gate, Quotas
+from traced.serving.gateway.live import Live
+from traced.serving.gateway.problems import Refusal
+from traced.serving.gateway.reading import messages_of
+from traced.serving.gateway.redaction import Redactor
+from traced.serving.gateway.settings import ServingSection
+from traced.serving.gateway.spool import Spool, as_line
+
+AUTO = "auto"
+GONE = 499  # nginx's code for a client that closed the connection
+MB = 2**20
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Gateway:
+    """What the handlers share."""
+
+    pool: Pool
+    live: Callable[[], Live]
+    decisions: Decisions
+    spool: Spool
+    judges: Judges
+    settings: ServingSection
+    keys: Keys
+    gate: Gate
+    redactor: Redactor
+    engine_key: str = ""
+    quotas: Quotas = field(default_factory=Quotas)
+    http: aiohttp.ClientSession | None = None
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        """A completion of any of the three forms."""
+        body = await _body(request)
+        try:
+            messages = messages_of(body)
+        except ValueError as error:
+            raise Refusal(400, str(error), param="messages") from error
+        key = self.keys.who(request.headers.get("Authorization"))
+        if key is not None:
+            self.quotas.take(key.id, key.per_minute)
+        named = request.headers.get(HEADER)
+        if named is not None and not 0 < len(named) <= ID_LIMIT:
+            raise Refusal(400, f"{HEADER} takes 1 to {ID_LIMIT} characters")
+        conversation = conversation_id(named, messages, key.id if key else "")
+        asked = Asked(request, conversation, "", body, {}, partial(self._keep, key.id if key else ""))
+        try:
+            async with self.gate.admitted():
+                asked.model = await self._model(body, conversation, messages)
+                asked.headers = {"X-Traced-Model": asked.model, HEADER: conversation, "X-Traced-Request": asked.id}
+                return await self._answer(asked)
+        except Refusal as refusal:
+            asked.ended(refusal.status, refusal.message)
+            raise
+        except (asyncio.CancelledError, ConnectionResetError):
+            asked.ended(GONE, "the client hung up")
+            raise
+
+    async def _answer(self, asked: Asked) -> web.StreamResponse:
+        assert self.http is not None
+        forwarder = Forwarder(self.pool, self.http)
+        try:
+            return await forwarder.forward(asked)
+        except Refusal as refusal:
+            if asked.model == BASE or asked.body["model"] != AUTO or refusal.code != UNAVAILABLE:
+                raise
+        asked.model = BASE  # routing never fails a request
+        asked.headers |= {"X-Traced-Model": BASE}
+        return await forwarder.forward(asked)
+
+    def _keep(self, key_id: str, asked: Asked) -> None:
+        if not self._recorded(asked.request, asked.conversation_id):
+            return
+        kept = Exchange(
+            asked.id,
+            asked.conversation_id,
+            self.now(),
+            asked.model,
+            asked.status,
+            time.perf_counter() - asked.began,
+            key_id=key_id,
+            detail=asked.detail,
+        )
+        line = as_line(kept, dict(asked.body), bytes(asked.answer), streamed=asked.streamed)
+        self.spool.add(self.redactor.line(line) if self.redactor else line)
+
+    async def _model(self, asked: dict[str, Any], conversation: str, messages: list[dict[str, Any]]) -> str:
+        wanted = asked.get("model")
+        if not isinstance(wanted, str) or not wanted:
+            raise Refusal(400, 'model is needed: "auto", "base" or an adapter version', param="model")
+        if wanted == AUTO:
+            decided = await self.decisions.decide(conversation, messages)
+            model = self.live().now(decided.model)
+            return model if self.pool.serves(model) else BASE
+        if wanted == BASE or wanted in self.live().routes:
+            return wanted
+        if any(wanted == replica.client.base for replica in self.pool.replicas):
+            return BASE
+        known = ", ".join([AUTO, BASE, *self.live().routes])
+        raise Refusal(404, f"no model {wanted!r}; there are: {known}", code="model_not_found", param="model")
+
+    def _recorded(self, request: web.Request, conversation: str) -> bool:
+        if request.headers.get("X-Traced-Record", "").lower() in ("no", "false", "0"):
+            return False
+        share = int.from_bytes(hashlib.blake2b(conversation.encode(), digest_size=4).digest()) / 2**32
+        return share < self.settings.record
+
+    async def models(self, request: web.Request) -> web.Response:
+        """Base, ``auto`` and the live adapter versions."""
+        self.keys.who(request.headers.get("Authorization"))
+        names = [AUTO, BASE, *(name for name in self.live().routes if self.pool.serves(name))]
+        shown = [{"id": name, "object": "model", "created": 0, "owned_by": "traced"} for name in names]
+        return web.json_response({"object": "list", "data": shown})
+
+    async def feedback(self, request: web.Request) -> web.Response:
+        """What somebody thought of a conversation or of one answer."""
+        self.keys.who(request.headers.get("Authorization"))
+        taken = await self.judges.take(await _body(request), self.now())
+        return web.json_response(taken)
+
+    async def alive(self, request: web.Request) -> web.Response:
+        """The process answers."""
+        return web.json_response({"alive": True})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Whether requests are answered, and what is wrong where they are not."""
+        engines = {one.url: "ok" if one.well else one.trouble for one in self.pool.replicas}
+        told = {"ready": self.pool.serves(BASE), "engines": engines, "recording": self.spool.trouble or "ok"}
+        return web.json_response(told, status=200 if told["ready"] else 503)
+
+
+def build(gateway: Gateway) -> web.Application:
+    """The application."""
+    app = web.Application(client_max_size=gateway.settings.body_mb * MB, middlewares=[_refusals])
+    for path in PATHS:
+        app.router.add_post(path, gateway.complete)
+    app.router.add_get("/v1/models", gateway.models)
+    app.router.add_post("/v1/feedback", gateway.feedback)
+    app.router.add_get("/alive", gateway.alive)
+    app.router.add_get("/ready", gateway.ready)
+    return app
+
+
+@asynccontextmanager
+async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[str]:
+    """Serve as long as the body runs, with the ``keepers`` beside it; gives the URL."""
+    async with AsyncExitStack() as stack:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=gateway.settings.timeout_s)
+        headers = {"Authorization": f"Bearer {gateway.engine_key}"} if gateway.engine_key else None
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)  # uvicorn, in the engines, closes after five
+        gateway.http = await stack.enter_async_context(
+            aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers)
+        )
+        gateway.spool.start()
+        stack.callback(gateway.spool.stop)
+        tasks = [asyncio.create_task(keeper()) for keeper in keepers]
+        stack.push_async_callback(_end, tasks)
+        runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        host = gateway.settings.host
+        site = web.TCPSite(runner, host, gateway.settings.port)
+        await site.start()
+        yield f"http://{host}:{runner.addresses[0][1]}"
+
+
+async def _end(tasks: "list[asyncio.Task[None]]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        told = json.loads(await request.read())
+    except web.HTTPRequestEntityTooLarge as error:
+        raise Refusal(413, f"the request is larger than {request.app._client_max_size // MB} MiB") from error
+    except ValueError as error:
+        raise Refusal(400, f"the body is no JSON: {error}") from error
+    if not isinstance(told, dict):
+        raise Refusal(400, "the body has to be a JSON object")
+    return told
+
+
+@web.middleware
+async def _refusals(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Refusal as refusal:
+        return refusal.response()
+    except web.HTTPException as error:
+        return Refusal(error.status, f"{request.method} {request.path}: {error.reason}").response()
+    except (asyncio.CancelledError, ConnectionResetError):
+        raise
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return Refusal(500, "a defect of traced; its traceback is in the log", code="defect").response()

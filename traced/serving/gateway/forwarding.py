@@ -1,0 +1,135 @@
+"""One request to an engine and its answer back to the client, byte for byte.
+
+Invariants: of the body only ``model`` is changed, and only where the engine calls it otherwise; status, content type,
+Retry-After and the engine's own headers are kept; a client that hangs up ends the engine's work. Another engine is
+asked only while the client has got nothing and the first cannot have begun: it refused the connection, or it has lost
+the adapter. What was answered is kept for the record before the client has the end of it.
+How it fails: a stream that breaks off ends with an error event and without ``[DONE]``, so that no client takes it for
+whole. Not covered: which model (``app``), what becomes of the record (``spool``).
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from traced.serving.client import BASE
+from traced.serving.gateway.engines import Pool, Replica
+from traced.serving.gateway.problems import Refusal
+
+KEPT = ("retry-after", "x-request-id")
+KEPT_PREFIXES = ("openai-", "x-ratelimit-")
+UNAVAILABLE = "engine_unavailable"
+END = b"data: [DONE]"
+
+
+@dataclass
+class Asked:
+    """A request on its way: what is asked of which model, and what went back to the client.
+
+    ``keep`` is called once, when the answer is complete or has failed, before the client has the end of it.
+    """
+
+    request: web.Request
+    conversation_id: str
+    model: str
+    body: Mapping[str, Any]
+    headers: dict[str, str]
+    keep: Callable[["Asked"], None]
+    id: str = field(default_factory=lambda: f"exchange-{uuid.uuid4().hex}")
+    status: int = 0
+    streamed: bool = False
+    answer: bytearray = field(default_factory=bytearray)
+    detail: str = ""
+    first_s: float = 0.0
+    began: float = field(default_factory=time.perf_counter)
+    _kept: bool = False
+
+    def ended(self, status: int | None = None, detail: str = "") -> None:
+        """It is over; ``status`` and ``detail`` where it failed."""
+        if not self._kept:
+            self._kept = True
+            self.status, self.detail = status or self.status, detail or self.detail
+            self.keep(self)
+
+    def take(self, chunk: bytes) -> None:
+        """A piece of the answer has come."""
+        self.first_s = self.first_s or time.perf_counter() - self.began
+        self.answer += chunk
+
+
+@dataclass(frozen=True)
+class Forwarder:
+    """Passes requests on to the pool's engines."""
+
+    pool: Pool
+    http: aiohttp.ClientSession
+
+    async def forward(self, asked: Asked) -> web.StreamResponse:
+        """Ask an engine and pass its answer on. Raises ``Refusal`` where none answers."""
+        tried: set[str] = set()
+        while True:
+            replica = self.pool.pick(asked.model, asked.conversation_id)
+            if replica is None or replica.url in tried:
+                raise Refusal(503, f"no engine serves {asked.model!r} now", code=UNAVAILABLE, retry_after=2)
+            tried.add(replica.url)
+            try:
+                with replica.request(asked.model):
+                    if (answered := await self._ask(replica, asked)) is not None:
+                        return answered
+            except aiohttp.ClientConnectorError as error:
+                replica.failed(str(error))
+            except (aiohttp.ClientError, TimeoutError) as error:
+                why = f"the engine broke off: {type(error).__name__}: {error}"
+                raise Refusal(502, why, code="engine_error", retry_after=1) from error
+
+    async def _ask(self, replica: Replica, asked: Asked) -> web.StreamResponse | None:
+        """The answer; None where the engine has lost the adapter."""
+        text = json.dumps({**asked.body, "model": replica.upstream(asked.model)}, separators=(",", ":")).encode()
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        async with self.http.post(replica.url + asked.request.path, data=text, headers=headers) as answer:
+            if answer.status == HTTPStatus.NOT_FOUND and asked.model != BASE:
+                replica.loaded.discard(asked.model)  # it was started anew, and gets it again at the next look
+                return None
+            asked.status, asked.streamed = answer.status, answer.content_type == "text/event-stream"
+            headers = {**asked.headers, **_kept(answer)}
+            if asked.streamed:
+                return await _stream(asked, answer, headers)
+            asked.take(await answer.read())
+            asked.ended()
+            return web.Response(status=answer.status, body=bytes(asked.answer), headers=headers)
+
+
+async def _stream(asked: Asked, answer: aiohttp.ClientResponse, headers: dict[str, str]) -> web.StreamResponse:
+    response = web.StreamResponse(status=answer.status, headers=headers)
+    await response.prepare(asked.request)
+    chunks = answer.content.iter_any().__aiter__()
+    while True:
+        try:
+            chunk = await anext(chunks)
+        except StopAsyncIteration:
+            asked.ended()
+            return response
+        except (aiohttp.ClientError, TimeoutError) as error:
+            broken = Refusal(502, f"the engine broke off: {type(error).__name__}: {error}", code="engine_error")
+            asked.ended(broken.status, broken.message)
+            await response.write(b"data: " + broken.body() + b"\n\n")
+            return response
+        asked.take(chunk)
+        if END in chunk or END in asked.answer[-len(chunk) - len(END) :]:
+            asked.ended()
+        await response.write(chunk)
+
+
+def _kept(answer: aiohttp.ClientResponse) -> dict[str, str]:
+    kept = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
+    for name, value in answer.headers.items():
+        if name.lower() in KEPT or name.lower().startswith(KEPT_PREFIXES):
+            kept[name] = value
+    return kept

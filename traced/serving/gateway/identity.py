@@ -1,0 +1,50 @@
+"""Which conversation a request belongs to, and where in it the request stands.
+
+A conversation has the id that the client names in a header, or one made of its opening: the messages before the
+assistant first answers a user, and whose key it is. Conversations without an id that open alike share a decision, which
+is as it should be; which of their exchanges follow one another is told by ``position``: the SHA-256 of the messages up
+to a point, in the form in which clients send them back.
+
+Invariants: both depend on nothing but their arguments, so that two routers and a restart agree.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from traced.serving.opening import opening_messages
+
+HEADER = "X-Traced-Conversation"
+ID_LIMIT = 200  # characters
+
+
+def conversation_id(named: str | None, messages: Sequence[Mapping[str, Any]], key_id: str) -> str:
+    """The id of the conversation that ``messages`` belong to; ``named`` is what the client calls it, if anything."""
+    if named:
+        return f"{key_id}:{named}" if key_id else named
+    return "opening-" + _sha256([key_id, [_essence(message) for message in opening_messages(messages)]])[:32]
+
+
+def position(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Where a conversation stands after these messages; "" at its beginning."""
+    return _sha256([_essence(message) for message in messages]) if messages else ""
+
+
+def answered(messages: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the messages had been exchanged before this request: up to the last one of the assistant."""
+    return next((n for n in range(len(messages), 0, -1) if messages[n - 1].get("role") == "assistant"), 0)
+
+
+def _essence(message: Mapping[str, Any]) -> list[Any]:
+    """What of a message every client sends back."""
+    calls = [
+        [call.get("id"), function.get("name"), function.get("arguments")]
+        for call in message.get("tool_calls") or []
+        for function in [call.get("function") or {}]
+    ]
+    return [message.get("role"), message.get("content") or "", calls, message.get("tool_call_id") or ""]
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

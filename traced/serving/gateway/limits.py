@@ -1,0 +1,96 @@
+"""How much the router takes on at once, and how much of it each key may ask for.
+
+Invariants: at most ``concurrency`` requests are at the engines; at most ``queue`` wait, first come first served, each
+at most ``queue_s``; whatever is beyond that gets 429 and when to ask again. A key's requests per minute are a token
+bucket: a minute's worth may come at once. Counted by each router for itself.
+"""
+
+import asyncio
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from traced.serving.gateway.problems import Refusal
+
+REMEMBERED = 10_000  # keys
+
+
+@dataclass
+class Gate:
+    """Lets requests to the engines."""
+
+    concurrency: int
+    queue: int
+    queue_s: float
+    running: int = 0
+    _waiting: "deque[asyncio.Future[None]]" = field(default_factory=deque)
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """A place at the engines for as long as the body runs. Raises ``Refusal``."""
+        await self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _enter(self) -> None:
+        if self.running < self.concurrency and not self._waiting:
+            self.running += 1
+            return
+        if len(self._waiting) >= self.queue:
+            raise Refusal(429, f"{self.running} requests run and {self.waiting} wait", code="queue_full", retry_after=1)
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(self.queue_s):
+                await turn  # who leaves hands its place over
+        except BaseException as error:
+            if turn.done() and not turn.cancelled():
+                self._leave()  # the place came too late
+            elif turn in self._waiting:
+                self._waiting.remove(turn)
+            if isinstance(error, TimeoutError):
+                raise Refusal(
+                    429, f"no place came free within {self.queue_s:g} s", code="queue_full", retry_after=1
+                ) from None
+            raise
+
+    def _leave(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.running -= 1
+
+
+@dataclass
+class Quotas:
+    """Requests per minute of each key."""
+
+    clock: Callable[[], float] = time.monotonic
+    _buckets: "OrderedDict[str, tuple[float, float]]" = field(default_factory=OrderedDict)
+
+    def take(self, key_id: str, per_minute: int) -> None:
+        """Count a request of a key; 0 is no limit. Raises ``Refusal`` with the seconds until the next one may come."""
+        if not per_minute:
+            return
+        now = self.clock()
+        left, at = self._buckets.pop(key_id, (float(per_minute), now))
+        left = min(float(per_minute), left + (now - at) * per_minute / 60)
+        self._buckets[key_id] = (left - 1 if left >= 1 else left, now)
+        if len(self._buckets) > REMEMBERED:
+            self._buckets.popitem(last=False)
+        if left < 1:
+            wait = math.ceil((1 - left) * 60 / per_minute)
+            told = f"this key may ask {per_minute} times a minute"
+            raise Refusal(429, told, code="quota_exceeded", retry_after=wait)

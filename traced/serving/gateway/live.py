@@ -1,0 +1,108 @@
+"""What is live, as the router sees it: the promotions in the store, followed while requests are in flight.
+
+Invariants: what is rolled back takes no new request from the next look on (``LOOK_S``), before anything is unloaded;
+what is promoted takes requests at an engine when that engine has confirmed it (``engines``). A conversation that was
+given a version which is live no more goes on with its capability's live version, or with the base model.
+How it fails: while the store does not answer the router goes on with what it knew. Not covered: who may promote.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from store.database import reading
+from store.errors import StoreError
+from store.repositories.promotions import last_promotion, live_adapters
+from store.repositories.serving import list_keys
+from store.serving_records import RouterKey
+from traced.serving.client import BASE
+from traced.serving.errors import RouterFileError
+from traced.serving.gateway.engines import Pool
+from traced.serving.gateway.keys import Keys
+from traced.serving.hidden_state_router import HiddenStateClassifier, read_classifier
+from traced.serving.router import Route
+from traced.serving.routes import described, route
+
+LOOK_S = 0.2
+CLASSIFIER = "hidden-state-router.json"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Live:
+    """The live adapter versions with their lines in the routing prompt; ``seq`` is the log entry that it is as of."""
+
+    seq: int = -1
+    routes: dict[str, Route] = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)  # capability to its live version
+    classifier: HiddenStateClassifier | None = None
+
+    def now(self, model: str) -> str:
+        """What a conversation that was given ``model`` goes on with."""
+        if model == BASE or model in self.routes:
+            return model
+        return self.versions.get(model.rpartition("@v")[0], BASE)
+
+
+@dataclass
+class Follower:
+    """Keeps ``live`` and the pool's wish to what the store says."""
+
+    store: Engine
+    pool: Pool
+    data_dir: Path
+    live: Live = field(default_factory=Live)
+    keys: Keys = field(default_factory=Keys)
+
+    async def keep(self) -> None:
+        """Follow the store until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Look once."""
+        try:
+            found = await asyncio.to_thread(self._read)
+        except StoreError as error:
+            log.warning("the router goes on with what was live: %s", error)
+            return
+        if found is not None:
+            self.live = found
+            self.pool.wanted = found.paths
+            log.info("live: %s", ", ".join(found.routes) or "the base model alone")
+            await self.pool.look()
+
+    def _read(self) -> Live | None:
+        with reading(self.store) as opened:
+            self.keys.known = _keys(list_keys(opened))
+            seq = last_promotion(opened)
+            if seq == self.live.seq:
+                return None
+            names = [promotion.adapter for promotion in live_adapters(opened)]
+            told = {name: described(opened, name) for name in names}
+            routes = {name: route(opened, name) for name in names}
+        paths = {name: Path(version.path) for name, (version, _) in told.items()}
+        versions = {version.capability: name for name, (version, _) in told.items()}
+        cycles = [version.cycle_id for version, _ in told.values()]
+        return Live(seq, routes, paths, versions, _classifier(self.data_dir, cycles, set(names)))
+
+
+def _keys(keys: list[RouterKey]) -> dict[str, RouterKey] | None:
+    return {key.hash: key for key in keys if key.revoked_at is None} if keys else None
+
+
+def _classifier(data_dir: Path, cycles: list[str], names: set[str]) -> HiddenStateClassifier | None:
+    """The newest fitted router of one of the cycles that knows the live adapters."""
+    for cycle in sorted(set(cycles), reverse=True):
+        try:
+            found = read_classifier(data_dir / "runs" / cycle / CLASSIFIER)
+        except (RouterFileError, OSError):
+            continue
+        if names <= set(found.examples):  # what is offered no more is the base model (Live.now)
+            return found
+    return None
