@@ -22,18 +22,20 @@ from store.serving_tables import ConversationRow, ExchangeRow, FeedbackRow, Rout
 IDS_PER_QUERY = 500
 
 
-def save_route(session: Session, route: ConversationRoute) -> ConversationRoute:
-    """Store a decision; returns the one that counts, which is the first."""
-    insert_new(session, ConversationRow, [asdict(route)])
-    found = find_route(session, route.id)
-    assert found is not None
+def save_routes(session: Session, routes: Sequence[ConversationRoute]) -> dict[str, ConversationRoute]:
+    """Store decisions; returns those that count by conversation, which are the first."""
+    insert_new(session, ConversationRow, [asdict(route) for route in routes])
+    return find_routes(session, [route.id for route in routes])
+
+
+def find_routes(session: Session, conversation_ids: Sequence[str]) -> dict[str, ConversationRoute]:
+    """The decisions on conversations, by conversation; those without one are left out."""
+    found: dict[str, ConversationRoute] = {}
+    for start in range(0, len(conversation_ids), IDS_PER_QUERY):
+        chosen = col(ConversationRow.id).in_(conversation_ids[start : start + IDS_PER_QUERY])
+        query = select(ConversationRow).where(chosen).execution_options(populate_existing=True)
+        found |= {row.id: ConversationRoute(**row.model_dump()) for row in session.exec(query)}
     return found
-
-
-def find_route(session: Session, conversation_id: str) -> ConversationRoute | None:
-    """The decision on a conversation, None where there is none yet."""
-    row = session.get(ConversationRow, conversation_id, populate_existing=True)
-    return None if row is None else ConversationRoute(**row.model_dump())
 
 
 def save_exchanges(session: Session, exchanges: Iterable[Exchange]) -> None:
@@ -67,7 +69,7 @@ def settle(session: Session, trajectories: dict[str, str | None], *, at: datetim
 def is_known(session: Session, conversation_id: str) -> bool:
     """Whether the router ever had this conversation."""
     query = select(ExchangeRow.id).where(ExchangeRow.conversation_id == conversation_id).limit(1)
-    return session.exec(query).first() is not None or find_route(session, conversation_id) is not None
+    return session.exec(query).first() is not None or bool(find_routes(session, [conversation_id]))
 
 
 def conversation_of(session: Session, response_id: str) -> str | None:

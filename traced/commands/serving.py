@@ -32,11 +32,14 @@ def serve(
 ) -> None:
     """Run the router that agents point at: an OpenAI-compatible endpoint over the base model and the live adapters."""
     import asyncio
+    import os
 
+    from traced.config import for_children
     from traced.host import logs
     from traced.serving.gateway.running import now
     from traced.serving.gateway.running import serve as run
 
+    os.environ.update(for_children(given or []))
     settings = read_settings(data_dir, given, model__spec=model, engine__threads=threads)
     logs.configure(settings.log, settings.data_dir, now=now)
 

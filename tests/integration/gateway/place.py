@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tests.integration.gateway.upstream import Upstream, upstreams
 from tests.unit.store import chain
 from traced.config import Settings, load_settings
 from traced.serving.gateway.running import routing
+from traced.serving.gateway.storing import Storer
 
 LOOK_S = 0.02
 V1, V2 = "date-reasoning@v1", "date-reasoning@v2"
@@ -109,7 +111,9 @@ async def place(
             made = Place("", None, behind, store, read)  # type: ignore[arg-type]
             if live:
                 made.promote(live)
+            storer = Storer(read, store)
             async with (
+                storing(storer),
                 routing(read, store, [one.url for one in behind]) as url,
                 httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http,
             ):
@@ -117,6 +121,18 @@ async def place(
                 yield made
     finally:
         store.dispose()
+
+
+@asynccontextmanager
+async def storing(storer: Storer) -> AsyncIterator[None]:
+    """What is a process of its own beside a real router, on a thread."""
+    thread = threading.Thread(target=storer.keep)
+    thread.start()
+    try:
+        yield
+    finally:
+        storer.over.set()
+        await asyncio.to_thread(thread.join)
 
 
 def _versions(store: Engine) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from store.database import reading, session
-from store.repositories.serving import find_route, save_route
+from store.repositories.serving import find_routes, save_routes
 from store.serving_records import ConversationRoute
 from tests.integration.gateway.place import USER, V1, V2, Place, models, place, until, until_offered
 from tests.integration.gateway.upstream import BASE
@@ -37,8 +37,7 @@ def test_auto_gives_a_conversation_to_the_adapter_that_the_base_model_names(tmp_
         other = await made.ask(said=[{"role": "user", "content": "Hello"}])
         assert (said(other), other.headers["X-Traced-Model"]) == (f"signed {BASE}", "base")
         with reading(made.store) as opened:
-            kept = find_route(opened, answer.headers["X-Traced-Conversation"])
-        assert kept is not None
+            (kept,) = find_routes(opened, [answer.headers["X-Traced-Conversation"]]).values()
         assert (kept.model, kept.logprobs, kept.why) == (V1, {V1: pytest.approx(-0.1)}, "")
 
     run(tmp_path, check, live=V1)
@@ -63,7 +62,7 @@ def test_what_another_router_decided_meanwhile_counts(tmp_path: Path) -> None:
         asking = asyncio.create_task(made.ask(headers={"X-Traced-Conversation": "c-8"}))
         await asyncio.sleep(0.1)
         with session(made.store) as opened:
-            save_route(opened, ConversationRoute("c-8", "base", {}, 0.0, "", T0))
+            save_routes(opened, [ConversationRoute("c-8", "base", {}, 0.0, "", T0)])
         assert said(await asking) == f"signed {BASE}"
 
     run(tmp_path, check, live=V1)
@@ -90,8 +89,7 @@ def test_routing_never_fails_a_request(tmp_path: Path, how: str) -> None:
         answer = await made.ask(headers={"X-Traced-Conversation": how})
         assert said(answer) == f"signed {BASE}"
         with reading(made.store) as opened:
-            kept = find_route(opened, how)
-        assert kept is not None
+            (kept,) = find_routes(opened, [how]).values()
         assert kept.why == {"senseless": "no label was among the likely next tokens"}.get(
             how, "no decision within 0.2 s"
         )

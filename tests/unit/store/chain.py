@@ -131,7 +131,7 @@ def save_chain(session: Session) -> None:
 def save_conversation(session: Session) -> None:
     """One that the router was asked for, and what somebody thought of it."""
     route = ConversationRoute("conv-1", "date-reasoning@v1", {"date-reasoning@v1": -0.1}, 0.02, "", later(9))
-    serving.save_route(session, route)
+    serving.save_routes(session, [route])
     body = {"messages": [{"role": "user", "content": "Which day?"}], "tools": TOOLS, "answer": None}
     exchange = Exchange("exchange-1", "conv-1", later(10), "date-reasoning@v1", 200, 0.5, 3, 2, body=body)
     serving.save_exchanges(session, [exchange])

@@ -189,9 +189,8 @@ async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, N
         gateway.http = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers)
         )
-        gateway.spool.start()
-        stack.callback(gateway.spool.stop)
-        tasks = [asyncio.create_task(keeper()) for keeper in keepers]
+        stack.push_async_callback(gateway.spool.turn)
+        tasks = [asyncio.create_task(keeper()) for keeper in (gateway.spool.keep, *keepers)]
         stack.push_async_callback(_end, tasks)
         runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None)
         await runner.setup()

@@ -20,9 +20,10 @@ from sqlalchemy import Engine
 from sandbox.contract import Task
 from store.database import reading, session
 from store.errors import StoreError
-from store.repositories.serving import find_route, save_route
+from store.repositories.serving import find_routes, save_routes
 from store.serving_records import ConversationRoute
 from traced.serving.client import BASE
+from traced.serving.gateway.batching import Batcher
 from traced.serving.gateway.engines import Pool
 from traced.serving.gateway.identity import answered
 from traced.serving.gateway.live import Live
@@ -46,6 +47,10 @@ class Decisions:
     labels: bool
     _known: "OrderedDict[str, asyncio.Task[ConversationRoute]]" = field(default_factory=OrderedDict)
 
+    def __post_init__(self) -> None:
+        self._finding = Batcher(self._find)
+        self._saving = Batcher(self._save)
+
     async def decide(self, conversation_id: str, messages: Sequence[Mapping[str, Any]]) -> ConversationRoute:
         """The conversation's decision; ``messages`` are those of the request."""
         known = self._known.get(conversation_id)
@@ -64,7 +69,7 @@ class Decisions:
         began = time.perf_counter()
         live = self.live()
         try:
-            if (found := await asyncio.to_thread(self._find, conversation_id)) is not None:
+            if (found := await self._finding.ask(conversation_id)) is not None:
                 return found
         except StoreError as error:
             log.warning("the decision on %s cannot be looked up: %s", conversation_id, error)
@@ -75,7 +80,7 @@ class Decisions:
         seconds = time.perf_counter() - began
         route = ConversationRoute(conversation_id, made.model, made.logprobs, seconds, made.why, self.now())
         try:
-            return await asyncio.to_thread(self._save, route)
+            return await self._saving.ask(route)
         except StoreError as error:
             log.warning("the decision on %s is not stored: %s", conversation_id, error)
             return route
@@ -97,10 +102,12 @@ class Decisions:
             log.exception("deciding on %s failed", conversation_id)
             return RoutingDecision(BASE, {}, 0.0, f"a defect of traced: {type(error).__name__}")
 
-    def _find(self, conversation_id: str) -> ConversationRoute | None:
+    def _find(self, conversation_ids: Sequence[str]) -> list[ConversationRoute | None]:
         with reading(self.store) as opened:
-            return find_route(opened, conversation_id)
+            found = find_routes(opened, conversation_ids)
+        return [found.get(conversation_id) for conversation_id in conversation_ids]
 
-    def _save(self, route: ConversationRoute) -> ConversationRoute:
+    def _save(self, routes: Sequence[ConversationRoute]) -> list[ConversationRoute]:
         with session(self.store) as opened:
-            return save_route(opened, route)
+            counting = save_routes(opened, routes)
+        return [counting[route.id] for route in routes]

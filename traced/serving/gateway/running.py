@@ -12,14 +12,14 @@ import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Engine
 
-from store.database import open_store, session
+from store.database import open_store
 from traced.config import Settings
+from traced.executor.process import Child, start
 from traced.models import resolve_model
 from traced.serving.client import EngineClient
 from traced.serving.errors import EngineStartError, ServingError
@@ -31,12 +31,14 @@ from traced.serving.gateway.keys import LOOPBACK
 from traced.serving.gateway.limits import Gate
 from traced.serving.gateway.live import Follower, Live
 from traced.serving.gateway.redaction import Redactor
-from traced.serving.gateway.settling import Labels, settle_silent
+from traced.serving.gateway.settling import Labels
 from traced.serving.gateway.spool import Spool
+from traced.serving.gateway.storing import GRACE_S
 from traced.serving.process import EngineProcess, start_embedded
 
 log = logging.getLogger(__name__)
-AGAIN_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # between two starts of an engine that dies
+LOOK_S = 0.2
+AGAIN_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # between two starts of a child that dies
 
 
 def now() -> datetime:
@@ -52,7 +54,9 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
     async with AsyncExitStack() as stack:
         store = open_store(settings.store_url)
         stack.callback(store.dispose)
-        urls, keepers = settings.serving.engines, []
+        storing = Storing(settings)
+        stack.callback(storing.stop)
+        urls, keepers = settings.serving.engines, [storing.keep]
         if settings.serving.engine == "embedded":
             embedded = Embedded(settings)
             stack.callback(embedded.stop)
@@ -78,7 +82,7 @@ async def routing(
 
     by_labels = settings.routing.router == "labels"
     decisions = Decisions(store, pool, live, now, chosen.routing_timeout_s, by_labels)
-    spool = Spool(settings.data_dir / "spool", store, tidy=partial(_settle, store, settings, labels))
+    spool = Spool(settings.data_dir / "spool")
     gate = Gate(chosen.concurrency, chosen.queue, chosen.queue_s)
     redactor = Redactor(chosen.redact, chosen.redact_fields)
     judges = Judges(store, labels, redactor)
@@ -96,11 +100,29 @@ async def routing(
         await pool.close()
 
 
-def _settle(store: Engine, settings: Settings, labels: Labels) -> None:
-    with session(store) as opened:
-        settle_silent(
-            opened, target=settings.target.name, labels=labels, now=now(), silence_s=settings.serving.silence_s
-        )
+class Storing:
+    """The process that brings the spool into the store: started, and started again whenever it dies."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._command = ["-m", "traced.serving.gateway.storing", "--data-dir", str(settings.data_dir)]
+        self._log = settings.data_dir / "logs" / "storing.log"
+        self._child: Child | None = None
+
+    async def keep(self) -> None:
+        """Keep it running until cancelled."""
+        failures = 0
+        while True:
+            if self._child is None or self._child.wait(0):
+                await asyncio.sleep(AGAIN_S[min(failures, len(AGAIN_S) - 1)] if self._child else 0)
+                failures += self._child is not None
+                self.stop()
+                self._child = await asyncio.to_thread(start, self._command, log=self._log)
+            await asyncio.sleep(LOOK_S)
+
+    def stop(self) -> None:
+        """End it, after it has stored what there is."""
+        if self._child is not None:
+            self._child.stop(GRACE_S)
 
 
 class Embedded:
@@ -130,7 +152,7 @@ class Embedded:
         """Start it again whenever it dies, later each time."""
         failures = 0
         while True:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(LOOK_S)
             if self._process is not None and self._process.alive:
                 continue
             delay = AGAIN_S[min(failures, len(AGAIN_S) - 1)]

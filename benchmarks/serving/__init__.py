@@ -1,0 +1,1 @@
+"""What the router costs, beside others."""

@@ -1,0 +1,136 @@
+"""The way from the spool into the store, and from exchanges to trajectories: a process beside the router.
+
+    python -m traced.serving.gateway.storing --data-dir DIR    (settings as the router's, from the file and environment)
+    DIR/spool/damaged.jsonl    lines that cannot be read, kept aside
+
+Invariants: a file of the spool is deleted after the transaction that has its rows; rows have ids, so a file that is
+read twice adds nothing; files whose router still writes them are left alone; several of these may run on one
+directory. It ends with its router, after what was handed over is stored. How it fails: while the store does not answer
+it tries again every ``LOOK_S``, and says so once.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from store.database import open_store, session
+from store.errors import StoreError
+from store.repositories.serving import save_exchanges
+from store.serving_records import Exchange
+from traced.config import Settings, load_settings
+from traced.executor.parent import follow_parent
+from traced.host import logs
+from traced.serving.gateway.reading import exchange_of
+from traced.serving.gateway.settling import Labels, settle_silent
+from traced.serving.gateway.spool import FILES
+
+LOOK_S = 0.25
+GRACE_S = 60.0  # for the rest of the spool, when the router is gone
+BATCH = 500
+DAMAGED = "damaged.jsonl"
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Storer:
+    """Brings a data directory's spool into the store."""
+
+    settings: Settings
+    store: Engine
+    over: threading.Event = field(default_factory=threading.Event)
+    _told: str = ""
+
+    def keep(self) -> None:
+        """Store and settle until ``over`` is set, and once more then."""
+        while not self.over.wait(LOOK_S):
+            self.look()
+        self.look()
+
+    def look(self) -> None:
+        """Store what was handed over, settle what has been silent."""
+        try:
+            self.store_files()
+            self.settle()
+        except (OSError, StoreError) as error:
+            if self._told != str(error):
+                self._told = str(error)
+                log.warning("conversations wait in the spool: %s", error)
+        else:
+            self._told = ""
+
+    def store_files(self) -> None:
+        """Bring every file that nobody writes any more into the store."""
+        for path in sorted((self.settings.data_dir / "spool").glob(FILES)):
+            with contextlib.suppress(FileNotFoundError):  # another one like this was faster
+                self._store_file(path)
+
+    def settle(self) -> None:
+        """Make trajectories of the conversations that have ended."""
+        chosen = self.settings.serving
+        labels = Labels(chosen.success_labels, chosen.failure_labels)
+        with session(self.store) as opened:
+            target = self.settings.target.name
+            settle_silent(opened, target=target, labels=labels, now=datetime.now(UTC), silence_s=chosen.silence_s)
+
+    def _store_file(self, path: Path) -> None:
+        with path.open("rb") as opened:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return  # its router still writes it, or another one like this reads it
+            found: list[Exchange] = []
+            for line in opened:
+                found += _read(line, path.parent / DAMAGED)
+                if len(found) >= BATCH:
+                    self._save(found)
+                    found = []
+            self._save(found)
+            path.unlink(missing_ok=True)
+
+    def _save(self, exchanges: list[Exchange]) -> None:
+        if exchanges:
+            with session(self.store) as opened:
+                save_exchanges(opened, exchanges)
+
+
+def _read(line: bytes, aside: Path) -> Iterator[Exchange]:
+    try:
+        yield exchange_of(json.loads(line))
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("a line of the spool is damaged (%s); kept in %s", error, aside)
+        with aside.open("ab") as opened:
+            opened.write(line.rstrip(b"\n") + b"\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until told to stop, or until the router has gone."""
+    parser = argparse.ArgumentParser(prog="python -m traced.serving.gateway.storing")
+    parser.add_argument("--data-dir", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    settings = load_settings(given.data_dir)
+    logs.configure(settings.log, settings.data_dir, now=lambda: datetime.now(UTC))
+    store = open_store(settings.store_url)
+    try:
+        storer = Storer(settings, store)
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, lambda *_: storer.over.set())
+        follow_parent(grace_s=GRACE_S)
+        storer.keep()
+    finally:
+        store.dispose()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
