@@ -5,7 +5,7 @@ gate result compared (gate split and synthetic environments, in a cycle that has
 log-probs of a trajectory may go without it. Only cycles that have ended are looked at: a stage of any other may need
 its episodes again. Deleting twice is no error; each call deletes at most ``limit`` rows, so that no writer waits long.
 Sizes are the stored values' bytes (PostgreSQL: characters of JSON), without indices.
-Not covered: trajectories without a cycle (imports), which are all kept.
+Production's trajectories go with their exchanges, by the time of these. Not covered: imports, which are all kept.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from sqlmodel import Session, col
 
 from store.repositories.cycles import ENDED
 from store.service_tables import AttemptRow, EventRow, NoticeRow, ParkedRow
+from store.serving_tables import ConversationRow, ExchangeRow, FeedbackRow
 from store.tables import CycleRow, GateRow, LabelRow, RoutingRow, TrajectoryRow, TurnsRow
 
 
@@ -93,6 +94,78 @@ def spare_notices(session: Session, before: datetime) -> Amount:
 def forget_notices(session: Session, before: datetime, limit: int) -> Amount:
     """Delete them, at most ``limit`` at once."""
     return _forget(session, _notices(before), [col(NoticeRow.seq)], limit)
+
+
+def spare_reported(session: Session, before: datetime) -> Amount:
+    """Production's trajectories of conversations from before a moment that no evidence refers to."""
+    return _amount(session, _reported(before))
+
+
+def forget_reported(session: Session, before: datetime, limit: int) -> Amount:
+    """Delete them, at most ``limit`` at once; do so before their exchanges go, which say when they were."""
+    return _forget(session, _reported(before), [col(TurnsRow.trajectory_id), col(TrajectoryRow.id)], limit)
+
+
+def spare_exchanges(session: Session, before: datetime) -> Amount:
+    """Settled exchanges from before a moment."""
+    return _amount(session, _exchanges(before))
+
+
+def forget_exchanges(session: Session, before: datetime, limit: int) -> Amount:
+    """Delete them, at most ``limit`` at once."""
+    return _forget(session, _exchanges(before), [col(ExchangeRow.id)], limit)
+
+
+def spare_decisions(session: Session, before: datetime) -> Amount:
+    """The router's decisions from before a moment on conversations that nobody has gone on with since."""
+    return _amount(session, _decisions(before))
+
+
+def forget_decisions(session: Session, before: datetime, limit: int) -> Amount:
+    """Delete them, at most ``limit`` at once; such a conversation goes on with the base model."""
+    return _forget(session, _decisions(before), [col(ConversationRow.id)], limit)
+
+
+def spare_feedback(session: Session, before: datetime) -> Amount:
+    """Feedback from before a moment; what it said is in its trajectories."""
+    return _amount(session, _feedback(before))
+
+
+def forget_feedback(session: Session, before: datetime, limit: int) -> Amount:
+    """Delete it, at most ``limit`` rows at once."""
+    return _forget(session, _feedback(before), [col(FeedbackRow.seq)], limit)
+
+
+def _reported(before: datetime) -> Select[Any]:
+    exchange = (col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id), col(ExchangeRow.at) >= before)
+    found = select(col(TrajectoryRow.id), func.length(cast(col(TrajectoryRow.messages), Text)).label("size"))
+    return found.where(
+        col(TrajectoryRow.cycle_id).is_(None),
+        exists().where(col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id)),
+        not_(exists().where(*exchange)),
+        not_(_is_evidence()),
+    )
+
+
+def _exchanges(before: datetime) -> Select[Any]:
+    size = func.length(col(ExchangeRow.detail)).label("size")
+    return select(col(ExchangeRow.id), size).where(
+        col(ExchangeRow.settled_at).is_not(None), col(ExchangeRow.at) < before
+    )
+
+
+def _decisions(before: datetime) -> Select[Any]:
+    same = col(ExchangeRow.conversation_id) == col(ConversationRow.id)
+    size = func.length(cast(col(ConversationRow.logprobs), Text)).label("size")
+    return select(col(ConversationRow.id), size).where(
+        col(ConversationRow.at) < before, not_(exists().where(same, col(ExchangeRow.at) >= before))
+    )
+
+
+def _feedback(before: datetime) -> Select[Any]:
+    return select(col(FeedbackRow.seq), func.length(col(FeedbackRow.comment)).label("size")).where(
+        col(FeedbackRow.at) < before
+    )
 
 
 def _attempts(before: datetime) -> Select[Any]:

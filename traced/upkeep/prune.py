@@ -80,9 +80,13 @@ def prune(settings: Settings, store: Engine, *, now: datetime, owner: str, dry_r
             retention.spare_trajectories,
             retention.forget_trajectories,
         ),
-        _dated(work, "events", retention.spare_events, retention.forget_events),
-        _dated(work, "attempts", retention.spare_attempts, retention.forget_attempts),
-        _dated(work, "notices", retention.spare_notices, retention.forget_notices),
+        _dated(work, "events", kept.events_days, retention.spare_events, retention.forget_events),
+        _dated(work, "attempts", kept.events_days, retention.spare_attempts, retention.forget_attempts),
+        _dated(work, "notices", kept.events_days, retention.spare_notices, retention.forget_notices),
+        _dated(work, "reported", kept.conversations_days, retention.spare_reported, retention.forget_reported),
+        _dated(work, "exchanges", kept.conversations_days, retention.spare_exchanges, retention.forget_exchanges),
+        _dated(work, "decisions", kept.conversations_days, retention.spare_decisions, retention.forget_decisions),
+        _dated(work, "feedback", kept.conversations_days, retention.spare_feedback, retention.forget_feedback),
         _told("graph steps", (spare_steps if dry_run else forget_steps)(settings, store, steps), steps),
         _folders(work, "training checkpoints", _checkpoints(work)),
         _folders(work, "run folders", _runs(work)),
@@ -115,11 +119,12 @@ def _of_cycle(forget: Callable[[Session, str, int], Amount], cycle: str, opened:
 def _dated(
     work: _Work,
     kind: str,
+    days: int,
     spare: Callable[[Session, datetime], Amount],
     forget: Callable[[Session, datetime, int], Amount],
 ) -> Pruned:
-    """What tells of the service's own doings, by its age."""
-    before = work.before(work.settings.retention.events_days)
+    """What goes by its own age: the service's doings, the router's conversations."""
+    before = work.before(days)
     if before is None:
         return Pruned(kind, 0, 0)
     if work.dry_run:

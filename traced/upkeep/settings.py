@@ -32,3 +32,6 @@ class RetentionSection(Section):
         default="", description='local time (devices.time_zone) at which the service prunes daily, "03:30"; "" is never'
     )
     events_days: Days = Field(default=90, description="the service's events, attempts and notices")
+    conversations_days: Days = Field(
+        default=180, description="the router's conversations: trajectories without evidence, decisions, feedback"
+    )
