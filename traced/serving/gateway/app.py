@@ -69,7 +69,7 @@ class Gateway:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """A completion of any of the three forms."""
-        body = await _body(request)
+        raw, body = await _body(request)
         try:
             messages = messages_of(body)
         except ValueError as error:
@@ -81,7 +81,7 @@ class Gateway:
         if named is not None and not 0 < len(named) <= ID_LIMIT:
             raise Refusal(400, f"{HEADER} takes 1 to {ID_LIMIT} characters")
         conversation = conversation_id(named, messages, key.id if key else "")
-        asked = Asked(request, conversation, "", body, {}, partial(self._keep, key.id if key else ""))
+        asked = Asked(request, conversation, "", raw, body, {}, partial(self._keep, key.id if key else ""))
         try:
             async with self.gate.admitted():
                 asked.model = await self._model(body, conversation, messages)
@@ -153,7 +153,8 @@ class Gateway:
     async def feedback(self, request: web.Request) -> web.Response:
         """What somebody thought of a conversation or of one answer."""
         self.keys.who(request.headers.get("Authorization"))
-        taken = await self.judges.take(await _body(request), self.now())
+        _, told = await _body(request)
+        taken = await self.judges.take(told, self.now())
         return web.json_response(taken)
 
     async def alive(self, request: web.Request) -> web.Response:
@@ -207,16 +208,18 @@ async def _end(tasks: "list[asyncio.Task[None]]") -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+async def _body(request: web.Request) -> tuple[bytes, dict[str, Any]]:
+    """The body's bytes, and what they say."""
     try:
-        told = json.loads(await request.read())
+        raw = await request.read()
+        told = json.loads(raw)
     except web.HTTPRequestEntityTooLarge as error:
         raise Refusal(413, f"the request is larger than {request.app._client_max_size // MB} MiB") from error
     except ValueError as error:
         raise Refusal(400, f"the body is no JSON: {error}") from error
     if not isinstance(told, dict):
         raise Refusal(400, "the body has to be a JSON object")
-    return told
+    return raw, told
 
 
 @web.middleware

@@ -9,6 +9,7 @@ whole. Not covered: which model (``app``), what becomes of the record (``spool``
 """
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from traced.serving.gateway.problems import Refusal
 KEPT = ("retry-after", "x-request-id")
 KEPT_PREFIXES = ("openai-", "x-ratelimit-")
 UNAVAILABLE = "engine_unavailable"
+MODEL = re.compile(rb'("model"\s*:\s*)("(?:[^"\\]|\\.)*")')
+ESCAPED = b"\\u006"  # how every escaped letter of "model" begins: the request's own key may be spelt so
 END = b"data: [DONE]"
 
 
@@ -39,6 +42,7 @@ class Asked:
     request: web.Request
     conversation_id: str
     model: str
+    raw: bytes
     body: Mapping[str, Any]
     headers: dict[str, str]
     keep: Callable[["Asked"], None]
@@ -91,7 +95,7 @@ class Forwarder:
 
     async def _ask(self, replica: Replica, asked: Asked) -> web.StreamResponse | None:
         """The answer; None where the engine has lost the adapter."""
-        text = json.dumps({**asked.body, "model": replica.upstream(asked.model)}, separators=(",", ":")).encode()
+        text = with_model(asked.raw, asked.body, replica.upstream(asked.model))
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         async with self.http.post(replica.url + asked.request.path, data=text, headers=headers) as answer:
             if answer.status == HTTPStatus.NOT_FOUND and asked.model != BASE:
@@ -125,6 +129,16 @@ async def _stream(asked: Asked, answer: aiohttp.ClientResponse, headers: dict[st
         if END in chunk or END in asked.answer[-len(chunk) - len(END) :]:
             asked.ended()
         await response.write(chunk)
+
+
+def with_model(raw: bytes, body: Mapping[str, Any], model: str) -> bytes:
+    """A request for ``model``: its bytes as they came but for that, where it is plain what to change."""
+    if body["model"] == model:
+        return raw
+    found = MODEL.findall(raw)
+    if len(found) == 1 and ESCAPED not in raw and json.loads(found[0][1]) == body["model"]:
+        return MODEL.sub(lambda match: match[1] + json.dumps(model).encode(), raw)
+    return json.dumps({**body, "model": model}, separators=(",", ":")).encode()
 
 
 def _kept(answer: aiohttp.ClientResponse) -> dict[str, str]:
