@@ -40,7 +40,7 @@ from traced.serving.gateway.problems import Refusal
 from traced.serving.gateway.reading import messages_of
 from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.settings import ServingSection
-from traced.serving.gateway.spool import Spool, as_line
+from traced.serving.gateway.spool import Spool, line_of
 
 AUTO = "auto"
 GONE = 499  # nginx's code for a client that closed the connection
@@ -119,7 +119,7 @@ class Gateway:
             key_id=key_id,
             detail=asked.detail,
         )
-        line = as_line(kept, dict(asked.body), bytes(asked.answer), streamed=asked.streamed)
+        line = line_of(kept, asked.raw, asked.body, bytes(asked.answer), streamed=asked.streamed)
         self.spool.add(self.redactor.line(line) if self.redactor else line)
 
     async def _model(self, asked: dict[str, Any], conversation: str, messages: list[dict[str, Any]]) -> str:

@@ -25,8 +25,11 @@ class Redactor:
     def __bool__(self) -> bool:
         return bool(self._patterns or self._fields)
 
-    def line(self, line: dict[str, Any]) -> dict[str, Any]:
+    def line(self, line: bytes) -> bytes:
         """A line of the spool without what must not be stored."""
+        return json.dumps(self._line(json.loads(line))).encode() + b"\n"
+
+    def _line(self, line: dict[str, Any]) -> dict[str, Any]:
         return {
             **line,
             "request": self.value(line["request"]),

@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -50,13 +51,12 @@ class Spool:
         if written is not None:
             await asyncio.to_thread(_hand_over, written)
 
-    def add(self, line: dict[str, Any]) -> None:
-        """Keep a line (JSON values). Never raises: what cannot be kept is counted in ``lost``."""
-        text = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+    def add(self, line: bytes) -> None:
+        """Keep a line (``line_of``). Never raises: what cannot be kept is counted in ``lost``."""
         try:
             if self._file is None:
                 self._file = self._open()
-            self._file.write(text)
+            self._file.write(line)
         except OSError as error:
             self.lost += 1
             self._full = f"{self.lost} conversations were not recorded: {error}"
@@ -83,10 +83,23 @@ class Spool:
         return opened
 
 
-def as_line(exchange: Exchange, request: dict[str, Any], answer: bytes, *, streamed: bool) -> dict[str, Any]:
-    """The line of an exchange: its figures, the request, and the answer's bytes as they came."""
-    line = asdict(exchange) | {"at": exchange.at.isoformat(), "request": request, "streamed": streamed}
-    return line | {"answer": answer.decode("utf-8", "replace")}
+def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: bytes, *, streamed: bool) -> bytes:
+    """The line of an exchange: its figures, the request (``raw`` as it came), and the answer's bytes as they came."""
+    told = asdict(exchange) | {"at": exchange.at.isoformat(), "streamed": streamed}
+    told["answer"] = answer.decode("utf-8", "replace")
+    head = json.dumps(told, separators=(",", ":")).encode()
+    if (not raw.isascii() and not _is_utf8(raw)) or b"\0" in raw:  # JSON may come in other encodings
+        raw = json.dumps(request).encode()
+    # between JSON's values a line's end is space, and inside a text it is always escaped
+    return b'%b,"request":%b}\n' % (head[:-1], raw.replace(b"\n", b" ").replace(b"\r", b" "))
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _hand_over(written: IO[bytes]) -> None:

@@ -11,17 +11,17 @@ from traced.config import load_settings
 from traced.errors import ConfigError
 from traced.serving.gateway.reading import exchange_of
 from traced.serving.gateway.redaction import Redactor
-from traced.serving.gateway.spool import as_line
+from traced.serving.gateway.spool import line_of
 
 CARD = r"\b(?:\d[ -]?){13,16}\b"
 NUMBER = "4111 1111 1111 1111"
 
 
 def kept(redactor: Redactor, request: dict[str, Any], answer: str, *, streamed: bool, status: int = 200) -> str:
-    line = as_line(Exchange("e", "c", T0, "base", status, 0.1), request, answer.encode(), streamed=streamed)
-    redacted = redactor.line(line)
-    exchange_of(json.loads(json.dumps(redacted)))
-    return json.dumps(redacted)
+    exchange, raw = Exchange("e", "c", T0, "base", status, 0.1), json.dumps(request).encode()
+    redacted = redactor.line(line_of(exchange, raw, request, answer.encode(), streamed=streamed))
+    exchange_of(json.loads(redacted))
+    return redacted.decode()
 
 
 def test_a_pattern_is_found_wherever_it_stands() -> None:

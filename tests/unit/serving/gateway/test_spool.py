@@ -18,7 +18,7 @@ from store.repositories.serving import list_exchanges
 from store.serving_records import Exchange
 from tests.unit.store.chain import T0
 from traced.config import load_settings
-from traced.serving.gateway.spool import Spool, as_line
+from traced.serving.gateway.spool import Spool, line_of
 from traced.serving.gateway.storing import Storer
 
 
@@ -29,10 +29,12 @@ def store(tmp_path: Path) -> Iterator[Engine]:
     opened.dispose()
 
 
-def line(name: str) -> dict[str, Any]:
+def line(name: str) -> bytes:
     answer = {"id": name, "choices": [{"message": {"role": "assistant", "content": "é \ud800"}}]}
     asked = {"model": "base", "messages": [{"role": "user", "content": name}]}
-    return as_line(Exchange(name, "c-1", T0, "base", 200, 0.5), asked, json.dumps(answer).encode(), streamed=False)
+    exchange = Exchange(name, "c-1", T0, "base", 200, 0.5)
+    raw = json.dumps(asked, indent=1).encode()
+    return line_of(exchange, raw, asked, json.dumps(answer).encode(), streamed=False)
 
 
 def stored(store: Engine) -> list[str]:
@@ -121,3 +123,13 @@ def _until(holds: Any) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32-le"])
+def test_a_request_in_any_of_jsons_encodings_is_one_line(encoding: str) -> None:
+    asked = {"model": "base", "messages": [{"role": "user", "content": "é\n\u2028"}]}
+    raw = json.dumps(asked, indent=1, ensure_ascii=False).replace("\n", "\r\n").encode(encoding)
+    assert json.loads(raw) == asked
+    made = line_of(Exchange("e", "c", T0, "base", 200, 0.5), raw, asked, b"{}", streamed=False)
+    assert made.count(b"\n") == 1
+    assert json.loads(made)["request"] == asked
