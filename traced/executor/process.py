@@ -112,11 +112,13 @@ def start(
     log_bytes: int = LOG_BYTES,
     variables: Mapping[str, str] | None = None,
     pass_fds: Sequence[int] = (),
+    python: str = sys.executable,
 ) -> Child:
     """Start ``python COMMAND...`` with its output in ``log``. Raises ``StartError``."""
     mark = f"{this_holder()}#{next(_numbers)}"
     try:
-        popen = _spawner(os.getpid()).submit(_popen, command, _environment(mark, variables or {}), pass_fds).result()
+        words, environment = [python, *command], _environment(mark, variables or {})
+        popen = _spawner(os.getpid()).submit(_popen, words, environment, pass_fds).result()
     except OSError as error:
         raise StartError(
             f"cannot start {command[:3]}: {error}", hint="free memory or processes; traced doctor"
@@ -130,7 +132,7 @@ def start(
 
 def _popen(command: Sequence[str], environment: dict[str, str], pass_fds: Sequence[int]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, *command],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

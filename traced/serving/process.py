@@ -34,6 +34,7 @@ class EngineProcess:
     url: str
     log: Path
     child: Child
+    grace_s: float = STOP_S
 
     @property
     def pid(self) -> int:
@@ -47,7 +48,7 @@ class EngineProcess:
 
     def stop(self) -> None:
         """End the engine: asked first, killed with its whole group if it does not go. Stopping twice is harmless."""
-        self.child.stop(STOP_S)
+        self.child.stop(self.grace_s)
 
     def __enter__(self) -> "EngineProcess":
         return self
@@ -77,7 +78,7 @@ def start_embedded(
         options = {"threads": threads, "max-batch": max_batch, "max-length": max_length}
         engine = EngineProcess(url, log, _spawn(model_path, listener, log, options, adapters or {}))
     try:
-        _wait_ready(engine, timeout_s)
+        wait_ready(engine, timeout_s)
     except BaseException:
         engine.stop()
         raise
@@ -119,7 +120,8 @@ def _spawn(
         raise EngineStartError(error.message, hint=error.hint) from error
 
 
-def _wait_ready(engine: EngineProcess, timeout_s: float) -> None:
+def wait_ready(engine: EngineProcess, timeout_s: float) -> None:
+    """Wait until an engine that was started answers. Raises ``EngineStartError`` with the end of its log."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if not engine.alive:

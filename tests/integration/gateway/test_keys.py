@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from store.database import reading, session
+from store.errors import StoreUnavailable
 from store.repositories.audit import list_audit
 from tests.integration.gateway.place import Place, place
 from tests.unit.store.chain import T0
 from traced.acts import Act
 from traced.serving.errors import ServingError
+from traced.serving.gateway import live
 from traced.serving.gateway.keys import make_key, take_back
 
 ADA = Act("Ada", "local", T0, "for the agent")
@@ -87,6 +89,34 @@ def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
     with pytest.raises(ServingError, match="no key was made yet") as caught:
         run(tmp_path, check, settings={"serving.host": "0.0.0.0"})
     assert caught.value.hint == "traced keys add NAME"
+
+
+def test_a_router_that_cannot_read_who_may_ask_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any) -> Any:
+        raise StoreUnavailable("the store is away")
+
+    async def check(made: Place) -> None:
+        raise AssertionError("it serves")
+
+    monkeypatch.setattr(live, "list_keys", away)
+    with pytest.raises(StoreUnavailable):
+        run(tmp_path, check)
+
+
+def test_a_store_that_goes_away_leaves_the_keys_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: Any) -> Any:
+        raise StoreUnavailable("the store is away")
+
+    async def check(made: Place) -> None:
+        with session(made.store) as opened:
+            key = make_key(opened, ADA, "agent", 0)
+        await until_status(made, 401, {})
+        monkeypatch.setattr(live, "list_keys", away)
+        await asyncio.sleep(0.5)
+        assert (await made.ask("base")).status_code == 401
+        assert (await made.ask("base", headers=with_key(key))).status_code == 200
+
+    run(tmp_path, check)
 
 
 def test_two_keys_do_not_share_a_conversation(tmp_path: Path) -> None:

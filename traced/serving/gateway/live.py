@@ -60,17 +60,20 @@ class Follower:
 
     async def keep(self) -> None:
         """Follow the store until cancelled."""
+        told = ""
         while True:
-            await self.look()
+            try:
+                await self.look()
+                told = ""
+            except StoreError as error:
+                if told != str(error):
+                    told = str(error)
+                    log.warning("the router goes on with what was live: %s", told)
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Look once."""
-        try:
-            found = await asyncio.to_thread(self._read)
-        except StoreError as error:
-            log.warning("the router goes on with what was live: %s", error)
-            return
+        """Look once; raises ``StoreError``, and then nobody knows who may ask: a router does not begin so."""
+        found = await asyncio.to_thread(self._read)
         if found is not None:
             self.live = found
             self.pool.wanted = found.paths

@@ -1,16 +1,15 @@
 """The router's process: ``traced serve``.
 
 Invariants: SIGTERM and SIGINT let the requests in flight end, then what was recorded is brought into the store. An
-embedded engine is started for it, and again, with its adapters, whenever it dies. Several routers may run on one store;
-none needs the daemon. How it fails: ``EngineStartError`` and ``StoreError`` before it listens; what fails later is
-logged and tried again.
+engine of its own is started for it, and again, with its adapters, whenever it dies. Several routers may run on one
+store; none needs the daemon. How it fails: ``EngineStartError`` and ``StoreError`` before it listens; what fails later
+is logged and tried again.
 """
 
 import asyncio
-import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from sqlalchemy import Engine
 
 from store.database import open_store
 from traced.config import Settings
-from traced.executor.process import Child, start
-from traced.models import resolve_model
 from traced.serving.client import EngineClient
-from traced.serving.errors import EngineStartError, ServingError
+from traced.serving.errors import ServingError
 from traced.serving.gateway.app import Gateway, serving
+from traced.serving.gateway.children import engine, storing
 from traced.serving.gateway.deciding import Decisions
 from traced.serving.gateway.engines import Pool, Replica
 from traced.serving.gateway.feedback import Judges
@@ -33,12 +31,6 @@ from traced.serving.gateway.live import Follower, Live
 from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.settling import Labels
 from traced.serving.gateway.spool import Spool
-from traced.serving.gateway.storing import GRACE_S
-from traced.serving.process import EngineProcess, start_embedded
-
-log = logging.getLogger(__name__)
-LOOK_S = 0.2
-AGAIN_S = (1.0, 2.0, 5.0, 15.0, 60.0)  # between two starts of a child that dies
 
 
 def now() -> datetime:
@@ -54,14 +46,18 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
     async with AsyncExitStack() as stack:
         store = open_store(settings.store_url)
         stack.callback(store.dispose)
-        storing = Storing(settings)
-        stack.callback(storing.stop)
-        urls, keepers = settings.serving.engines, [storing.keep]
-        if settings.serving.engine == "embedded":
-            embedded = Embedded(settings)
-            stack.callback(embedded.stop)
-            urls = [await asyncio.to_thread(embedded.start)]
-            keepers.append(embedded.keep)
+        beside = storing(settings)
+        stack.callback(beside.stop)
+        await beside.start()
+        urls, keepers = settings.serving.engines, [beside.keep]
+        if settings.serving.engine == "external" and not urls:
+            raise ServingError("serving.engines names no engine", hint='serving.engines = ["http://127.0.0.1:8000"]')
+        if settings.serving.engine != "external":
+            own, url = engine(settings)
+            stack.callback(own.stop)
+            await own.start()
+            urls = [url]
+            keepers.append(own.keep)
         ready(await stack.enter_async_context(routing(settings, store, urls, *keepers)))
         await over.wait()
 
@@ -98,71 +94,3 @@ async def routing(
             yield url
     finally:
         await pool.close()
-
-
-class Storing:
-    """The process that brings the spool into the store: started, and started again whenever it dies."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._command = ["-m", "traced.serving.gateway.storing", "--data-dir", str(settings.data_dir)]
-        self._log = settings.data_dir / "logs" / "storing.log"
-        self._child: Child | None = None
-
-    async def keep(self) -> None:
-        """Keep it running until cancelled."""
-        failures = 0
-        while True:
-            if self._child is None or self._child.wait(0):
-                await asyncio.sleep(AGAIN_S[min(failures, len(AGAIN_S) - 1)] if self._child else 0)
-                failures += self._child is not None
-                self.stop()
-                self._child = await asyncio.to_thread(start, self._command, log=self._log)
-            await asyncio.sleep(LOOK_S)
-
-    def stop(self) -> None:
-        """End it, after it has stored what there is."""
-        if self._child is not None:
-            self._child.stop(GRACE_S)
-
-
-class Embedded:
-    """The embedded engine of a router: started, and started again on the same port whenever it dies."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._process: EngineProcess | None = None
-        self._port = 0
-
-    def start(self) -> str:
-        """Start it; returns its URL."""
-        engine = self._settings.engine
-        self._process = start_embedded(
-            resolve_model(self._settings.model.spec, self._settings.data_dir).path,
-            data_dir=self._settings.data_dir,
-            port=self._port,
-            threads=self._settings.threads,
-            max_batch=engine.max_batch,
-            max_length=engine.max_length,
-            timeout_s=engine.start_timeout_s,
-        )
-        self._port = int(self._process.url.rpartition(":")[2])
-        return self._process.url
-
-    async def keep(self) -> None:
-        """Start it again whenever it dies, later each time."""
-        failures = 0
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if self._process is not None and self._process.alive:
-                continue
-            delay = AGAIN_S[min(failures, len(AGAIN_S) - 1)]
-            log.warning("the engine died; started again in %.0f s", delay)
-            await asyncio.sleep(delay)
-            failures += 1
-            with suppress(EngineStartError):
-                await asyncio.to_thread(self.start)
-
-    def stop(self) -> None:
-        """End it."""
-        if self._process is not None:
-            self._process.stop()

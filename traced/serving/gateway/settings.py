@@ -24,9 +24,15 @@ class ServingSection(Section):
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8100, ge=0, le=65535, description="TCP port; 0 is any free one")
-    engine: Literal["embedded", "external"] = Field(
-        default="embedded", description='"embedded" (small models, no vLLM), or "external": the URLs below'
+    engine: Literal["embedded", "vllm", "external"] = Field(
+        default="embedded",
+        description='"embedded" (small models), "vllm" (started by traced), or "external": the URLs below',
     )
+    vllm_args: list[str] = Field(
+        default=[], description='more flags of vLLM, e.g. ["--dtype=float32", "--enforce-eager"] on a CPU'
+    )
+    vllm_python: str = Field(default="", description='Python that has vLLM; "" is the one that runs traced')
+    tool_parser: str = Field(default="hermes", description='how the model writes tool calls (vLLM); "" is none')
     engines: list[str] = Field(default=[], description='vLLM servers, e.g. ["http://127.0.0.1:8000"]')
     engine_key_file: str = Field(default="", description="file that holds the engines' API key")
     max_adapters: Positive = Field(
