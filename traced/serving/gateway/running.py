@@ -31,6 +31,7 @@ from traced.serving.gateway.live import Follower, Live
 from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.settling import Labels
 from traced.serving.gateway.spool import Spool
+from traced.serving.gateway.yielding import Yielding
 
 
 def now() -> datetime:
@@ -90,7 +91,9 @@ async def routing(
                 f"whoever reaches {chosen.host} could use the router: no key was made yet", hint="traced keys add NAME"
             )
         await pool.look()
-        async with serving(gateway, pool.keep, follower.keep, *keepers) as url:
+        wanted = (chosen.busy_requests, chosen.busy_s, chosen.devices)
+        yielding = Yielding(store, lambda: gate.running + gate.waiting, now, *wanted)
+        async with serving(gateway, pool.keep, follower.keep, yielding.keep, *keepers) as url:
             yield url
     finally:
         await pool.close()

@@ -44,6 +44,11 @@ class ServingSection(Section):
     concurrency: Positive = Field(default=256, description="requests at the engines at once")
     queue: int = Field(default=1024, ge=0, description="requests that wait for that; more are answered with 429")
     queue_s: float = Field(default=30.0, gt=0, description="seconds a request may wait")
+    busy_requests: int = Field(
+        default=16, ge=0, description="requests at once, for busy_s, at which trainings are asked for their devices"
+    )
+    busy_s: float = Field(default=5.0, ge=0, description="seconds of such load; busy_requests = 0 never asks")
+    devices: list[str] = Field(default=[], description='devices that are asked for, e.g. ["cpu"]; none: all')
     redact: list[Pattern] = Field(
         default=[], description="regular expressions; what matches is taken out before anything is stored"
     )
