@@ -31,8 +31,9 @@ def serve(
     as_json: AsJson = False,
 ) -> None:
     """Run the router that agents point at: an OpenAI-compatible endpoint over the base model and the live adapters."""
-    import asyncio
     import os
+
+    import uvloop
 
     from traced.config import for_children
     from traced.host import logs
@@ -50,7 +51,7 @@ def serve(
             told = f'Serving at {url}/v1: make it your agent\'s base URL, and let it ask for model "auto"'
             console.print(told, highlight=False)
 
-    asyncio.run(run(settings, ready))
+    uvloop.run(run(settings, ready))
 
 
 @keys.command("add")

@@ -16,7 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,7 +85,8 @@ class Spool:
 
 def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: bytes, *, streamed: bool) -> bytes:
     """The line of an exchange: its figures, the request (``raw`` as it came), and the answer's bytes as they came."""
-    told = asdict(exchange) | {"at": exchange.at.isoformat(), "streamed": streamed}
+    # not asdict: its copies took a fifth of a whole request
+    told = vars(exchange) | {"at": exchange.at.isoformat(), "streamed": streamed}
     told["answer"] = answer.decode("utf-8", "replace")
     head = json.dumps(told, separators=(",", ":")).encode()
     if (not raw.isascii() and not _is_utf8(raw)) or b"\0" in raw:  # JSON may come in other encodings
