@@ -7,7 +7,7 @@ Fails and not covered: as ``store.tables``. Changes need a migration.
 
 from datetime import datetime
 
-from sqlalchemy import Index, LargeBinary, Text
+from sqlalchemy import Index, LargeBinary
 from sqlmodel import Field
 
 from store.columns import KEY, ORDERED_JSON, FreeText, UtcTime
@@ -67,7 +67,7 @@ class FeedbackRow(Row, table=True):
     conversation_id: str = Field(index=True, sa_type=KEY)
     response_id: str = Field(sa_type=KEY)
     score: float | None = None
-    label: str = Field(sa_type=Text)
+    label: str = Field(sa_type=FreeText)
     comment: str = Field(sa_type=FreeText)
-    who: str = Field(sa_type=Text)
+    who: str = Field(sa_type=FreeText)
     at: datetime = Field(sa_type=UtcTime)

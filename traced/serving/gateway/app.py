@@ -31,7 +31,7 @@ from traced.serving.client import BASE
 from traced.serving.gateway.deciding import Decisions
 from traced.serving.gateway.engines import Pool
 from traced.serving.gateway.feedback import Judges
-from traced.serving.gateway.forwarding import UNAVAILABLE, Asked, Forwarder
+from traced.serving.gateway.forwarding import UNAVAILABLE, Asked, ClientGone, Forwarder
 from traced.serving.gateway.identity import HEADER, ID_LIMIT, conversation_id
 from traced.serving.gateway.keys import Keys
 from traced.serving.gateway.limits import Gate, Quotas
@@ -44,6 +44,7 @@ from traced.serving.gateway.spool import Spool, line_of
 
 AUTO = "auto"
 GONE = 499  # nginx's code for a client that closed the connection
+AGAIN_S = 1.0
 MB = 2**20
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 log = logging.getLogger(__name__)
@@ -78,8 +79,8 @@ class Gateway:
         if key is not None:
             self.quotas.take(key.id, key.per_minute)
         named = request.headers.get(HEADER)
-        if named is not None and not 0 < len(named) <= ID_LIMIT:
-            raise Refusal(400, f"{HEADER} takes 1 to {ID_LIMIT} characters")
+        if named is not None and not (0 < len(named) <= ID_LIMIT and named.isascii() and named.isprintable()):
+            raise Refusal(400, f"{HEADER} takes 1 to {ID_LIMIT} printable ASCII characters")
         conversation = conversation_id(named, messages, key.id if key else "")
         asked = Asked(request, conversation, "", raw, body, {}, partial(self._keep, key.id if key else ""))
         try:
@@ -90,8 +91,11 @@ class Gateway:
         except Refusal as refusal:
             asked.ended(refusal.status, refusal.message)
             raise
-        except (asyncio.CancelledError, ConnectionResetError):
+        except (asyncio.CancelledError, ClientGone):
             asked.ended(GONE, "the client hung up")
+            raise
+        except Exception as error:  # accounted for like any other, then the middleware's
+            asked.ended(500, f"a defect of traced: {type(error).__name__}")
             raise
 
     async def _answer(self, asked: Asked) -> web.StreamResponse:
@@ -107,8 +111,14 @@ class Gateway:
         return await forwarder.forward(asked)
 
     def _keep(self, key_id: str, asked: Asked) -> None:
-        if not self._recorded(asked.request, asked.conversation_id):
-            return
+        if self._recorded(asked.request, asked.conversation_id):
+            try:
+                self.spool.add(self._line(key_id, asked))
+            except Exception as error:  # what cannot be recorded is answered all the same
+                log.exception("an exchange is not recorded")
+                self.spool.lose(f"{type(error).__name__}: {error}")
+
+    def _line(self, key_id: str, asked: Asked) -> bytes:
         kept = Exchange(
             asked.id,
             asked.conversation_id,
@@ -120,7 +130,7 @@ class Gateway:
             detail=asked.detail,
         )
         line = line_of(kept, asked.raw, asked.body, bytes(asked.answer), streamed=asked.streamed)
-        self.spool.add(self.redactor.line(line) if self.redactor else line)
+        return self.redactor.line(line) if self.redactor else line
 
     async def _model(self, asked: dict[str, Any], conversation: str, messages: list[dict[str, Any]]) -> str:
         wanted = asked.get("model")
@@ -191,7 +201,7 @@ async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, N
             aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers)
         )
         stack.push_async_callback(gateway.spool.turn)
-        tasks = [asyncio.create_task(keeper()) for keeper in (gateway.spool.keep, *keepers)]
+        tasks = [asyncio.create_task(_kept_on(keeper)) for keeper in (gateway.spool.keep, *keepers)]
         stack.push_async_callback(_end, tasks)
         runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None)
         await runner.setup()
@@ -200,6 +210,16 @@ async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, N
         site = web.TCPSite(runner, host, gateway.settings.port)
         await site.start()
         yield f"http://{host}:{runner.addresses[0][1]}"
+
+
+async def _kept_on(keeper: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Begin it again when a defect ends it: a router that follows no rollback any more must not look well."""
+    while True:
+        try:
+            return await keeper()
+        except Exception:
+            log.exception("%s failed; it goes on in %.0f s", keeper, AGAIN_S)
+            await asyncio.sleep(AGAIN_S)
 
 
 async def _end(tasks: "list[asyncio.Task[None]]") -> None:
@@ -215,8 +235,8 @@ async def _body(request: web.Request) -> tuple[bytes, dict[str, Any]]:
         told = json.loads(raw)
     except web.HTTPRequestEntityTooLarge as error:
         raise Refusal(413, f"the request is larger than {request.app._client_max_size // MB} MiB") from error
-    except ValueError as error:
-        raise Refusal(400, f"the body is no JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is no JSON that can be read: {error}") from error
     if not isinstance(told, dict):
         raise Refusal(400, "the body has to be a JSON object")
     return raw, told
@@ -234,6 +254,6 @@ async def _refusals(
         return Refusal(error.status, f"{request.method} {request.path}: {error.reason}").response()
     except (asyncio.CancelledError, ConnectionResetError):
         raise
-    except Exception:
+    except Exception:  # the outermost boundary of a request: reported once, in OpenAI's form
         log.exception("%s %s failed", request.method, request.path)
         return Refusal(500, "a defect of traced; its traceback is in the log", code="defect").response()

@@ -68,7 +68,7 @@ class Kept:
             try:
                 await asyncio.to_thread(self._end)
                 await self.start()
-            except TracedError as error:
+            except (TracedError, OSError) as error:
                 log.warning("%s cannot be started: %s", self._name, error)
 
     def stop(self) -> None:

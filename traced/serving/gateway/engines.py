@@ -11,12 +11,12 @@ Not covered: starting engines.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import re
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Replica:
     loaded: set[str] = field(default_factory=set)
     running: Counter[str] = field(default_factory=Counter)
     trouble: str = "not asked yet"
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def url(self) -> str:
@@ -59,7 +60,7 @@ class Replica:
         """What it calls ``model``."""
         return self.client.base if model == BASE else model
 
-    @contextmanager
+    @contextlib.contextmanager
     def request(self, model: str) -> Iterator[None]:
         """A request for ``model`` is at the engine."""
         self.running[model] += 1
@@ -97,14 +98,28 @@ class Pool:
         """Whether any engine does."""
         return any(replica.serves(model) for replica in self.replicas)
 
+    def want(self, adapters: Mapping[str, Path]) -> None:
+        """From now on these should be loaded; whoever looks after the engines hears of it at once."""
+        self.wanted = adapters
+        for replica in self.replicas:
+            replica.woken.set()
+
     async def keep(self) -> None:
-        """Look after the engines until cancelled."""
+        """Look after the engines until cancelled: after each for itself, so that one that hangs holds up no other."""
+        async with asyncio.TaskGroup() as group:
+            for replica in self.replicas:
+                group.create_task(self._keep(replica))
+
+    async def _keep(self, replica: Replica) -> None:
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await replica.woken.wait()
+            replica.woken.clear()
+            await self._look_at(replica)
 
     async def look(self) -> None:
-        """Ask every engine how it is and bring its adapters to what is wanted."""
+        """Ask every engine how it is and bring its adapters to what is wanted; not while ``keep`` runs."""
         await asyncio.gather(*(self._look_at(replica) for replica in self.replicas))
 
     async def close(self) -> None:

@@ -93,4 +93,6 @@ def _text(told: dict[str, Any], name: str) -> str:
     value = told.get(name) or ""
     if not isinstance(value, str) or len(value) > TEXT_LIMIT:
         raise Refusal(400, f"{name} is text of at most {TEXT_LIMIT} characters", param=name)
+    if name.endswith("_id") and not value.isprintable():
+        raise Refusal(400, f"{name} has characters that no id has", param=name)
     return value

@@ -32,6 +32,10 @@ ESCAPED = b"\\u006"  # how every escaped letter of "model" begins: the request's
 END = b"data: [DONE]"
 
 
+class ClientGone(ConnectionResetError):
+    """The client closed its connection while it was answered; nobody's fault behind us."""
+
+
 @dataclass
 class Asked:
     """A request on its way: what is asked of which model, and what went back to the client.
@@ -51,7 +55,6 @@ class Asked:
     streamed: bool = False
     answer: bytearray = field(default_factory=bytearray)
     detail: str = ""
-    first_s: float = 0.0
     began: float = field(default_factory=time.perf_counter)
     _kept: bool = False
 
@@ -64,7 +67,6 @@ class Asked:
 
     def take(self, chunk: bytes) -> None:
         """A piece of the answer has come."""
-        self.first_s = self.first_s or time.perf_counter() - self.began
         self.answer += chunk
 
 
@@ -98,7 +100,7 @@ class Forwarder:
         text = with_model(asked.raw, asked.body, replica.upstream(asked.model))
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         async with self.http.post(replica.url + asked.request.path, data=text, headers=headers) as answer:
-            if answer.status == HTTPStatus.NOT_FOUND and asked.model != BASE:
+            if answer.status == HTTPStatus.NOT_FOUND and asked.model != BASE and asked.model in await answer.text():
                 replica.loaded.discard(asked.model)  # it was started anew, and gets it again at the next look
                 return None
             asked.status, asked.streamed = answer.status, answer.content_type == "text/event-stream"
@@ -112,6 +114,14 @@ class Forwarder:
 
 async def _stream(asked: Asked, answer: aiohttp.ClientResponse, headers: dict[str, str]) -> web.StreamResponse:
     response = web.StreamResponse(status=answer.status, headers=headers)
+    try:
+        await _pass_on(asked, answer, response)
+    except ConnectionResetError as error:
+        raise ClientGone(str(error)) from error
+    return response
+
+
+async def _pass_on(asked: Asked, answer: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
     await response.prepare(asked.request)
     chunks = answer.content.iter_any().__aiter__()
     while True:
@@ -119,12 +129,12 @@ async def _stream(asked: Asked, answer: aiohttp.ClientResponse, headers: dict[st
             chunk = await anext(chunks)
         except StopAsyncIteration:
             asked.ended()
-            return response
+            return
         except (aiohttp.ClientError, TimeoutError) as error:
             broken = Refusal(502, f"the engine broke off: {type(error).__name__}: {error}", code="engine_error")
             asked.ended(broken.status, broken.message)
             await response.write(b"data: " + broken.body() + b"\n\n")
-            return response
+            return
         asked.take(chunk)
         if END in chunk or END in asked.answer[-len(chunk) - len(END) :]:
             asked.ended()

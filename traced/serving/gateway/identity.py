@@ -38,12 +38,16 @@ def answered(messages: Sequence[Mapping[str, Any]]) -> int:
 
 def _essence(message: Mapping[str, Any]) -> list[Any]:
     """What of a message every client sends back."""
-    calls = [
-        [call.get("id"), function.get("name"), function.get("arguments")]
-        for call in message.get("tool_calls") or []
-        for function in [call.get("function") or {}]
-    ]
-    return [message.get("role"), message.get("content") or "", calls, message.get("tool_call_id") or ""]
+    calls = message.get("tool_calls") or []
+    told = [_call(call) for call in calls] if isinstance(calls, list) else calls
+    return [message.get("role"), message.get("content") or "", told, message.get("tool_call_id") or ""]
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call  # the engine will refuse it
+    return [call.get("id"), function.get("name"), function.get("arguments")]
 
 
 def _sha256(value: Any) -> str:

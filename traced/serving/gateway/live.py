@@ -76,9 +76,8 @@ class Follower:
         found = await asyncio.to_thread(self._read)
         if found is not None:
             self.live = found
-            self.pool.wanted = found.paths
+            self.pool.want(found.paths)
             log.info("live: %s", ", ".join(found.routes) or "the base model alone")
-            await self.pool.look()
 
     def _read(self) -> Live | None:
         with reading(self.store) as opened:

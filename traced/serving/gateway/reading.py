@@ -53,6 +53,8 @@ def read_answer(told: Mapping[str, Any]) -> Answer:
     if choices:
         first = choices[0]
         message = first["message"] if "message" in first else {"role": "assistant", "content": first.get("text", "")}
+    if message is not None and not isinstance(message, dict):
+        raise ValueError(f"a message has to be an object, not {message!r:.50}")
     usage = told.get("usage") or {}
     if "input_tokens" in usage:  # the responses form has names of its own
         usage = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage.get("output_tokens", 0)}
@@ -61,7 +63,8 @@ def read_answer(told: Mapping[str, Any]) -> Answer:
 
 def read_stream(text: str) -> Answer:
     """The server-sent events of a streamed answer, put together."""
-    answer, said, calls = Answer(), "", {}  # type: ignore[var-annotated]
+    answer, said = Answer(), ""
+    calls: dict[int, dict[str, Any]] = {}
     for event in _events(text):
         if event.get("type") in ("response.completed", "response.incomplete"):
             return read_answer(event["response"])

@@ -65,7 +65,7 @@ class Redactor:
     def _answer(self, line: dict[str, Any]) -> dict[str, Any]:
         try:
             answer = read_stream(line["answer"]) if line["streamed"] else read_answer(json.loads(line["answer"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             return {"answer": self.text(line["answer"])}
         if answer.message is None:
             return {"answer": self.text(line["answer"]) if line["status"] != 200 else "{}", "streamed": False}

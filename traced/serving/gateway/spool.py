@@ -10,6 +10,7 @@ could not keep and the request goes on. Not covered: what is redacted (before ``
 """
 
 import asyncio
+import errno
 import fcntl
 import json
 import logging
@@ -56,14 +57,22 @@ class Spool:
         try:
             if self._file is None:
                 self._file = self._open()
-            self._file.write(line)
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            self.lost += 1
-            self._full = f"{self.lost} conversations were not recorded: {error}"
-            log.error("%s", self._full)
+            if self._file is not None:  # the half line is its last: what comes next has a file of its own
+                self._file.close()
+                self._file = None
+            self.lose(str(error))
         else:
             self.kept += 1
             self._full = ""
+
+    def lose(self, why: str) -> None:
+        """Count an exchange that could not be kept."""
+        self.lost += 1
+        self._full = f"{self.lost} conversations were not recorded: {why}"
+        log.error("%s", self._full)
 
     @property
     def trouble(self) -> str:
@@ -104,8 +113,8 @@ def _is_utf8(raw: bytes) -> bool:
 
 
 def _hand_over(written: IO[bytes]) -> None:
-    os.fsync(written.fileno())
-    written.close()
+    with written:
+        os.fsync(written.fileno())
 
 
 def _age(path: Path) -> float:

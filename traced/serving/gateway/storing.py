@@ -107,7 +107,7 @@ class Storer:
 def _read(line: bytes, aside: Path) -> Iterator[Exchange]:
     try:
         yield exchange_of(json.loads(line))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("a line of the spool is damaged (%s); kept in %s", error, aside)
         with aside.open("ab") as opened:
             opened.write(line.rstrip(b"\n") + b"\n")
