@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.gateway.place import USER, V1, Place, place, until
 from tests.integration.gateway.upstream import BASE
+from traced.serving.gateway import app, forwarding
 
 
 def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **kind: Any) -> None:
@@ -69,6 +70,45 @@ def test_bad_requests_are_refused_in_openais_form(tmp_path: Path, body: bytes, s
         assert made.engine.asked == []
 
     run(tmp_path, check, settings={"serving.body_mb": 1})
+
+
+@pytest.mark.parametrize("calls", ["x", [3], [{"function": "f"}], {"a": 1}])
+def test_messages_that_make_no_sense_are_the_engines_to_refuse(tmp_path: Path, calls: Any) -> None:
+    async def check(made: Place) -> None:
+        messages = [*USER, {"role": "assistant", "tool_calls": calls}]
+        assert (await made.ask("base", messages)).status_code == 200
+        assert made.engine.asked[0]["messages"] == messages
+
+    run(tmp_path, check)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "caf\u00e9", "a\tb"])
+def test_a_conversations_name_is_plain(tmp_path: Path, name: str) -> None:
+    async def check(made: Place) -> None:
+        headers = {"X-Traced-Conversation": name.encode("latin-1")}
+        assert (await made.ask("base", headers=headers)).status_code == 400
+
+    run(tmp_path, check)
+
+
+def test_a_defect_is_answered_and_accounted_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(made: Place) -> None:
+        monkeypatch.setattr(forwarding, "with_model", lambda *_: 1 / 0)
+        answer = await made.ask("base", headers={"X-Traced-Conversation": "defect"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "defect")
+        await until(lambda: made.exchanges("defect"))
+        assert "ZeroDivisionError" in made.exchanges("defect")[0].detail
+
+    run(tmp_path, check)
+
+
+def test_what_cannot_be_recorded_is_answered_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(made: Place) -> None:
+        monkeypatch.setattr(app, "line_of", lambda *_, **__: 1 / 0)
+        assert (await made.ask("base")).status_code == 200
+        assert "1 conversations were not recorded" in (await made.http.get("/ready")).json()["recording"]
+
+    run(tmp_path, check)
 
 
 def test_a_client_that_hangs_up_ends_the_engines_work(tmp_path: Path) -> None:

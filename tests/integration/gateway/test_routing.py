@@ -1,6 +1,7 @@
 """Which model answers: decisions, promotions and rollbacks while requests are in flight, engines that come and go."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from store.serving_records import ConversationRoute
 from tests.integration.gateway.place import USER, V1, V2, Place, models, place, until, until_offered
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store.chain import T0
+from traced.serving.gateway import live
 
 
 def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **kind: Any) -> None:
@@ -188,5 +190,48 @@ def test_without_any_engine_the_answer_says_so_and_when_to_ask_again(tmp_path: P
         await made.engine.again()
         await until(lambda: made.engine.adapters)
         assert (await made.ask()).status_code == 200
+
+    run(tmp_path, check, live=V1)
+
+
+def test_an_engine_that_hangs_holds_up_no_rollback(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        for engine in made.engines:
+            engine.health_delay_s = 4.0
+        await asyncio.sleep(0.6)  # both are being asked how they are
+        made.roll_back(V1)
+        began = time.monotonic()
+        await until_offered(made, V1, offered=False)
+        assert said(await made.ask()) == f"signed {BASE}"
+        assert time.monotonic() - began < 2.0
+
+    run(tmp_path, check, engines=2, live=V1)
+
+
+def test_a_follower_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(made: Place) -> None:
+        real, failed = live.list_keys, []
+
+        def once(opened: Any) -> Any:
+            if not failed:
+                failed.append(True)
+                raise RuntimeError("a defect")
+            return real(opened)
+
+        monkeypatch.setattr(live, "list_keys", once)
+        await until(lambda: failed)
+        made.promote(V1)
+        await until_offered(made, V1)
+
+    run(tmp_path, check)
+
+
+def test_a_path_that_an_engine_does_not_know_takes_no_adapter_away(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        made.engine.knows_responses = False
+        refused = await made.http.post("/v1/responses", json={"model": V1, "input": "Which day?"})
+        assert refused.status_code == 404
+        assert V1 in await models(made)
+        assert said(await made.ask(V1)) == f"signed {V1}"
 
     run(tmp_path, check, live=V1)

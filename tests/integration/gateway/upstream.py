@@ -64,6 +64,8 @@ class Upstream:
     hung_up: int = 0
     running: int = 0
     refuses_loads: bool = False
+    health_delay_s: float = 0.0
+    knows_responses: bool = True
     slots: "Slots | None" = None
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -94,6 +96,7 @@ class Upstream:
         await self.start(int(self.url.rpartition(":")[2]))
 
     async def _health(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.health_delay_s)
         return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -122,6 +125,8 @@ class Upstream:
         return web.json_response({"id": "cmpl-1", "choices": [{"text": "x", "logprobs": {"top_logprobs": [top]}}]})
 
     async def _respond(self, request: web.Request) -> web.Response:
+        if not self.knows_responses:
+            raise web.HTTPNotFound
         body = await request.json()
         self.asked.append(body)
         said = [{"type": "output_text", "text": f"signed {body['model']}"}]
