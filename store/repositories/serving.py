@@ -40,7 +40,7 @@ def find_routes(session: Session, conversation_ids: Sequence[str]) -> dict[str, 
 
 def save_exchanges(session: Session, exchanges: Iterable[Exchange]) -> None:
     """Store exchanges; those that are there already stay as they are."""
-    insert_new(session, ExchangeRow, [{**asdict(one), "body": _packed(one.body)} for one in exchanges])
+    insert_new(session, ExchangeRow, [{**vars(one), "body": _packed(one.body)} for one in exchanges])
 
 
 def open_conversations(session: Session, *, before: datetime, limit: int) -> list[str]:

@@ -13,7 +13,6 @@ client has all of it. Not covered: TLS (put a proxy in front where the network i
 
 import asyncio
 import hashlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -23,13 +22,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
 from store.serving_records import Exchange
 from traced.serving.client import BASE
 from traced.serving.gateway.deciding import Decisions
 from traced.serving.gateway.engines import Pool
+from traced.serving.gateway.fast_json import read_json
 from traced.serving.gateway.feedback import Judges
 from traced.serving.gateway.forwarding import UNAVAILABLE, Asked, ClientGone, Forwarder
 from traced.serving.gateway.identity import HEADER, ID_LIMIT, conversation_id
@@ -41,6 +40,7 @@ from traced.serving.gateway.reading import messages_of
 from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.settings import ServingSection
 from traced.serving.gateway.spool import Spool, line_of
+from traced.serving.gateway.upstream import Upstream
 
 AUTO = "auto"
 GONE = 499  # nginx's code for a client that closed the connection
@@ -63,9 +63,8 @@ class Gateway:
     keys: Keys
     gate: Gate
     redactor: Redactor
-    engine_key: str = ""
+    upstream: Upstream
     quotas: Quotas = field(default_factory=Quotas)
-    http: aiohttp.ClientSession | None = None
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -84,7 +83,7 @@ class Gateway:
         conversation = conversation_id(named, messages, key.id if key else "")
         asked = Asked(request, conversation, "", raw, body, {}, partial(self._keep, key.id if key else ""))
         try:
-            async with self.gate.admitted():
+            async with self.gate:
                 asked.model = await self._model(body, conversation, messages)
                 asked.headers = {"X-Traced-Model": asked.model, HEADER: conversation, "X-Traced-Request": asked.id}
                 return await self._answer(asked)
@@ -99,8 +98,7 @@ class Gateway:
             raise
 
     async def _answer(self, asked: Asked) -> web.StreamResponse:
-        assert self.http is not None
-        forwarder = Forwarder(self.pool, self.http)
+        forwarder = Forwarder(self.pool, self.upstream)
         try:
             return await forwarder.forward(asked)
         except Refusal as refusal:
@@ -194,12 +192,7 @@ def build(gateway: Gateway) -> web.Application:
 async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[str]:
     """Serve as long as the body runs, with the ``keepers`` beside it; gives the URL."""
     async with AsyncExitStack() as stack:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=gateway.settings.timeout_s)
-        headers = {"Authorization": f"Bearer {gateway.engine_key}"} if gateway.engine_key else None
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)  # uvicorn, in the engines, closes after five
-        gateway.http = await stack.enter_async_context(
-            aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers)
-        )
+        stack.callback(gateway.upstream.close)
         stack.push_async_callback(gateway.spool.turn)
         tasks = [asyncio.create_task(_kept_on(keeper)) for keeper in (gateway.spool.keep, *keepers)]
         stack.push_async_callback(_end, tasks)
@@ -232,7 +225,7 @@ async def _body(request: web.Request) -> tuple[bytes, dict[str, Any]]:
     """The body's bytes, and what they say."""
     try:
         raw = await request.read()
-        told = json.loads(raw)
+        told = read_json(raw)
     except web.HTTPRequestEntityTooLarge as error:
         raise Refusal(413, f"the request is larger than {request.app._client_max_size // MB} MiB") from error
     except (ValueError, RecursionError) as error:

@@ -90,6 +90,8 @@ class Pool:
         serving = [replica for replica in self.replicas if replica.serves(model)]
         if not serving:
             return None
+        if len(serving) == 1:
+            return serving[0]
         own = max(serving, key=lambda replica: _weight(replica.url, conversation_id))
         least = min(serving, key=lambda replica: replica.busy)
         return own if own.busy <= least.busy + AFFINITY else least

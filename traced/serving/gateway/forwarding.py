@@ -10,19 +10,19 @@ whole. Not covered: which model (``app``), what becomes of the record (``spool``
 
 import json
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
 from traced.serving.client import BASE
 from traced.serving.gateway.engines import Pool, Replica
 from traced.serving.gateway.problems import Refusal
+from traced.serving.gateway.upstream import Answer, BrokenOff, Unreachable, Upstream
 
 KEPT = ("retry-after", "x-request-id")
 KEPT_PREFIXES = ("openai-", "x-ratelimit-")
@@ -30,6 +30,7 @@ UNAVAILABLE = "engine_unavailable"
 MODEL = re.compile(rb'("model"\s*:\s*)("(?:[^"\\]|\\.)*")')
 ESCAPED = b"\\u006"  # how every escaped letter of "model" begins: the request's own key may be spelt so
 END = b"data: [DONE]"
+BROKE_OFF = "the engine broke off"
 
 
 class ClientGone(ConnectionResetError):
@@ -50,7 +51,7 @@ class Asked:
     body: Mapping[str, Any]
     headers: dict[str, str]
     keep: Callable[["Asked"], None]
-    id: str = field(default_factory=lambda: f"exchange-{uuid.uuid4().hex}")
+    id: str = field(default_factory=lambda: f"exchange-{secrets.token_hex(16)}")
     status: int = 0
     streamed: bool = False
     answer: bytearray = field(default_factory=bytearray)
@@ -75,7 +76,7 @@ class Forwarder:
     """Passes requests on to the pool's engines."""
 
     pool: Pool
-    http: aiohttp.ClientSession
+    upstream: Upstream
 
     async def forward(self, asked: Asked) -> web.StreamResponse:
         """Ask an engine and pass its answer on. Raises ``Refusal`` where none answers."""
@@ -89,30 +90,32 @@ class Forwarder:
                 with replica.request(asked.model):
                     if (answered := await self._ask(replica, asked)) is not None:
                         return answered
-            except aiohttp.ClientConnectorError as error:
+            except Unreachable as error:
                 replica.failed(str(error))
-            except (aiohttp.ClientError, TimeoutError) as error:
-                why = f"the engine broke off: {type(error).__name__}: {error}"
-                raise Refusal(502, why, code="engine_error", retry_after=1) from error
+            except BrokenOff as error:
+                raise Refusal(502, f"{BROKE_OFF}: {error}", code="engine_error", retry_after=1) from error
 
     async def _ask(self, replica: Replica, asked: Asked) -> web.StreamResponse | None:
         """The answer; None where the engine has lost the adapter."""
         text = with_model(asked.raw, asked.body, replica.upstream(asked.model))
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        async with self.http.post(replica.url + asked.request.path, data=text, headers=headers) as answer:
-            if answer.status == HTTPStatus.NOT_FOUND and asked.model != BASE and asked.model in await answer.text():
-                replica.loaded.discard(asked.model)  # it was started anew, and gets it again at the next look
-                return None
+        answer = await self.upstream.post(replica.url, asked.request.path, text)
+        try:
             asked.status, asked.streamed = answer.status, answer.content_type == "text/event-stream"
             headers = {**asked.headers, **_kept(answer)}
             if asked.streamed:
                 return await _stream(asked, answer, headers)
-            asked.take(await answer.read())
+            whole = await answer.read()
+            if answer.status == HTTPStatus.NOT_FOUND and asked.model != BASE and asked.model.encode() in whole:
+                replica.loaded.discard(asked.model)  # it was started anew, and gets it again at the next look
+                return None
+            asked.take(whole)
             asked.ended()
-            return web.Response(status=answer.status, body=bytes(asked.answer), headers=headers)
+            return web.Response(status=answer.status, body=whole, headers=headers)
+        finally:
+            answer.close()
 
 
-async def _stream(asked: Asked, answer: aiohttp.ClientResponse, headers: dict[str, str]) -> web.StreamResponse:
+async def _stream(asked: Asked, answer: Answer, headers: dict[str, str]) -> web.StreamResponse:
     response = web.StreamResponse(status=answer.status, headers=headers)
     try:
         await _pass_on(asked, answer, response)
@@ -121,19 +124,18 @@ async def _stream(asked: Asked, answer: aiohttp.ClientResponse, headers: dict[st
     return response
 
 
-async def _pass_on(asked: Asked, answer: aiohttp.ClientResponse, response: web.StreamResponse) -> None:
+async def _pass_on(asked: Asked, answer: Answer, response: web.StreamResponse) -> None:
     await response.prepare(asked.request)
-    chunks = answer.content.iter_any().__aiter__()
     while True:
         try:
-            chunk = await anext(chunks)
-        except StopAsyncIteration:
-            asked.ended()
-            return
-        except (aiohttp.ClientError, TimeoutError) as error:
-            broken = Refusal(502, f"the engine broke off: {type(error).__name__}: {error}", code="engine_error")
+            chunk = await answer.chunk()
+        except BrokenOff as error:
+            broken = Refusal(502, f"{BROKE_OFF}: {error}", code="engine_error")
             asked.ended(broken.status, broken.message)
             await response.write(b"data: " + broken.body() + b"\n\n")
+            return
+        if not chunk:
+            asked.ended()
             return
         asked.take(chunk)
         if END in chunk or END in asked.answer[-len(chunk) - len(END) :]:
@@ -148,12 +150,12 @@ def with_model(raw: bytes, body: Mapping[str, Any], model: str) -> bytes:
     found = MODEL.findall(raw)
     if len(found) == 1 and ESCAPED not in raw and json.loads(found[0][1]) == body["model"]:
         return MODEL.sub(lambda match: match[1] + json.dumps(model).encode(), raw)
-    return json.dumps({**body, "model": model}, separators=(",", ":")).encode()
+    return json.dumps({**json.loads(raw), "model": model}, separators=(",", ":")).encode()
 
 
-def _kept(answer: aiohttp.ClientResponse) -> dict[str, str]:
-    kept = {"Content-Type": answer.headers.get("Content-Type", "application/json")}
-    for name, value in answer.headers.items():
-        if name.lower() in KEPT or name.lower().startswith(KEPT_PREFIXES):
+def _kept(answer: Answer) -> dict[str, str]:
+    kept = {"Content-Type": answer.header("content-type") or "application/json"}
+    for name, value in answer.headers:
+        if name in KEPT or name.startswith(KEPT_PREFIXES):
             kept[name] = value
     return kept

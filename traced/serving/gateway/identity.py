@@ -9,10 +9,10 @@ Invariants: both depend on nothing but their arguments, so that two routers and 
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from traced.serving.gateway.fast_json import write_json
 from traced.serving.opening import opening_messages
 
 HEADER = "X-Traced-Conversation"
@@ -51,4 +51,4 @@ def _call(call: Any) -> Any:
 
 
 def _sha256(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return hashlib.sha256(write_json(value, sort=True)).hexdigest()

@@ -9,9 +9,9 @@ import asyncio
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 
 from traced.serving.gateway.problems import Refusal
 
@@ -20,7 +20,7 @@ REMEMBERED = 10_000  # keys
 
 @dataclass
 class Gate:
-    """Lets requests to the engines."""
+    """Lets requests to the engines: ``async with gate`` is a place there."""
 
     concurrency: int
     queue: int
@@ -33,16 +33,8 @@ class Gate:
         """Requests in the queue."""
         return len(self._waiting)
 
-    @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[None]:
+    async def __aenter__(self) -> None:
         """A place at the engines for as long as the body runs. Raises ``Refusal``."""
-        await self._enter()
-        try:
-            yield
-        finally:
-            self._leave()
-
-    async def _enter(self) -> None:
         if self.running < self.concurrency and not self._waiting:
             self.running += 1
             return
@@ -63,6 +55,11 @@ class Gate:
                     429, f"no place came free within {self.queue_s:g} s", code="queue_full", retry_after=1
                 ) from None
             raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
 
     def _leave(self) -> None:
         while self._waiting:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from store.serving_records import Exchange
+from traced.serving.gateway.fast_json import read_json
 
 
 @dataclass
@@ -28,7 +29,7 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
     request = line["request"]
     answer = Answer()
     if line["status"] == 200:
-        answer = read_stream(line["answer"]) if line["streamed"] else read_answer(json.loads(line["answer"]))
+        answer = read_stream(line["answer"]) if line["streamed"] else read_answer(read_json(line["answer"]))
     body = {"messages": messages_of(request), "tools": request.get("tools") or [], "answer": answer.message}
     return Exchange(
         id=line["id"],
@@ -90,7 +91,7 @@ def _events(text: str) -> Iterator[dict[str, Any]]:
         told = line.removeprefix("data:").strip()
         if line.startswith("data:") and told not in ("", "[DONE]"):
             try:
-                yield json.loads(told)
+                yield read_json(told)
             except ValueError:
                 return  # it broke off here
 

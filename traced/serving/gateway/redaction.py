@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from traced.serving.gateway.fast_json import read_json, write_json
 from traced.serving.gateway.reading import read_answer, read_stream
 
 GONE = "[redacted]"
@@ -27,7 +28,7 @@ class Redactor:
 
     def line(self, line: bytes) -> bytes:
         """A line of the spool without what must not be stored."""
-        return json.dumps(self._line(json.loads(line))).encode() + b"\n"
+        return write_json(self._line(read_json(line))) + b"\n"
 
     def _line(self, line: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -64,11 +65,11 @@ class Redactor:
 
     def _answer(self, line: dict[str, Any]) -> dict[str, Any]:
         try:
-            answer = read_stream(line["answer"]) if line["streamed"] else read_answer(json.loads(line["answer"]))
+            answer = read_stream(line["answer"]) if line["streamed"] else read_answer(read_json(line["answer"]))
         except (ValueError, LookupError, TypeError, AttributeError):
             return {"answer": self.text(line["answer"])}
         if answer.message is None:
             return {"answer": self.text(line["answer"]) if line["status"] != 200 else "{}", "streamed": False}
         choices = [{"message": self.value(answer.message)}]
         told = {"id": answer.id, "choices": choices, "usage": answer.usage}
-        return {"answer": json.dumps(told), "streamed": False}
+        return {"answer": write_json(told).decode(), "streamed": False}

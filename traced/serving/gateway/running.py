@@ -7,6 +7,7 @@ is logged and tried again.
 """
 
 import asyncio
+import gc
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,6 +32,7 @@ from traced.serving.gateway.live import Follower, Live
 from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.settling import Labels
 from traced.serving.gateway.spool import Spool
+from traced.serving.gateway.upstream import Upstream
 from traced.serving.gateway.yielding import Yielding
 
 
@@ -59,8 +61,17 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
             await own.start()
             urls = [url]
             keepers.append(own.keep)
-        ready(await stack.enter_async_context(routing(settings, store, urls, *keepers)))
+        url = await stack.enter_async_context(routing(settings, store, urls, *keepers))
+        _settle_memory()
+        ready(url)
         await over.wait()
+
+
+def _settle_memory() -> None:
+    """Let the garbage collector pass over what is there for good; it took a tenth of every request."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 50)
 
 
 @asynccontextmanager
@@ -83,7 +94,8 @@ async def routing(
     gate = Gate(chosen.concurrency, chosen.queue, chosen.queue_s)
     redactor = Redactor(chosen.redact, chosen.redact_fields)
     judges = Judges(store, labels, redactor)
-    gateway = Gateway(pool, live, decisions, spool, judges, chosen, follower.keys, gate, redactor, key)
+    upstream = Upstream(key, silence_s=chosen.timeout_s)
+    gateway = Gateway(pool, live, decisions, spool, judges, chosen, follower.keys, gate, redactor, upstream)
     try:
         await follower.look()
         if follower.keys.known is None and chosen.host not in LOOPBACK:

@@ -12,7 +12,6 @@ could not keep and the request goes on. Not covered: what is redacted (before ``
 import asyncio
 import errno
 import fcntl
-import json
 import logging
 import os
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from store.serving_records import Exchange
+from traced.serving.gateway.fast_json import write_json
 
 TURN_S = 0.25
 LATE_S = 10.0  # a file that has waited for so long is told
@@ -97,9 +97,9 @@ def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: 
     # not asdict: its copies took a fifth of a whole request
     told = vars(exchange) | {"at": exchange.at.isoformat(), "streamed": streamed}
     told["answer"] = answer.decode("utf-8", "replace")
-    head = json.dumps(told, separators=(",", ":")).encode()
+    head = write_json(told)
     if (not raw.isascii() and not _is_utf8(raw)) or b"\0" in raw:  # JSON may come in other encodings
-        raw = json.dumps(request).encode()
+        raw = write_json(request)
     # between JSON's values a line's end is space, and inside a text it is always escaped
     return b'%b,"request":%b}\n' % (head[:-1], raw.replace(b"\n", b" ").replace(b"\r", b" "))
 

@@ -12,7 +12,6 @@ it tries again every ``LOOK_S``, and says so once.
 import argparse
 import contextlib
 import fcntl
-import json
 import logging
 import signal
 import sys
@@ -31,6 +30,7 @@ from store.serving_records import Exchange
 from traced.config import Settings, load_settings
 from traced.executor.parent import follow_parent
 from traced.host import logs
+from traced.serving.gateway.fast_json import read_json
 from traced.serving.gateway.reading import exchange_of
 from traced.serving.gateway.settling import Labels, settle_silent
 from traced.serving.gateway.spool import FILES
@@ -106,7 +106,7 @@ class Storer:
 
 def _read(line: bytes, aside: Path) -> Iterator[Exchange]:
     try:
-        yield exchange_of(json.loads(line))
+        yield exchange_of(read_json(line))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("a line of the spool is damaged (%s); kept in %s", error, aside)
         with aside.open("ab") as opened:

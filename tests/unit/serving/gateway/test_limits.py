@@ -13,7 +13,7 @@ def test_places_are_given_in_the_order_of_coming() -> None:
         gate, order, hold = Gate(2, 10, 5.0), [], asyncio.Event()
 
         async def one(number: int) -> None:
-            async with gate.admitted():
+            async with gate:
                 order.append(number)
                 await hold.wait()
 
@@ -31,16 +31,16 @@ def test_places_are_given_in_the_order_of_coming() -> None:
 def test_what_is_too_much_is_told_when_to_come_again() -> None:
     async def check() -> None:
         gate = Gate(1, 1, 0.05)
-        async with gate.admitted():
-            waiting = asyncio.create_task(gate.admitted().__aenter__())
+        async with gate:
+            waiting = asyncio.create_task(gate.__aenter__())
             await asyncio.sleep(0)
             with pytest.raises(Refusal, match="1 requests run and 1 wait") as full:
-                await gate.admitted().__aenter__()
+                await gate.__aenter__()
             assert (full.value.status, full.value.retry_after, full.value.code) == (429, 1, "queue_full")
             with pytest.raises(Refusal, match="no place came free within"):
                 await waiting
         assert (gate.running, gate.waiting) == (0, 0)
-        async with gate.admitted():
+        async with gate:
             assert gate.running == 1
 
     asyncio.run(check())
@@ -49,11 +49,10 @@ def test_what_is_too_much_is_told_when_to_come_again() -> None:
 def test_a_place_that_comes_as_its_waiter_goes_is_not_lost() -> None:
     async def check() -> None:
         gate = Gate(1, 5, 5.0)
-        first = gate.admitted()
-        await first.__aenter__()
-        waiting = asyncio.create_task(gate.admitted().__aenter__())
+        await gate.__aenter__()
+        waiting = asyncio.create_task(gate.__aenter__())
         await asyncio.sleep(0)
-        await first.__aexit__(None, None, None)  # hands its place over
+        await gate.__aexit__(None, None, None)  # hands its place over
         waiting.cancel()  # before the waiter has run
         with pytest.raises(asyncio.CancelledError):
             await waiting

@@ -1,0 +1,252 @@
+"""Connections to engines: kept, given up, stale, silent, slow to be read, cut off - over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from traced.serving.gateway.upstream import AHEAD, BrokenOff, Unreachable, Upstream
+
+PATH = "/v1/chat/completions"
+Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json; charset=utf-8\r\nContent-Length: 2\r\n\r\n{}"
+
+
+class Engine:
+    """Plays a part per connection and counts them."""
+
+    def __init__(self, *parts: Play) -> None:
+        self.parts, self.connections, self.ended = parts, 0, asyncio.Event()
+        self.heads: list[bytes] = []
+
+    async def play(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        part = self.parts[min(self.connections, len(self.parts) - 1)]
+        self.connections += 1
+        try:
+            await part(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+            self.ended.set()
+
+    async def asked(self, reader: asyncio.StreamReader) -> bytes:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.heads.append(head)
+        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
+        return await reader.readexactly(length)
+
+
+@asynccontextmanager
+async def listening(engine: Engine, **given: Any) -> AsyncIterator[tuple[str, Upstream]]:
+    server = await asyncio.start_server(engine.play, "127.0.0.1", 0)
+    upstream = Upstream(**given)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", upstream
+    finally:
+        upstream.close()
+        server.close()
+        await server.wait_closed()
+
+
+async def read(upstream: Upstream, url: str, body: bytes = b"{}") -> bytes:
+    answer = await upstream.post(url, PATH, body)
+    try:
+        return await answer.read()
+    finally:
+        answer.close()
+
+
+def test_a_connection_is_used_again_after_a_whole_answer_and_its_key_goes_with_it() -> None:
+    async def run() -> None:
+        async def always(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while True:
+                await engine.asked(reader)
+                writer.write(WHOLE)
+
+        engine = Engine(always)
+        async with listening(engine, key="secret") as (url, upstream):
+            for _ in range(3):
+                assert await read(upstream, url) == b"{}"
+            both = await asyncio.gather(read(upstream, url), read(upstream, url))
+        assert both == [b"{}", b"{}"]
+        assert engine.connections == 2
+        assert b"Authorization: Bearer secret\r\n" in engine.heads[0]
+
+    asyncio.run(run())
+
+
+def test_status_and_headers_are_read_past_a_continue() -> None:
+    async def run() -> None:
+        async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await asyncio.sleep(0.05)
+            writer.write(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\n")
+            writer.write(b"Content-Type: Application/JSON ; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n")
+            writer.write(b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+            await reader.read()
+
+        engine = Engine(once)
+        async with listening(engine) as (url, upstream):
+            answer = await upstream.post(url, PATH, b"{}")
+            assert (answer.status, answer.header("retry-after"), answer.content_type) == (429, "7", "application/json")
+            assert await answer.read() == b"abcde"
+            answer.close()
+
+    asyncio.run(run())
+
+
+def test_a_stale_connection_is_replaced_and_one_that_breaks_off_is_told() -> None:
+    async def run() -> None:
+        closing = asyncio.Event()
+
+        async def once_then_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(WHOLE)
+            await engine.asked(reader)  # read, and closed without a word
+
+        async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(WHOLE[:-1])
+            closing.set()
+
+        engine = Engine(once_then_close, half)
+        async with listening(engine) as (url, upstream):
+            assert await read(upstream, url) == b"{}"
+            with pytest.raises(BrokenOff, match="closed the connection"):
+                await read(upstream, url)
+        assert engine.connections == 2
+        assert closing.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_new_connection_that_is_closed_at_once_is_not_tried_again() -> None:
+    async def run() -> None:
+        async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+
+        engine = Engine(close)
+        async with listening(engine) as (url, upstream):
+            with pytest.raises(BrokenOff, match="closed the connection"):
+                await read(upstream, url)
+        assert engine.connections == 1
+
+    asyncio.run(run())
+
+
+def test_giving_up_closes_the_connection() -> None:
+    async def run() -> None:
+        async def forever(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n")
+            await reader.read()  # until the other side closes
+
+        engine = Engine(forever)
+        async with listening(engine) as (url, upstream):
+            answer = await upstream.post(url, PATH, b"{}")
+            assert await answer.chunk() == b"x"
+            answer.close()
+            await engine.ended.wait()
+
+            async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await engine.asked(reader)
+                waiting.set()
+                await reader.read()
+
+            waiting = asyncio.Event()
+            engine.parts = (silent,)
+            engine.ended.clear()
+            asked = asyncio.create_task(upstream.post(url, PATH, b"{}"))
+            await waiting.wait()
+            asked.cancel()
+            await engine.ended.wait()
+
+    asyncio.run(run())
+
+
+def test_an_answer_without_a_length_ends_with_its_connection() -> None:
+    async def run() -> None:
+        async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(b"HTTP/1.0 200 OK\r\n\r\nall of it")
+
+        engine = Engine(old)
+        async with listening(engine) as (url, upstream):
+            assert await read(upstream, url) == b"all of it"
+            assert await read(upstream, url) == b"all of it"
+        assert engine.connections == 2
+
+    asyncio.run(run())
+
+
+def test_silence_has_an_end_and_counts_from_the_last_word() -> None:
+    async def run() -> None:
+        async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for _ in range(6):  # longer than the limit in all, never as long at once
+                await asyncio.sleep(0.1)
+                writer.write(b"1\r\nx\r\n")
+            await reader.read()
+
+        engine = Engine(slow)
+        async with listening(engine, silence_s=0.4) as (url, upstream):
+            answer = await upstream.post(url, PATH, b"{}")
+            found = b""
+            while len(found) < 6:
+                found += await answer.chunk()
+            with pytest.raises(BrokenOff, match=r"said nothing for 0\.4 s"):
+                await answer.chunk()
+            assert found == b"xxxxxx"
+            answer.close()
+
+    asyncio.run(run())
+
+
+def test_a_slow_reader_holds_the_engine_up_and_gets_everything() -> None:
+    async def run() -> None:
+        size = 64 * AHEAD
+
+        async def much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
+            for _ in range(64):
+                writer.write(b"x" * AHEAD)
+                await writer.drain()
+                sent.append(AHEAD)
+            await reader.read()
+
+        sent: list[int] = []
+        engine = Engine(much)
+        async with listening(engine) as (url, upstream):
+            answer = await upstream.post(url, PATH, b"{}")
+            before = -1
+            while len(sent) != before:  # until nothing more goes
+                before = len(sent)
+                await asyncio.sleep(0.05)
+            assert sum(sent) < size
+            assert await answer.read() == b"x" * size
+            answer.close()
+
+    asyncio.run(run())
+
+
+def test_no_connection_and_no_http_are_told_apart() -> None:
+    async def run() -> None:
+        async def ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+            await reader.read()
+
+        engine = Engine(ssh)
+        async with listening(engine) as (url, upstream):
+            with pytest.raises(BrokenOff, match="no HTTP"):
+                await read(upstream, url)
+        with pytest.raises(Unreachable, match="cannot connect"):
+            await read(upstream, url)
+
+    asyncio.run(run())
