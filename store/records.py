@@ -49,9 +49,11 @@ class Decision(StrEnum):
 
 
 class PromotionState(StrEnum):
-    """What became of a promoted adapter version; only ``live`` ones are routed to."""
+    """What became of a promoted adapter version; ``live`` ones are routed to, of a ``canary`` a share is."""
 
     LIVE = "live"
+    CANARY = "canary"
+    SHADOW = "shadow"  # answers beside the one that is shown
     SUPERSEDED = "superseded"
     ROLLED_BACK = "rolled_back"
 
@@ -192,7 +194,10 @@ class Approval:
 
 @dataclass(frozen=True)
 class Promotion:
-    """One entry of the promotion log; ``previous`` is the version of the capability that was live until then."""
+    """One entry of the promotion log; ``previous`` is the version of the capability that was live until then.
+
+    ``share`` is a canary's part of its capability's conversations; None in the other states.
+    """
 
     adapter: str
     state: PromotionState
@@ -200,6 +205,16 @@ class Promotion:
     at: datetime
     reason: str = ""
     previous: str | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A version that is on trial; ``seq`` is the number of the log entry that its present share is from."""
+
+    seq: int
+    capability: str
+    promotion: Promotion
 
 
 @dataclass(frozen=True)

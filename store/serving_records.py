@@ -7,7 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ConversationRoute:
-    """The model that a conversation was given, with the log-prob (nats) of each option; ``why`` if base by default."""
+    """The model that a conversation was given, with the log-prob (nats) of each option; ``why`` if base by default.
+
+    ``trial`` is the number of the promotion log's entry whose canary or shadow it takes part in.
+    """
 
     id: str
     model: str
@@ -15,6 +18,7 @@ class ConversationRoute:
     seconds: float
     why: str
     at: datetime
+    trial: int | None = None
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Exchange:
     """One request to the router and its answer.
 
     ``body`` has "messages", "tools" and "answer" (the assistant's message, None where there is none); it is None once
-    the exchange is settled. ``trajectory_id`` is the trajectory that it became part of.
+    the exchange is settled. ``trajectory_id`` is the trajectory that it became part of. ``shadow_of`` is the exchange
+    whose client got another answer than this one.
     """
 
     id: str
@@ -38,6 +43,7 @@ class Exchange:
     detail: str = ""
     body: dict[str, Any] | None = field(default=None)
     trajectory_id: str | None = None
+    shadow_of: str | None = None
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ class ConversationRow(Row, table=True):
     seconds: float
     why: str = Field(sa_type=FreeText)
     at: datetime = Field(sa_type=UtcTime)
+    trial: int | None = Field(default=None, index=True)
 
 
 class ExchangeRow(Row, table=True):
@@ -45,6 +46,7 @@ class ExchangeRow(Row, table=True):
     body: bytes | None = Field(default=None, sa_type=LargeBinary)
     settled_at: datetime | None = Field(default=None, sa_type=UtcTime)
     trajectory_id: str | None = Field(default=None, index=True, sa_type=KEY)
+    shadow_of: str | None = Field(default=None, sa_type=KEY)
 
 
 class RouterKeyRow(Row, table=True):

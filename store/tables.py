@@ -301,3 +301,4 @@ class PromotionRow(Row, table=True):
     who: str = Field(sa_type=Text)
     at: datetime = Field(sa_type=UtcTime)
     reason: str = Field(sa_type=FreeText)
+    share: float | None = None

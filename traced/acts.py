@@ -7,13 +7,14 @@ How it fails: PromotionError, and the store's NotFound, NotApproved and NotLive.
 Not covered: who may act (``traced.service.control``), and waking a service (it looks by itself every few seconds).
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
 from sqlmodel import Session
 
-from store.records import Approval, CycleState, PromotionState
+from store.records import Approval, CycleState, Promotion, PromotionState
 from store.repositories import attempts
 from store.repositories.audit import save_audit
 from store.repositories.cycles import get_cycle, set_cycle_state
@@ -22,6 +23,7 @@ from store.repositories.promotions import latest_approval, list_promotions
 from store.service_records import AuditEntry, Event
 from traced.client.models import Done
 from traced.gates import promotion
+from traced.gates.settings import Policy
 
 
 @dataclass(frozen=True)
@@ -47,16 +49,18 @@ def note(opened: Session, act: Act, action: str, subject: str, *, cycle_id: str 
     save_event(opened, Event(act.at, action, subject, cycle_id, {"who": act.who, "reason": act.reason, **known}))
 
 
-def approve(opened: Session, act: Act, adapter: str) -> Done:
-    """Approve an adapter version that passed its gate and put it live."""
+def approve(
+    opened: Session, act: Act, adapter: str, policy: Policy = "immediate", steps: Sequence[float] = (0.05,)
+) -> Done:
+    """Approve an adapter version that passed its gate and put it live, or on trial where the policy is another."""
     before = _standing(opened, adapter)
     decision = promotion.approve(opened, adapter, **act.signed)
-    promoted = promotion.promote(opened, adapter, **act.signed)
+    promoted = promotion.begin(opened, adapter, policy, steps, **act.signed)
     live = promotion.live(opened)
     if _standing(opened, adapter) != before:
-        note(opened, act, "approve", adapter, live=live)
+        note(opened, act, "approve", adapter, live=live, begins=promoted.state.value)
     return Done(
-        said=f"{adapter} is approved and live",
+        said=f"{adapter} is approved and {_standing_now(promoted)}",
         subject=adapter,
         live=live,
         detail={"decision": asdict(decision), "promotion": asdict(promoted)},
@@ -104,6 +108,12 @@ def release(opened: Session, act: Act, parked_id: str) -> Done:
     gone_on = "its cycle went on without it, a later one tries the capability anew"
     then = f"{carries_on} is carried on" if carries_on else gone_on
     return Done(said=f"{parked_id} ({what}) is released; {then}", subject=parked_id, detail={"carries_on": carries_on})
+
+
+def _standing_now(promoted: Promotion) -> str:
+    if promoted.state is PromotionState.CANARY and promoted.share is not None:
+        return f"has {100 * promoted.share:g} % of its conversations as a canary"
+    return "answers in the shadow" if promoted.state is PromotionState.SHADOW else "live"
 
 
 def _standing(opened: Session, adapter: str) -> tuple[Approval | None, int]:

@@ -28,6 +28,7 @@ from pydantic_settings import (
 from traced.devices.settings import DevicesSection
 from traced.errors import ConfigError
 from traced.executor.settings import ExecutorSection
+from traced.gates.settings import PromotionSection
 from traced.host.settings import LogSection, ServiceSection
 from traced.location import FILE_NAME as FILE_NAME
 from traced.location import data_directory as data_directory
@@ -42,7 +43,7 @@ from traced.upkeep.settings import RetentionSection
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 SECRET = "notify."  # addresses and arguments of hooks are secrets themselves: no error shows one
-SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving")
+SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "promotion")
 APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG", "TRACED_DOCKERD_LOG", "TRACED_DOCKER_SOCKET"}
 
@@ -223,6 +224,7 @@ class Settings(BaseSettings):
     triggers: TriggersSection = TriggersSection()
     telemetry: TelemetrySection = TelemetrySection()
     executor: ExecutorSection = ExecutorSection()
+    promotion: PromotionSection = PromotionSection()
     serving: ServingSection = ServingSection()
 
     @property

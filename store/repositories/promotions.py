@@ -1,19 +1,20 @@
 """People's decisions, and the log of what was promoted and rolled back.
 
 Invariants: decisions and log entries are only added, the newest one counts; a decision keeps the gate result that the
-person had before them; only an adapter version whose newest decision is approval can go live; at most one version of a
-capability is live; rolling back brings back the version that was live before and is still approved.
+person had before them; only an adapter version whose newest decision is approval can go live or on trial (canary,
+shadow); of a capability at most one version is live and one on trial; rolling back a live version brings back the one
+that was live before and is still approved; rolling back one on trial leaves what is live.
 Fails: ``NotApproved``, ``NotLive``, ``NotFound``. Not covered: whether a gate has to pass first (``traced.gates``).
 """
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime
 
 from sqlmodel import Session, col, func, select
 
 from store.content import digest, insert_new
 from store.errors import NotApproved, NotLive
-from store.records import Approval, Decision, Promotion, PromotionState
+from store.records import Approval, Decision, Promotion, PromotionState, Trial
 from store.repositories.adapters import get_adapter
 from store.repositories.gates import latest_gate
 from store.tables import AdapterRow, ApprovalRow, PromotionRow
@@ -52,24 +53,48 @@ def latest_decisions(session: Session) -> dict[str, Decision]:
 
 def promote(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Promotion:
     """Put an approved adapter version live in place of its capability's live one; live already is no error."""
-    version = get_adapter(session, adapter)
-    decided = latest_approval(session, adapter)
-    if decided is None or decided.decision is not Decision.APPROVED:
-        raise NotApproved(f"adapter {adapter!r} has no approval; run `traced approve {adapter}` first")
+    capability = _approved_capability(session, adapter)
+    _lock(session, capability)
     live = {promotion.adapter: promotion for promotion in live_adapters(session)}
     if adapter in live:
         return live[adapter]
-    previous = next((name for name in live if get_adapter(session, name).capability == version.capability), None)
+    _end_trial(session, capability, adapter, who=who, at=at)
+    previous = next((name for name in live if get_adapter(session, name).capability == capability), None)
     if previous is not None:
         before = live[previous].previous
         _append(session, Promotion(previous, PromotionState.SUPERSEDED, who, at, f"by {adapter}", before))
     return _append(session, Promotion(adapter, PromotionState.LIVE, who, at, reason, previous))
 
 
+def put_on_trial(session: Session, promotion: Promotion) -> Promotion:
+    """Begin a canary or shadow, or give a canary its next share; the same once more changes nothing.
+
+    ``previous`` is what is live, whatever it says. Raises ``NotApproved``.
+    """
+    adapter = promotion.adapter
+    capability = _approved_capability(session, adapter)
+    _lock(session, capability)
+    live = [one.adapter for one in live_adapters(session)]
+    if adapter in live:
+        return _latest(session, adapter)
+    standing = next((one.promotion for one in trials(session) if one.capability == capability), None)
+    if standing is not None and standing.adapter == adapter:
+        if (standing.state, standing.share) == (promotion.state, promotion.share):
+            return standing
+    else:
+        _end_trial(session, capability, adapter, who=promotion.who, at=promotion.at)
+    previous = next((name for name in live if get_adapter(session, name).capability == capability), None)
+    return _append(session, replace(promotion, previous=previous))
+
+
 def roll_back(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> str | None:
     """Take a live adapter version back; returns the version of the capability that is live now, None for the base."""
-    get_adapter(session, adapter)
+    _lock(session, get_adapter(session, adapter).capability)
     live = {promotion.adapter: promotion for promotion in live_adapters(session)}
+    tried = next((one.promotion for one in trials(session) if one.promotion.adapter == adapter), None)
+    if tried is not None:
+        _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, who, at, reason, tried.previous))
+        return next((name for name in live if name == tried.previous), None)
     if adapter not in live:
         raise NotLive(
             f"adapter {adapter!r} is not live (live: {', '.join(sorted(live)) or 'none'}); see `traced status`"
@@ -84,11 +109,32 @@ def roll_back(session: Session, adapter: str, *, who: str, at: datetime, reason:
 
 def live_adapters(session: Session) -> list[Promotion]:
     """The newest log entry of every adapter version that is live, by capability."""
-    query = select(PromotionRow, AdapterRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
-    newest: dict[str, Promotion] = {}
-    for row, adapter in session.exec(query.order_by(col(AdapterRow.capability), col(PromotionRow.seq))):
-        newest[adapter.name] = _promotion(row)
-    return [promotion for promotion in newest.values() if promotion.state is PromotionState.LIVE]
+    return [one.promotion for one in _newest(session) if one.promotion.state is PromotionState.LIVE]
+
+
+def trials(session: Session) -> list[Trial]:
+    """The versions that are on trial, by capability."""
+    on_trial = (PromotionState.CANARY, PromotionState.SHADOW)
+    return [one for one in _newest(session) if one.promotion.state in on_trial]
+
+
+def shares(session: Session, adapter: str) -> dict[int, float]:
+    """The log entries of a version's canary that is under way, by number, with the share that each gave it."""
+    query = select(PromotionRow).where(PromotionRow.adapter == adapter).order_by(col(PromotionRow.seq))
+    found: dict[int, float] = {}
+    for row in session.exec(query):
+        if row.state != PromotionState.CANARY:
+            found = {}  # it is a canary anew
+        elif row.seq is not None and row.share is not None:
+            found[row.seq] = row.share
+    return found
+
+
+def is_newest(session: Session, trial: Trial) -> bool:
+    """Whether nothing has been added on its version since; until the end of the transaction nobody else can."""
+    _lock(session, trial.capability)
+    newest = select(func.max(PromotionRow.seq)).where(PromotionRow.adapter == trial.promotion.adapter)
+    return session.exec(newest).one() == trial.seq
 
 
 def last_promotion(session: Session) -> int:
@@ -100,6 +146,35 @@ def list_promotions(session: Session, adapter: str) -> list[Promotion]:
     """The promotion log of an adapter version, oldest first."""
     query = select(PromotionRow).where(PromotionRow.adapter == adapter).order_by(col(PromotionRow.seq))
     return [_promotion(row) for row in session.exec(query)]
+
+
+def _newest(session: Session) -> list[Trial]:
+    query = select(PromotionRow, AdapterRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
+    newest: dict[str, Trial] = {}
+    for row, adapter in session.exec(query.order_by(col(AdapterRow.capability), col(PromotionRow.seq))):
+        newest[adapter.name] = Trial(row.seq or 0, adapter.capability, _promotion(row))
+    return list(newest.values())
+
+
+def _lock(session: Session, capability: str) -> None:
+    """One change of what serves a capability at a time (SQLite has one writer anyway)."""
+    session.exec(select(AdapterRow.name).where(AdapterRow.capability == capability).with_for_update()).all()
+
+
+def _approved_capability(session: Session, adapter: str) -> str:
+    version = get_adapter(session, adapter)
+    decided = latest_approval(session, adapter)
+    if decided is None or decided.decision is not Decision.APPROVED:
+        raise NotApproved(f"adapter {adapter!r} has no approval; run `traced approve {adapter}` first")
+    return version.capability
+
+
+def _end_trial(session: Session, capability: str, successor: str, *, who: str, at: datetime) -> None:
+    """End what is on trial for a capability, unless it is the successor itself."""
+    for one in trials(session):
+        if one.capability == capability and one.promotion.adapter != successor:
+            ended = replace(one.promotion, state=PromotionState.SUPERSEDED, who=who, at=at, share=None)
+            _append(session, replace(ended, reason=f"by {successor}"))
 
 
 def _approved(session: Session, adapter: str | None) -> str | None:

@@ -19,12 +19,14 @@ from pydantic import BaseModel
 from traced.client.errors import NoDaemon, Refused
 from traced.client.models import (
     AdapterView,
+    Approval,
     AuditView,
     CycleView,
     Devices,
     Done,
     EventView,
     ParkedView,
+    Policy,
     Problem,
     Readiness,
     Reason,
@@ -102,9 +104,10 @@ class Client:
         """End an unfinished cycle for good."""
         return await self._post(f"/cycles/{_part(cycle_id)}/cancel", Reason(reason=reason), patient=True)
 
-    async def approve(self, adapter: str, reason: str = "", who: str = "") -> Done:
+    async def approve(self, adapter: str, reason: str = "", who: str = "", policy: Policy | None = None) -> Done:
         """Approve an adapter that passed its gate and put it live; ``who`` decides, if not the one who asks."""
-        return await self._post(f"/adapters/{_part(adapter)}/approve", Reason(reason=reason, who=who))
+        asked = Approval(reason=reason, who=who, policy=policy)
+        return await self._post(f"/adapters/{_part(adapter)}/approve", asked)
 
     async def reject(self, adapter: str, reason: str = "", who: str = "") -> Done:
         """Decide against an adapter."""

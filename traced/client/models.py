@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Role = Literal["local", "operator", "read-only"]
+Policy = Literal["immediate", "canary", "shadow"]  # how an approved adapter goes live
 
 
 class Model(BaseModel):
@@ -184,6 +185,12 @@ class Reason(Model):
 
     reason: str = Field(default="", max_length=2000)
     who: str = Field(default="", max_length=200)
+
+
+class Approval(Reason):
+    """A decision for an adapter; without a policy it goes live as the service's settings say."""
+
+    policy: Policy | None = None
 
 
 class Done(Model):

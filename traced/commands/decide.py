@@ -12,24 +12,36 @@ if TYPE_CHECKING:
 
 Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recovery@v1.", show_default=False)]
 
+HowLive = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help='"immediate", "canary" or "shadow" (default: promotion.policy of the settings).',
+        show_default=False,
+    ),
+]
+
 
 def approve(
     adapter: Adapter,
     *,
+    policy: HowLive = None,
     who: Who = "",
     reason: Reason = "",
     data_dir: DataDir = None,
     given: Given = None,
     as_json: AsJson = False,
 ) -> None:
-    """Approve an adapter that passed its gate and put it live."""
+    """Approve an adapter that passed its gate and put it live, at once or step by step."""
     from traced import acts
     from traced.commands.acting import decided
 
+    settings = read_settings(data_dir, given, promotion__policy=policy)
+    chosen = settings.promotion
     done = decided(
-        read_settings(data_dir, given),
-        lambda client: client.approve(adapter, reason, who),
-        lambda opened, act: acts.approve(opened, act, adapter),
+        settings,
+        lambda client: client.approve(adapter, reason, who, chosen.policy if policy else None),
+        lambda opened, act: acts.approve(opened, act, adapter, chosen.policy, chosen.steps),
         who=who,
         reason=reason,
     )

@@ -1,26 +1,28 @@
 """A person's decision on an adapter version, and what follows from it.
 
 Invariants: only a version whose newest gate passed can be approved (inconclusive is never a pass); only an approved
-version whose files are what was published goes live; one ``roll_back`` undoes the last promotion and brings back the
-version that was live before. Repeating a decision or a promotion changes nothing.
+version whose files are what was published goes live or on trial (canary, shadow); one ``roll_back`` undoes the last
+promotion and brings back the version that was live before, or ends a trial. Repeating a decision or a promotion changes
+nothing.
 
 How it fails: PromotionError, or the store's NotFound, NotApproved and NotLive. Not covered: who may decide; ``who`` is
 recorded as given.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from sqlmodel import Session
 
-from store.records import Approval, Decision, Promotion
+from store.records import Approval, Decision, Promotion, PromotionState
 from store.repositories import promotions
 from store.repositories.adapters import get_adapter
 from store.repositories.gates import latest_gate
 from store.types import GateAnswer
 from traced.gates.errors import PromotionError
 from traced.gates.publication import verify
+from traced.gates.settings import Policy
 
 
 def approve(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Approval:
@@ -35,10 +37,12 @@ def approve(session: Session, adapter: str, *, who: str, at: datetime, reason: s
 
 
 def reject(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Approval:
-    """Record that ``adapter`` shall not take traffic. Raises PromotionError while it is live."""
+    """Record that ``adapter`` shall not take traffic. Raises PromotionError while it is live or on trial."""
     get_adapter(session, adapter)
-    if adapter in live(session):
-        raise PromotionError(f"{adapter} is live", hint=f"traced rollback {adapter}")
+    on_trial = {one.promotion.adapter: one.promotion.state for one in promotions.trials(session)}
+    if adapter in live(session) or adapter in on_trial:
+        standing = f"on trial ({on_trial[adapter]})" if adapter in on_trial else "live"
+        raise PromotionError(f"{adapter} is {standing}", hint=f"traced rollback {adapter}")
     return _decide(session, Approval(adapter, Decision.REJECTED, who, at, reason))
 
 
@@ -53,17 +57,45 @@ def promote(session: Session, adapter: str, *, who: str, at: datetime, reason: s
     return promotions.promote(session, adapter, who=who, at=at, reason=reason)
 
 
-def promote_new(session: Session, adapters: Iterable[str], *, who: str, at: datetime, reason: str = "") -> list[str]:
-    """Put those of ``adapters`` live that are approved and never were live; returns those that are live then.
+def begin(
+    session: Session, adapter: str, policy: Policy, steps: Sequence[float], *, who: str, at: datetime, reason: str = ""
+) -> Promotion:
+    """Put the approved ``adapter`` live as the policy says: at once, by a canary's first share, or in the shadow.
 
-    What was live before and was rolled back stays back: a person undid it.
+    A canary that is under way keeps its share; what is live stays live.
+    """
+    verify(Path(get_adapter(session, adapter).path))
+    if policy == "immediate":
+        return promotions.promote(session, adapter, who=who, at=at, reason=reason)
+    state = PromotionState(policy)
+    standing = {one.promotion.adapter: one.promotion for one in promotions.trials(session)}.get(adapter)
+    if standing is not None and standing.state is state:
+        return standing
+    share = steps[0] if state is PromotionState.CANARY else None
+    return promotions.put_on_trial(session, Promotion(adapter, state, who, at, reason, share=share))
+
+
+def begin_new(
+    session: Session,
+    adapters: Iterable[str],
+    policy: Policy,
+    steps: Sequence[float],
+    *,
+    who: str,
+    at: datetime,
+    reason: str = "",
+) -> list[str]:
+    """Begin with those of ``adapters`` that are approved and never took traffic; returns those that take some then.
+
+    What was live before and was rolled back stays back: a person undid it. A shadow takes no traffic.
     """
     named = list(adapters)
     for name in named:
         decided = promotions.latest_approval(session, name)
         if decided and decided.decision is Decision.APPROVED and not promotions.list_promotions(session, name):
-            promote(session, name, who=who, at=at, reason=reason)
-    standing = live(session)
+            begin(session, name, policy, steps, who=who, at=at, reason=reason)
+    on_trial = [one.promotion for one in promotions.trials(session)]
+    standing = {*live(session), *(one.adapter for one in on_trial if one.state is PromotionState.CANARY)}
     return [name for name in named if name in standing]
 
 
@@ -75,7 +107,7 @@ def roll_back(
     The second is None when the base model takes over.
     """
     if adapter is None:
-        standing = promotions.live_adapters(session)
+        standing = [*promotions.live_adapters(session), *(one.promotion for one in promotions.trials(session))]
         if not standing:
             raise PromotionError("nothing is live, so there is nothing to undo", hint="traced status")
         adapter = max(standing, key=lambda promotion: promotion.at).adapter

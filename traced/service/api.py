@@ -26,6 +26,7 @@ from store.errors import NotFound, StoreError, StoreUnavailable
 from traced import acts
 from traced.client.models import (
     AdapterView,
+    Approval,
     AuditView,
     CycleView,
     Devices,
@@ -153,9 +154,11 @@ def _acts(control: Control, door: Door) -> APIRouter:
         return control.resume(caller, asked)
 
     @router.post("/adapters/{adapter}/approve")
-    def approve(adapter: str, asked: Reason, caller: Who) -> Done:
+    def approve(adapter: str, asked: Approval, caller: Who) -> Done:
         """Approve an adapter that passed its gate and put it live."""
-        return control.decide(caller, asked, partial(acts.approve, adapter=adapter))
+        chosen = control.settings.promotion
+        how = partial(acts.approve, adapter=adapter, policy=asked.policy or chosen.policy, steps=chosen.steps)
+        return control.decide(caller, asked, how)
 
     @router.post("/adapters/{adapter}/reject")
     def reject(adapter: str, asked: Reason, caller: Who) -> Done:

@@ -22,10 +22,13 @@ def waiting(context: Context, adapters: Sequence[str]) -> list[str]:
 
 
 def decide(context: Context, adapter: str, approved: bool, *, who: str, reason: str = "") -> None:
-    """Do what a person answered about an adapter version; an approved one is live then."""
-    act = Act(who, "local", context.now(), reason)
+    """Do what a person answered about an adapter version; an approved one takes traffic then, as the policy says."""
+    act, chosen = Act(who, "local", context.now(), reason), context.settings.promotion
     with context.writing() as session:
-        (approve if approved else reject)(session, act, adapter)
+        if approved:
+            approve(session, act, adapter, chosen.policy, chosen.steps)
+        else:
+            reject(session, act, adapter)
 
 
 def decision_of(context: Context, adapter: str) -> str:
@@ -36,10 +39,11 @@ def decision_of(context: Context, adapter: str) -> str:
 
 
 async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
-    """Put the approved ones live that never were; returns the names of those that are live then, in order."""
+    """Put the approved ones live that never were, as the policy says; returns those that take traffic, in order."""
+    chosen, reason = context.settings.promotion, f"cycle {context.cycle_id}"
     with context.writing() as session:
-        promoted = promotion.promote_new(
-            session, adapters, who=WHO, at=context.now(), reason=f"cycle {context.cycle_id}"
+        promoted = promotion.begin_new(
+            session, adapters, chosen.policy, chosen.steps, who=WHO, at=context.now(), reason=reason
         )
     context.event("promote", StageState.FINISHED, promoted=promoted)
     return promoted

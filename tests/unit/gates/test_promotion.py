@@ -11,7 +11,7 @@ from store.repositories.promotions import list_approvals
 from store.types import GateAnswer
 from tests.unit.gates.chain import hour, seed_adapter, seed_cycle
 from traced.gates.errors import PromotionError
-from traced.gates.promotion import approve, live, promote, promote_new, reject, roll_back, undecided
+from traced.gates.promotion import approve, begin_new, live, promote, reject, roll_back, undecided
 
 
 @pytest.fixture
@@ -91,11 +91,11 @@ def test_files_that_changed_since_publication_never_go_live(opened: Session, tmp
 
 def test_a_cycle_that_carries_on_does_not_undo_a_rollback(opened: Session, tmp_path: Path) -> None:
     name = seed_adapter(opened, tmp_path, 1)
-    assert promote_new(opened, [name], who="cycle", at=hour(2)) == []
+    assert begin_new(opened, [name], "immediate", (0.1,), who="cycle", at=hour(2)) == []
     approve(opened, name, who="ann", at=hour(3))
-    assert promote_new(opened, [name], who="cycle", at=hour(4)) == [name]
-    assert promote_new(opened, [name], who="cycle", at=hour(5)) == [name]
+    assert begin_new(opened, [name], "immediate", (0.1,), who="cycle", at=hour(4)) == [name]
+    assert begin_new(opened, [name], "immediate", (0.1,), who="cycle", at=hour(5)) == [name]
     roll_back(opened, name, who="ann", at=hour(6))
-    assert promote_new(opened, [name], who="cycle", at=hour(7)) == []
+    assert begin_new(opened, [name], "immediate", (0.1,), who="cycle", at=hour(7)) == []
     promote(opened, name, who="ann", at=hour(8))
     assert live(opened) == [name]
