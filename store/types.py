@@ -38,6 +38,7 @@ class EndCause(StrEnum):
     SIMULATOR_ERROR = "simulator_error"
     IMPORTED = "imported"
     SILENCE = "silence"  # production's: nobody has gone on with it for a while
+    SHADOW = "shadow"  # production's: an answer beside the one that was shown
 
 
 class Verdict(StrEnum):

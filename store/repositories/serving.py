@@ -38,6 +38,18 @@ def find_routes(session: Session, conversation_ids: Sequence[str]) -> dict[str, 
     return found
 
 
+def taking_part(session: Session, trials: Collection[int]) -> dict[str, tuple[str, int]]:
+    """The conversations of trials (numbers of log entries): the model that each was given, and its trial."""
+    query = select(ConversationRow.id, ConversationRow.model, ConversationRow.trial)
+    rows = session.exec(query.where(col(ConversationRow.trial).in_(list(trials))))
+    return {conversation_id: (model, trial) for conversation_id, model, trial in rows if trial is not None}
+
+
+def last_feedback(session: Session) -> int:
+    """The number of the newest feedback; 0 where there is none."""
+    return session.exec(select(func.max(FeedbackRow.seq))).one() or 0
+
+
 def save_exchanges(session: Session, exchanges: Iterable[Exchange]) -> None:
     """Store exchanges; those that are there already stay as they are."""
     insert_new(session, ExchangeRow, [{**vars(one), "body": _packed(one.body)} for one in exchanges])
@@ -81,7 +93,9 @@ def conversation_of(session: Session, response_id: str) -> str | None:
 def trajectories_of(session: Session, conversation_id: str, response_id: str = "") -> list[str]:
     """The trajectories that a conversation became, or the one that an answer in it is part of."""
     query = select(ExchangeRow.trajectory_id).where(
-        ExchangeRow.conversation_id == conversation_id, col(ExchangeRow.trajectory_id).is_not(None)
+        ExchangeRow.conversation_id == conversation_id,
+        col(ExchangeRow.trajectory_id).is_not(None),
+        col(ExchangeRow.shadow_of).is_(None),  # nobody has seen a shadow
     )
     if response_id:
         query = query.where(ExchangeRow.response_id == response_id)

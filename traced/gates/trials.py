@@ -2,8 +2,8 @@
 
 A canary takes a growing share of its capability's conversations (``steps``); what has the others is its control. At
 every share but the last ``min_samples`` judged conversations are enough to go on, unless it does harm. From the last
-one it goes live when the evidence says that it is not worse than the control by ``margin`` or more. Harm, at any time, is
-evidence that the control is better. Both are decided at ``alpha`` by ``sequential``: looking often costs nothing.
+one it goes live when the evidence says that it is not worse than the control by ``margin`` or more. Harm, at any time,
+is evidence that the control is better. Both are decided at ``alpha`` by ``sequential``: looking often costs nothing.
 
 Invariants: conversations without a judged outcome count nowhere; no evidence is never a pass. Pure arithmetic; counting
 is ``traced.serving.gateway.canaries``.

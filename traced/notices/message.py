@@ -49,6 +49,12 @@ def trouble(what: str, reason: str, command: str, since: datetime) -> Message:
     return Message("trouble", what, f"The daemon is held up by {what}: {reason}", command, key)
 
 
+def canary_ended(adapter: str, seq: int, what: str, why: str) -> Message:
+    """A canary went live or was rolled back by itself; ``seq`` is the log entry that it had come to."""
+    text = f"Canary {adapter} {what}: {why}"
+    return Message("canary-ended", adapter, text, f"traced explain {adapter}", f"canary:{adapter}:{seq}")
+
+
 def announce(session: Session, message: Message, hooks: Sequence[str], *, at: datetime) -> None:
     """Have ``hooks`` told of ``message``; do it in the transaction that saves what it is about."""
     body = {**asdict(message), "at": at.isoformat(timespec="seconds")}

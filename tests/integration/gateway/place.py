@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import httpx
 from sqlalchemy import Engine
 
 from store.database import open_store, reading, session, sqlite_url
-from store.records import AdapterVersion
+from store.records import AdapterVersion, Promotion, PromotionState
 from store.repositories import adapters, gates, promotions, serving, training
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.serving_records import Exchange
@@ -21,6 +21,7 @@ from store.types import GateAnswer, Trajectory
 from tests.integration.gateway.upstream import Upstream, upstreams
 from tests.unit.store import chain
 from traced.config import Settings, load_settings
+from traced.gates.settings import Policy
 from traced.serving.gateway.running import routing
 from traced.serving.gateway.storing import Storer
 
@@ -56,6 +57,13 @@ class Place:
         with session(self.store) as opened:
             promotions.save_approval(opened, chain.approval(name))
             promotions.promote(opened, name, who="Ada", at=chain.later(8))
+
+    def begin(self, name: str, policy: Policy, share: float = 0.5) -> None:
+        """Put a version on trial, as a person who approves it does."""
+        with session(self.store) as opened:
+            promotions.save_approval(opened, chain.approval(name))
+            begun = Promotion(name, PromotionState(policy), "Ada", chain.later(8))
+            promotions.put_on_trial(opened, replace(begun, share=share if policy == "canary" else None))
 
     def roll_back(self, name: str) -> None:
         """Undo it."""

@@ -53,7 +53,9 @@ class Upstream:
 
     adapters: dict[str, str] = field(default_factory=dict)
     asked: list[dict[str, Any]] = field(default_factory=list)
+    begun: Counter[str] = field(default_factory=Counter)
     answers: Counter[str] = field(default_factory=Counter)
+    slow: dict[str, float] = field(default_factory=dict)  # seconds of one model
     label: str = "A"
     status: int = 200
     delay_s: float = 0.0
@@ -148,8 +150,9 @@ class Upstream:
 
     async def _decode(self, model: str) -> str:
         """Take the time of an answer; returns whose weights gave it."""
+        self.begun[model] += 1
         if self.slots is None or model not in self.adapters:
-            await asyncio.sleep(self.delay_s)
+            await asyncio.sleep(self.slow.get(model, self.delay_s))
             return model
         place = self.slots.activate(model)
         self.slots.running[place] += 1

@@ -39,6 +39,7 @@ from traced.serving.gateway.problems import Refusal
 from traced.serving.gateway.reading import messages_of
 from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.settings import ServingSection
+from traced.serving.gateway.shadows import Shadows
 from traced.serving.gateway.spool import Spool, line_of
 from traced.serving.gateway.upstream import Upstream
 
@@ -64,6 +65,7 @@ class Gateway:
     gate: Gate
     redactor: Redactor
     upstream: Upstream
+    shadows: Shadows
     quotas: Quotas = field(default_factory=Quotas)
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
@@ -84,9 +86,12 @@ class Gateway:
         asked = Asked(request, conversation, "", raw, body, {}, partial(self._keep, key.id if key else ""))
         try:
             async with self.gate:
-                asked.model = await self._model(body, conversation, messages)
+                asked.model, trial = await self._model(body, conversation, messages)
                 asked.headers = {"X-Traced-Model": asked.model, HEADER: conversation, "X-Traced-Request": asked.id}
-                return await self._answer(asked)
+                answered = await self._answer(asked)
+            if (shadow := self.live().shadow(trial)) is not None and self._recorded(request, conversation):
+                self.shadows.follow(asked, shadow)
+            return answered
         except Refusal as refusal:
             asked.ended(refusal.status, refusal.message)
             raise
@@ -126,23 +131,27 @@ class Gateway:
             time.perf_counter() - asked.began,
             key_id=key_id,
             detail=asked.detail,
+            shadow_of=asked.shadow_of,
         )
         line = line_of(kept, asked.raw, asked.body, bytes(asked.answer), streamed=asked.streamed)
         return self.redactor.line(line) if self.redactor else line
 
-    async def _model(self, asked: dict[str, Any], conversation: str, messages: list[dict[str, Any]]) -> str:
+    async def _model(
+        self, asked: dict[str, Any], conversation: str, messages: list[dict[str, Any]]
+    ) -> tuple[str, int | None]:
+        """The model, and the trial that the conversation takes part in."""
         wanted = asked.get("model")
         if not isinstance(wanted, str) or not wanted:
             raise Refusal(400, 'model is needed: "auto", "base" or an adapter version', param="model")
         if wanted == AUTO:
             decided = await self.decisions.decide(conversation, messages)
             model = self.live().now(decided.model)
-            return model if self.pool.serves(model) else BASE
-        if wanted == BASE or wanted in self.live().routes:
-            return wanted
+            return (model if self.pool.serves(model) else BASE), decided.trial
+        if wanted == BASE or wanted in self.live().paths:
+            return wanted, None
         if any(wanted == replica.client.base for replica in self.pool.replicas):
-            return BASE
-        known = ", ".join([AUTO, BASE, *self.live().routes])
+            return BASE, None
+        known = ", ".join([AUTO, BASE, *self.live().paths])
         raise Refusal(404, f"no model {wanted!r}; there are: {known}", code="model_not_found", param="model")
 
     def _recorded(self, request: web.Request, conversation: str) -> bool:
@@ -154,7 +163,7 @@ class Gateway:
     async def models(self, request: web.Request) -> web.Response:
         """Base, ``auto`` and the live adapter versions."""
         self.keys.who(request.headers.get("Authorization"))
-        names = [AUTO, BASE, *(name for name in self.live().routes if self.pool.serves(name))]
+        names = [AUTO, BASE, *(name for name in self.live().paths if self.pool.serves(name))]
         shown = [{"id": name, "object": "model", "created": 0, "owned_by": "traced"} for name in names]
         return web.json_response({"object": "list", "data": shown})
 
@@ -193,6 +202,7 @@ async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, N
     """Serve as long as the body runs, with the ``keepers`` beside it; gives the URL."""
     async with AsyncExitStack() as stack:
         stack.callback(gateway.upstream.close)
+        stack.push_async_callback(gateway.shadows.end)
         stack.push_async_callback(gateway.spool.turn)
         tasks = [asyncio.create_task(_kept_on(keeper)) for keeper in (gateway.spool.keep, *keepers)]
         stack.push_async_callback(_end, tasks)

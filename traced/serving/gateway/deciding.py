@@ -78,7 +78,8 @@ class Decisions:
         else:
             made = await self._choose(conversation_id, messages, live)
         seconds = time.perf_counter() - began
-        route = ConversationRoute(conversation_id, made.model, made.logprobs, seconds, made.why, self.now())
+        model, trial = live.assigned(made.model, conversation_id, self.pool.serves)
+        route = ConversationRoute(conversation_id, model, made.logprobs, seconds, made.why, self.now(), trial)
         try:
             return await self._saving.ask(route)
         except StoreError as error:

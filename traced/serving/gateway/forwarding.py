@@ -51,6 +51,7 @@ class Asked:
     body: Mapping[str, Any]
     headers: dict[str, str]
     keep: Callable[["Asked"], None]
+    shadow_of: str | None = None
     id: str = field(default_factory=lambda: f"exchange-{secrets.token_hex(16)}")
     status: int = 0
     streamed: bool = False

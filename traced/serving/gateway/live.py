@@ -2,12 +2,15 @@
 
 Invariants: what is rolled back takes no new request from the next look on (``LOOK_S``), before anything is unloaded;
 what is promoted takes requests at an engine when that engine has confirmed it (``engines``). A conversation that was
-given a version which is live no more goes on with its capability's live version, or with the base model.
+given a version which is live no more goes on with its capability's live version, or with the base model. Which of a
+capability's conversations a canary gets depends on their ids alone, so that every router says the same.
 How it fails: while the store does not answer the router goes on with what it knew. Not covered: who may promote.
 """
 
 import asyncio
+import hashlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +18,8 @@ from sqlalchemy import Engine
 
 from store.database import reading
 from store.errors import StoreError
-from store.repositories.promotions import last_promotion, live_adapters
+from store.records import PromotionState, Trial
+from store.repositories.promotions import last_promotion, live_adapters, trials
 from store.repositories.serving import list_keys
 from store.serving_records import RouterKey
 from traced.serving.client import BASE
@@ -33,19 +37,40 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Live:
-    """The live adapter versions with their lines in the routing prompt; ``seq`` is the log entry that it is as of."""
+    """What is live and what is on trial; ``seq`` is the log entry that it is as of.
+
+    ``routes`` are the versions that a decision chooses among, with their lines in the routing prompt: of each
+    capability the live one, or the one on trial where none is live. ``paths`` are all that engines should have.
+    """
 
     seq: int = -1
     routes: dict[str, Route] = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)  # capability to its live version
+    trials: dict[str, Trial] = field(default_factory=dict)  # by capability
     classifier: HiddenStateClassifier | None = None
 
     def now(self, model: str) -> str:
         """What a conversation that was given ``model`` goes on with."""
-        if model == BASE or model in self.routes:
+        if model == BASE or model in self.paths:
             return model
-        return self.versions.get(model.rpartition("@v")[0], BASE)
+        return self.versions.get(_capability(model), BASE)
+
+    def assigned(self, chosen: str, conversation_id: str, serves: Callable[[str], bool]) -> tuple[str, int | None]:
+        """Who gets a conversation for which a decision named ``chosen``, and the trial that it takes part in."""
+        trial = self.trials.get(_capability(chosen))
+        if trial is None:
+            return chosen, None
+        standing, challenger = self.versions.get(trial.capability, BASE), trial.promotion.adapter
+        if not serves(challenger):
+            return standing, None  # one that cannot have the challenger is no control either
+        share = trial.promotion.share or 0.0  # a shadow has none
+        return (challenger if _place(challenger, conversation_id) < share else standing), trial.seq
+
+    def shadow(self, trial: int | None) -> str | None:
+        """The version that answers in the shadow of a conversation of this trial, if it still does."""
+        shadows = (one for one in self.trials.values() if one.promotion.state is PromotionState.SHADOW)
+        return next((one.promotion.adapter for one in shadows if one.seq == trial), None)
 
 
 @dataclass
@@ -77,7 +102,9 @@ class Follower:
         if found is not None:
             self.live = found
             self.pool.want(found.paths)
-            log.info("live: %s", ", ".join(found.routes) or "the base model alone")
+            log.info("live: %s", ", ".join(found.versions.values()) or "the base model alone")
+            for one in found.trials.values():
+                log.info("on trial: %s (%s, %s)", one.promotion.adapter, one.promotion.state, one.promotion.share)
 
     def _read(self) -> Live | None:
         with reading(self.store) as opened:
@@ -85,13 +112,25 @@ class Follower:
             seq = last_promotion(opened)
             if seq == self.live.seq:
                 return None
-            names = [promotion.adapter for promotion in live_adapters(opened)]
-            told = {name: described(opened, name) for name in names}
-            routes = {name: route(opened, name) for name in names}
-        paths = {name: Path(version.path) for name, (version, _) in told.items()}
-        versions = {version.capability: name for name, (version, _) in told.items()}
-        cycles = [version.cycle_id for version, _ in told.values()]
-        return Live(seq, routes, paths, versions, _classifier(self.data_dir, cycles, set(names)))
+            on_trial = {one.capability: one for one in trials(opened)}
+            told = {one.adapter: described(opened, one.adapter)[0] for one in live_adapters(opened)}
+            versions = {version.capability: name for name, version in told.items()}
+            told |= {one.promotion.adapter: described(opened, one.promotion.adapter)[0] for one in on_trial.values()}
+            challengers = {one.promotion.adapter for name, one in on_trial.items() if name in versions}
+            routes = {name: route(opened, name) for name in told if name not in challengers}
+        paths = {name: Path(version.path) for name, version in told.items()}
+        cycles = [version.cycle_id for version in told.values()]
+        return Live(seq, routes, paths, versions, on_trial, _classifier(self.data_dir, cycles, set(routes)))
+
+
+def _capability(model: str) -> str:
+    return model.rpartition("@v")[0]
+
+
+def _place(challenger: str, conversation_id: str) -> float:
+    """A conversation's place in [0, 1) among those of a trial; another challenger deals anew."""
+    told = f"{challenger} {conversation_id}".encode()
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest()) / 2**64
 
 
 def _keys(keys: list[RouterKey]) -> dict[str, RouterKey] | None:

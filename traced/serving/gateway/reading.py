@@ -44,6 +44,7 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
         response_id=answer.id,
         detail=line["detail"] or ("" if line["status"] == 200 else line["answer"][:2000]),
         body=body,
+        shadow_of=line.get("shadow_of"),
     )
 
 

@@ -31,6 +31,7 @@ from traced.serving.gateway.limits import Gate
 from traced.serving.gateway.live import Follower, Live
 from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.settling import Labels
+from traced.serving.gateway.shadows import Shadows
 from traced.serving.gateway.spool import Spool
 from traced.serving.gateway.upstream import Upstream
 from traced.serving.gateway.yielding import Yielding
@@ -95,7 +96,8 @@ async def routing(
     redactor = Redactor(chosen.redact, chosen.redact_fields)
     judges = Judges(store, labels, redactor)
     upstream = Upstream(key, silence_s=chosen.timeout_s)
-    gateway = Gateway(pool, live, decisions, spool, judges, chosen, follower.keys, gate, redactor, upstream)
+    shadows = Shadows(pool, upstream, gate, settings.promotion.shadow_requests)
+    gateway = Gateway(pool, live, decisions, spool, judges, chosen, follower.keys, gate, redactor, upstream, shadows)
     try:
         await follower.look()
         if follower.keys.known is None and chosen.host not in LOOPBACK:

@@ -4,7 +4,8 @@ Exchanges of one conversation follow one another where a request's messages begi
 (``identity.position``); where they branch, every branch becomes a trajectory. Its id depends on its last exchange, so
 settling twice gives the same. Feedback judges: the newest counts, a score before a label (0.5 and more is a success);
 without any the outcome is unknown, which is no failure. An exchange that failed for a reason of the machinery (status
-429, 5xx) is part of no trajectory. Feedback that comes later judges what is stored already.
+429, 5xx) is part of no trajectory. An answer in the shadow is a trajectory of its own, which no feedback judges.
+Feedback that comes later judges what is stored already.
 
 Invariants: one transaction settles a conversation. Not covered: who may give feedback.
 """
@@ -58,7 +59,8 @@ def settle(session: Session, conversation_id: str, *, target: str, labels: Label
     """Put a conversation together; returns its trajectories."""
     exchanges = serving.list_exchanges(session, conversation_id, unsettled=True)
     feedback = serving.list_feedback(session, [conversation_id])
-    branches = _branches([one for one in exchanges if one.status == OK and one.body and one.body["answer"]])
+    whole = [one for one in exchanges if one.status == OK and one.body and one.body["answer"]]
+    branches = _branches([one for one in whole if one.shadow_of is None])
     made: list[Trajectory] = []
     part_of: dict[str, str | None] = {one.id: None for one in exchanges}
     for branch in branches:
@@ -67,6 +69,11 @@ def settle(session: Session, conversation_id: str, *, target: str, labels: Label
         trajectory = _trajectory(branch, target, outcome, reward)
         made.append(trajectory)
         part_of |= {one.id: trajectory.id for one in branch}
+    for one in whole:
+        if one.shadow_of is not None:
+            shadow = replace(_trajectory([one], target, Outcome.UNKNOWN, 0.0), end_cause=EndCause.SHADOW)
+            made.append(replace(shadow, detail=f"in the shadow of {one.shadow_of}"))
+            part_of[one.id] = shadow.id
     save_trajectories(session, made)
     serving.settle(session, part_of, at=now)
     return made

@@ -30,6 +30,7 @@ from store.serving_records import Exchange
 from traced.config import Settings, load_settings
 from traced.executor.parent import follow_parent
 from traced.host import logs
+from traced.serving.gateway.canaries import Canaries
 from traced.serving.gateway.fast_json import read_json
 from traced.serving.gateway.reading import exchange_of
 from traced.serving.gateway.settling import Labels, settle_silent
@@ -51,6 +52,11 @@ class Storer:
     over: threading.Event = field(default_factory=threading.Event)
     _told: str = ""
 
+    def __post_init__(self) -> None:
+        chosen = self.settings.serving
+        self.labels = Labels(chosen.success_labels, chosen.failure_labels)
+        self.canaries = Canaries(self.settings, self.store, self.labels)
+
     def keep(self) -> None:
         """Store and settle until ``over`` is set, and once more then."""
         while not self.over.wait(LOOK_S):
@@ -62,6 +68,7 @@ class Storer:
         try:
             self.store_files()
             self.settle()
+            self.canaries.look(datetime.now(UTC))
         except (OSError, StoreError) as error:
             if self._told != str(error):
                 self._told = str(error)
@@ -77,11 +84,9 @@ class Storer:
 
     def settle(self) -> None:
         """Make trajectories of the conversations that have ended."""
-        chosen = self.settings.serving
-        labels = Labels(chosen.success_labels, chosen.failure_labels)
+        target, silence_s = self.settings.target.name, self.settings.serving.silence_s
         with session(self.store) as opened:
-            target = self.settings.target.name
-            settle_silent(opened, target=target, labels=labels, now=datetime.now(UTC), silence_s=chosen.silence_s)
+            settle_silent(opened, target=target, labels=self.labels, now=datetime.now(UTC), silence_s=silence_s)
 
     def _store_file(self, path: Path) -> None:
         with path.open("rb") as opened:
