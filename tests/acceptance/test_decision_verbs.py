@@ -88,3 +88,23 @@ def test_a_file_that_is_no_database_is_one_clear_message(traced: Traced, tmp_pat
     assert ran.code == 1
     assert "traced.db failed: file is not a database" in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_a_canary_begins_goes_live_at_a_word_and_ends_with_a_rollback(traced: Traced, data_dir: Path) -> None:
+    begun = traced("approve", "error-recovery@v1", "--policy", "canary")
+    assert "error-recovery@v1 is approved and has 5 % of its conversations as a canary" in begun.out
+    assert "Live: the base model only" in begun.out
+    again = traced("approve", "error-recovery@v1", "--policy", "canary", "--json").json
+    assert (again["promotion"]["state"], again["promotion"]["share"]) == ("canary", 0.05)
+    refused = traced("reject", "error-recovery@v1")
+    assert (refused.code, "error-recovery@v1 is on trial (canary)" in refused.err) == (1, True)
+    assert "Try: traced rollback error-recovery@v1" in refused.err
+    full = traced("approve", "error-recovery@v1", "--policy", "immediate", "--json").json
+    assert full["live"] == ["error-recovery@v1"]
+    traced("rollback")
+    shadow = traced("approve", "error-recovery@v1", "--set", "promotion.policy=shadow")
+    assert "answers in the shadow" in shadow.out
+    assert traced("rollback", "--json").json["rolled_back"] == "error-recovery@v1"
+    wrong = traced("approve", "error-recovery@v1", "--policy", "sometimes")
+    assert wrong.code == 2
+    assert "promotion.policy" in wrong.err
