@@ -1,9 +1,9 @@
 """Questions to the databases of the agent's own application: one value each, read-only and for a limited time.
 
-Invariants: SQLite is opened ``mode=ro`` and may only read (no ATTACH, no PRAGMA); PostgreSQL is asked one statement in a
-READ ONLY transaction that is always rolled back. A password is never in the file, only in an environment variable, and
-no text that leaves this module holds one. A database that could not be reached or was too slow is not asked again for
-``PAUSE_S``, so that one that hangs does not hold up conversations.
+Invariants: SQLite is opened ``mode=ro`` and may only read (no ATTACH, no PRAGMA); PostgreSQL is asked one statement in
+a READ ONLY transaction that is always rolled back. A password is never in the file, only in an environment variable,
+and no text that leaves this module holds one. A database that could not be reached or was too slow is not asked again
+for ``PAUSE_S``, so that one that hangs does not hold up conversations.
 How it fails: ``NoAnswer`` says why. Not covered: functions of a PostgreSQL server that act outside of its transactions;
 the thread of a server that accepts a connection and then says nothing stays until the server does something.
 """
@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import Field, model_validator
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from traced.host.redaction import redacted_text
@@ -88,15 +88,18 @@ class Databases:
         if self.clock() < until:
             raise NoAnswer(why)
         chosen = self.known[name]
+        where = name
         try:
-            engine = self._engine(name, chosen.place(self.folder))
+            url = chosen.place(self.folder)
+            where = f"{name} ({url.database})" if _is_sqlite(url) else name
+            engine = self._engine(name, url)
             return _in_time(lambda: _first(engine, query, parameters), chosen.timeout_s)
         except _Away as error:
-            told = f"{name}: {error}"
+            told = f"{where}: {error}"
             self._away[name] = (self.clock() + PAUSE_S, told)
             raise NoAnswer(told) from None
         except NoAnswer as error:
-            raise NoAnswer(f"{name}: {error}") from None
+            raise NoAnswer(f"{where}: {error}") from None
 
     def _engine(self, name: str, url: URL) -> Engine:
         found = self._engines.get(name)
@@ -166,10 +169,12 @@ def _first(engine: Engine, query: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def _is_away(error: DBAPIError) -> bool:
-    state = getattr(error.orig, "sqlstate", None)
     if isinstance(error.orig, sqlite3.Error):
         return getattr(error.orig, "sqlite_errorname", "") in ("SQLITE_INTERRUPT", "SQLITE_BUSY", "SQLITE_CANTOPEN")
-    return state in (None, "57014") or str(state).startswith(("08", "53", "57P"))
+    state = getattr(error.orig, "sqlstate", None)
+    if state is None:
+        return isinstance(error, OperationalError)
+    return state == "57014" or state.startswith(("08", "53", "57P"))
 
 
 def _without(told: str, url: URL) -> str:

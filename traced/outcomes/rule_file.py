@@ -1,6 +1,7 @@
 """The rule file, read and checked: every mistake with its line, its rule, and what is allowed there.
 
-Invariants: a file is used whole or not at all; ``hash`` tells one version from another. How it fails: ``RuleFileError``.
+Invariants: a file is used whole or not at all; ``hash`` tells one version from another.
+How it fails: ``RuleFileError``.
 """
 
 import hashlib

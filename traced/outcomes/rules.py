@@ -48,9 +48,8 @@ class Origin(Table):
 
     @model_validator(mode="after")
     def _one_origin(self) -> "Origin":
-        if self.conversation == bool(self.tool) or bool(self.tool) != (
-            (self.argument is None) != (self.result is None)
-        ):
+        ways = [self.conversation, self.argument is not None, self.result is not None]
+        if sum(ways) != 1 or self.conversation == bool(self.tool):
             raise ValueError("either {tool, argument}, {tool, result} or {conversation = true} is needed")
         return self
 
@@ -100,9 +99,7 @@ class Rule(Table):
     def _fits(self) -> "Rule":
         if self.when is None and self.check is None:
             raise ValueError("a rule needs when or check: none may judge every conversation")
-        if self.score is not None and (
-            self.outcome == "unknown" or (self.score >= PASS) != (self.outcome == "success")
-        ):
+        if self.score is not None and self.outcome != ("success" if self.score >= PASS else "failure"):
             raise ValueError(f"a success has a score of at least {PASS}, a failure less, what is unknown none")
         return self
 
@@ -116,7 +113,7 @@ class RuleTables(Table):
     """A whole rule file."""
 
     rule: list[Rule] = Field(min_length=1)
-    databases: dict[str, Database] = {}
+    databases: dict[str, Database] = Field(default={})
 
 
 @dataclass(frozen=True)
