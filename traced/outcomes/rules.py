@@ -118,12 +118,16 @@ class RuleTables(Table):
 
 @dataclass(frozen=True)
 class Decision:
-    """What rules say: the outcome, its reward, by which rule ("" if none matched) and why."""
+    """What is decided: the outcome, its reward, by which rule ("" if none matched) and why.
+
+    ``failed``: it is unknown only because something did not answer.
+    """
 
     outcome: Outcome
     reward: float = 0.0
     rule: str = ""
     reason: str = ""
+    failed: bool = False
 
 
 UNDECIDED = Decision(Outcome.UNKNOWN)
@@ -142,7 +146,7 @@ class Rules:
         try:
             seen = conversation_of(trajectory)
         except AgentsError as error:
-            return Decision(Outcome.UNKNOWN, reason=f"the conversation cannot be read: {error}")
+            return Decision(Outcome.UNKNOWN, reason=f"the conversation cannot be read: {error}", failed=True)
         asking = _Asking(self.databases)
         for rule in self.rules:
             if rule.when is not None and not rule.when.holds(seen):
@@ -151,7 +155,7 @@ class Rules:
                 if rule.check is None or asking.agrees(rule.check, seen):
                     return Decision(Outcome(rule.outcome), rule.reward, rule.name, rule.because)
             except NoAnswer as error:
-                return Decision(Outcome.UNKNOWN, rule=rule.name, reason=f"could not be checked: {error}")
+                return Decision(Outcome.UNKNOWN, rule=rule.name, reason=f"could not be checked: {error}", failed=True)
         return UNDECIDED
 
 
