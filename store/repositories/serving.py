@@ -95,6 +95,16 @@ def exchanges_of(session: Session, trajectory_id: str) -> list[Exchange]:
     ]
 
 
+def talked_of(session: Session, trajectory_ids: Sequence[str]) -> set[str]:
+    """Those of these trajectories that came from the router, or that feedback names."""
+    found: set[str] = set()
+    for start in range(0, len(trajectory_ids), IDS_PER_QUERY):
+        ids = trajectory_ids[start : start + IDS_PER_QUERY]
+        for column in (col(ExchangeRow.trajectory_id), col(FeedbackRow.conversation_id)):
+            found |= {one for one in session.exec(select(column).where(column.in_(ids)).distinct()) if one is not None}
+    return found
+
+
 def save_feedback(session: Session, feedback: Feedback) -> None:
     """Add what somebody thought; the same twice is one row."""
     values = asdict(feedback)

@@ -118,7 +118,8 @@ def summed_up(judge: str, source: str, against: By, said: Sequence[Judgement], s
 def cohen_kappa(counts: Sequence[int]) -> float | None:
     """Cohen's kappa of two raters with two classes: (p_o - p_e) / (1 - p_e), Cohen 1960.
 
-    ``counts`` is [both say the first, first and second, second and first, both say the second]. None where p_e is 1: both gave one class only.
+    ``counts`` is [both say the first, first and second, second and first, both say the second].
+    None where p_e is 1: both gave one class only.
     """
     value = float(_kappas(np.array([counts]))[0])
     return None if np.isnan(value) else value

@@ -127,8 +127,8 @@ async def apply_judge(
     store: Engine, judge: Judge, source: str, labels: Labels, *, limit: int | None, at: datetime
 ) -> Applied:
     """Let a judge that counts judge at most ``limit`` trajectories that nobody did; raises ``JudgeNotTrusted``."""
+    is_trusted(store, judge)
     with reading(store) as opened:
-        trusted(opened, judge)
         ids = reported_ids(opened, source, (Outcome.UNKNOWN,))
     found = Applied(source)
 
@@ -141,6 +141,12 @@ async def apply_judge(
 
     await judge_each(judge, islice(_unheard(store, ids, judge.name), limit), then)
     return found
+
+
+def is_trusted(store: Engine, judge: Judge) -> None:
+    """Make sure that a judge counts; raises ``JudgeNotTrusted``."""
+    with reading(store) as opened:
+        trusted(opened, judge)
 
 
 def tell(store: Engine, said: Feedback | None, labels: Labels) -> bool:

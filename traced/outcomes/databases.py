@@ -13,14 +13,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
@@ -34,6 +34,7 @@ PAUSE_S = 30.0
 GRACE_S = 1.0
 STEPS = 1000  # of SQLite's machine, between two looks at the clock
 MAY = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+AWAY = ("SQLITE_INTERRUPT", "SQLITE_BUSY", "SQLITE_CANTOPEN")
 KINDS = ("sqlite", "postgresql")
 
 
@@ -45,10 +46,16 @@ class _Away(NoAnswer):
     """It cannot be reached, or is too slow."""
 
 
+def _without_password(url: str) -> str:
+    if url and _parsed(url).password:
+        raise ValueError("the URL holds a password; put it into an environment variable and name that in url_env")
+    return url
+
+
 class Database(Table):
     """Where a database is: ``url`` without a password, or the environment variable ``url_env`` that holds the URL."""
 
-    url: str = ""
+    url: Annotated[str, AfterValidator(_without_password)] = ""
     url_env: str = ""
     timeout_s: float = Field(default=2.0, gt=0, le=60, strict=False)
 
@@ -56,8 +63,6 @@ class Database(Table):
     def _one_place(self) -> "Database":
         if bool(self.url) == bool(self.url_env):
             raise ValueError("exactly one of url and url_env is needed")
-        if self.url and _parsed(self.url).password:
-            raise ValueError("the URL holds a password; put it into an environment variable and name that in url_env")
         return self
 
     def place(self, folder: Path) -> URL:
@@ -79,7 +84,7 @@ class Databases:
     known: Mapping[str, Database]
     folder: Path
     clock: Callable[[], float] = time.monotonic
-    _engines: dict[str, tuple[URL, Engine]] = field(default_factory=dict)
+    _engines: dict[URL, Engine] = field(default_factory=dict)
     _away: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def ask(self, name: str, query: str, parameters: Mapping[str, Any]) -> Any:
@@ -92,8 +97,8 @@ class Databases:
         try:
             url = chosen.place(self.folder)
             where = f"{name} ({url.database})" if _is_sqlite(url) else name
-            engine = self._engine(name, url)
-            return _in_time(lambda: _first(engine, query, parameters), chosen.timeout_s)
+            ask = self._asking(url, query, parameters, chosen.timeout_s)
+            return _in_time(ask, chosen.timeout_s)
         except _Away as error:
             told = f"{where}: {error}"
             self._away[name] = (self.clock() + PAUSE_S, told)
@@ -101,12 +106,12 @@ class Databases:
         except NoAnswer as error:
             raise NoAnswer(f"{where}: {error}") from None
 
-    def _engine(self, name: str, url: URL) -> Engine:
-        found = self._engines.get(name)
-        if found is None or found[0] != url:
-            found = (url, _opened(url, self.known[name].timeout_s))
-            self._engines[name] = found
-        return found[1]
+    def _asking(self, url: URL, query: str, parameters: Mapping[str, Any], timeout_s: float) -> Callable[[], Any]:
+        if _is_sqlite(url):
+            return lambda: _of_sqlite(str(url.database), query, parameters, timeout_s)
+        if url not in self._engines:
+            self._engines[url] = _opened(url, timeout_s)
+        return lambda: _of_postgres(self._engines[url], query, parameters)
 
 
 def _parsed(given: str) -> URL:
@@ -127,9 +132,24 @@ def _is_sqlite(url: URL) -> bool:
     return url.get_backend_name() == "sqlite"
 
 
+def _of_sqlite(file: str, query: str, parameters: Mapping[str, Any], timeout_s: float) -> Any:
+    path = Path(file).absolute().as_uri()
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path}?mode=ro", uri=True, timeout=timeout_s)) as opened:
+            opened.isolation_level = None  # no BEGIN by itself
+            opened.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in MAY else sqlite3.SQLITE_DENY)
+            deadline = time.monotonic() + timeout_s
+            opened.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
+            result = opened.execute(query, dict(parameters))
+            return _value(result.fetchone() if result.description else None, result.description)
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        away = getattr(error, "sqlite_errorname", "") in AWAY
+        raise (_Away if away else NoAnswer)(str(error)) from None
+    except (OverflowError, ValueError) as error:
+        raise NoAnswer(f"a parameter is no value for it: {type(error).__name__}") from None
+
+
 def _opened(url: URL, timeout_s: float) -> Engine:
-    if _is_sqlite(url):
-        return create_engine("sqlite://", creator=lambda: _sqlite(str(url.database), timeout_s), poolclass=NullPool)
     limit = round(timeout_s * 1000)
     options = {
         "connect_timeout": max(2, round(timeout_s)),  # less than 2 means 2 to libpq
@@ -142,35 +162,25 @@ def _opened(url: URL, timeout_s: float) -> Engine:
         raise NoAnswer("no driver for PostgreSQL; pip install 'traced[postgres]'") from None
 
 
-def _sqlite(file: str, timeout_s: float) -> sqlite3.Connection:
-    path = Path(file).absolute().as_uri()
-    opened = sqlite3.connect(f"{path}?mode=ro", uri=True, timeout=timeout_s, check_same_thread=False)
-    opened.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in MAY else sqlite3.SQLITE_DENY)
-    deadline = time.monotonic() + timeout_s
-    opened.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
-    opened.isolation_level = None  # BEGIN is none of what it may
-    return opened
-
-
-def _first(engine: Engine, query: str, parameters: Mapping[str, Any]) -> Any:
-    readonly = {} if engine.dialect.name == "sqlite" else {"postgresql_readonly": True}
+def _of_postgres(engine: Engine, query: str, parameters: Mapping[str, Any]) -> Any:
     try:
-        with engine.connect().execution_options(**readonly) as connection:
+        with engine.connect().execution_options(postgresql_readonly=True) as connection:
             result = connection.execute(text(query), dict(parameters))
-            if not result.returns_rows:
-                raise NoAnswer("the query gives no rows")
-            row = result.first()
-            return MISSING if row is None else _plain(row[0])
+            return _value(result.first() if result.returns_rows else None, result.returns_rows)
     except DBAPIError as error:
         told = redacted_text(" ".join(str(error.orig).split()))
         raise (_Away if _is_away(error) else NoAnswer)(_without(told, engine.url)) from None
-    except SQLAlchemyError as error:  # a parameter that is no value, an unreadable URL: no text of it is shown
+    except (SQLAlchemyError, OverflowError, ValueError) as error:  # no text of it is shown: it may hold the URL
         raise NoAnswer(f"it cannot be asked: {type(error).__name__}") from None
 
 
+def _value(row: Sequence[Any] | None, has_rows: object) -> Any:
+    if not has_rows:
+        raise NoAnswer("the query gives no rows")
+    return MISSING if row is None else _plain(row[0])
+
+
 def _is_away(error: DBAPIError) -> bool:
-    if isinstance(error.orig, sqlite3.Error):
-        return getattr(error.orig, "sqlite_errorname", "") in ("SQLITE_INTERRUPT", "SQLITE_BUSY", "SQLITE_CANTOPEN")
     state = getattr(error.orig, "sqlstate", None)
     if state is None:
         return isinstance(error, OperationalError)

@@ -10,6 +10,7 @@ comes from (a benchmark, an export) keeps that outcome, and so does one that a c
 Not covered: who may give feedback.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -18,9 +19,10 @@ from enum import StrEnum
 from sqlmodel import Session
 
 from store.repositories import serving
-from store.repositories.trajectories import get_trajectory, rejudge_trajectory
+from store.repositories.trajectories import get_trajectories, get_trajectory, rejudge_trajectory
 from store.serving_records import Feedback
 from store.types import Outcome, Trajectory
+from traced.outcomes.errors import OutcomesError
 from traced.outcomes.rules import PASS, Decision
 
 RULES, JUDGE = "rules:", "judge:"
@@ -112,6 +114,35 @@ def standing_of(session: Session, trajectory: Trajectory, labels: Labels) -> Sta
     if found.by is By.NOBODY and trajectory.outcome is not Outcome.UNKNOWN:
         return Standing(trajectory.outcome, trajectory.reward, By.SOURCE)
     return found
+
+
+def judged_by(session: Session, trajectory_ids: Sequence[str], labels: Labels) -> Counter[str]:
+    """Whose word the outcomes of stored trajectories are: how many by people, rules, judge, source or nobody."""
+    talked_of = serving.talked_of(session, trajectory_ids)
+    counted: Counter[str] = Counter()
+    for trajectory in get_trajectories(session, trajectory_ids, tokens=False):
+        if trajectory.id in talked_of:
+            counted[standing_of(session, trajectory, labels).by.value] += 1
+        else:
+            counted[By.NOBODY.value if trajectory.outcome is Outcome.UNKNOWN else By.SOURCE.value] += 1
+    return counted
+
+
+def label(session: Session, said: Feedback, labels: Labels) -> Trajectory:
+    """Store what a person says of a stored trajectory (``conversation_id``), let it judge, and return what it is then.
+
+    Raises ``NotFound``, and ``OutcomesError`` where the trajectory came with its outcome.
+    """
+    trajectory_id = said.conversation_id
+    stored = get_trajectory(session, trajectory_id, tokens=False)
+    if standing_of(session, stored, labels).by is By.SOURCE:
+        raise OutcomesError(
+            f"{trajectory_id} came with its outcome ({stored.outcome.value}), which stays",
+            hint="labels are for trajectories that rules, the judge or nobody judged",
+        )
+    serving.save_feedback(session, said)
+    judge_again(session, [trajectory_id], labels)
+    return get_trajectory(session, trajectory_id, tokens=False)
 
 
 def judge_again(session: Session, trajectory_ids: Iterable[str], labels: Labels) -> int:
