@@ -1,4 +1,5 @@
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,10 @@ def test_broken_toml_names_the_file_and_line(tmp_path: Path) -> None:
 def keys_of(table: dict[str, Any], prefix: str = "") -> list[str]:
     """The dotted keys of a settings file."""
     inner = [keys_of(value, f"{prefix}{key}.") for key, value in table.items() if isinstance(value, dict)]
-    return [prefix + key for key, value in table.items() if not isinstance(value, dict)] + sum(inner, [])
+    return [prefix + key for key, value in table.items() if not isinstance(value, dict)] + [*chain(*inner)]
 
 
-def test_a_table_in_a_table_is_set_by_file_variable_and_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_in_a_table_is_set_by_file_variable_and_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, '[outcomes.judge]\nmodel = "m"\nmin_labels = 7\n')
     monkeypatch.setenv("TRACED_OUTCOMES__JUDGE__TIMEOUT_S", "3")
     judge = load_settings(overrides={"outcomes.judge.min_labels": 8}).outcomes.judge

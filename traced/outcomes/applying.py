@@ -5,7 +5,6 @@ so that stopping halfway loses nothing; ``evidence.keep_verdict`` decides whethe
 nothing. Trajectories that cycles recorded were judged by their environments and are not looked at.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -44,8 +43,8 @@ class RuleCount:
     rule: str
     outcome: str
     decides: int = 0
-    agrees: Counter[str] = field(default_factory=Counter)  # by "people", "source", "judge"
-    disagrees: Counter[str] = field(default_factory=Counter)
+    agrees: dict[str, int] = field(default_factory=dict)  # by "people", "source", "judge"
+    disagrees: dict[str, int] = field(default_factory=dict)
     against: list[str] = field(default_factory=list)
 
 
@@ -57,7 +56,7 @@ class Checked:
     trajectories: int
     rules: list[RuleCount]
     undecided: int = 0
-    unchecked: Counter[str] = field(default_factory=Counter)  # by reason
+    unchecked: dict[str, int] = field(default_factory=dict)  # by reason
 
 
 @dataclass
@@ -65,9 +64,9 @@ class Applied:
     """What was decided: trajectories by outcome, those left unknown, and why some of them."""
 
     source: str
-    judged: Counter[str] = field(default_factory=Counter)
+    judged: dict[str, int] = field(default_factory=dict)
     unknown: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, int] = field(default_factory=dict)
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -75,9 +74,10 @@ class Applied:
         """Count what was said of one trajectory."""
         if not decision.outcome.judged:
             self.unknown += 1
-            self.reasons.update([decision.reason] if decision.reason else [])
+            if decision.reason:
+                _add(self.reasons, decision.reason)
         elif changed:
-            self.judged[decision.outcome.value] += 1
+            _add(self.judged, decision.outcome.value)
 
 
 def check(store: Engine, rules: Rules, source: str, labels: Labels, limit: int | None) -> Checked:
@@ -89,7 +89,7 @@ def check(store: Engine, rules: Rules, source: str, labels: Labels, limit: int |
     for trajectory in trajectories(store, ids):
         decision = rules.decide(trajectory)
         if decision.failed:
-            found.unchecked[decision.reason] += 1
+            _add(found.unchecked, decision.reason)
         elif not decision.rule:
             found.undecided += 1
         else:
@@ -171,7 +171,11 @@ def _count(count: RuleCount, trajectory: Trajectory, decision: Decision, known: 
     if by in (By.NOBODY, By.RULES) or not known.judged or not decision.outcome.judged:
         return
     if known is decision.outcome:
-        count.agrees[by.value] += 1
+        _add(count.agrees, by.value)
     else:
-        count.disagrees[by.value] += 1
+        _add(count.disagrees, by.value)
         count.against.append(trajectory.id)
+
+
+def _add(counts: dict[str, int], what: str) -> None:
+    counts[what] = counts.get(what, 0) + 1

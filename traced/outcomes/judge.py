@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from langchain_core.runnables import Runnable
 
 REPAIRS = 2
-REASON_LIMIT = 2000  # characters
+REASON_LIMIT = 500  # characters
 RETRIES = 2  # of a request that the server could not take just now
 FORM = {
     "title": "judgement",

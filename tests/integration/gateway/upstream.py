@@ -55,6 +55,7 @@ class Upstream:
     asked: list[dict[str, Any]] = field(default_factory=list)
     answers: Counter[str] = field(default_factory=Counter)
     label: str = "A"
+    says: str = ""  # instead of its signature
     status: int = 200
     delay_s: float = 0.0
     routing_delay_s: float = 0.0
@@ -169,7 +170,7 @@ class Upstream:
         number = sum(self.answers.values())
         if body.get("stream"):
             return await self._stream(request, model, number)
-        message = {"role": "assistant", "content": f"signed {model}"}
+        message = {"role": "assistant", "content": self.says or f"signed {model}"}
         usage = {"prompt_tokens": 5, "completion_tokens": 3}
         made = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": model, "usage": usage}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}

@@ -13,6 +13,7 @@ from store.database import open_store, session
 from store.repositories.trajectories import get_trajectory, save_trajectories
 from store.serving_records import Feedback
 from store.types import Outcome, Trajectory
+from tests.integration.gateway.place import place, until
 from tests.integration.outcomes.scripted_judge import Answer, Scripted, by_words, scripted, verdict
 from tests.unit.outcomes.conversations import CANCELLED, conversation, said
 from tests.unit.store.chain import T0
@@ -127,6 +128,22 @@ def test_a_judge_without_a_model_a_key_or_a_prompt(tmp_path: Path, monkeypatch: 
     with scripted() as served:
         judged(judge_at(served, api_key_env="ADA_KEY"), CANCELLED)
     assert served.headers[0]["authorization"] == "Bearer k-1"
+
+
+def test_a_router_that_serves_the_judge_passes_it_on_and_records_nothing(tmp_path: Path) -> None:
+    async def inside() -> None:
+        async with place(tmp_path, settings={"serving.silence_s": 0}) as made:
+            made.engine.says = verdict("success", "by the router")
+            judge = configured(JudgeSection(model="base", base_url=f"{made.url}/v1"))
+            found: list[Judgement] = []
+            await judge_each(judge, [CANCELLED], found.append)
+            assert (found[0].decision.outcome, found[0].decision.reason) == (Outcome.SUCCESS, "by the router")
+            assert made.engine.asked[-1]["response_format"]["json_schema"]["name"] == "judgement"
+            await made.ask("base", headers={"X-Traced-Conversation": "of a user"})
+            await until(made.trajectories)
+            assert [one.task_id for one in made.trajectories()] == ["of a user"]
+
+    asyncio.run(inside())
 
 
 def production(store: Engine) -> None:
