@@ -7,10 +7,17 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from store.database import reading
-from store.types import Outcome
+from store.database import open_store, reading, session, sqlite_url
+from store.repositories.serving import save_exchanges
+from store.repositories.trajectories import list_trajectories
+from store.serving_records import Exchange
+from store.types import Outcome, Trajectory
 from tests.integration.gateway.place import Place, place, until
+from tests.unit.store.chain import later
 from traced.outcomes.evidence import By, Labels, said_of, standing_of
+from traced.outcomes.rule_file import read_rules
+from traced.outcomes.rules import Decision, Rules
+from traced.serving.gateway.settling import Judging, settle_silent
 
 RULES = """
 [databases.shop]
@@ -157,3 +164,48 @@ def test_rules_that_change_judge_from_then_on_and_bad_ones_change_nothing(tmp_pa
         assert found == {"a": Outcome.FAILURE, "b": Outcome.FAILURE, "c": Outcome.SUCCESS}
 
     run(tmp_path, check)
+
+
+class Slow(Rules):
+    """Rules that take so long that the conversation goes on meanwhile, once."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def decide(self, trajectory: Trajectory) -> Decision:
+        """Decide as ever."""
+        found = super().decide(trajectory)
+        if self.meanwhile is not None:
+            self.meanwhile()
+            self.meanwhile = None
+        return found
+
+
+def exchange(number: int, messages: list[dict[str, Any]], text: str) -> Exchange:
+    body = {"messages": messages, "tools": [], "answer": {"role": "assistant", "content": text}}
+    return Exchange(f"e{number}", "conv", later(number), "base", 200, 0.1, response_id=f"r{number}", body=body)
+
+
+def test_a_conversation_that_goes_on_while_rules_decide_waits_for_its_next_turn(tmp_path: Path) -> None:
+    (tmp_path / "rules.toml").write_text(RULES)
+    read = read_rules(tmp_path / "rules.toml")
+    rules = Slow(read.rules, read.databases, read.hash)
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    more = [*USELESS, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "Now it works."}]
+
+    def meanwhile() -> None:
+        with session(store) as opened:
+            save_exchanges(opened, [exchange(2, more, "Good.")])
+
+    with session(store) as opened:
+        save_exchanges(opened, [exchange(1, USELESS, "Sorry.")])
+    rules.meanwhile = meanwhile
+    told: dict[str, Any] = {"target": "desk", "judging": Judging(LABELS, rules), "now": later(60), "silence_s": 1}
+    settle_silent(store, **told)
+    with reading(store) as opened:
+        assert list_trajectories(opened) == []
+    settle_silent(store, **told)
+    with reading(store) as opened:
+        (made,) = list_trajectories(opened)
+        assert (len(made.messages), made.outcome) == (4, Outcome.UNKNOWN)
+        assert said_of(opened, made.id) == []
+    store.dispose()
