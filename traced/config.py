@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -35,6 +35,7 @@ from traced.location import data_directory as data_directory
 from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
+from traced.outcomes.settings import OutcomesSection
 from traced.section import Margin, Positive, Section, Share, Temperature
 from traced.service.settings import ApiSection, TriggersSection
 from traced.serving.gateway.settings import ServingSection
@@ -43,7 +44,7 @@ from traced.upkeep.settings import RetentionSection
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 SECRET = "notify."  # addresses and arguments of hooks are secrets themselves: no error shows one
-SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "promotion")
+SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
 APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
 OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG", "TRACED_DOCKERD_LOG", "TRACED_DOCKER_SOCKET"}
 
@@ -226,6 +227,7 @@ class Settings(BaseSettings):
     executor: ExecutorSection = ExecutorSection()
     promotion: PromotionSection = PromotionSection()
     serving: ServingSection = ServingSection()
+    outcomes: OutcomesSection = OutcomesSection()
 
     @property
     def store_url(self) -> str:
@@ -303,22 +305,25 @@ def template() -> str:
     for key, (default, description) in _fields():
         table, _, name = key.rpartition(".")
         if table != section:
-            title = (Settings.model_fields[table].annotation.__doc__ or "").rstrip(".")
-            lines += ["", f"# {title}", f"[{table}]"]
+            lines += ["", f"# {_title(table)}", f"[{table}]"]
             section = table
         lines.append(f"# {name} = {_toml(default)}  # {description}")
     return "\n".join(lines) + "\n"
 
 
-def _fields() -> Iterator[tuple[str, tuple[Any, str]]]:
-    for name, field in Settings.model_fields.items():
-        if name in NOT_IN_FILE:
-            continue
+def _fields(model: type[BaseModel] | None = None, prefix: str = "") -> Iterator[tuple[str, tuple[Any, str]]]:
+    for name, field in (model or Settings).model_fields.items():
         if isinstance(field.default, Section):
-            for key, inner in type(field.default).model_fields.items():
-                yield f"{name}.{key}", (inner.default, inner.description or "")
-        else:
-            yield name, (field.default, field.description or "")
+            yield from _fields(type(field.default), f"{prefix}{name}.")
+        elif name not in NOT_IN_FILE:
+            yield prefix + name, (field.default, field.description or "")
+
+
+def _title(table: str) -> str:
+    section: Any = Settings
+    for name in table.split("."):
+        section = section.model_fields[name].annotation
+    return (section.__doc__ or "").rstrip(".")
 
 
 def _toml(value: Any) -> str:
@@ -340,8 +345,11 @@ def _dotted(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in flat.items():
-        section, _, name = key.rpartition(".")
-        (table.setdefault(section, {}) if section else table)[name] = value
+        *sections, name = key.split(".")
+        inner = table
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
     return table
 
 

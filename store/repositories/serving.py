@@ -18,6 +18,8 @@ from store.content import digest, insert_new
 from store.errors import NotFound, StoreConflict
 from store.serving_records import ConversationRoute, Exchange, Feedback, RouterKey
 from store.serving_tables import ConversationRow, ExchangeRow, FeedbackRow, RouterKeyRow
+from store.tables import TrajectoryRow
+from store.types import Outcome
 
 IDS_PER_QUERY = 500
 
@@ -43,6 +45,15 @@ def taking_part(session: Session, trials: Collection[int]) -> dict[str, tuple[st
     query = select(ConversationRow.id, ConversationRow.model, ConversationRow.trial)
     rows = session.exec(query.where(col(ConversationRow.trial).in_(list(trials))))
     return {conversation_id: (model, trial) for conversation_id, model, trial in rows if trial is not None}
+
+
+def judged(session: Session, trials: Collection[int]) -> dict[str, Outcome]:
+    """The outcomes of settled conversations of trials, by conversation; of several branches the last one's."""
+    query = select(ConversationRow.id, TrajectoryRow.outcome).where(col(ConversationRow.trial).in_(list(trials)))
+    query = query.join(ExchangeRow, col(ExchangeRow.conversation_id) == col(ConversationRow.id))
+    query = query.join(TrajectoryRow, col(TrajectoryRow.id) == col(ExchangeRow.trajectory_id))
+    query = query.where(col(ExchangeRow.shadow_of).is_(None)).order_by(col(ExchangeRow.at))
+    return {conversation_id: Outcome(outcome) for conversation_id, outcome in session.exec(query)}
 
 
 def last_feedback(session: Session) -> int:
@@ -107,6 +118,16 @@ def exchanges_of(session: Session, trajectory_id: str) -> list[Exchange]:
     return [
         _exchange(row) for row in session.exec(select(ExchangeRow).where(ExchangeRow.trajectory_id == trajectory_id))
     ]
+
+
+def talked_of(session: Session, trajectory_ids: Sequence[str]) -> set[str]:
+    """Those of these trajectories that came from the router, or that feedback names."""
+    found: set[str] = set()
+    for start in range(0, len(trajectory_ids), IDS_PER_QUERY):
+        ids = trajectory_ids[start : start + IDS_PER_QUERY]
+        for column in (col(ExchangeRow.trajectory_id), col(FeedbackRow.conversation_id)):
+            found |= {one for one in session.exec(select(column).where(column.in_(ids)).distinct()) if one is not None}
+    return found
 
 
 def save_feedback(session: Session, feedback: Feedback) -> None:

@@ -6,7 +6,7 @@ the order of source, split, task id, trial, model and id, whatever the order of 
 Fails: an unknown ``cycle_id`` is a ``BrokenReference``. Not covered: deleting.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 from sqlalchemy import ColumnElement, delete, func, tuple_
@@ -15,6 +15,7 @@ from sqlmodel.sql.expression import SelectOfScalar
 
 from store.content import digest, insert_new
 from store.errors import NotFound
+from store.serving_tables import ExchangeRow
 from store.tables import LabelRow, RoutingRow, ToolsetRow, TrajectoryRow, TurnsRow
 from store.turns import pack, unpack
 from store.types import EndCause, Outcome, Tool, Trajectory
@@ -144,6 +145,26 @@ def count_reported(session: Session, source: str) -> dict[Outcome, int]:
     chosen = (TrajectoryRow.source == source, col(TrajectoryRow.cycle_id).is_(None))
     rows = session.exec(select(outcome, func.count()).where(*chosen).group_by(outcome))
     return dict.fromkeys(Outcome, 0) | {Outcome(name): count for name, count in rows}
+
+
+def reported_sources(session: Session) -> list[str]:
+    """The sources that have trajectories which no cycle recorded."""
+    source = col(TrajectoryRow.source)
+    return list(session.exec(select(source).where(col(TrajectoryRow.cycle_id).is_(None)).distinct().order_by(source)))
+
+
+def reported_ids(
+    session: Session, source: str, outcomes: Collection[Outcome] = tuple(Outcome), limit: int | None = None
+) -> list[str]:
+    """Trajectories of these outcomes that no cycle recorded: production's newest first, then the others as listed."""
+    newest = select(func.max(col(ExchangeRow.at))).where(col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id))
+    last = newest.scalar_subquery()
+    query = select(col(TrajectoryRow.id)).where(
+        TrajectoryRow.source == source,
+        col(TrajectoryRow.cycle_id).is_(None),
+        col(TrajectoryRow.outcome).in_([outcome.value for outcome in outcomes]),
+    )
+    return list(session.exec(query.order_by(last.is_(None), last.desc(), *ORDER).limit(limit)))
 
 
 def _conditions(wanted: TrajectoryFilter) -> list[ColumnElement[bool]]:

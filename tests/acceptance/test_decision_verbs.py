@@ -54,6 +54,7 @@ def test_status_and_explain_show_the_chain(traced: Traced, data_dir: Path) -> No
     assert told.code == 0, told.err
     for piece in (
         "lacking in t1 (desk task 7, messages 1)",
+        "judged by    1 source",
         "10 runs: 10 lacking",
         "gap +0.50, coverage 0.40, 10 of 10 runs agree: retained",
         "admitted, 1 of 1 checks passed",

@@ -60,5 +60,5 @@ def test_the_audit_gets_no_secret(running: Settings, tmp_path: Path) -> None:
 def test_every_key_has_its_place() -> None:
     fixed = {key for key in valid_keys() if not takes_effect(key)}
     sections = {key.partition(".")[0] for key in fixed}
-    assert sections == {"store", "target", "seed", "executor", "service", "api", "telemetry", "serving"}
+    assert sections == {"store", "target", "seed", "executor", "service", "api", "telemetry", "serving", "outcomes"}
     assert {key for key in fixed if key.startswith("api.")} == {"api.host", "api.port"}

@@ -1,7 +1,7 @@
 """The chain of evidence behind an adapter, as lines of text in the order of the data's way."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 
 from store.records import AdmissionRecord, Finding, GateRecord
@@ -11,12 +11,14 @@ from store.types import PairedDifference, Verdict
 SHOWN = 5
 
 
-def chain_lines(chain: EvidenceChain) -> Iterator[str]:
+def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[str]:
     """One station after the other, from the trajectories to the traffic; links that are not stored are named last."""
     yield f"{chain.adapter.name}, of {chain.adapter.created_at:%Y-%m-%d %H:%M} UTC, in {chain.adapter.path}"
     cycle = chain.cycle
     yield f"cycle        {cycle.id}: target {cycle.target}, model {cycle.model}, seed {cycle.seed}, {cycle.state}"
     yield from _trajectories(chain)
+    judges = ", ".join(f"{count} {by}" for by, count in sorted(judged_by.items()))
+    yield f"judged by    {judges or 'nobody'}"
     yield f"capability   {chain.capability.name}: {chain.capability.description}"
     if chain.finding:
         yield _finding(chain.finding)

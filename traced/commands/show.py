@@ -70,13 +70,17 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
     from store.repositories.evidence import evidence_chain
     from traced.commands.chain import chain_lines
     from traced.commands.stored import looking
+    from traced.outcomes.evidence import Labels, judged_by
 
-    with looking(read_settings(data_dir, given)) as opened:
+    settings = read_settings(data_dir, given)
+    with looking(settings) as opened:
         chain = evidence_chain(opened, adapter)
+        labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
+        judged = judged_by(opened, [one.id for one in chain.trajectories], labels)
     if as_json:
-        print_json(chain)
+        print_json(vars(chain) | {"judged_by": judged})
         return
-    for line in chain_lines(chain):
+    for line in chain_lines(chain, judged):
         console.print(line, highlight=False, markup=False)
 
 

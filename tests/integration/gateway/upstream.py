@@ -57,6 +57,7 @@ class Upstream:
     answers: Counter[str] = field(default_factory=Counter)
     slow: dict[str, float] = field(default_factory=dict)  # seconds of one model
     label: str = "A"
+    says: str = ""  # instead of its signature
     status: int = 200
     delay_s: float = 0.0
     routing_delay_s: float = 0.0
@@ -172,7 +173,7 @@ class Upstream:
         number = sum(self.answers.values())
         if body.get("stream"):
             return await self._stream(request, model, number)
-        message = {"role": "assistant", "content": f"signed {model}"}
+        message = {"role": "assistant", "content": self.says or f"signed {model}"}
         usage = {"prompt_tokens": 5, "completion_tokens": 3}
         made = {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": model, "usage": usage}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}

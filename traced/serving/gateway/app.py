@@ -202,8 +202,8 @@ async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, N
     """Serve as long as the body runs, with the ``keepers`` beside it; gives the URL."""
     async with AsyncExitStack() as stack:
         stack.callback(gateway.upstream.close)
-        stack.push_async_callback(gateway.shadows.end)
         stack.push_async_callback(gateway.spool.turn)
+        stack.push_async_callback(gateway.shadows.end)
         tasks = [asyncio.create_task(_kept_on(keeper)) for keeper in (gateway.spool.keep, *keepers)]
         stack.push_async_callback(_end, tasks)
         runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None)

@@ -1,9 +1,9 @@
 """Canaries on their way: what was judged of their conversations, and what follows from it.
 
 Who counts: the conversations that a router gave to a canary or to its control (``live``), each under the share of its
-time, with the outcome that feedback gives it. ``traced.gates.trials`` judges; a step, the promotion at the end and a
-rollback are entries of the promotion log like a person's, with the figures as their reason, an event, an audit entry
-and, for the last two, a notice.
+time, with the outcome that people's feedback, rules or the judge give it. ``traced.gates.trials`` judges; a step, the
+promotion at the end and a rollback are entries of the promotion log like a person's, with the figures as their reason,
+an event, an audit entry and, for the last two, a notice.
 
 Invariants: a decision is made on the log's newest entry, in one transaction with it, so that several of these, and
 people, do not get in each other's way; what a person rolled back stays back.
@@ -26,7 +26,7 @@ from traced.config import Settings
 from traced.gates.sequential import Arm
 from traced.gates.trials import Judgement, Stratum, Verdict, judge
 from traced.notices.message import announce, canary_ended
-from traced.serving.gateway.settling import Labels
+from traced.outcomes.evidence import Labels
 
 WHO = "traced canary"
 
@@ -80,10 +80,13 @@ def strata(opened: Session, adapter: str, labels: Labels) -> list[Stratum]:
     shares = promotions.shares(opened, adapter)
     arms = {seq: {True: [0, 0], False: [0, 0]} for seq in shares}
     taking_part = serving.taking_part(opened, shares)
-    said = _by_conversation(serving.list_feedback(opened, list(taking_part)))
-    for conversation_id, feedback in said.items():
+    outcomes = serving.judged(opened, shares)
+    for conversation_id, feedback in _by_conversation(serving.list_feedback(opened, list(taking_part))).items():
+        found = labels.standing(feedback)
+        if found.outcome.judged:
+            outcomes[conversation_id] = found.outcome  # may not be settled yet
+    for conversation_id, outcome in outcomes.items():
         model, seq = taking_part[conversation_id]
-        outcome, _ = labels.judge(feedback)
         if outcome.judged:
             counts = arms[seq][model == adapter]
             counts[0] += 1

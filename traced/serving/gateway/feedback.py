@@ -2,6 +2,7 @@
 
     {"conversation_id" or "response_id", "score" in [0, 1] or "label", "comment", "who"}
 
+Invariants: nobody who sends feedback can pass for the rules or the judge of ``traced.outcomes``.
 How it fails: ``Refusal`` 400 for what says nothing, 404 for a conversation or an answer that the router does not know
 (it waits ``PATIENCE_S`` for an exchange that is still on its way into the store), 503 where the store does not answer.
 """
@@ -18,9 +19,10 @@ from store.database import session
 from store.errors import StoreError
 from store.repositories import serving
 from store.serving_records import Feedback
+from traced.outcomes.evidence import RESERVED, Labels, is_reserved
 from traced.serving.gateway.problems import Refusal
 from traced.serving.gateway.redaction import Redactor
-from traced.serving.gateway.settling import Labels, judge_again
+from traced.serving.gateway.settling import judge_again
 
 PATIENCE_S = 2.0
 TEXT_LIMIT = 10_000  # characters
@@ -73,6 +75,8 @@ def _checked(told: dict[str, Any], at: datetime) -> Feedback:
     texts = {name: _text(told, name) for name in ("conversation_id", "response_id", "label", "comment", "who")}
     if not texts["conversation_id"] and not texts["response_id"]:
         raise Refusal(400, "conversation_id or response_id is needed", param="conversation_id")
+    if is_reserved(texts["who"]):
+        raise Refusal(400, f"who is a person; names that begin with {' or '.join(RESERVED)} are traced's", param="who")
     score = told.get("score")
     if score is not None and (isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1):
         raise Refusal(400, f"score is a number from 0 to 1, not {score!r}", param="score")

@@ -19,6 +19,8 @@ from sqlalchemy import Engine
 
 from store.database import open_store
 from traced.config import Settings
+from traced.outcomes.evidence import Labels
+from traced.outcomes.rule_file import read_rules
 from traced.serving.client import EngineClient
 from traced.serving.errors import ServingError
 from traced.serving.gateway.app import Gateway, serving
@@ -30,7 +32,6 @@ from traced.serving.gateway.keys import LOOPBACK
 from traced.serving.gateway.limits import Gate
 from traced.serving.gateway.live import Follower, Live
 from traced.serving.gateway.redaction import Redactor
-from traced.serving.gateway.settling import Labels
 from traced.serving.gateway.shadows import Shadows
 from traced.serving.gateway.spool import Spool
 from traced.serving.gateway.upstream import Upstream
@@ -43,10 +44,15 @@ def now() -> datetime:
 
 
 async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT; ``ready`` is told the URL. Raises ``EngineStartError``, ``StoreError``."""
+    """Serve until SIGTERM or SIGINT; ``ready`` is told the URL.
+
+    Raises ``EngineStartError``, ``StoreError``, ``RuleFileError``.
+    """
     over = asyncio.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(one, over.set)
+    if settings.outcomes.rules:
+        read_rules(Path(settings.outcomes.rules))  # what is wrong with it is told before anything starts
     async with AsyncExitStack() as stack:
         store = open_store(settings.store_url)
         stack.callback(store.dispose)

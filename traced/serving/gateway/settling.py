@@ -2,94 +2,149 @@
 
 Exchanges of one conversation follow one another where a request's messages begin with what the one before ended with
 (``identity.position``); where they branch, every branch becomes a trajectory. Its id depends on its last exchange, so
-settling twice gives the same. Feedback judges: the newest counts, a score before a label (0.5 and more is a success);
-without any the outcome is unknown, which is no failure. An exchange that failed for a reason of the machinery (status
-429, 5xx) is part of no trajectory. An answer in the shadow is a trajectory of its own, which no feedback judges.
+settling twice gives the same. People's feedback judges, else the rules, if there are any (``traced.outcomes``); what
+neither judges is unknown, which is no failure. An exchange that failed for a reason of the machinery (status 429, 5xx)
+is part of no trajectory. An answer in the shadow is a trajectory of its own, which no person's feedback judges.
 Feedback that comes later judges what is stored already.
 
-Invariants: one transaction settles a conversation. Not covered: who may give feedback.
+Invariants: one transaction settles a conversation, its rules' verdict included. Rules are asked before it, because they
+may ask databases; a conversation that has gone on meanwhile waits for its next turn, and so do those that are left when
+``ASKING_S`` are over. Not covered: who may give feedback; the judge, which only ``traced outcomes apply`` asks.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+from sqlalchemy import Engine
 from sqlmodel import Session
 
 from store.content import digest
+from store.database import reading, session
 from store.repositories import serving
-from store.repositories.trajectories import get_trajectory, rejudge_trajectory, save_trajectories
+from store.repositories.trajectories import save_trajectories
 from store.serving_records import Exchange, Feedback
 from store.types import EndCause, Outcome, Trajectory
+from traced.outcomes import evidence
+from traced.outcomes.evidence import Labels
+from traced.outcomes.rules import UNDECIDED, Decision, Rules
 from traced.serving.gateway.identity import answered, position
 
 OK = 200
 TOGETHER = 100  # conversations of one look
-PASS = 0.5
+ASKING_S = 5.0  # for the rules, in one look
 
 
 @dataclass(frozen=True)
-class Labels:
-    """What labels of feedback mean."""
+class Judging:
+    """Who judges: people by their labels, rules where there are any."""
 
-    success: Collection[str]
-    failure: Collection[str]
-
-    def judge(self, feedback: Sequence[Feedback]) -> tuple[Outcome, float]:
-        """Outcome and reward by the newest feedback that says something; unknown and 0 where none does."""
-        for one in reversed(feedback):
-            if one.score is not None:
-                return (Outcome.SUCCESS if one.score >= PASS else Outcome.FAILURE), one.score
-            if one.label in self.success:
-                return Outcome.SUCCESS, 1.0
-            if one.label in self.failure:
-                return Outcome.FAILURE, 0.0
-        return Outcome.UNKNOWN, 0.0
+    labels: Labels
+    rules: Rules | None = None
 
 
-def settle_silent(session: Session, *, target: str, labels: Labels, now: datetime, silence_s: float) -> int:
+@dataclass
+class Decided:
+    """What the rules say of trajectories that are not stored yet, by id."""
+
+    who: str
+    decisions: dict[str, Decision] = field(default_factory=dict)
+
+
+def settle_silent(store: Engine, *, target: str, judging: Judging, now: datetime, silence_s: float) -> int:
     """Settle conversations that have been silent for so long, at most ``TOGETHER``; returns how many."""
-    silent = serving.open_conversations(session, before=now - timedelta(seconds=silence_s), limit=TOGETHER)
-    for conversation_id in silent:
-        settle(session, conversation_id, target=target, labels=labels, now=now)
+    with reading(store) as opened:
+        silent = serving.open_conversations(opened, before=now - timedelta(seconds=silence_s), limit=TOGETHER)
+    decided = None
+    if silent and judging.rules is not None:
+        silent, decided = _ask(store, silent, target, judging.rules)
+    if not silent:
+        return 0
+    with session(store) as opened:
+        for one in silent:
+            settle(opened, one, target=target, labels=judging.labels, now=now, decided=decided)
     return len(silent)
 
 
-def settle(session: Session, conversation_id: str, *, target: str, labels: Labels, now: datetime) -> list[Trajectory]:
-    """Put a conversation together; returns its trajectories."""
-    exchanges = serving.list_exchanges(session, conversation_id, unsettled=True)
+def settle(
+    session: Session,
+    conversation_id: str,
+    *,
+    target: str,
+    labels: Labels,
+    now: datetime,
+    decided: Decided | None = None,
+) -> list[Trajectory]:
+    """Put a conversation together; returns its trajectories, none where the rules were not asked about one of them."""
+    branches = _put_together(session, conversation_id, target)
+    if decided is not None and any(one.id not in decided.decisions for one in branches.made):
+        return []
     feedback = serving.list_feedback(session, [conversation_id])
-    whole = [one for one in exchanges if one.status == OK and one.body and one.body["answer"]]
-    branches = _branches([one for one in whole if one.shadow_of is None])
     made: list[Trajectory] = []
-    part_of: dict[str, str | None] = {one.id: None for one in exchanges}
-    for branch in branches:
-        said = {one.response_id for one in branch} | {""}
-        outcome, reward = labels.judge([one for one in feedback if one.response_id in said])
-        trajectory = _trajectory(branch, target, outcome, reward)
-        made.append(trajectory)
-        part_of |= {one.id: trajectory.id for one in branch}
-    for one in whole:
-        if one.shadow_of is not None:
-            shadow = replace(_trajectory([one], target, Outcome.UNKNOWN, 0.0), end_cause=EndCause.SHADOW)
-            made.append(replace(shadow, detail=f"in the shadow of {one.shadow_of}"))
-            part_of[one.id] = shadow.id
+    for trajectory, exchanges in zip(branches.made, branches.of, strict=True):
+        answers = {one.response_id for one in exchanges} | {""}
+        seen = trajectory.end_cause is not EndCause.SHADOW
+        told = [one for one in feedback if seen and one.response_id in answers]
+        verdicts = [] if decided is None else _verdict(trajectory.id, decided, now)
+        for one in verdicts:
+            serving.save_feedback(session, one)
+        found = labels.standing([*told, *verdicts])
+        made.append(replace(trajectory, outcome=found.outcome, reward=found.reward))
     save_trajectories(session, made)
-    serving.settle(session, part_of, at=now)
+    serving.settle(session, branches.part_of, at=now)
     return made
 
 
 def judge_again(session: Session, feedback: Feedback, labels: Labels) -> int:
     """Let feedback that came late judge what its conversation has become; returns how many trajectories changed."""
-    changed = 0
-    for trajectory_id in serving.trajectories_of(session, feedback.conversation_id, feedback.response_id):
-        said = {one.response_id for one in serving.exchanges_of(session, trajectory_id)} | {""}
-        told = [one for one in serving.list_feedback(session, [feedback.conversation_id]) if one.response_id in said]
-        outcome, reward = labels.judge(told)
-        stored = get_trajectory(session, trajectory_id)
-        if (stored.outcome, stored.reward) != (outcome, reward):
-            changed += rejudge_trajectory(session, replace(stored, outcome=outcome, reward=reward))
-    return changed
+    found = serving.trajectories_of(session, feedback.conversation_id, feedback.response_id)
+    return evidence.judge_again(session, found, labels)
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """A conversation's trajectories, the exchanges of each, and the trajectory that each exchange is part of."""
+
+    made: Sequence[Trajectory]
+    of: Sequence[Sequence[Exchange]]
+    part_of: dict[str, str | None]
+
+
+def _put_together(session: Session, conversation_id: str, target: str) -> _Branches:
+    exchanges = serving.list_exchanges(session, conversation_id, unsettled=True)
+    whole = [one for one in exchanges if one.status == OK and one.body and one.body["answer"]]
+    branches = _branches([one for one in whole if one.shadow_of is None])
+    made = [_trajectory(branch, target) for branch in branches]
+    for one in whole:
+        if one.shadow_of is not None:
+            branches.append([one])
+            detail = f"in the shadow of {one.shadow_of}"
+            made.append(replace(_trajectory([one], target), end_cause=EndCause.SHADOW, detail=detail))
+    part_of: dict[str, str | None] = {one.id: None for one in exchanges}
+    for trajectory, branch in zip(made, branches, strict=True):
+        part_of |= {one.id: trajectory.id for one in branch}
+    return _Branches(made, branches, part_of)
+
+
+def _ask(store: Engine, silent: Sequence[str], target: str, rules: Rules) -> tuple[list[str], Decided]:
+    """What the rules say, and the conversations that there was time for."""
+    decided = Decided(evidence.rules_name(rules.hash))
+    asked: list[str] = []
+    deadline = time.monotonic() + ASKING_S
+    for conversation_id in silent:
+        if time.monotonic() > deadline:
+            break
+        with reading(store) as opened:
+            made = _put_together(opened, conversation_id, target).made
+        decided.decisions |= {one.id: rules.decide(one) for one in made}  # no transaction is open
+        asked.append(conversation_id)
+    return asked, decided
+
+
+def _verdict(trajectory_id: str, decided: Decided, at: datetime) -> list[Feedback]:
+    decision = decided.decisions[trajectory_id]
+    return [] if decision == UNDECIDED else [evidence.verdict(trajectory_id, decided.who, decision, at)]
 
 
 def _branches(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
@@ -113,7 +168,7 @@ def _branches(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     return branches
 
 
-def _trajectory(branch: Sequence[Exchange], target: str, outcome: Outcome, reward: float) -> Trajectory:
+def _trajectory(branch: Sequence[Exchange], target: str) -> Trajectory:
     last = branch[-1]
     assert last.body is not None
     return Trajectory(
@@ -127,7 +182,7 @@ def _trajectory(branch: Sequence[Exchange], target: str, outcome: Outcome, rewar
         messages=[*last.body["messages"], last.body["answer"]],
         tools=last.body["tools"],
         turns=[],
-        reward=reward,
-        outcome=outcome,
+        reward=0.0,
+        outcome=Outcome.UNKNOWN,
         end_cause=EndCause.SILENCE,
     )

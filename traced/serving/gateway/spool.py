@@ -49,8 +49,14 @@ class Spool:
     async def turn(self) -> None:
         """Hand over what was written."""
         written, self._file = self._file, None
-        if written is not None:
-            await asyncio.to_thread(_hand_over, written)
+        if written is None:
+            return
+        handed = asyncio.ensure_future(asyncio.to_thread(_hand_over, written))
+        try:
+            await asyncio.shield(handed)
+        except asyncio.CancelledError:
+            await handed  # who ends the router waits for it
+            raise
 
     def add(self, line: bytes) -> None:
         """Keep a line (``line_of``). Never raises: what cannot be kept is counted in ``lost``."""

@@ -6,7 +6,7 @@
 Invariants: a file of the spool is deleted after the transaction that has its rows; rows have ids, so a file that is
 read twice adds nothing; files whose router still writes them are left alone; several of these may run on one
 directory. It ends with its router, after what was handed over is stored. How it fails: while the store does not answer
-it tries again every ``LOOK_S``, and says so once.
+it tries again every ``LOOK_S``, and says so once; a rule file that becomes bad leaves the rules that were there.
 """
 
 import argparse
@@ -30,10 +30,13 @@ from store.serving_records import Exchange
 from traced.config import Settings, load_settings
 from traced.executor.parent import follow_parent
 from traced.host import logs
+from traced.outcomes.evidence import Labels
+from traced.outcomes.rule_file import FollowedRules
+from traced.outcomes.rules import Rules
 from traced.serving.gateway.canaries import Canaries
 from traced.serving.gateway.fast_json import read_json
 from traced.serving.gateway.reading import exchange_of
-from traced.serving.gateway.settling import Labels, settle_silent
+from traced.serving.gateway.settling import Judging, settle_silent
 from traced.serving.gateway.spool import FILES
 
 LOOK_S = 0.25
@@ -51,11 +54,14 @@ class Storer:
     store: Engine
     over: threading.Event = field(default_factory=threading.Event)
     _told: str = ""
+    _rules: FollowedRules | None = None
 
     def __post_init__(self) -> None:
         chosen = self.settings.serving
-        self.labels = Labels(chosen.success_labels, chosen.failure_labels)
-        self.canaries = Canaries(self.settings, self.store, self.labels)
+        if self.settings.outcomes.rules:
+            self._rules = FollowedRules(Path(self.settings.outcomes.rules))
+        self._labels = Labels(chosen.success_labels, chosen.failure_labels)
+        self._canaries = Canaries(self.settings, self.store, self._labels)
 
     def keep(self) -> None:
         """Store and settle until ``over`` is set, and once more then."""
@@ -68,7 +74,7 @@ class Storer:
         try:
             self.store_files()
             self.settle()
-            self.canaries.look(datetime.now(UTC))
+            self._canaries.look(datetime.now(UTC))
         except (OSError, StoreError) as error:
             if self._told != str(error):
                 self._told = str(error)
@@ -84,9 +90,18 @@ class Storer:
 
     def settle(self) -> None:
         """Make trajectories of the conversations that have ended."""
-        target, silence_s = self.settings.target.name, self.settings.serving.silence_s
-        with session(self.store) as opened:
-            settle_silent(opened, target=target, labels=self.labels, now=datetime.now(UTC), silence_s=silence_s)
+        chosen = self.settings.serving
+        judging = Judging(self._labels, self._rules_by_now())
+        target = self.settings.target.name
+        settle_silent(self.store, target=target, judging=judging, now=datetime.now(UTC), silence_s=chosen.silence_s)
+
+    def _rules_by_now(self) -> Rules | None:
+        if self._rules is None:
+            return None
+        before, found = self._rules.trouble, self._rules.now()
+        if self._rules.trouble and self._rules.trouble != before:
+            log.warning("%s; %s", self._rules.trouble, "the former rules stay" if found else "no rule judges")
+        return found
 
     def _store_file(self, path: Path) -> None:
         with path.open("rb") as opened:
