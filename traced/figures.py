@@ -14,6 +14,7 @@ from traced.gates.paired import Interval
 
 FLOOR = "do-nothing"
 BASE = "base"
+EPISODES, PRODUCTION = "episodes", "production"  # what was analysed
 ROUTED = "routed"
 ON_TARGET = "grpo-on-target"
 
@@ -47,6 +48,7 @@ class CycleFigures:
     target: str
     model: str
     seed: int
+    analysed: dict[str, int] = field(default_factory=dict)  # trajectories by origin; empty until analysed
     findings: list[Finding] = field(default_factory=list)
     adapters: list[AdapterFigures] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
@@ -77,6 +79,7 @@ def as_json(figures: CycleFigures) -> dict[str, Any]:
         "gain": gain.difference if gain else None,
         "ci": [gain.low, gain.high] if gain else None,
         "test_seeds": gain.tasks if gain else 0,
+        "analysed": figures.analysed,
         "adapters": [
             {
                 "name": adapter.name,

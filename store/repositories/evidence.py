@@ -39,7 +39,8 @@ from store.types import Capability, Label, Outcome, Trajectory, Verdict
 class TrajectoryEvidence:
     """One analysed trajectory and what each labelling run said of the capability in it.
 
-    ``verdicts`` maps run to verdict; ``cited`` are the message indices that decided them, sorted.
+    ``verdicts`` maps run to verdict; ``cited`` are the message indices that decided them, sorted; ``production``: no
+    cycle has recorded it.
     """
 
     id: str
@@ -51,6 +52,7 @@ class TrajectoryEvidence:
     outcome: Outcome
     verdicts: dict[int, Verdict]
     cited: list[int]
+    production: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,16 @@ def _trajectory_evidence(trajectories: Iterable[Trajectory], labels: Iterable[La
             cited.setdefault(label.trajectory_id, set()).add(label.message_index)
     return [
         TrajectoryEvidence(
-            t.id, t.source, t.split, t.task_id, t.trial, t.model, t.outcome, verdicts[t.id], sorted(cited.get(t.id, ()))
+            t.id,
+            t.source,
+            t.split,
+            t.task_id,
+            t.trial,
+            t.model,
+            t.outcome,
+            verdicts[t.id],
+            sorted(cited.get(t.id, ())),
+            t.cycle_id is None,
         )
         for t in trajectories
     ]

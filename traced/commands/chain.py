@@ -40,7 +40,9 @@ def chain_lines(chain: EvidenceChain) -> Iterator[str]:
 def _trajectories(chain: EvidenceChain) -> Iterator[str]:
     outcomes = Counter(str(evidence.outcome) for evidence in chain.trajectories)
     counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    yield f"trajectories {len(chain.trajectories)} analysed: {counted}"
+    mined = sum(evidence.production for evidence in chain.trajectories)
+    origin = f"; {len(chain.trajectories) - mined} from the environment, {mined} from production" if mined else ""
+    yield f"trajectories {len(chain.trajectories)} analysed: {counted}{origin}"
     lacking = [e for e in chain.trajectories if Verdict.LACKING in e.verdicts.values()]
     for evidence in lacking[:SHOWN]:
         cited = f", messages {', '.join(map(str, evidence.cited))}" if evidence.cited else ""
