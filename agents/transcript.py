@@ -149,12 +149,16 @@ def _role(trajectory_id: str, index: int, message: Message) -> str:
 
 def _calls(trajectory_id: str, index: int, message: Message) -> list[dict[str, Any]]:
     calls = message.get("tool_calls") or []
-    if isinstance(calls, list) and all(isinstance(c, dict) and isinstance(c.get("function") or {}, dict) for c in calls):
+    if isinstance(calls, list) and all(_is_call(one) for one in calls):
         return calls
     raise TranscriptError(
         f"trajectory {trajectory_id}: message {index} has tool calls that are none, {str(calls)[:80]!r}; "
         "import the file again, or leave this trajectory out"
     )
+
+
+def _is_call(told: object) -> bool:
+    return isinstance(told, dict) and isinstance(told.get("function") or {}, dict)
 
 
 def _text(message: Message) -> str:

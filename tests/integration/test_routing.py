@@ -28,6 +28,7 @@ from traced.meter import Meter
 from traced.models import BUNDLED, ModelFiles, load_model, weights_digest
 from traced.progress import Progress
 from traced.serving.client import EngineClient
+from traced.serving.fitted import classifier_file
 from traced.serving.hidden_state_router import HiddenStateRouter, fit_classifier, read_classifier, routed_text
 from traced.serving.process import EngineProcess, start_embedded
 from traced.stages import routers as station
@@ -135,7 +136,7 @@ async def evaluated(directory: Path, router: str) -> tuple[dict[str, object], li
 
 async def check_classifier(context: Context) -> None:
     """The file in the run's folder routes as the router that was just used, and nothing is fitted again for it."""
-    kept = read_classifier(context.run_dir / station.CLASSIFIER)
+    kept = read_classifier(classifier_file(context.data_dir, context.cycle_id))
     assert kept.base_digest == weights_digest(context.model.path)
     assert kept.examples[ADAPTER] > len(station.ROUTING_SEEDS)
     assert kept.examples[BASE] + kept.examples[ADAPTER] == 80 + len(station.ROUTING_SEEDS)
@@ -193,6 +194,6 @@ def test_with_too_few_examples_everything_goes_to_the_base_model_and_the_event_s
             with context.reading() as on:
                 (event,) = [one for one in cycles.list_stage_events(on, "desk-other") if one.detail]
             assert event.detail["why"] == decision.why
-            assert not (context.run_dir / station.CLASSIFIER).exists()
+            assert not (classifier_file(context.data_dir, context.cycle_id)).exists()
 
     asyncio.run(check())

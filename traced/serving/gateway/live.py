@@ -2,24 +2,29 @@
 
 Invariants: what is rolled back takes no new request from the next look on (``LOOK_S``), before anything is unloaded;
 what is promoted takes requests at an engine when that engine has confirmed it (``engines``). A conversation that was
-given a version which is live no more goes on with its capability's live version, or with the base model.
+given a version which is live no more goes on with its capability's live version, or with the base model. The router
+that a cycle fits after its promotions decides from the next look on; until then, and where none knows all that is live,
+the label tokens do (``traced.serving.fitted``).
 How it fails: while the store does not answer the router goes on with what it knew. Not covered: who may promote.
 """
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sqlalchemy import Engine
 
 from store.database import reading
 from store.errors import StoreError
+from store.repositories.adapters import fitting_cycles
 from store.repositories.promotions import last_promotion, live_adapters
 from store.repositories.serving import list_keys
 from store.serving_records import RouterKey
 from traced.serving.client import BASE
 from traced.serving.errors import RouterFileError
+from traced.serving.fitted import capability_of, classifier_file, stamp, unknown
 from traced.serving.gateway.engines import Pool
 from traced.serving.gateway.keys import Keys
 from traced.serving.hidden_state_router import HiddenStateClassifier, read_classifier
@@ -27,7 +32,6 @@ from traced.serving.router import Route
 from traced.serving.routes import described, route
 
 LOOK_S = 0.2
-CLASSIFIER = "hidden-state-router.json"
 log = logging.getLogger(__name__)
 
 
@@ -40,12 +44,14 @@ class Live:
     paths: dict[str, Path] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)  # capability to its live version
     classifier: HiddenStateClassifier | None = None
+    fitted: tuple[Path, ...] = ()  # where routers of the live adapters may lie, the newest first
+    stamp: tuple[int, ...] = ()  # of these files, as they were read
 
     def now(self, model: str) -> str:
         """What a conversation that was given ``model`` goes on with."""
         if model == BASE or model in self.routes:
             return model
-        return self.versions.get(model.rpartition("@v")[0], BASE)
+        return self.versions.get(capability_of(model), BASE)
 
 
 @dataclass
@@ -77,34 +83,37 @@ class Follower:
         if found is not None:
             self.live = found
             self.pool.want(found.paths)
-            log.info("live: %s", ", ".join(found.routes) or "the base model alone")
+            by = "a fitted router" if found.classifier is not None else "label tokens"
+            log.info("live: %s; decided by %s", ", ".join(found.routes) or "the base model alone", by)
 
     def _read(self) -> Live | None:
         with reading(self.store) as opened:
             self.keys.known = _keys(list_keys(opened))
             seq = last_promotion(opened)
-            if seq == self.live.seq:
+            if seq == self.live.seq and stamp(self.live.fitted) == self.live.stamp:
                 return None
             names = [promotion.adapter for promotion in live_adapters(opened)]
             told = {name: described(opened, name) for name in names}
             routes = {name: route(opened, name) for name in names}
+            cycles = fitting_cycles(opened)
         paths = {name: Path(version.path) for name, (version, _) in told.items()}
         versions = {version.capability: name for name, (version, _) in told.items()}
-        cycles = [version.cycle_id for version, _ in told.values()]
-        return Live(seq, routes, paths, versions, _classifier(self.data_dir, cycles, set(names)))
+        fitted = tuple(classifier_file(self.data_dir, cycle_id) for cycle_id in cycles) if names else ()
+        read = stamp(fitted)  # before they are read: what is written meanwhile is read at the next look
+        return Live(seq, routes, paths, versions, _classifier(fitted, versions), fitted, read)
 
 
 def _keys(keys: list[RouterKey]) -> dict[str, RouterKey] | None:
     return {key.hash: key for key in keys if key.revoked_at is None} if keys else None
 
 
-def _classifier(data_dir: Path, cycles: list[str], names: set[str]) -> HiddenStateClassifier | None:
-    """The newest fitted router of one of the cycles that knows the live adapters."""
-    for cycle in sorted(set(cycles), reverse=True):
+def _classifier(fitted: Sequence[Path], versions: Mapping[str, str]) -> HiddenStateClassifier | None:
+    """The newest fitted router that knows every live capability, its classes named by the live versions."""
+    for path in fitted:
         try:
-            found = read_classifier(data_dir / "runs" / cycle / CLASSIFIER)
-        except (RouterFileError, OSError):
+            found = read_classifier(path)
+        except RouterFileError:
             continue
-        if names <= set(found.examples):  # what is offered no more is the base model (Live.now)
-            return found
+        if not unknown(found.examples, versions.values()):  # what is offered no more is the base model (Live.now)
+            return replace(found, classes=[versions.get(capability_of(model), model) for model in found.classes])
     return None
