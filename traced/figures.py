@@ -69,7 +69,8 @@ class CycleFigures:
 def as_json(figures: CycleFigures) -> dict[str, Any]:
     """The object that ``traced demo --json`` prints; figures that there are not are null.
 
-    ``routing`` (by router, the one that served first) is there once tasks were routed.
+    ``routing`` (by router, the one that served first) is there once tasks were routed, ``analysed`` where production is in
+    it.
     """
     gain = figures.gain
     told: dict[str, Any] = {
@@ -79,7 +80,6 @@ def as_json(figures: CycleFigures) -> dict[str, Any]:
         "gain": gain.difference if gain else None,
         "ci": [gain.low, gain.high] if gain else None,
         "test_seeds": gain.tasks if gain else 0,
-        "analysed": figures.analysed,
         "adapters": [
             {
                 "name": adapter.name,
@@ -97,6 +97,8 @@ def as_json(figures: CycleFigures) -> dict[str, Any]:
         "seconds": round(figures.seconds, 1),
         "peak_rss_bytes": figures.peak_rss_bytes,
     }
+    if figures.analysed.get(PRODUCTION):
+        told["analysed"] = figures.analysed
     if figures.routers:
         told["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}
     if ON_TARGET in figures.rates:

@@ -30,6 +30,7 @@ from store.repositories.environments import get_environment, list_admissions
 from store.repositories.gates import list_gates
 from store.repositories.promotions import list_approvals, list_promotions
 from store.repositories.routing import traffic
+from store.repositories.traffic import Served, served
 from store.repositories.training import get_training_run, list_iterations
 from store.repositories.trajectories import get_trajectories
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
@@ -67,7 +68,7 @@ class LabelCounts:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Routed conversations: the adapter's and everyone's; ``share`` is None before the first one."""
+    """Conversations that were routed in tests: the adapter's and everyone's; ``share`` is None before the first one."""
 
     conversations: int
     routed: int
@@ -96,6 +97,7 @@ class EvidenceChain:
     approvals: list[Approval]
     promotions: list[Promotion]
     traffic: Traffic
+    served: Served
     missing: list[str]
 
 
@@ -136,6 +138,7 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         approvals=approvals,
         promotions=promotions,
         traffic=_traffic(session, adapter),
+        served=served(session, adapter),
         missing=[name for name, found in links.items() if not found],
     )
 
