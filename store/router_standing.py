@@ -53,7 +53,7 @@ class RouterStanding:
 
     ``hour`` and ``day`` are conversations by the model that answered, ``failures`` requests of the day by status,
     ``by_default`` the day's conversations that were left to the base model, by reason, the commonest first.
-    ``unsettled`` exchanges are no trajectories yet; ``outcomes`` are those of all that production has reported of a target.
+    ``unsettled`` exchanges are no trajectories yet; ``outcomes`` are of all that production has reported of a target.
     ``feedback`` is the day's, by what it says.
     """
 

@@ -69,8 +69,8 @@ class CycleFigures:
 def as_json(figures: CycleFigures) -> dict[str, Any]:
     """The object that ``traced demo --json`` prints; figures that there are not are null.
 
-    ``routing`` (by router, the one that served first) is there once tasks were routed, ``analysed`` where production is in
-    it.
+    ``routing`` (by router, the one that served first) is there once tasks were routed; ``analysed`` is there where
+    production was.
     """
     gain = figures.gain
     told: dict[str, Any] = {

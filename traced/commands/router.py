@@ -39,7 +39,7 @@ def router_lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"Conversations are decided by {told['decided_by']}"
     if told["day"]:
         hour = told["hour"]
-        each = ", ".join(f"{model} {count} ({hour.get(model, 0)})" for model, count in told["day"].items())
+        each = ", ".join(f"{count} {model} ({hour.get(model, 0)})" for model, count in told["day"].items())
         yield f"Conversations of the last day (hour): {each}{'; and more before' if told['partial'] else ''}"
     if told["failures"]:
         yield f"Requests that failed in the last day: {_counts(told['failures'], 'with status ')}"
@@ -72,16 +72,10 @@ def conversation_lines(found: "Conversation") -> Iterator[str]:
         when = f"{one.at:%Y-%m-%d %H:%M:%S} UTC"
         yield f"exchange     {when}: {one.model}, status {one.status}, {one.seconds:.2f} s, {tokens}{became}{told}"
     for said in found.feedback:
-        parts = [
-            f"score {said.score:g}" if said.score is not None else "",
-            f"label {said.label!r}" if said.label else "",
-        ]
-        parts += [
-            f"on {said.response_id!r}" if said.response_id else "",
-            json.dumps(said.comment) if said.comment else "",
-        ]
-        by = f" by {said.who!r}" if said.who else ""
-        yield f"feedback     {said.at:%Y-%m-%d %H:%M:%S} UTC{by}: {', '.join(part for part in parts if part)}"
+        named = {"by": said.who, "on": said.response_id, "label": said.label, "comment": said.comment}
+        parts = [f"score {said.score:g}"] if said.score is not None else []
+        parts += [f"{name} {json.dumps(text)}" for name, text in named.items() if text]
+        yield f"feedback     {said.at:%Y-%m-%d %H:%M:%S} UTC: {', '.join(parts)}"
     for trajectory in found.trajectories:
         what = f"{trajectory.outcome}, reward {trajectory.reward:g}, {len(trajectory.messages)} messages"
         yield f"trajectory   {trajectory.id}: {trajectory.model}, {what}"
@@ -97,7 +91,8 @@ def _decided_by(stands: "Standing", data_dir: Path, given: str | None) -> str:
         return "label tokens, as routing.router says"
     path = serving_file(data_dir, stands.fitting, stands.live)
     if path is None:
-        return f"label tokens: no router was fitted for {', '.join(stands.live)} together; the next cycle's is"
+        together = ", ".join(stands.live)
+        return f"label tokens: no router was fitted for {together} together; a cycle that promotes something does it"
     return f"the router that {path.parent.name} has fitted"
 
 
@@ -109,7 +104,8 @@ def _spool(folder: Path) -> dict[str, Any]:
         except FileNotFoundError:  # stored meanwhile
             continue
     try:
-        damaged = sum(1 for _ in (folder / DAMAGED).open("rb"))
+        with (folder / DAMAGED).open("rb") as opened:
+            damaged = sum(1 for _ in opened)
     except FileNotFoundError:
         damaged = 0
     return {"files": len(ages), "oldest_s": round(max(ages, default=0.0), 1), "damaged": damaged}
