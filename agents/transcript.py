@@ -3,8 +3,8 @@
 Invariants: only ``Trajectory.messages`` and ``Trajectory.tools`` are read (never ``parts``, ``task_id`` or a reward),
 so nothing that an agent in production could not see enters. Indices are those of ``Trajectory.messages``. A tool result
 belongs to the call with its ``tool_call_id``, or else to the oldest open call. A call whose arguments are not a JSON
-object is kept with ``arguments = None``. Fails with ``TranscriptError`` on a message without a role. Not covered:
-images and audio (content parts that are not text are skipped).
+object is kept with ``arguments = None``. Fails with ``TranscriptError`` on a message without a role, and on tool calls
+that are no list of OpenAI's calls. Not covered: images and audio (content parts that are not text are skipped).
 """
 
 import json
@@ -93,7 +93,7 @@ def transcript(trajectory: Trajectory) -> Transcript:
             text = _STOP_MARK.sub("", text).strip()
             if text:
                 said[role].append(Said(index, text))
-            open_calls += [(index, *_function(call)) for call in message.get("tool_calls") or []]
+            open_calls += [(index, *_function(call)) for call in _calls(trajectory.id, index, message)]
     calls = [
         Call(index, name, _arguments(raw), raw, answers.get(position))
         for position, (index, _, name, raw) in enumerate(open_calls)
@@ -145,6 +145,20 @@ def _role(trajectory_id: str, index: int, message: Message) -> str:
             "import the file again, or leave this trajectory out"
         )
     return role
+
+
+def _calls(trajectory_id: str, index: int, message: Message) -> list[dict[str, Any]]:
+    calls = message.get("tool_calls") or []
+    if isinstance(calls, list) and all(_is_call(one) for one in calls):
+        return calls
+    raise TranscriptError(
+        f"trajectory {trajectory_id}: message {index} has tool calls that are none, {str(calls)[:80]!r}; "
+        "import the file again, or leave this trajectory out"
+    )
+
+
+def _is_call(told: object) -> bool:
+    return isinstance(told, dict) and isinstance(told.get("function") or {}, dict)
 
 
 def _text(message: Message) -> str:

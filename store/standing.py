@@ -11,11 +11,13 @@ import json
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from store.errors import StoreUnavailable
 from store.head import HEAD, mismatch, patience
+from store.router_standing import RouterStanding, router_standing
 
 CYCLES_SHOWN = 10
 LIVE, PASS = "live", "pass"
@@ -55,6 +57,7 @@ CANNOT_BEGIN = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <> '' 
 ASKED_FOR = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
 PAUSED = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
 TRAFFIC = "SELECT model, count(*) FROM routing_choices GROUP BY model"
+FITTING = "SELECT cycle_id FROM adapters GROUP BY cycle_id ORDER BY max(created_at) DESC, cycle_id"
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class CycleStanding:
 
 @dataclass(frozen=True)
 class AdapterStanding:
-    """An adapter version: newest gate's answer and newest decision ("none" without one), and its conversations."""
+    """An adapter version: newest gate's answer and newest decision ("none" without one), and its test conversations."""
 
     name: str
     gate: str
@@ -106,7 +109,8 @@ class Standing:
     """The newest cycles, newest first, all adapter versions by capability and number, parked inputs, newest first.
 
     ``paused`` is {target: who paused it}, ``asked_for`` {target: why a cycle was asked for that has not begun},
-    ``cannot_begin`` {target: why one that is due cannot}.
+    ``cannot_begin`` {target: why one that is due cannot}. ``fitting``: the cycles that have made adapter versions, the
+    newest first, as ``repositories.adapters.fitting_cycles`` gives them.
     """
 
     cycles: list[CycleStanding]
@@ -116,6 +120,8 @@ class Standing:
     paused: dict[str, str] = field(default_factory=dict)
     asked_for: dict[str, str] = field(default_factory=dict)
     cannot_begin: dict[str, str] = field(default_factory=dict)
+    fitting: list[str] = field(default_factory=list)
+    router: RouterStanding = field(default_factory=RouterStanding)
 
     @property
     def live(self) -> list[str]:
@@ -128,22 +134,23 @@ class Standing:
         return [a.name for a in self.adapters if a.gate == PASS and a.decision == "none"]
 
 
-def standing(url: str) -> Standing:
-    """How the store at ``url`` (``sqlite:///FILE`` or ``postgresql://...``) stands."""
-    return _sqlite(url) if url.startswith("sqlite:") else _postgres(url)
+def standing(url: str, now: datetime | None = None) -> Standing:
+    """How the store at ``url`` (``sqlite:///FILE`` or ``postgresql://...``) stands; ``now``: for what is of late."""
+    at = now or datetime.now(UTC)
+    return _sqlite(url, at) if url.startswith("sqlite:") else _postgres(url, at)
 
 
-def _sqlite(url: str) -> Standing:
+def _sqlite(url: str, now: datetime) -> Standing:
     file = Path(url.removeprefix("sqlite:///")).absolute().as_uri() + "?mode=rw"  # a look makes no new file
     try:
         with closing(sqlite3.connect(file, uri=True, isolation_level=None, timeout=30)) as connection:
             connection.execute("BEGIN")
-            return _read(connection, url)
+            return _read(connection, url, now)
     except sqlite3.Error as error:
         raise _failed(url, error) from error
 
 
-def _postgres(url: str) -> Standing:
+def _postgres(url: str, now: datetime) -> Standing:
     try:
         import psycopg
     except ImportError as error:
@@ -153,12 +160,13 @@ def _postgres(url: str) -> Standing:
     try:
         with psycopg.connect(plain, **patience(plain)) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            return _read(connection, shown)
+            connection.execute("SET LOCAL TIME ZONE 'UTC'")
+            return _read(connection, shown, now)
     except psycopg.Error as error:
         raise _failed(shown, error) from error
 
 
-def _read(connection: Any, shown: str) -> Standing:
+def _read(connection: Any, shown: str, now: datetime) -> Standing:
     [(found,)] = connection.execute(VERSION).fetchall()
     if found != HEAD:
         raise mismatch(shown, found)
@@ -171,7 +179,9 @@ def _read(connection: Any, shown: str) -> Standing:
     asked_for = dict(connection.execute(ASKED_FOR).fetchall())
     versions = [_adapter(row, traffic.get(row[0], 0)) for row in adapters]
     cannot_begin = dict(connection.execute(CANNOT_BEGIN).fetchall())
-    return Standing(cycles, versions, parked, held_up, paused, asked_for, cannot_begin)
+    fitting = [cycle_id for (cycle_id,) in connection.execute(FITTING).fetchall()]
+    router = router_standing(connection, now)
+    return Standing(cycles, versions, parked, held_up, paused, asked_for, cannot_begin, fitting, router)
 
 
 def _cycle(row: Any) -> CycleStanding:

@@ -101,6 +101,9 @@ class AnalysisSection(Section):
     )
     rho: Share = Field(default=0.10, description="least coverage: share of failures that lack the capability")
     consistency: Share = Field(default=0.80, description="share of the runs in which both must hold")
+    production: int = Field(
+        default=500, ge=0, description="newest judged conversations of production that are mined as well; 0 is none"
+    )
 
 
 class SynthesisSection(Section):

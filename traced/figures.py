@@ -14,6 +14,7 @@ from traced.gates.paired import Interval
 
 FLOOR = "do-nothing"
 BASE = "base"
+EPISODES, PRODUCTION = "episodes", "production"  # what was analysed
 ROUTED = "routed"
 ON_TARGET = "grpo-on-target"
 
@@ -47,6 +48,7 @@ class CycleFigures:
     target: str
     model: str
     seed: int
+    analysed: dict[str, int] = field(default_factory=dict)  # trajectories by origin; empty until analysed
     findings: list[Finding] = field(default_factory=list)
     adapters: list[AdapterFigures] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
@@ -67,7 +69,8 @@ class CycleFigures:
 def as_json(figures: CycleFigures) -> dict[str, Any]:
     """The object that ``traced demo --json`` prints; figures that there are not are null.
 
-    ``routing`` (by router, the one that served first) is there once tasks were routed.
+    ``routing`` (by router, the one that served first) is there once tasks were routed; ``analysed`` is there where
+    production was.
     """
     gain = figures.gain
     told: dict[str, Any] = {
@@ -94,6 +97,8 @@ def as_json(figures: CycleFigures) -> dict[str, Any]:
         "seconds": round(figures.seconds, 1),
         "peak_rss_bytes": figures.peak_rss_bytes,
     }
+    if figures.analysed.get(PRODUCTION):
+        told["analysed"] = figures.analysed
     if figures.routers:
         told["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}
     if ON_TARGET in figures.rates:

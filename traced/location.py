@@ -55,7 +55,7 @@ def default_url(data_dir: Path) -> str:
 
 def store_url(data_dir: Path, given: str | None = None) -> str:
     """The store's SQLAlchemy URL; ``given`` is the command line's."""
-    section = _store_section(data_dir)
+    section = _section(data_dir, "store")
     url = _first(given, os.environ.get(URL_VARIABLE), section.get("url"))
     password_file = _first(os.environ.get(PASSWORD_VARIABLE), section.get("password_file"))
     if not url:
@@ -79,9 +79,15 @@ def with_password(url: str, file: str) -> str:
     return f"{scheme}://{user}:{quote(password, safe='')}@{host}"
 
 
-def _store_section(data_dir: Path) -> dict[str, Any]:
+def plain_setting(data_dir: Path, section: str, key: str, given: str | None = None) -> str:
+    """One setting, unchecked; ``given`` is the command line's. "" where nothing but its default says."""
+    variable = f"TRACED_{section}__{key}".upper()
+    return _first(given, os.environ.get(variable), _section(data_dir, section).get(key))
+
+
+def _section(data_dir: Path, name: str) -> dict[str, Any]:
     path = find_file(data_dir)
-    section = read_file(path).get("store") if path else None
+    section = read_file(path).get(name) if path else None
     return section if isinstance(section, dict) else {}
 
 

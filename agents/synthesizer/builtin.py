@@ -3,7 +3,8 @@
 Invariants: reads ``Trajectory.messages``, ``tools`` and ``outcome`` and the labels, nothing else; the same input and
 seed give the same bytes; every template's recorded solution reached reward 1 on several seeds before it was written.
 Sources are successes in which the capability was exercised (by majority over the labelling runs); failures that lacked
-it say which kinds of request come up most. Fails with ``SynthesisError`` when too few conversations can be lifted.
+it, here and elsewhere, say which kinds of request come up most. Fails with ``SynthesisError`` when too few
+conversations can be lifted.
 
 Not covered: targets whose users must be simulated freely, and tools that compute.
 """
@@ -48,10 +49,16 @@ class _Sources:
 
 
 def synthesize(
-    capability: Capability, trajectories: Sequence[Trajectory], labels: Sequence[Label], *, seed: int
+    capability: Capability,
+    trajectories: Sequence[Trajectory],
+    labels: Sequence[Label],
+    *,
+    seed: int,
+    asked: Sequence[str] = (),
 ) -> str:
     """The source text of a single-file environment for ``capability``.
 
+    ``asked`` are openings of failures that lacked it and are not among ``trajectories``; no word of them is written.
     Raises ``SynthesisError`` when fewer than ``MINIMUM_TEMPLATES`` conversations give a template that can be solved.
     """
     rng = random.Random(f"synthesize:{capability.name}:{seed}")
@@ -72,7 +79,7 @@ def synthesize(
     chosen = _fill(drafts, corpus, common, refused, rng)
     if sum(not template["control"] for template in chosen) < MINIMUM_TEMPLATES:
         raise SynthesisError(_too_few(capability, sources, chosen, refused))
-    openings = [t.user[0].text for t in sources.lacking if t.user]
+    openings = [*(t.user[0].text for t in sources.lacking if t.user), *asked]
     rows = [
         {"kind": row.kind, "weight": round(row.weight, 6), "templates": row.templates}
         for row in strata(chosen, openings, balanced=reads_first)

@@ -6,7 +6,7 @@ Fails: ``StoreConflict`` when a name is saved with other content or does not fit
 
 from dataclasses import asdict
 
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, func, select
 
 from store.errors import NotFound, StoreConflict
 from store.records import AdapterVersion
@@ -46,3 +46,10 @@ def list_adapters(
     if capability is not None:
         query = query.where(AdapterRow.capability == capability)
     return [AdapterVersion(**row.model_dump()) for row in session.exec(query)]
+
+
+def fitting_cycles(session: Session) -> list[str]:
+    """The cycles that have made adapter versions, and may have fitted a router for them: the newest first."""
+    newest = func.max(AdapterRow.created_at)
+    query = select(AdapterRow.cycle_id).group_by(col(AdapterRow.cycle_id)).order_by(newest.desc())
+    return list(session.exec(query.order_by(col(AdapterRow.cycle_id))))

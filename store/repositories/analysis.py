@@ -9,12 +9,12 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TypeVar
 
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, func, select
 
 from store.content import insert_new
 from store.errors import NotFound, StoreConflict
 from store.records import Finding
-from store.tables import CapabilityRow, FindingRow, LabelRow
+from store.tables import CapabilityRow, FindingRow, LabelRow, TrajectoryRow
 from store.types import Capability, Label, Verdict
 
 Key = TypeVar("Key", bound=Hashable)
@@ -66,6 +66,20 @@ def list_labels(
         Label(trajectory_id, name, number, Verdict(verdict), message_index)
         for number, name, trajectory_id, verdict, message_index in session.execute(query)
     ]
+
+
+def labelled_trajectories(session: Session, cycle_id: str) -> list[str]:
+    """Ids of the trajectories that a cycle has labelled."""
+    return list(session.exec(select(LabelRow.trajectory_id).where(LabelRow.cycle_id == cycle_id).distinct()))
+
+
+def count_labelled(session: Session, cycle_id: str) -> tuple[int, int]:
+    """How many of them no cycle has recorded, production's, and how many a cycle has."""
+    chosen = select(LabelRow.trajectory_id).where(LabelRow.cycle_id == cycle_id).distinct().scalar_subquery()
+    recorded = col(TrajectoryRow.cycle_id)
+    query = select(func.count(), func.count(recorded)).where(col(TrajectoryRow.id).in_(chosen))
+    every, of_cycles = session.exec(query).one()
+    return every - of_cycles, of_cycles
 
 
 def save_findings(session: Session, findings: Sequence[Finding]) -> None:

@@ -30,6 +30,7 @@ from store.repositories.environments import get_environment, list_admissions
 from store.repositories.gates import list_gates
 from store.repositories.promotions import list_approvals, list_promotions
 from store.repositories.routing import traffic
+from store.repositories.traffic import Served, served
 from store.repositories.training import get_training_run, list_iterations
 from store.repositories.trajectories import get_trajectories
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
@@ -39,7 +40,8 @@ from store.types import Capability, Label, Outcome, Trajectory, Verdict
 class TrajectoryEvidence:
     """One analysed trajectory and what each labelling run said of the capability in it.
 
-    ``verdicts`` maps run to verdict; ``cited`` are the message indices that decided them, sorted.
+    ``verdicts`` maps run to verdict; ``cited`` are the message indices that decided them, sorted; ``production``: no
+    cycle has recorded it.
     """
 
     id: str
@@ -51,6 +53,7 @@ class TrajectoryEvidence:
     outcome: Outcome
     verdicts: dict[int, Verdict]
     cited: list[int]
+    production: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class LabelCounts:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Routed conversations: the adapter's and everyone's; ``share`` is None before the first one."""
+    """Conversations that were routed in tests: the adapter's and everyone's; ``share`` is None before the first one."""
 
     conversations: int
     routed: int
@@ -94,6 +97,7 @@ class EvidenceChain:
     approvals: list[Approval]
     promotions: list[Promotion]
     traffic: Traffic
+    served: Served
     missing: list[str]
 
 
@@ -134,6 +138,7 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         approvals=approvals,
         promotions=promotions,
         traffic=_traffic(session, adapter),
+        served=served(session, adapter),
         missing=[name for name, found in links.items() if not found],
     )
 
@@ -147,7 +152,16 @@ def _trajectory_evidence(trajectories: Iterable[Trajectory], labels: Iterable[La
             cited.setdefault(label.trajectory_id, set()).add(label.message_index)
     return [
         TrajectoryEvidence(
-            t.id, t.source, t.split, t.task_id, t.trial, t.model, t.outcome, verdicts[t.id], sorted(cited.get(t.id, ()))
+            t.id,
+            t.source,
+            t.split,
+            t.task_id,
+            t.trial,
+            t.model,
+            t.outcome,
+            verdicts[t.id],
+            sorted(cited.get(t.id, ())),
+            t.cycle_id is None,
         )
         for t in trajectories
     ]

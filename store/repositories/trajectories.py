@@ -76,7 +76,7 @@ def rejudge_trajectory(session: Session, trajectory: Trajectory) -> bool:
 
     Returns False, and changes nothing, where evidence of a cycle refers to it.
     """
-    row = session.get(TrajectoryRow, trajectory.id)
+    row = session.get(TrajectoryRow, trajectory.id, with_for_update=True)  # an analysis may be about to cite it
     if row is None or row.cycle_id is not None or _is_cited(session, trajectory.id):
         return False
     row.outcome, row.reward, row.digest = trajectory.outcome.value, trajectory.reward, _digest(trajectory)

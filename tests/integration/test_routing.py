@@ -1,4 +1,5 @@
-"""Both routers on the bundled model behind its real engine: fitted in a cycle's run folder, evaluated, reported."""
+"""Both routers on the bundled model behind its real engine: fitted in a cycle's run folder, evaluated, reported; with
+adapters of one cycle and of two."""
 
 import asyncio
 import collections
@@ -16,7 +17,7 @@ from rich.console import Console
 from sandbox.contract import Task
 from sandbox.hashing import environment_hash
 from store.database import open_store, session
-from store.records import AdapterVersion, Cycle, CycleState, EnvironmentRecord, RunState, TrainingRun
+from store.records import AdapterVersion, Cycle, CycleState, EnvironmentRecord, RunState, StageState, TrainingRun
 from store.repositories import adapters, analysis, cycles, environments, training
 from store.repositories.routing import list_routing
 from store.repositories.trajectories import save_trajectories
@@ -28,17 +29,20 @@ from traced.meter import Meter
 from traced.models import BUNDLED, ModelFiles, load_model, weights_digest
 from traced.progress import Progress
 from traced.serving.client import EngineClient
+from traced.serving.fitted import classifier_file, serving_file
 from traced.serving.hidden_state_router import HiddenStateRouter, fit_classifier, read_classifier, routed_text
 from traced.serving.process import EngineProcess, start_embedded
 from traced.stages import routers as station
 from traced.stages.context import Context, opened
 from traced.stages.evaluate import ROUTE, evaluate
+from traced.stages.promote import PROMOTE
 from traced.stages.report import gather
 from traced.targets.desk import SPLITS, Desk, demonstrate, needed
 
 COMPOUND = "multi-step-completion"
 ADAPTER = f"{COMPOUND}@v1"
 CYCLE = "desk-bundled-0-1"
+DATES, SECOND = "date-reasoning@v1", "desk-bundled-0-2"
 LAMP_SHOP = (Path(__file__).parents[1] / "data/environments/lamp_shop.py").read_text()
 
 
@@ -85,32 +89,35 @@ def test_a_dead_engine_leaves_the_task_to_the_base_model(tmp_path: Path) -> None
     asyncio.run(check())
 
 
-def recorded(seed: int) -> Trajectory:
+def recorded(seed: int, cycle: str) -> Trajectory:
     made = demonstrate(seed, {}, 0)
-    return dataclasses.replace(made, id=f"t{seed}", model=BASE, trial=0, cycle_id=CYCLE)
+    return dataclasses.replace(made, id=f"{cycle}-{seed}", model=BASE, trial=0, cycle_id=cycle)
 
 
-def save_cycle(directory: Path, source: str = LAMP_SHOP) -> None:
+def save_cycle(directory: Path, source: str = LAMP_SHOP, cycle: str = CYCLE, adapter: str = ADAPTER) -> None:
     """A cycle on its way to evaluation: collected, labelled, one adapter (which changes nothing) promoted."""
     torch.manual_seed(0)
     model, _ = load_model(ModelFiles("bundled", BUNDLED))
     lora = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
-    lora.save_pretrained(directory / ADAPTER)
-    seeds = random.Random(0).sample(SPLITS["train"], 80)
-    hashed, run = environment_hash(source), f"{CYCLE}/{COMPOUND}"
+    lora.save_pretrained(directory / adapter)
+    seeds = random.Random(cycle).sample(SPLITS["train"], 80)
+    hashed, capability = environment_hash(source), adapter.partition("@")[0]
+    named = sorted({COMPOUND, capability})
+    run, path = f"{cycle}/{capability}", str(directory / adapter)
     store = open_store(f"sqlite:///{directory / 'traced.db'}")
     with session(store) as on:
-        cycles.save_cycle(on, Cycle(CYCLE, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
-        save_trajectories(on, [recorded(seed) for seed in seeds])
-        analysis.save_capabilities(on, CYCLE, [dataclasses.replace(CAPABILITY, name=COMPOUND)])
-        verdicts = [(seed, Verdict.LACKING if right(seed) == ADAPTER else Verdict.NA) for seed in seeds]
-        analysis.save_labels(on, CYCLE, [Label(f"t{seed}", COMPOUND, 0, verdict) for seed, verdict in verdicts])
-        environments.save_environment(on, EnvironmentRecord(hashed, source, CYCLE, COMPOUND, 0, "builtin", T0))
+        cycles.save_cycle(on, Cycle(cycle, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
+        save_trajectories(on, [recorded(seed, cycle) for seed in seeds])
+        analysis.save_capabilities(on, cycle, [dataclasses.replace(CAPABILITY, name=name) for name in named])
+        told = [
+            (seed, name, Verdict.LACKING if name in needed(seed) else Verdict.NA) for seed in seeds for name in named
+        ]
+        analysis.save_labels(on, cycle, [Label(f"{cycle}-{seed}", name, 0, verdict) for seed, name, verdict in told])
+        environments.save_environment(on, EnvironmentRecord(hashed, source, cycle, capability, 0, "builtin", T0))
         training.save_training_run(
-            on, TrainingRun(run, CYCLE, COMPOUND, hashed, "bundled", 0, {}, RunState.FINISHED, T0)
+            on, TrainingRun(run, cycle, capability, hashed, "bundled", 0, {}, RunState.FINISHED, T0)
         )
-        path = str(directory / ADAPTER)
-        adapters.save_adapter(on, AdapterVersion(ADAPTER, COMPOUND, 1, path, {}, CYCLE, run, hashed, T0))
+        adapters.save_adapter(on, AdapterVersion(adapter, capability, 1, path, {}, cycle, run, hashed, T0))
     store.dispose()
 
 
@@ -135,7 +142,7 @@ async def evaluated(directory: Path, router: str) -> tuple[dict[str, object], li
 
 async def check_classifier(context: Context) -> None:
     """The file in the run's folder routes as the router that was just used, and nothing is fitted again for it."""
-    kept = read_classifier(context.run_dir / station.CLASSIFIER)
+    kept = read_classifier(classifier_file(context.data_dir, context.cycle_id))
     assert kept.base_digest == weights_digest(context.model.path)
     assert kept.examples[ADAPTER] > len(station.ROUTING_SEEDS)
     assert kept.examples[BASE] + kept.examples[ADAPTER] == 80 + len(station.ROUTING_SEEDS)
@@ -169,6 +176,31 @@ def test_an_evaluation_asks_both_routers_and_a_second_process_routes_alike(tmp_p
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("image")
+def test_a_second_cycles_router_is_fitted_for_and_measured_with_what_the_first_one_has_live(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(station, "ROUTING_SEEDS", station.ROUTING_SEEDS[:40])
+    save_cycle(tmp_path)
+    save_cycle(tmp_path, LAMP_SHOP + "# another\n", SECOND, DATES)
+
+    async def check() -> None:
+        settings = load_settings(tmp_path, {"test.seeds": 6, "engine.threads": 1, "engine.start_timeout_s": 300})
+        async with opened(settings, SECOND, Progress(Console(file=io.StringIO())), Meter()) as context:
+            context.event(PROMOTE, StageState.FINISHED, promoted=[DATES], live=[DATES, ADAPTER])
+            await evaluate(context, [DATES])
+            found = gather(context)
+        assert {BASE, DATES, ADAPTER, ROUTED} <= set(found.rates)
+        assert found.routers["hidden-state"].tasks == 6
+        kept = read_classifier(classifier_file(tmp_path, SECOND))
+        assert min(kept.examples[name] for name in (DATES, ADAPTER)) >= len(station.ROUTING_SEEDS)
+        assert kept.classes == [BASE, DATES, ADAPTER]
+        assert serving_file(tmp_path, [SECOND, CYCLE], [ADAPTER, DATES]) == classifier_file(tmp_path, SECOND)
+
+    asyncio.run(check())
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
 def test_the_labels_serve_when_the_settings_say_so(tmp_path: Path) -> None:
     save_cycle(tmp_path)
     told, _, first = asyncio.run(evaluated(tmp_path, "labels"))
@@ -189,10 +221,10 @@ def test_with_too_few_examples_everything_goes_to_the_base_model_and_the_event_s
             router = await station.hidden_state_router(context, [ADAPTER])
             decision = await router.choose(task(0))
             assert decision.model == BASE
-            assert "there are: none" in decision.why
+            assert f"there are: {ADAPTER} " in decision.why  # of the cycle that labelled it; of this one nothing
             with context.reading() as on:
                 (event,) = [one for one in cycles.list_stage_events(on, "desk-other") if one.detail]
             assert event.detail["why"] == decision.why
-            assert not (context.run_dir / station.CLASSIFIER).exists()
+            assert not (classifier_file(context.data_dir, context.cycle_id)).exists()
 
     asyncio.run(check())

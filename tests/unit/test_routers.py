@@ -6,14 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from store.database import open_store, reading, session, sqlite_url
+from store.repositories.analysis import save_capabilities, save_labels
+from store.repositories.cycles import save_cycle
+from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Verdict
 from tests.unit.serving.test_hidden_state_router import KEPT
-from tests.unit.store.chain import trajectory
+from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
 from traced.config import GateSection
 from traced.models import ModelFiles, weights_digest
 from traced.serving.hidden_state_router import as_json
 from traced.stages.gate import GATE_SEEDS
-from traced.stages.routers import ROUTING_SEEDS, stored_classifier, target_examples
+from traced.stages.routers import ROUTING_SEEDS, labelled_examples, stored_classifier, target_examples
 from traced.stages.train import TRAINING_SEEDS
 
 NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
@@ -85,3 +89,34 @@ def test_the_digest_follows_weights_and_tokenizer(tmp_path: Path) -> None:
     second = weights_digest(files.path)
     (tmp_path / "model.safetensors").write_bytes(b"2")
     assert len({first, second, weights_digest(files.path)}) == 3
+
+
+def test_examples_come_from_the_newest_cycle_that_knows_the_capability_and_the_base_models_from_this_one(
+    tmp_path: Path,
+) -> None:
+    """c2 has named dates and tools, c1 dates and errors: dates and base are c2's, errors are c1's."""
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    needed = {
+        "c2": {"d2": "dates", "t2": "tools", "n2": ""},
+        "c1": {"d1": "dates", "e1": "errors", "n1": ""},
+    }
+    with session(store) as opened:
+        for cycle, named in (("c1", ("dates", "errors")), ("c2", ("dates", "tools"))):
+            save_cycle(opened, replace(CYCLE, id=cycle))
+            save_capabilities(opened, cycle, [replace(CAPABILITY, name=name) for name in named])
+            save_trajectories(opened, [trajectory(key, cycle_id=cycle) for key in needed[cycle]])
+            told = {key: {name: [LACKING if name == of else NA] for name in named} for key, of in needed[cycle].items()}
+            save_labels(opened, cycle, [label for key, verdicts in told.items() for label in labels(key, **verdicts)])
+    models = {"tools": "tools@v1", "dates": "dates@v1", "errors": "errors@v1"}
+    with reading(store) as opened:
+        found = labelled_examples(opened, ["c2", "c1"], models)
+        assert sorted(found) == [
+            ("I am d2", "dates@v1"),
+            ("I am e1", "errors@v1"),
+            ("I am n2", "base"),
+            ("I am t2", "tools@v1"),
+        ]
+        alone = {"tools": "tools@v1", "dates": "dates@v1"}
+        assert all(text[-1] == "2" for text, _ in labelled_examples(opened, ["c2", "c1"], alone))
+        assert labelled_examples(opened, ["c2", "c1"], {"more": "more@v1"}) == []
+    store.dispose()

@@ -50,7 +50,7 @@ def test_a_job_has_its_share_of_the_threads_and_the_sandbox_as_it_is_set(context
 def test_the_synthesizer_sees_the_labels_of_every_capability(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def write(meant: Any, trajectories: Any, labels: list[Label], seed: int) -> str:
+    def write(meant: Any, trajectories: Any, labels: list[Label], **_: Any) -> str:
         seen.extend(labels)
         return "class Environment: pass\n"
 

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from store.records import AdmissionRecord, Finding, GateRecord
 from store.repositories.evidence import EvidenceChain, LabelCounts
+from store.repositories.traffic import Served
 from store.types import PairedDifference, Verdict
 
 SHOWN = 5
@@ -33,8 +34,8 @@ def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[
         yield f"decision     {decision.decision} {_signed(decision.who, decision.at, decision.reason)}"
     for entry in chain.promotions:
         yield f"promotion    {entry.state} {_signed(entry.who, entry.at, entry.reason)}"
-    share = "no conversation routed yet" if chain.traffic.share is None else f"{100 * chain.traffic.share:.1f} %"
-    yield f"traffic      {chain.traffic.conversations} of {chain.traffic.routed} conversations, {share}"
+    yield f"tests        {_of(chain.traffic.conversations, chain.traffic.routed, 'routed test')}"
+    yield from _served(chain.served)
     if chain.missing:
         yield f"not stored   {', '.join(chain.missing)}"
 
@@ -42,7 +43,9 @@ def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[
 def _trajectories(chain: EvidenceChain) -> Iterator[str]:
     outcomes = Counter(str(evidence.outcome) for evidence in chain.trajectories)
     counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    yield f"trajectories {len(chain.trajectories)} analysed: {counted}"
+    mined = sum(evidence.production for evidence in chain.trajectories)
+    origin = f"; {len(chain.trajectories) - mined} from the environment, {mined} from production" if mined else ""
+    yield f"trajectories {len(chain.trajectories)} analysed: {counted}{origin}"
     lacking = [e for e in chain.trajectories if Verdict.LACKING in e.verdicts.values()]
     for evidence in lacking[:SHOWN]:
         cited = f", messages {', '.join(map(str, evidence.cited))}" if evidence.cited else ""
@@ -101,6 +104,18 @@ def comparison_line(comparison: PairedDifference) -> str:
         f"{100 * comparison.level:.1f} % on {comparison.seeds} seeds, required above {100 * comparison.required:+.1f}: "
         f"{comparison.answer}"
     )
+
+
+def _served(served: Served) -> Iterator[str]:
+    since = f", the last one {served.last:%Y-%m-%d %H:%M} UTC" if served.last else ""
+    yield f"traffic      {_of(served.conversations, served.decided, 'decided')}{since}"
+    if served.outcomes:
+        told = ", ".join(f"{count} {outcome}" for outcome, count in served.outcomes.items())
+        yield f"             trajectories by feedback: {told}"
+
+
+def _of(part: int, whole: int, what: str) -> str:
+    return f"{part} of {whole} {what} conversations" + (f", {100 * part / whole:.1f} %" if whole else "")
 
 
 def _signed(who: str, at: datetime, reason: str) -> str:

@@ -1,4 +1,4 @@
-"""Verbs that only look: status, explain."""
+"""Verbs that only look: status, explain, show conversation."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +8,8 @@ import typer
 from traced.commands.decide import Adapter
 from traced.commands.options import AsJson, DataDir, Given, parse_pair, read_settings
 from traced.commands.output import console, print_json
+
+show = typer.Typer(no_args_is_help=True, help="Show one thing in full.")
 
 Alive = Annotated[bool, typer.Option("--alive", help="Only ask whether the service answers; exit code 1: no.")]
 
@@ -19,14 +21,16 @@ def status(
     given: Given = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the cycles, what waits for a decision or is parked, and what is live."""
+    """Show the cycles, what waits for a decision or is parked, what is live, and what the router does."""
     if alive:
         _alive(data_dir, as_json)
         return
     from store.standing import standing
+    from traced.commands.router import router_lines, router_told
 
     directory, url = _place(data_dir, given)
     stands = standing(url)
+    router = router_told(stands, directory, dict(parse_pair(pair) for pair in given or []).get("routing.router"))
     cycles = [
         {"cycle": one.id, "target": one.target, "model": one.model, "state": one.state, "last stage": one.last_stage}
         for one in stands.cycles
@@ -42,12 +46,23 @@ def status(
         for one in stands.adapters
     ]
     if as_json:
-        told = {"cycles": cycles, "adapters": adapters, "live": stands.live, "waiting": stands.waiting}
+        told: dict[str, Any] = {"cycles": cycles, "adapters": adapters, "live": stands.live, "waiting": stands.waiting}
         service = {"paused": stands.paused, "asked_for": stands.asked_for, "cannot_begin": stands.cannot_begin}
-        print_json({"data_dir": directory, **told, "parked": stands.parked, "held_up": stands.held_up, **service})
+        print_json(
+            {
+                "data_dir": directory,
+                **told,
+                "parked": stands.parked,
+                "held_up": stands.held_up,
+                **service,
+                "router": router,
+            }
+        )
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], cycles)
-    _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], adapters)
+    _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], adapters, conversations="in tests")
+    for line in router_lines(router):
+        console.print(line, highlight=False, markup=False)
     for name in stands.waiting:
         console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
     for target, cause in stands.asked_for.items():
@@ -84,6 +99,34 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
         console.print(line, highlight=False, markup=False)
 
 
+@show.callback()
+def show_options() -> None:
+    """Show one thing in full."""
+
+
+@show.command()
+def conversation(
+    named: Annotated[
+        str, typer.Argument(metavar="ID", help="Of a conversation (X-Traced-Conversation), or of an answer in it.")
+    ],
+    data_dir: DataDir = None,
+    given: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the router decided on a conversation, what was exchanged, and what people thought of it."""
+    from store.repositories.traffic import get_conversation
+    from traced.commands.router import conversation_lines
+    from traced.commands.stored import looking
+
+    with looking(read_settings(data_dir, given)) as opened:
+        found = get_conversation(opened, named)
+    if as_json:
+        print_json(found)
+        return
+    for line in conversation_lines(found):
+        console.print(line, highlight=False, markup=False)
+
+
 def _alive(data_dir: Path | None, as_json: bool) -> None:
     from traced.host.alive import ask_alive
     from traced.location import data_directory, default_socket
@@ -111,12 +154,12 @@ def _place(data_dir: Path | None, given: list[str] | None) -> tuple[Path, str]:
     return directory, url
 
 
-def _table(title: str, columns: list[str], rows: list[dict[str, Any]]) -> None:
+def _table(title: str, columns: list[str], rows: list[dict[str, Any]], **headings: str) -> None:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column)
+        table.add_column(headings.get(column, column))
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))
     console.print(table)

@@ -1,4 +1,7 @@
-"""Evaluate: the untouched test split under the floor policy, the base, each promoted adapter alone, and the router.
+"""Evaluate: the untouched test split under the floor policy, the base, each live adapter alone, and the router.
+
+The router is measured as it will serve: over the cycle's promoted adapters and those of other cycles that are live
+beside them, of the same base model (``promote.offered``, fixed at the promotion).
 
 Invariants: all policies play the same seeds at the evaluation temperature; the router sees what production would show
 it (the opening messages) and its choices are stored with their log-probs. ``routing.router`` says which router serves;
@@ -22,6 +25,7 @@ from traced.serving.router import RoutedPolicy, Router
 from traced.stages.collect import success_so_far
 from traced.stages.context import Context
 from traced.stages.episodes import BASE, episodes, model_policy, split_jobs
+from traced.stages.promote import offered
 from traced.stages.routers import routers
 from traced.stages.train import adapter_path
 
@@ -44,18 +48,18 @@ def expected_s(seeds: int, adapters: int) -> float:
 
 
 async def evaluate(context: Context, promoted: Sequence[str]) -> None:
-    """Play the test split with every policy; with no promoted adapter there is nothing to route to."""
-    seeds = context.settings.test.seeds
-    for model in (BASE, *promoted, *([ROUTED] if promoted else [])):
+    """Play the test split with every policy; with no promoted adapter there is nothing new to route to."""
+    seeds, adapters = context.settings.test.seeds, offered(context, promoted)
+    for model in (BASE, *adapters, *([ROUTED] if adapters else [])):
         context.progress.plan(_stage(model), f"Test: {model}", EPISODE_S * seeds)
     async with context.target.source() as source:
         await on_test(context, source, FLOOR, DoNothing(), "Test: do nothing")
         await _model_on_test(context, source, BASE, "Test: base model")
-        for name in promoted:
+        for name in adapters:
             await context.serve(name, adapter_path(context, name))
             await _model_on_test(context, source, name, f"Test: {name} alone")
-        if promoted:
-            await _routed(context, source, promoted)
+        if adapters:
+            await _routed(context, source, adapters)
 
 
 def _stage(model: str) -> str:
@@ -87,9 +91,9 @@ async def _model_on_test(context: Context, source: EpisodeSource, model: str, ti
     await on_test(context, source, model, policy, title)
 
 
-async def _routed(context: Context, source: EpisodeSource, promoted: Sequence[str]) -> None:
+async def _routed(context: Context, source: EpisodeSource, adapters: Sequence[str]) -> None:
     settings = context.settings.engine
-    built = await routers(context, promoted)
+    built = await routers(context, adapters)
     serving = context.settings.routing.router
     policy = RoutedPolicy(
         await context.engine(), built[serving], temperature=settings.temperature, max_tokens=settings.max_tokens

@@ -1,18 +1,25 @@
 """Approval and promotion of a cycle's adapters: who still waits, what was decided, and what goes live.
 
 Invariants: the store's decisions count, whoever made them; a cycle puts a version live once, so what a person rolled
-back stays back when the cycle carries on; only approved versions go live (``traced.gates.promotion``).
+back stays back when the cycle carries on; only approved versions go live (``traced.gates.promotion``). The stage's
+event keeps what is live beside them then: the router is fitted for all of it, and measured with it.
 """
 
 from collections.abc import Sequence
 
+from sqlmodel import Session
+
 from store.records import StageState
+from store.repositories.adapters import get_adapter
+from store.repositories.cycles import get_cycle, list_stage_events
 from store.repositories.promotions import latest_approval
 from traced.acts import Act, approve, reject
 from traced.gates import promotion
+from traced.serving.fitted import capability_of
 from traced.stages.context import Context
 
 WHO = "traced cycle"
+PROMOTE = "promote"  # the stage's name in its event
 
 
 def waiting(context: Context, adapters: Sequence[str]) -> list[str]:
@@ -45,5 +52,22 @@ async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
         promoted = promotion.begin_new(
             session, adapters, chosen.policy, chosen.steps, who=WHO, at=context.now(), reason=reason
         )
-    context.event("promote", StageState.FINISHED, promoted=promoted)
+        live = live_of_model(session, get_cycle(session, context.cycle_id).model)
+    context.event(PROMOTE, StageState.FINISHED, promoted=promoted, live=live)
     return promoted
+
+
+def offered(context: Context, promoted: Sequence[str]) -> list[str]:
+    """What a router chooses from when ``promoted`` go live: these, then the others that were live at the promotion."""
+    with context.reading() as session:
+        events = list_stage_events(session, context.cycle_id)
+    live = [event.detail.get("live", []) for event in events if event.stage == PROMOTE]
+    replaced = {capability_of(name) for name in promoted}  # a canary's champion stays live beside it
+    others = [name for name in (live[-1] if live else []) if capability_of(name) not in replaced]
+    return [*promoted, *others] if promoted else []
+
+
+def live_of_model(session: Session, model: str) -> list[str]:
+    """The live adapter versions that were trained on this base model."""
+    cycles = {name: get_adapter(session, name).cycle_id for name in promotion.live(session)}
+    return [name for name, cycle_id in cycles.items() if get_cycle(session, cycle_id).model == model]

@@ -11,6 +11,7 @@ from sqlmodel import Session
 
 from store.records import CycleState, StageEvent, StageState
 from store.repositories.adapters import list_adapters
+from store.repositories.analysis import count_labelled
 from store.repositories.cycles import get_cycle, list_stage_events, set_cycle_state
 from store.repositories.events import save_event
 from store.repositories.gates import latest_gate
@@ -21,7 +22,7 @@ from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.service_records import Event
 from store.types import Trajectory
 from traced.evaluation import Change, RoutingQuality, by_capability, rate, routing_quality
-from traced.figures import BASE, ROUTED, AdapterFigures, CycleFigures, Ending, as_json
+from traced.figures import BASE, EPISODES, PRODUCTION, ROUTED, AdapterFigures, CycleFigures, Ending, as_json
 from traced.gates.paired import Interval, compare, pair
 from traced.report import write_report
 from traced.stages.analyze import stored_findings
@@ -66,6 +67,7 @@ def gather(context: Context) -> CycleFigures:
             for run in runs
         }
         adapters = _adapters(context, session, arms)
+        analysed = _analysed(session, context.cycle_id)
         events = list_stage_events(session, context.cycle_id)
     sessions = [event.detail for event in events if event.stage == SESSION]
     failed = {event.capability: event for event in events if event.state is StageState.FAILED and event.capability}
@@ -74,6 +76,7 @@ def gather(context: Context) -> CycleFigures:
         target=cycle.target,
         model=cycle.model,
         seed=cycle.seed,
+        analysed=analysed,
         findings=stored_findings(context),
         adapters=adapters,
         endings=[Ending(name, event.stage, str(event.detail.get("reason"))) for name, event in failed.items()],
@@ -96,6 +99,11 @@ def test_arms(context: Context) -> dict[str, list[Trajectory]]:
         for trajectory in list_trajectories(session, wanted):
             arms.setdefault(trajectory.model, []).append(trajectory)
     return arms
+
+
+def _analysed(session: Session, cycle_id: str) -> dict[str, int]:
+    mined, recorded = count_labelled(session, cycle_id)
+    return {EPISODES: recorded, PRODUCTION: mined} if mined or recorded else {}
 
 
 def _adapters(context: Context, session: Session, arms: Arms) -> list[AdapterFigures]:

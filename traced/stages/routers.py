@@ -1,27 +1,33 @@
-"""The two routers over a cycle's promoted adapters, and what the hidden-state one learns from.
+"""The two routers over what is live with a cycle's promotions, and what the hidden-state one learns from.
 
 Examples: openings of each adapter's own synthetic environment (seeds that neither training nor a gate takes, in the
-container), openings of collected train-split episodes that needed exactly one of the promoted capabilities, and, for
-the base model, of those that needed none, by the analyst's stored labels.
+container); openings of the conversations that the cycle has labelled and that needed exactly one of the adapters'
+capabilities, and, for the base model, of those that needed none, by the analyst's stored labels. An adapter of an
+earlier cycle whose capability this cycle's analyst did not name has those of the newest cycle that did; hardly any of
+this cycle's conversations need it then.
 
 Invariants: no gate or test seed is ever looked at; the fitted classifier lies in the run's folder and is fitted again
 only for other adapters or another base model, so that every process routes alike. How it fails: an environment that
 cannot open some seed gives fewer examples; Docker that is gone stops the stage; too few examples route everything to
-the base model, and the stage's event says why.
+the base model, and the stage's event says why. Not covered: what is approved once the cycle has been evaluated; label
+tokens decide, until a later cycle promotes something, where its capability is a new one (``traced.serving.fitted``).
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sqlmodel import Session
+
 from sandbox.client import SandboxSource
 from sandbox.errors import EngineDown, ImageMissing, SandboxError
-from store.repositories.adapters import get_adapter
+from store.repositories.adapters import fitting_cycles, get_adapter
 from store.repositories.analysis import list_labels
 from store.repositories.environments import get_environment
 from store.types import Label, Outcome, Trajectory, Verdict
 from traced.models import weights_digest
 from traced.serving.errors import RouterFileError, RouterFitError
+from traced.serving.fitted import classifier_file
 from traced.serving.hidden_state_router import (
     HiddenStateClassifier,
     HiddenStateRouter,
@@ -33,36 +39,35 @@ from traced.serving.hidden_state_router import (
 from traced.serving.opening import opening_messages
 from traced.serving.router import BASE, LabelRouter, Router
 from traced.serving.routes import route
-from traced.stages.collect import collected
 from traced.stages.context import Context, Shown
+from traced.stages.production import analyzed
 from traced.training.publish import publish_file
 
 HIDDEN_STATE, LABELS = "hidden-state", "labels"  # what ``routing.router`` may be
 ROUTING_SEEDS = range(1_000_000, 1_000_200)  # of a synthetic environment; training and gates take others
-CLASSIFIER = "hidden-state-router.json"
 
 Example = tuple[str, str]  # an opening text, and the model that should serve it
 
 
-async def routers(context: Context, promoted: Sequence[str]) -> dict[str, Router]:
+async def routers(context: Context, offered: Sequence[str]) -> dict[str, Router]:
     """Both routers by the name that ``routing.router`` gives them."""
     client = await context.engine()
     with context.reading() as session:
-        labels = LabelRouter(client, [route(session, name) for name in promoted])
-    return {HIDDEN_STATE: await hidden_state_router(context, promoted), LABELS: labels}
+        labels = LabelRouter(client, [route(session, name) for name in offered])
+    return {HIDDEN_STATE: await hidden_state_router(context, offered), LABELS: labels}
 
 
-async def hidden_state_router(context: Context, promoted: Sequence[str]) -> HiddenStateRouter:
+async def hidden_state_router(context: Context, offered: Sequence[str]) -> HiddenStateRouter:
     """The router of the run's folder, or one fitted now; everything goes to the base model when that cannot be done."""
     client = await context.engine()
-    path = context.run_dir / CLASSIFIER
+    path = classifier_file(context.data_dir, context.cycle_id)
     digest = weights_digest(context.model.path)
-    kept = stored_classifier(path, promoted, digest)
+    kept = stored_classifier(path, offered, digest)
     if kept is not None:
         return HiddenStateRouter(client, kept)
-    total = len(promoted) * len(ROUTING_SEEDS)
+    total = len(offered) * len(ROUTING_SEEDS)
     with context.stage("fit router", "Fit the hidden-state router", total=total) as shown:
-        examples = [*await _of_environments(context, promoted, shown), *_of_target(context, promoted)]
+        examples = [*await _of_environments(context, offered, shown), *_of_target(context, offered)]
         embeddings = await client.embeddings([text for text, _ in examples], BASE)
         try:
             fitted = fit_classifier(embeddings, [model for _, model in examples], base_digest=digest)
@@ -76,7 +81,7 @@ async def hidden_state_router(context: Context, promoted: Sequence[str]) -> Hidd
     return HiddenStateRouter(client, fitted)
 
 
-def stored_classifier(path: Path, promoted: Sequence[str], digest: str) -> HiddenStateClassifier | None:
+def stored_classifier(path: Path, offered: Sequence[str], digest: str) -> HiddenStateClassifier | None:
     """The classifier in a file if it was fitted for these adapters on this base model, else None."""
     if not path.exists():
         return None
@@ -84,12 +89,12 @@ def stored_classifier(path: Path, promoted: Sequence[str], digest: str) -> Hidde
         kept = read_classifier(path)
     except RouterFileError:
         return None  # of an older form or damaged: fitted again, with the same result
-    return kept if kept.base_digest == digest and set(kept.examples) - {BASE} == set(promoted) else None
+    return kept if kept.base_digest == digest and set(kept.examples) - {BASE} == set(offered) else None
 
 
-async def _of_environments(context: Context, promoted: Sequence[str], shown: Shown) -> list[Example]:
+async def _of_environments(context: Context, offered: Sequence[str], shown: Shown) -> list[Example]:
     found: list[Example] = []
-    for name in promoted:
+    for name in offered:
         with context.reading() as session:
             source_code = get_environment(session, get_adapter(session, name).environment_hash).source_code
         async with SandboxSource(source_code, limits=context.sandbox_limits, owner=context.sandbox_owner) as source:
@@ -112,15 +117,30 @@ async def _opening(source: SandboxSource, seed: int) -> list[str]:
     return [routed_text(task.messages)]
 
 
-def _of_target(context: Context, promoted: Sequence[str]) -> list[Example]:
-    models: dict[str, str] = {}
-    labels: list[Label] = []
+def _of_target(context: Context, offered: Sequence[str]) -> list[Example]:
     with context.reading() as session:
-        for name in promoted:
-            capability = get_adapter(session, name).capability
-            models[capability] = name
-            labels += list_labels(session, context.cycle_id, capability=capability)
-    return target_examples(collected(context), labels, models)
+        versions = [get_adapter(session, name) for name in offered]
+        models = {version.capability: version.name for version in versions}
+        cycles = [context.cycle_id, *(one for one in fitting_cycles(session) if one != context.cycle_id)]
+        of = {version.cycle_id for version in versions}
+        return labelled_examples(session, [one for one in cycles if one == context.cycle_id or one in of], models)
+
+
+def labelled_examples(session: Session, cycles: Sequence[str], models: Mapping[str, str]) -> list[Example]:
+    """Openings of what these cycles labelled (the newest first): each capability's from the newest that knows it, the
+    base model's from the first."""
+    found: list[Example] = []
+    left = dict(models)
+    for place, cycle_id in enumerate(cycles):
+        labels = [label for name in models for label in list_labels(session, cycle_id, capability=name)]
+        known = {name: models[name] for name in models if any(label.capability == name for label in labels)}
+        wanted = {model for name, model in left.items() if name in known} | ({BASE} if place == 0 else set())
+        examples = target_examples(analyzed(session, cycle_id), labels, known) if known else []
+        found += [(text, model) for text, model in examples if model in wanted]
+        left = {name: model for name, model in left.items() if name not in known}
+        if not left:
+            break
+    return found
 
 
 def target_examples(

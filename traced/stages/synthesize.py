@@ -1,8 +1,10 @@
 """Synthesize: write a candidate environment for a capability from the cycle's trajectories and labels.
 
 Invariants: the synthesizer sees trajectories under ids that depend on their order alone, so the same recordings give
-the same source in any cycle; an attempt's seed is the settings' seed plus its number. How it fails: ``CapabilityError``
-when no environment can be written.
+the same source in any cycle; an attempt's seed is the settings' seed plus its number. Only the cycle's episodes, whose
+outcomes the target has verified, are lifted: of production it is told how failures that lacked the capability opened,
+which weighs the kinds of request and is written nowhere. How it fails: ``CapabilityError`` when no environment can be
+written, as where production alone has shown how the capability is exercised.
 """
 
 import asyncio
@@ -10,15 +12,19 @@ import dataclasses
 from collections.abc import Sequence
 
 from agents.errors import SynthesisError
+from agents.synthesizer.builtin import majority
 from agents.synthesizer.builtin import synthesize as write_environment
 from sandbox.hashing import environment_hash
 from store.records import EnvironmentRecord
 from store.repositories.analysis import get_capability, list_labels
 from store.repositories.environments import list_environments, save_environment
-from store.types import Label, Trajectory
+from store.types import Label, Outcome, Trajectory, Verdict
+from traced.serving.opening import opening_messages
+from traced.serving.routing_prompt import opening_text
 from traced.stages.collect import collected
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
+from traced.stages.production import analyzed
 
 SYNTHESIZER = "builtin"
 
@@ -45,9 +51,13 @@ async def _write(context: Context, capability: str, seed: int) -> str:
     with context.reading() as session:
         meant = get_capability(session, context.cycle_id, capability)
         labels = list_labels(session, context.cycle_id)  # of all: a success that lacked something else is no example
-    trajectories, labels = by_order(collected(context), labels)
+        everything = analyzed(session, context.cycle_id)
+    episodes = collected(context)
+    own = {episode.id for episode in episodes}
+    asked = lacking_openings([one for one in everything if one.id not in own], labels, capability)
+    trajectories, labels = by_order(episodes, [label for label in labels if label.trajectory_id in own])
     try:
-        source = await asyncio.to_thread(write_environment, meant, trajectories, labels, seed=seed)
+        source = await asyncio.to_thread(write_environment, meant, trajectories, labels, seed=seed, asked=asked)
     except SynthesisError as error:
         raise CapabilityError(str(error)) from error
     record = EnvironmentRecord(
@@ -56,6 +66,16 @@ async def _write(context: Context, capability: str, seed: int) -> str:
     with context.writing() as session:
         save_environment(session, record)
     return source
+
+
+def lacking_openings(trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str) -> list[str]:
+    """What the user said first in those of the failures that lacked the capability, by most of the runs."""
+    verdicts = majority(labels, capability)
+    return [
+        opening_text(opening_messages(one.messages))
+        for one in trajectories
+        if one.outcome is Outcome.FAILURE and verdicts.get(one.id) is Verdict.LACKING
+    ]
 
 
 def by_order(trajectories: Sequence[Trajectory], labels: Sequence[Label]) -> tuple[list[Trajectory], list[Label]]:

@@ -5,9 +5,11 @@ from store.database import reading, session
 from store.errors import NotFound
 from store.records import PromotionState
 from store.repositories.adapters import save_adapter
+from store.repositories.analysis import save_labels
 from store.repositories.evidence import LabelCounts, Traffic, TrajectoryEvidence, evidence_chain
 from store.repositories.training import save_training_run
-from store.types import Outcome, Verdict
+from store.repositories.trajectories import save_trajectories
+from store.types import Label, Outcome, Verdict
 from tests.unit.store.chain import (
     CAPABILITY,
     CYCLE,
@@ -20,7 +22,9 @@ from tests.unit.store.chain import (
     save_chain,
     save_origin,
     training_run,
+    trajectory,
 )
+from traced.commands.chain import chain_lines
 
 NAME = "date-reasoning@v1"
 
@@ -59,6 +63,17 @@ def test_links_that_are_not_stored_are_named(engine: Engine) -> None:
         chain = evidence_chain(opened, NAME)
     assert chain.missing == ["training metrics", "gate", "approval", "promotion"]
     assert chain.traffic.share is None
+
+
+def test_what_came_from_production_is_named(engine: Engine) -> None:
+    with session(engine) as opened:
+        save_chain(opened)
+        save_trajectories(opened, [trajectory("router-1", split="", cycle_id=None)])
+        save_labels(opened, "c1", [Label("router-1", CAPABILITY.name, 0, Verdict.PRESENT)])
+        chain = evidence_chain(opened, NAME)
+    assert {one.id: one.production for one in chain.trajectories} == {"t1": False, "t2": False, "router-1": True}
+    said = "trajectories 3 analysed: 2 failure, 1 success; 2 from the environment, 1 from production"
+    assert said in chain_lines(chain, {})
 
 
 def test_an_unknown_adapter_is_named(engine: Engine) -> None:

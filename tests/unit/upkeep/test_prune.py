@@ -105,7 +105,9 @@ def test_what_labels_routing_and_gates_refer_to_stays_whole(settings: Settings, 
     assert (gone["trajectories"].count, gone["trajectories"].names) == (2, ["c1"])
     assert ids(store) == ["gate-base", "gate-env", "no-cycle", "t1", "t2", "t3"]
     with reading(store) as opened:
-        assert replace(evidence_chain(opened, ADAPTER), iterations=[]) == before
+        after = evidence_chain(opened, ADAPTER)
+        assert after.served.conversations == 0  # the router's conversations have an age of their own
+        assert replace(after, iterations=[], served=before.served) == before
         assert get_trajectory(opened, "t1").messages == trajectory("t1").messages
         assert get_trajectory(opened, "t1").turns == []
         assert get_trajectory(opened, "no-cycle").turns != []

@@ -3,15 +3,17 @@
 Invariants: what is rolled back takes no new request from the next look on (``LOOK_S``), before anything is unloaded;
 what is promoted takes requests at an engine when that engine has confirmed it (``engines``). A conversation that was
 given a version which is live no more goes on with its capability's live version, or with the base model. Which of a
-capability's conversations a canary gets depends on their ids alone, so that every router says the same.
+capability's conversations a canary gets depends on their ids alone, so that every router says the same. The router that
+a cycle fits after its promotions decides from the next look on; until then, and where none knows all that is offered,
+the label tokens do (``traced.serving.fitted``).
 How it fails: while the store does not answer the router goes on with what it knew. Not covered: who may promote.
 """
 
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -19,11 +21,13 @@ from sqlalchemy import Engine
 from store.database import reading
 from store.errors import StoreError
 from store.records import PromotionState, Trial
+from store.repositories.adapters import fitting_cycles
 from store.repositories.promotions import last_promotion, live_adapters, trials
 from store.repositories.serving import list_keys
 from store.serving_records import RouterKey
 from traced.serving.client import BASE
 from traced.serving.errors import RouterFileError
+from traced.serving.fitted import capability_of, classifier_file, stamp, unknown
 from traced.serving.gateway.engines import Pool
 from traced.serving.gateway.keys import Keys
 from traced.serving.hidden_state_router import HiddenStateClassifier, read_classifier
@@ -31,7 +35,6 @@ from traced.serving.router import Route
 from traced.serving.routes import described, route
 
 LOOK_S = 0.2
-CLASSIFIER = "hidden-state-router.json"
 log = logging.getLogger(__name__)
 
 
@@ -49,16 +52,18 @@ class Live:
     versions: dict[str, str] = field(default_factory=dict)  # capability to its live version
     trials: dict[str, Trial] = field(default_factory=dict)  # by capability
     classifier: HiddenStateClassifier | None = None
+    fitted: tuple[Path, ...] = ()  # where routers of the live adapters may lie, the newest first
+    stamp: tuple[int, ...] = ()  # of these files, as they were read
 
     def now(self, model: str) -> str:
         """What a conversation that was given ``model`` goes on with."""
         if model == BASE or model in self.paths:
             return model
-        return self.versions.get(_capability(model), BASE)
+        return self.versions.get(capability_of(model), BASE)
 
     def assigned(self, chosen: str, conversation_id: str, serves: Callable[[str], bool]) -> tuple[str, int | None]:
         """Who gets a conversation for which a decision named ``chosen``, and the trial that it takes part in."""
-        trial = self.trials.get(_capability(chosen))
+        trial = self.trials.get(capability_of(chosen))
         if trial is None:
             return chosen, None
         standing, challenger = self.versions.get(trial.capability, BASE), trial.promotion.adapter
@@ -102,7 +107,8 @@ class Follower:
         if found is not None:
             self.live = found
             self.pool.want(found.paths)
-            log.info("live: %s", ", ".join(found.versions.values()) or "the base model alone")
+            by = "a fitted router" if found.classifier is not None else "label tokens"
+            log.info("live: %s; decided by %s", ", ".join(found.versions.values()) or "the base model alone", by)
             for one in found.trials.values():
                 log.info("on trial: %s (%s, %s)", one.promotion.adapter, one.promotion.state, one.promotion.share)
 
@@ -110,7 +116,7 @@ class Follower:
         with reading(self.store) as opened:
             self.keys.known = _keys(list_keys(opened))
             seq = last_promotion(opened)
-            if seq == self.live.seq:
+            if seq == self.live.seq and stamp(self.live.fitted) == self.live.stamp:
                 return None
             on_trial = {one.capability: one for one in trials(opened)}
             told = {one.adapter: described(opened, one.adapter)[0] for one in live_adapters(opened)}
@@ -118,13 +124,12 @@ class Follower:
             told |= {one.promotion.adapter: described(opened, one.promotion.adapter)[0] for one in on_trial.values()}
             challengers = {one.promotion.adapter for name, one in on_trial.items() if name in versions}
             routes = {name: route(opened, name) for name in told if name not in challengers}
+            cycles = fitting_cycles(opened)
         paths = {name: Path(version.path) for name, version in told.items()}
-        cycles = [version.cycle_id for version in told.values()]
-        return Live(seq, routes, paths, versions, on_trial, _classifier(self.data_dir, cycles, set(routes)))
-
-
-def _capability(model: str) -> str:
-    return model.rpartition("@v")[0]
+        fitted = tuple(classifier_file(self.data_dir, cycle_id) for cycle_id in cycles) if routes else ()
+        read = stamp(fitted)  # before they are read: what is written meanwhile is read at the next look
+        classifier = _classifier(fitted, {capability_of(name): name for name in routes})
+        return Live(seq, routes, paths, versions, on_trial, classifier, fitted, read)
 
 
 def _place(challenger: str, conversation_id: str) -> float:
@@ -137,13 +142,13 @@ def _keys(keys: list[RouterKey]) -> dict[str, RouterKey] | None:
     return {key.hash: key for key in keys if key.revoked_at is None} if keys else None
 
 
-def _classifier(data_dir: Path, cycles: list[str], names: set[str]) -> HiddenStateClassifier | None:
-    """The newest fitted router of one of the cycles that knows the live adapters."""
-    for cycle in sorted(set(cycles), reverse=True):
+def _classifier(fitted: Sequence[Path], versions: Mapping[str, str]) -> HiddenStateClassifier | None:
+    """The newest fitted router that knows every capability offered, its classes named by the versions offered."""
+    for path in fitted:
         try:
-            found = read_classifier(data_dir / "runs" / cycle / CLASSIFIER)
-        except (RouterFileError, OSError):
+            found = read_classifier(path)
+        except RouterFileError:
             continue
-        if names <= set(found.examples):  # what is offered no more is the base model (Live.now)
-            return found
+        if not unknown(found.examples, versions.values()):  # what is offered no more is the base model (Live.now)
+            return replace(found, classes=[versions.get(capability_of(model), model) for model in found.classes])
     return None

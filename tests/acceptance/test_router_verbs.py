@@ -1,0 +1,36 @@
+"""The router's traffic as a user sees it: status, explain, show conversation."""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from store.database import open_store, session, sqlite_url
+from store.repositories import serving
+from store.serving_records import ConversationRoute, Exchange
+from tests.acceptance.conftest import Traced
+from tests.unit.store.chain import save_chain
+
+ADAPTER = "date-reasoning@v1"
+
+
+def test_what_the_router_did_is_shown(traced: Traced, tmp_path: Path) -> None:
+    store = open_store(sqlite_url(tmp_path / "traced-data" / "traced.db"))
+    now = datetime.now(UTC)
+    with session(store) as opened:
+        save_chain(opened)
+        serving.save_routes(opened, [ConversationRoute("conv-2", "base", {}, 2.0, "no decision within 2 s", now)])
+        made = Exchange("exchange-2", "conv-2", now, "base", 200, 0.5, response_id="chatcmpl-7")
+        serving.save_exchanges(opened, [made, replace(made, id="exchange-3", status=502, response_id="")])
+    store.dispose()
+    shown = traced("status")
+    assert "Conversations of the last day (hour): 1 base (1)" in shown.out, shown.err
+    assert 'Left to the base model in the last day: 1, because "no decision within 2 s"' in shown.out
+    assert f"Conversations are decided by label tokens: no router was fitted for {ADAPTER} together" in shown.out
+    router = traced("status", "--json").json["router"]
+    assert (router["failures"], router["unsettled"], router["spool"]["files"]) == ({"502": 1}, 3, 0)
+    assert (
+        "traffic      1 of 2 decided conversations, 50.0 %, the last one 2026-03-14" in traced("explain", ADAPTER).out
+    )
+    told = traced("show", "conversation", "chatcmpl-7", "--json").json
+    assert (told["id"], told["route"]["why"]) == ("conv-2", "no decision within 2 s")
+    assert [one["status"] for one in told["exchanges"]] == [200, 502]
