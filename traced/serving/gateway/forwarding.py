@@ -20,6 +20,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from store.repositories.serving import ROUTED
 from traced.serving.client import BASE
 from traced.serving.gateway.engines import Pool, Replica
 from traced.serving.gateway.problems import Refusal
@@ -50,7 +51,7 @@ class Asked:
     body: Mapping[str, Any]
     headers: dict[str, str]
     keep: Callable[["Asked"], None]
-    id: str = field(default_factory=lambda: f"exchange-{uuid.uuid4().hex}")
+    id: str = field(default_factory=lambda: f"{ROUTED}{uuid.uuid4().hex}")
     status: int = 0
     streamed: bool = False
     answer: bytearray = field(default_factory=bytearray)

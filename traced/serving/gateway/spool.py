@@ -50,23 +50,29 @@ class Spool:
         """Hand over what was written."""
         written, self._file = self._file, None
         if written is not None:
-            await asyncio.to_thread(_hand_over, written)
+            await asyncio.shield(asyncio.to_thread(_hand_over, written))  # cancelled before a thread took it, it stayed open
 
     def add(self, line: bytes) -> None:
         """Keep a line (``line_of``). Never raises: what cannot be kept is counted in ``lost``."""
+        try:
+            self.put(line)
+        except OSError as error:
+            self.lose(str(error))
+
+    def put(self, line: bytes) -> None:
+        """Keep a line; raises ``OSError``, for those whose sender comes again."""
         try:
             if self._file is None:
                 self._file = self._open()
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
+        except OSError:
             if self._file is not None:  # the half line is its last: what comes next has a file of its own
                 self._file.close()
                 self._file = None
-            self.lose(str(error))
-        else:
-            self.kept += 1
-            self._full = ""
+            raise
+        self.kept += 1
+        self._full = ""
 
     def lose(self, why: str) -> None:
         """Count an exchange that could not be kept."""
@@ -102,6 +108,12 @@ def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: 
         raw = json.dumps(request).encode()
     # between JSON's values a line's end is space, and inside a text it is always escaped
     return b'%b,"request":%b}\n' % (head[:-1], raw.replace(b"\n", b" ").replace(b"\r", b" "))
+
+
+def complete_line(exchange: Exchange) -> bytes:
+    """The line of an exchange that has its body already."""
+    told = vars(exchange) | {"at": exchange.at.isoformat()}
+    return json.dumps(told, separators=(",", ":")).encode() + b"\n"
 
 
 def _is_utf8(raw: bytes) -> bool:
