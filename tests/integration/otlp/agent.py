@@ -54,9 +54,7 @@ def work(client: openai.OpenAI, stream: bool) -> None:
 def main(calls: str, spans: str, kind: str) -> None:
     """Work twice and send everything."""
     tracing, logging = TracerProvider(), LoggerProvider()
-    tracing.add_span_processor(
-        BatchSpanProcessor(OTLPSpanExporter(f"{spans}/v1/traces", compression=Compression.Gzip))
-    )
+    tracing.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{spans}/v1/traces", compression=Compression.Gzip)))
     logging.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(f"{spans}/v1/logs")))
     if kind == "openinference":
         from openinference.instrumentation.openai import OpenAIInstrumentor

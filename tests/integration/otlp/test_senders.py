@@ -130,7 +130,7 @@ def test_a_sender_that_captures_no_content_is_told_so(tmp_path: Path) -> None:
 def test_a_call_that_goes_through_the_router_too_is_recorded_once(tmp_path: Path) -> None:
     async def check(made: Place) -> None:
         await work(f"{made.url}/v1", made.url, "openai-v2", **{CAPTURE: "span_only"})
-        await until(lambda: (made.trajectories()))
+        await until(lambda: made.trajectories())
         told = (await made.http.get("/ready")).json()["spans"]
         assert told["recorded"] == 2
         await until(lambda: not list((tmp_path / "spool").glob("exchanges-*")))

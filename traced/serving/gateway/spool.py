@@ -50,7 +50,9 @@ class Spool:
         """Hand over what was written."""
         written, self._file = self._file, None
         if written is not None:
-            await asyncio.shield(asyncio.to_thread(_hand_over, written))  # cancelled before a thread took it, it stayed open
+            await asyncio.shield(
+                asyncio.to_thread(_hand_over, written)
+            )  # cancelled before a thread took it, it stayed open
 
     def add(self, line: bytes) -> None:
         """Keep a line (``line_of``). Never raises: what cannot be kept is counted in ``lost``."""

@@ -36,6 +36,7 @@ NO_MESSAGES = (
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=span_only there (older senders: =true, and send their logs to "
     "/v1/logs; OpenLLMetry: TRACELOOP_TRACE_CONTENT=true; OpenInference: OPENINFERENCE_HIDE_INPUTS=false)"
 )
+EMPTY = "a message of the user is empty: its sender captures none of its content (some capture plain text only)"
 DROPPED = (
     "the sender dropped a part of the span: raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and OTEL_SPAN_EVENT_COUNT_LIMIT there"
 )
@@ -94,6 +95,8 @@ def _read(span: Span, events: Sequence[Event]) -> Call | None:
             raise Unfit(DROPPED)
         if not any(message.get("content") for message in told.given):
             raise Unfit(NO_MESSAGES)
+        if any(message["role"] == "user" and not message["content"] for message in told.given):
+            raise Unfit(EMPTY)
         if not answers:
             raise Unfit("the span has no answer of the model, and no error either")
     details = next((event.attributes for event in events if event.name == DETAILS), {})

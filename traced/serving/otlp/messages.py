@@ -83,8 +83,7 @@ def parsed(value: Any, what: str) -> Any:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise Unfit(
-            f"{what}: no JSON that can be read ({str(error)[:100]}); where it was cut off, raise the sender's "
-            "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT"
+            f"{what}: no JSON that can be read; where it was cut off, raise OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT there"
         ) from error
 
 

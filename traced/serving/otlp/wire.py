@@ -120,6 +120,8 @@ def _decoded(signal: Signal, body: bytes, encoding: Encoding) -> Any:
     try:
         if encoding == JSON:
             told = json.loads(body, object_hook=_with_ids)
+            if not isinstance(told, dict):
+                raise ValueError("an object is needed")
             return json_format.ParseDict(told, made, ignore_unknown_fields=True)
         made.ParseFromString(body)
     except (message.Error, json_format.Error, ValueError, TypeError, AttributeError, RecursionError) as error:
