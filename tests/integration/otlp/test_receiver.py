@@ -179,6 +179,7 @@ def test_where_nothing_can_be_kept_the_sender_shall_come_again(tmp_path: Path) -
         assert (await made.http.post("/v1/traces", json=request(bare))).json() == {}
         await stored(made, 1)
         assert (await made.http.post("/v1/traces", json=request(bare))).json() == {}  # it has been taken already
+        assert (await made.http.get("/ready")).json()["spans"]["waiting"] == 0
 
     run(tmp_path, check)
 
@@ -197,6 +198,7 @@ def test_what_shall_not_be_kept_is_not(tmp_path: Path) -> None:
         kept = [found for number in range(10, 70) for found in made.exchanges(f"otlp:c-{number}")]
         assert 10 < len(kept) < 50
         assert {one.body["messages"][0]["content"] for one in kept} == {"He[redacted]o?"}
+        assert (await made.http.get("/ready")).json()["spans"]["waiting"] == 0
         (one,) = aside(tmp_path)
         assert "4111" not in json.dumps(one)
         assert made.exchanges("otlp:c-1") == []

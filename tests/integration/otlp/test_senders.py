@@ -103,6 +103,7 @@ def test_messages_that_come_as_log_records_find_their_spans(tmp_path: Path, orde
             call = {**said, "function": {**said["function"], "arguments": arguments}}
             assert one.messages == [*WHOLE[:2], {**WHOLE[2], "tool_calls": [call]}, *WHOLE[3:]]
             assert one.model == "m-1"
+        assert (await made.http.get("/ready")).json()["spans"]["waiting"] == 0
 
     run(tmp_path, check)
 
