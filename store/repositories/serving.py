@@ -22,6 +22,7 @@ from store.tables import TrajectoryRow
 from store.types import Outcome
 
 IDS_PER_QUERY = 500
+ROUTED = "exchange-"  # ids of what went through the router begin so
 
 
 def save_routes(session: Session, routes: Sequence[ConversationRoute]) -> dict[str, ConversationRoute]:
@@ -99,6 +100,16 @@ def conversation_of(session: Session, response_id: str) -> str | None:
     """The conversation in which an answer was given."""
     query = select(ExchangeRow.conversation_id).where(ExchangeRow.response_id == response_id).limit(1)
     return session.exec(query).first()
+
+
+def answered_by_router(session: Session, response_ids: Sequence[str], *, since: datetime) -> set[str]:
+    """Which of these answers the router itself gave since a moment, as against those that were told by spans."""
+    found: set[str] = set()
+    for start in range(0, len(response_ids), IDS_PER_QUERY):
+        chosen = col(ExchangeRow.response_id).in_(response_ids[start : start + IDS_PER_QUERY])
+        query = select(ExchangeRow.response_id).where(chosen, col(ExchangeRow.id).startswith(ROUTED))
+        found |= set(session.exec(query.where(ExchangeRow.at >= since)))
+    return found
 
 
 def trajectories_of(session: Session, conversation_id: str, response_id: str = "") -> list[str]:

@@ -1,7 +1,7 @@
 """The endpoint: OpenAI's paths, in front of the engines.
 
     POST /v1/chat/completions, /v1/completions, /v1/responses    model: "auto", "base", an adapter version
-    GET  /v1/models    POST /v1/feedback    GET /alive, /ready
+    GET  /v1/models    POST /v1/feedback    GET /alive, /ready    POST /v1/traces, /v1/logs (``traced.serving.otlp``)
 
 ``auto`` gives a conversation to the base model or to an adapter (``deciding``); any other name takes that model.
 Headers of a request: ``X-Traced-Conversation`` names the conversation, ``X-Traced-Record: no`` keeps it out of the
@@ -12,12 +12,11 @@ client has all of it. Not covered: TLS (put a proxy in front where the network i
 """
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -31,7 +30,7 @@ from traced.serving.gateway.engines import Pool
 from traced.serving.gateway.fast_json import read_json
 from traced.serving.gateway.feedback import Judges
 from traced.serving.gateway.forwarding import UNAVAILABLE, Asked, ClientGone, Forwarder
-from traced.serving.gateway.identity import HEADER, ID_LIMIT, conversation_id
+from traced.serving.gateway.identity import HEADER, ID_LIMIT, conversation_id, sampled
 from traced.serving.gateway.keys import Keys
 from traced.serving.gateway.limits import Gate, Quotas
 from traced.serving.gateway.live import Live
@@ -42,6 +41,7 @@ from traced.serving.gateway.settings import ServingSection
 from traced.serving.gateway.shadows import Shadows
 from traced.serving.gateway.spool import Spool, line_of
 from traced.serving.gateway.upstream import Upstream
+from traced.serving.otlp.receiver import Receiver
 
 AUTO = "auto"
 GONE = 499  # nginx's code for a client that closed the connection
@@ -63,10 +63,11 @@ class Gateway:
     settings: ServingSection
     keys: Keys
     gate: Gate
+    quotas: Quotas
     redactor: Redactor
     upstream: Upstream
     shadows: Shadows
-    quotas: Quotas = field(default_factory=Quotas)
+    receiver: Receiver
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -157,8 +158,7 @@ class Gateway:
     def _recorded(self, request: web.Request, conversation: str) -> bool:
         if request.headers.get("X-Traced-Record", "").lower() in ("no", "false", "0"):
             return False
-        share = int.from_bytes(hashlib.blake2b(conversation.encode(), digest_size=4).digest()) / 2**32
-        return share < self.settings.record
+        return sampled(conversation, self.settings.record)
 
     async def models(self, request: web.Request) -> web.Response:
         """Base, ``auto`` and the live adapter versions."""
@@ -182,6 +182,8 @@ class Gateway:
         """Whether requests are answered, and what is wrong where they are not."""
         engines = {one.url: "ok" if one.well else one.trouble for one in self.pool.replicas}
         told = {"ready": self.pool.serves(BASE), "engines": engines, "recording": self.spool.trouble or "ok"}
+        if self.receiver.recorded or self.receiver.aside.reasons or self.receiver.joins:
+            told["spans"] = self.receiver.told()
         return web.json_response(told, status=200 if told["ready"] else 503)
 
 
@@ -192,6 +194,7 @@ def build(gateway: Gateway) -> web.Application:
         app.router.add_post(path, gateway.complete)
     app.router.add_get("/v1/models", gateway.models)
     app.router.add_post("/v1/feedback", gateway.feedback)
+    gateway.receiver.mount(app)
     app.router.add_get("/alive", gateway.alive)
     app.router.add_get("/ready", gateway.ready)
     return app
@@ -204,7 +207,10 @@ async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, N
         stack.callback(gateway.upstream.close)
         stack.push_async_callback(gateway.spool.turn)
         stack.push_async_callback(gateway.shadows.end)
-        tasks = [asyncio.create_task(_kept_on(keeper)) for keeper in (gateway.spool.keep, *keepers)]
+        stack.push_async_callback(gateway.receiver.end)
+        tasks = [
+            asyncio.create_task(_kept_on(keeper)) for keeper in (gateway.spool.keep, gateway.receiver.keep, *keepers)
+        ]
         stack.push_async_callback(_end, tasks)
         runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None)
         await runner.setup()

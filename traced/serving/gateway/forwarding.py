@@ -19,6 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
+from store.repositories.serving import ROUTED
 from traced.serving.client import BASE
 from traced.serving.gateway.engines import Pool, Replica
 from traced.serving.gateway.problems import Refusal
@@ -52,7 +53,7 @@ class Asked:
     headers: dict[str, str]
     keep: Callable[["Asked"], None]
     shadow_of: str | None = None
-    id: str = field(default_factory=lambda: f"exchange-{secrets.token_hex(16)}")
+    id: str = field(default_factory=lambda: f"{ROUTED}{secrets.token_hex(16)}")
     status: int = 0
     streamed: bool = False
     answer: bytearray = field(default_factory=bytearray)

@@ -23,12 +23,17 @@ def conversation_id(named: str | None, messages: Sequence[Mapping[str, Any]], ke
     """The id of the conversation that ``messages`` belong to; ``named`` is what the client calls it, if anything."""
     if named:
         return f"{key_id}:{named}" if key_id else named
-    return "opening-" + _sha256([key_id, [_essence(message) for message in opening_messages(messages)]])[:32]
+    return "opening-" + digest_of([key_id, [_essence(message) for message in opening_messages(messages)]])[:32]
+
+
+def sampled(conversation_id: str, share: float) -> bool:
+    """Whether a conversation is among the ``share`` of all that are recorded."""
+    return int.from_bytes(hashlib.blake2b(conversation_id.encode(), digest_size=4).digest()) / 2**32 < share
 
 
 def position(messages: Sequence[Mapping[str, Any]]) -> str:
     """Where a conversation stands after these messages; "" at its beginning."""
-    return _sha256([_essence(message) for message in messages]) if messages else ""
+    return digest_of([_essence(message) for message in messages]) if messages else ""
 
 
 def answered(messages: Sequence[Mapping[str, Any]]) -> int:
@@ -50,5 +55,6 @@ def _call(call: Any) -> Any:
     return [call.get("id"), function.get("name"), function.get("arguments")]
 
 
-def _sha256(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """SHA-256 (hex) of a JSON value."""
     return hashlib.sha256(write_json(value, sort=True)).hexdigest()

@@ -25,7 +25,9 @@ class Answer:
 
 
 def exchange_of(line: Mapping[str, Any]) -> Exchange:
-    """The exchange of a line of the spool."""
+    """The exchange of a line of the spool, which has an answer's bytes or the whole body."""
+    if line.get("body") is not None:
+        return Exchange(**{**line, "at": datetime.fromisoformat(line["at"])})
     request = line["request"]
     answer = Answer()
     if line["status"] == 200:

@@ -8,8 +8,10 @@ that is no regular expression (when the settings are read).
 import json
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
+from store.serving_records import Exchange
 from traced.serving.gateway.fast_json import read_json, write_json
 from traced.serving.gateway.reading import read_answer, read_stream
 
@@ -29,6 +31,10 @@ class Redactor:
     def line(self, line: bytes) -> bytes:
         """A line of the spool without what must not be stored."""
         return write_json(self._line(read_json(line))) + b"\n"
+
+    def exchange(self, exchange: Exchange) -> Exchange:
+        """An exchange that has its body, without what must not be stored."""
+        return replace(exchange, body=self.value(exchange.body), detail=self.text(exchange.detail))
 
     def _line(self, line: dict[str, Any]) -> dict[str, Any]:
         return {

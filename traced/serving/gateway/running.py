@@ -9,6 +9,7 @@ is logged and tried again.
 import asyncio
 import gc
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
@@ -29,13 +30,16 @@ from traced.serving.gateway.deciding import Decisions
 from traced.serving.gateway.engines import Pool, Replica
 from traced.serving.gateway.feedback import Judges
 from traced.serving.gateway.keys import LOOPBACK
-from traced.serving.gateway.limits import Gate
+from traced.serving.gateway.limits import Gate, Quotas
 from traced.serving.gateway.live import Follower, Live
 from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.shadows import Shadows
 from traced.serving.gateway.spool import Spool
 from traced.serving.gateway.upstream import Upstream
 from traced.serving.gateway.yielding import Yielding
+from traced.serving.otlp.aside import Aside
+from traced.serving.otlp.joining import Joins
+from traced.serving.otlp.receiver import Receiver
 
 
 def now() -> datetime:
@@ -103,7 +107,25 @@ async def routing(
     judges = Judges(store, labels, redactor)
     upstream = Upstream(key, silence_s=chosen.timeout_s)
     shadows = Shadows(pool, upstream, gate, settings.promotion.shadow_requests)
-    gateway = Gateway(pool, live, decisions, spool, judges, chosen, follower.keys, gate, redactor, upstream, shadows)
+    quotas = Quotas()
+    aside, joins = Aside(spool.folder, redactor), Joins(chosen.span_wait_s, time.monotonic)
+    limits = (chosen.record, chosen.body_mb)
+    receiver = Receiver(spool, judges, follower.keys, quotas, redactor, aside, joins, *limits)
+    gateway = Gateway(
+        pool,
+        live,
+        decisions,
+        spool,
+        judges,
+        chosen,
+        follower.keys,
+        gate,
+        quotas,
+        redactor,
+        upstream,
+        shadows,
+        receiver,
+    )
     try:
         await follower.look()
         if follower.keys.known is None and chosen.host not in LOOPBACK:

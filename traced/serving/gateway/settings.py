@@ -56,6 +56,9 @@ class ServingSection(Section):
         default=[], description='names of fields that are not stored, of requests and in tools\' JSON, e.g. ["email"]'
     )
     record: Share = Field(default=1.0, description="share of the conversations that are recorded")
+    span_wait_s: float = Field(
+        default=60.0, ge=0, description="seconds that a span sent by OpenTelemetry may wait for log records of its own"
+    )
     silence_s: float = Field(default=900.0, ge=0, description="seconds of silence after which a conversation has ended")
     success_labels: list[str] = Field(
         default=["success", "good", "thumbs_up"], description="labels of feedback that mean a success"

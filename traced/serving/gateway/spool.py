@@ -61,18 +61,24 @@ class Spool:
     def add(self, line: bytes) -> None:
         """Keep a line (``line_of``). Never raises: what cannot be kept is counted in ``lost``."""
         try:
+            self.put(line)
+        except OSError as error:
+            self.lose(str(error))
+
+    def put(self, line: bytes) -> None:
+        """Keep a line; raises ``OSError``, for those whose sender comes again."""
+        try:
             if self._file is None:
                 self._file = self._open()
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
+        except OSError:
             if self._file is not None:  # the half line is its last: what comes next has a file of its own
                 self._file.close()
                 self._file = None
-            self.lose(str(error))
-        else:
-            self.kept += 1
-            self._full = ""
+            raise
+        self.kept += 1
+        self._full = ""
 
     def lose(self, why: str) -> None:
         """Count an exchange that could not be kept."""
@@ -108,6 +114,12 @@ def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: 
         raw = write_json(request)
     # between JSON's values a line's end is space, and inside a text it is always escaped
     return b'%b,"request":%b}\n' % (head[:-1], raw.replace(b"\n", b" ").replace(b"\r", b" "))
+
+
+def complete_line(exchange: Exchange) -> bytes:
+    """The line of an exchange that has its body already."""
+    told = vars(exchange) | {"at": exchange.at.isoformat()}
+    return write_json(told) + b"\n"
 
 
 def _is_utf8(raw: bytes) -> bool:

@@ -18,14 +18,15 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy import Engine
+from sqlmodel import Session
 
 from store.database import open_store, session
 from store.errors import StoreError
-from store.repositories.serving import save_exchanges
+from store.repositories.serving import ROUTED, answered_by_router, save_exchanges
 from store.serving_records import Exchange
 from traced.config import Settings, load_settings
 from traced.executor.parent import follow_parent
@@ -43,6 +44,7 @@ LOOK_S = 0.25
 GRACE_S = 60.0  # for the rest of the spool, when the router is gone
 BATCH = 500
 DAMAGED = "damaged.jsonl"
+SAME = timedelta(minutes=10)  # response ids of some engines are short, and come again
 log = logging.getLogger(__name__)
 
 
@@ -120,8 +122,20 @@ class Storer:
 
     def _save(self, exchanges: list[Exchange]) -> None:
         if exchanges:
+            routed = [one for one in exchanges if one.id.startswith(ROUTED)]
+            told = [one for one in exchanges if not one.id.startswith(ROUTED)]
             with session(self.store) as opened:
-                save_exchanges(opened, exchanges)
+                save_exchanges(opened, routed)
+                save_exchanges(opened, _not_routed(opened, told))
+
+
+def _not_routed(opened: Session, told: list[Exchange]) -> list[Exchange]:
+    """Exchanges without those that went through a router too, whose agent sent spans of them."""
+    known: set[str] = set()
+    if told:
+        since = min(one.at for one in told) - SAME
+        known = answered_by_router(opened, [one.response_id for one in told if one.response_id], since=since)
+    return [one for one in told if one.response_id not in known]
 
 
 def _read(line: bytes, aside: Path) -> Iterator[Exchange]:
