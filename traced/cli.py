@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from traced.commands import daemon, decide, devices, run, service, serving, setup, show, steps, upkeep
+from traced.commands import daemon, decide, devices, importing, run, service, serving, setup, show, steps, upkeep
 from traced.commands.boundary import Verbs, stop_on_sigterm
 
 app = typer.Typer(
@@ -39,7 +39,7 @@ app.command()(daemon.resume)
 app.command()(setup.doctor)
 app.command()(run.demo)
 app.command()(steps.collect)
-app.command("import")(run.import_)
+app.command("import")(importing.import_)
 app.command()(run.analyze)
 app.command()(steps.synthesize)
 app.command()(steps.admit)

@@ -1,7 +1,7 @@
 """From exchanges to trajectories: once a conversation has been silent for a while, it is put together and judged.
 
 Exchanges of one conversation follow one another where a request's messages begin with what the one before ended with
-(``identity.position``); where they branch, every branch becomes a trajectory. Its id depends on its last exchange, so
+(``branching``); where they branch, every branch becomes a trajectory. Its id depends on its last exchange, so
 settling twice gives the same. Feedback judges: the newest counts, a score before a label (0.5 and more is a success);
 without any the outcome is unknown, which is no failure. An exchange that failed for a reason of the machinery (status
 429, 5xx) is part of no trajectory. Feedback that comes later judges what is stored already.
@@ -20,7 +20,7 @@ from store.repositories import serving
 from store.repositories.trajectories import get_trajectory, rejudge_trajectory, save_trajectories
 from store.serving_records import Exchange, Feedback
 from store.types import EndCause, Outcome, Trajectory
-from traced.serving.gateway.identity import answered, position
+from traced.serving.gateway.branching import branches
 
 OK = 200
 TOGETHER = 100  # conversations of one look
@@ -58,10 +58,10 @@ def settle(session: Session, conversation_id: str, *, target: str, labels: Label
     """Put a conversation together; returns its trajectories."""
     exchanges = serving.list_exchanges(session, conversation_id, unsettled=True)
     feedback = serving.list_feedback(session, [conversation_id])
-    branches = _branches([one for one in exchanges if one.status == OK and one.body and one.body["answer"]])
+    answered = _branches([one for one in exchanges if one.status == OK and one.body and one.body["answer"]])
     made: list[Trajectory] = []
     part_of: dict[str, str | None] = {one.id: None for one in exchanges}
-    for branch in branches:
+    for branch in answered:
         said = {one.response_id for one in branch} | {""}
         outcome, reward = labels.judge([one for one in feedback if one.response_id in said])
         trajectory = _trajectory(branch, target, outcome, reward)
@@ -87,23 +87,8 @@ def judge_again(session: Session, feedback: Feedback, labels: Labels) -> int:
 
 def _branches(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     """Chains of exchanges, each from a beginning to an end that nothing follows, in the order of their ends."""
-    ends: dict[str, Exchange] = {}
-    before: dict[str, str] = {}
-    for one in exchanges:
-        assert one.body is not None
-        messages = one.body["messages"]
-        before[one.id] = position(messages[: answered(messages)])
-        ends[position([*messages, one.body["answer"]])] = one
-    followed = set(before.values())
-    branches: list[list[Exchange]] = []
-    for end, one in ends.items():
-        if end in followed:
-            continue
-        branch = [one]
-        while (earlier := ends.get(before[branch[0].id])) is not None and earlier not in branch:
-            branch.insert(0, earlier)
-        branches.append(branch)
-    return branches
+    said = [(body["messages"], body["answer"]) for body in (one.body or {} for one in exchanges)]
+    return [[exchanges[index] for index in branch] for branch in branches(said)]
 
 
 def _trajectory(branch: Sequence[Exchange], target: str, outcome: Outcome, reward: float) -> Trajectory:
