@@ -10,8 +10,8 @@ from traced.commands.options import AsJson, DataDir, Given, read_settings
 from traced.commands.output import console, print_json, progress
 
 if TYPE_CHECKING:
-    from traced.imported import Imported
     from traced.importers.ledger import Counts
+    from traced.importing import Imported
 
 
 def import_(
@@ -28,11 +28,15 @@ def import_(
     agent: Annotated[str, typer.Option("--agent", help="Name of the recorded agent.")] = "recorded",
     score: Annotated[
         str | None,
-        typer.Option("--score", help="Name of the score that judges; without it all have to agree.", show_default=False),
+        typer.Option(
+            "--score", help="Name of the score that judges; without it all have to agree.", show_default=False
+        ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Store nothing if a single record is bad.")] = False,
     from_start: Annotated[bool, typer.Option("--from-start", help="Do not go on where an import was stopped.")] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad records out: the default.", hidden=True)] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad records out: the default.", hidden=True)
+    ] = False,
     data_dir: DataDir = None,
     given: Given = None,
     as_json: AsJson = False,
@@ -42,8 +46,8 @@ def import_(
     Bad records are kept aside with their reasons. A stopped import goes on where it was.
     """
     from store.database import open_store
-    from traced.imported import Wanted, import_file
     from traced.importers import FORMATS
+    from traced.importing import Wanted, import_file
 
     if kind is not None and kind not in FORMATS:
         raise typer.BadParameter(f"{kind!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
@@ -70,7 +74,9 @@ def _tell(file: Path, found: "Imported", as_json: bool) -> None:
     for line in found.skipped:
         progress.print(f"Left out: {line}", highlight=False, markup=False)
     if found.bad_file is not None:
-        progress.print(f"{found.bad} left out, kept with their reasons in {found.bad_file}", highlight=False, markup=False)
+        progress.print(
+            f"{found.bad} left out, kept with their reasons in {found.bad_file}", highlight=False, markup=False
+        )
     if as_json:
         print_json(found)
         return

@@ -91,9 +91,7 @@ class _Window:
         return BadRecord(self.path, record, *self.place(offset), cause)
 
 
-def _elements(
-    window: _Window, start: re.Pattern[str], number: int, key: str | None
-) -> Iterator[Record | BadRecord]:
+def _elements(window: _Window, start: re.Pattern[str], number: int, key: str | None) -> Iterator[Record | BadRecord]:
     """The elements behind record ``number``; 0 is the beginning of the file."""
     behind = number > 0  # a record has just been read
     if not behind:

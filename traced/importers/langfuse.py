@@ -3,12 +3,12 @@
     for observation in Langfuse().api.observations.get_many(...).data:
         file.write(observation.json() + "\\n")
 
-One record a line, a JSON array, or pages ``{"data": [...]}`` of the API as a file; scores may stand in a file with the
-observations (``api.scores``), in a trace, or in an observation. Observations of type ``GENERATION`` are the calls; others
-and bare traces are passed over. Keys may be written in either case (``traceId``, ``trace_id``).
+One record a line, a JSON array, or a page ``{"data": [...]}`` of the API as a file; scores may stand in a file with
+the observations (``api.scores``), in a trace, or in an observation. Observations of type ``GENERATION`` are the calls;
+others and bare traces are passed over. Keys may be written in either case (``traceId``, ``trace_id``).
 
-Invariants: see ``traces``. A score judges the call of its observation, or the whole trace. Fails: ``Damage`` for what is
-none of the three, or a generation without messages. Not covered: CSV, media, scores of sessions.
+Invariants: see ``traces``. A score judges the call of its observation, or the whole trace. Fails: ``Damage`` for what
+is none of the three, or a generation without messages. Not covered: CSV, media, scores of sessions.
 """
 
 import re
@@ -21,7 +21,7 @@ from traced.importers.messages import kind, tools_of
 from traced.importers.reading import Reading, Resume, Step
 from traced.importers.shape import first_keys, is_array
 from traced.importers.source import beginning
-from traced.importers.spill import Call, Score
+from traced.importers.spill import LONGEST_ERROR, Call, Score
 from traced.importers.traces import read_traces
 
 SOURCE = "langfuse"
@@ -88,7 +88,7 @@ def _call(reading: Reading, value: Mapping[str, Any], trace: str, key: str) -> C
         messages=clean.value(messages),
         answer=clean.value(said),
         tools=clean.value(tools),
-        error=clean.text(str(_get(value, "statusMessage") or "")) if failed else "",
+        error=clean.text(str(_get(value, "statusMessage") or ""))[:LONGEST_ERROR] if failed else "",
     )
 
 

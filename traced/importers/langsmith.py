@@ -4,7 +4,8 @@
         file.write(run.model_dump_json() + "\\n")
 
 Runs of type ``llm`` are the calls; chains, tools and the like are passed over, the children that a run holds are not.
-``feedback_stats`` judge: of a call that call's branch, of a root the whole trace; the mean, or the label if all gave one.
+``feedback_stats`` judge, by the mean or by the label if all gave the same: those of a call its branch, those of a root
+the whole trace.
 
 Invariants: see ``traces``; examples that a run refers to are not looked at. Fails: ``Damage`` for a run that names no
 trace or a call without messages. Not covered: bulk exports as Parquet, attachments.
@@ -17,7 +18,7 @@ from traced.importers.call_forms import answer, asked
 from traced.importers.errors import Damage
 from traced.importers.messages import kind, tools_of
 from traced.importers.reading import Reading, Resume, Step
-from traced.importers.spill import Call, Score
+from traced.importers.spill import LONGEST_ERROR, Call, Score
 from traced.importers.traces import read_traces
 
 SOURCE = "langsmith"
@@ -62,6 +63,8 @@ def _call(reading: Reading, run: Mapping[str, Any], trace: str, key: str) -> Cal
     if not tools and isinstance(params, Mapping):
         tools = tools_of(params.get("tools")) or tools_of(params.get("functions"))
     said = answer(run.get("outputs"))
+    if run.get("error") and said is not None and not (said["content"] or said.get("tool_calls")):
+        said = None  # LangChain records an empty message beside the error
     if said is None and not run.get("error"):
         raise Damage("the call has neither an answer nor an error")
     clean = reading.redactor
@@ -73,13 +76,13 @@ def _call(reading: Reading, run: Mapping[str, Any], trace: str, key: str) -> Cal
         messages=clean.value(messages),
         answer=clean.value(said),
         tools=clean.value(tools),
-        error=clean.text(str(run.get("error") or "")),
+        error=clean.text(str(run.get("error") or ""))[:LONGEST_ERROR],
     )
 
 
 def _feedback(stats: Any) -> Iterator[tuple[str, Any]]:
     """What every key of feedback says."""
-    for name, told in (stats.items() if isinstance(stats, Mapping) else ()):
+    for name, told in stats.items() if isinstance(stats, Mapping) else ():
         labels = told.get("values") if isinstance(told, Mapping) else None
         if isinstance(told, Mapping) and told.get("avg") is not None:
             yield str(name), told["avg"]

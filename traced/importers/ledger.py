@@ -66,7 +66,9 @@ class Ledger:
         self._resume()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, at: TracebackType | None
+    ) -> None:
         if not self._aside.tell() and not self._state.exists():
             self.bad_file.unlink(missing_ok=True)
         self._aside.close()

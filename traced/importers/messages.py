@@ -49,7 +49,7 @@ def chat(messages: Any) -> list[Message]:
 def read_message(message: Any, index: int) -> list[Message]:
     """One message, which may hold several (results of tools among a user's words) or none (thoughts)."""
     fields, role = _unwrapped(message, index)
-    if "function_call" == fields.get("type"):
+    if fields.get("type") == "function_call":
         return [{"role": "assistant", "content": None, "tool_calls": _calls(fields, index)}]
     if fields.get("type") in RESULTS:
         return [_result(fields.get("call_id"), fields.get("output"), index)]

@@ -1,8 +1,8 @@
 """OpenAI chat conversations as JSON Lines (or a JSON array): ``{"messages", "tools"?, "id"?, "reward"?, ...}``.
 
 Besides whole conversations a line may be a request with its answer: ``{"request", "response"}``, each a body or an
-object that holds one under ``body``, as batches pair them (``custom_id`` is then the task); a body of the responses form
-will do. The outcome is what ``reward``, ``score``, ``outcome``, ``label`` or ``success`` says, in the line or its
+object that holds one under ``body``, as batches pair them (``custom_id`` is then the task); a body of the responses
+form will do. The outcome is what ``reward``, ``score``, ``outcome``, ``label`` or ``success`` says, in the line or its
 ``metadata``: a number from 0 to 1, a truth value or a label; anything else is unknown, never a failure.
 
 Invariants: one record, one trajectory. A request that the machinery failed (429, 5xx) is an infrastructure outcome.

@@ -2,8 +2,8 @@
 
 A reader yields ``Step``s in the file's order. Invariants: a step's ``place`` says where reading goes on once everything
 up to it is stored, and a reader that is given it yields what it would have yielded behind it; steps without one are no
-point to go on from. A strict reader yields every bad record before the first trajectory. Redaction is the readers': what
-they yield may be stored as it is.
+point to go on from. A strict reader yields every bad record before the first trajectory. Redaction is the readers':
+what they yield may be stored as it is.
 """
 
 import json

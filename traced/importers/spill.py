@@ -17,9 +17,11 @@ from store.content import digest
 from store.types import Message, Tool
 from traced.importers.errors import ImportFailed
 
+LONGEST_ERROR = 2000  # characters: the rest of it is a traceback
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (trace TEXT, id TEXT, at TEXT, body TEXT, PRIMARY KEY (trace, id));
-CREATE TABLE IF NOT EXISTS scores (trace TEXT, call TEXT, name TEXT, id TEXT, value TEXT, PRIMARY KEY (trace, call, name, id));
+CREATE TABLE IF NOT EXISTS scores
+    (trace TEXT, call TEXT, name TEXT, id TEXT, value TEXT, PRIMARY KEY (trace, call, name, id));
 """
 
 
@@ -64,7 +66,9 @@ class Spill:
             raise ImportFailed(f"{self._path}: {error}", hint="traced import --from-start") from error
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, raised: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, at: TracebackType | None
+    ) -> None:
         self._database.close()
 
     def add(self, parts: Sequence[Call | Score]) -> None:
@@ -73,12 +77,10 @@ class Spill:
             trace = digest(part.trace)[:32]
             if isinstance(part, Call):
                 body = {key: value for key, value in vars(part).items() if key not in ("trace", "id", "at")}
-                row = (trace, digest(part.id)[:32], part.at, json.dumps(body))
-                self._database.execute("INSERT OR REPLACE INTO calls VALUES (?, ?, ?, ?)", row)
+                self._put("calls", trace, digest(part.id)[:32], part.at, json.dumps(body))
             else:
                 call = digest(part.call)[:32] if part.call else ""
-                row = (trace, call, part.name, digest(part.id)[:32], json.dumps(part.value))
-                self._database.execute("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?)", row)
+                self._put("scores", trace, call, part.name, digest(part.id)[:32], json.dumps(part.value))
 
     def commit(self) -> None:
         """Let what was added survive a kill."""
@@ -91,8 +93,12 @@ class Spill:
             rows = self._database.execute("SELECT id, at, body FROM calls WHERE trace = ? ORDER BY at, id", (found,))
             calls = [Call(trace=found, id=key, at=at, **json.loads(body)) for key, at, body in rows]
             said = self._database.execute("SELECT * FROM scores WHERE trace = ? ORDER BY call, name, id", (found,))
-            yield found, calls, [Score(*row[:4], json.loads(row[4])) for row in said]
+            yield found, calls, [Score(found, call, name, key, json.loads(value)) for _, call, name, key, value in said]
             found = self._next(found)
+
+    def _put(self, table: str, *values: str) -> None:
+        marks = ", ".join("?" * len(values))
+        self._database.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
 
     def _next(self, after: str) -> str | None:
         row = self._database.execute("SELECT min(trace) FROM calls WHERE trace > ?", (after,)).fetchone()

@@ -1,7 +1,7 @@
 """τ²-bench result files, ``{timestamp, info, tasks, simulations}``, read without their privileged parts.
 
 Of a simulation its messages, task id, trial and final reward are taken over, and how it ended, to tell whose failure it
-was. Everything else (``info``, ``tasks`` with the users' hidden instructions, the ground-truth actions and the criteria,
+was. Everything else (``info``, ``tasks`` with the users' hidden instructions, the ground-truth actions and criteria,
 the parts of ``reward_info``) never leaves this module, nor does the text of a damaged simulation. The user's own tool
 calls and their results are the user simulator's, so they are left out too.
 

@@ -3,8 +3,8 @@
 The calls of a trace are put together as the router's exchanges are: a call whose messages begin with what the one
 before ended with follows it, branches become trajectories of their own (``serving.gateway.branching``). A branch is
 judged by what was said of its calls, failing that of the trace. A call that failed, and that asking the same again did
-not make good, ends its branch: where the machinery failed (an error that clients raise for 429, 5xx, lost connections and
-time-outs, by its name or status) the outcome is infrastructure, else what the scores say.
+not make good, ends its branch: where the machinery failed (an error that clients raise for 429, 5xx, lost connections
+and time-outs, by its name or status) the outcome is infrastructure, else what the scores say.
 
 Invariants: traces need not be contiguous, so calls wait in a scratch database (``spill``), and memory holds one
 trace; trajectories come in the order of the traces' keys. Bad records are told before the first trajectory. After a
