@@ -6,7 +6,7 @@ Invariants: nothing is parsed as a whole, so a beginning that is cut anywhere wi
 import json
 import re
 
-TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]', re.DOTALL)
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|["{}\[\]:,]', re.DOTALL)
 BOM = b"\xef\xbb\xbf"
 
 
@@ -24,6 +24,8 @@ def first_keys(head: bytes, under: str | None = None) -> list[str]:
     before = ""
     for match in TOKEN.finditer(head.decode("utf-8", "replace").removeprefix("\ufeff")):
         token = match[0]
+        if token == '"':  # a text that is cut
+            return found
         if token == "{":
             depth += 1
         elif token == "}":

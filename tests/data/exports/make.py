@@ -3,9 +3,9 @@
     python tests/data/exports/make.py    (an environment of its own: see PACKAGES)
 
 A small agent looks an order up and answers, against a model of four lines behind a loopback server, once through
-LangSmith's and Langfuse's wrappers of the ``openai`` package and once through LangChain with their callbacks. What their
-servers would do (join the start and the end of a run, add the statistics of feedback) is done here; the files are written
-by the packages' own models. The versions that made the files stand in ``README.md``.
+LangSmith's and Langfuse's wrappers of the ``openai`` package and once through LangChain with their callbacks. What
+their servers would do (join the start and the end of a run, add the statistics of feedback) is done here; the files are
+written by the packages' own models. The versions that made the files stand in ``README.md``.
 """
 
 import json
@@ -309,9 +309,10 @@ def main() -> None:
     langfuse_exports(url)
     tau2()
     made = "\n".join(f"- {name} {version(name)}" for name in PACKAGES)
-    (HERE / "README.md").write_text(
-        f"Exports made by `make.py` with the packages' own code (the tasks of the airline domain are τ²-bench's, MIT):\n\n{made}\n"
+    about = (
+        "Exports made by `make.py` with the packages' own code (the tasks of the airline domain are τ²-bench's, MIT):"
     )
+    (HERE / "README.md").write_text(f"{about}\n\n{made}\n")
     server.shutdown()
 
 
