@@ -98,6 +98,7 @@ def import_file(
             labels=Labels(chosen.success_labels, chosen.failure_labels),
             score=wanted.score,
             strict=wanted.strict,
+            by_field=bool(chosen.redact_fields),
         )
         try:
             for batch, place in _batches(FORMATS[kind](rule, ledger.place), ledger, kind, strict=wanted.strict):
@@ -131,9 +132,9 @@ def cycle_of_imports(session: Session, settings: Settings, source: str, agent: s
 def _batches(
     steps: Iterator[Step], ledger: Ledger, kind: str, *, strict: bool
 ) -> Iterator[tuple[list[Trajectory], Resume | None]]:
-    """Trajectories to store together, and where reading goes on after them."""
+    """Trajectories to store together, and where reading goes on after them; None for the last, as it ends there."""
     batch: list[Trajectory] = []
-    size, place = 0, None
+    size = 0
     for step in steps:
         if step.bad is not None:
             if strict:
@@ -144,11 +145,11 @@ def _batches(
         ledger.counts.good += step.good
         ledger.counts.passed += step.passed
         batch += step.trajectories
-        size, place = size + step.size, step.place or place
+        size += step.size
         if step.place is not None and (len(batch) >= BATCH or size >= BATCH_BYTES):
             yield batch, step.place
             batch, size = [], 0
-    yield batch, place
+    yield batch, None
 
 
 def _store(store: Engine, ledger: Ledger, batch: list[Trajectory], place: Resume | None) -> None:

@@ -79,16 +79,15 @@ def _call(reading: Reading, value: Mapping[str, Any], trace: str, key: str) -> C
     said = None if failed and not value.get("output") else answer(value.get("output"))
     if said is None and not failed:
         raise Damage("the generation has neither an answer nor an error")
-    clean = reading.redactor
     return Call(
         trace=trace,
-        task=clean.text(trace),
+        task=reading.clean(trace),
         id=key,
         at=str(_get(value, "startTime") or ""),
-        messages=clean.value(messages),
-        answer=clean.value(said),
-        tools=clean.value(tools),
-        error=clean.text(str(_get(value, "statusMessage") or ""))[:LONGEST_ERROR] if failed else "",
+        messages=reading.clean(messages),
+        answer=reading.clean(said),
+        tools=reading.clean(tools),
+        error=reading.clean(str(_get(value, "statusMessage") or ""))[:LONGEST_ERROR] if failed else "",
     )
 
 

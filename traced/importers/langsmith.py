@@ -67,16 +67,15 @@ def _call(reading: Reading, run: Mapping[str, Any], trace: str, key: str) -> Cal
         said = None  # LangChain records an empty message beside the error
     if said is None and not run.get("error"):
         raise Damage("the call has neither an answer nor an error")
-    clean = reading.redactor
     return Call(
         trace=trace,
-        task=clean.text(trace),
+        task=reading.clean(trace),
         id=key,
         at=str(run.get("start_time") or run.get("dotted_order") or ""),
-        messages=clean.value(messages),
-        answer=clean.value(said),
-        tools=clean.value(tools),
-        error=clean.text(str(run.get("error") or ""))[:LONGEST_ERROR],
+        messages=reading.clean(messages),
+        answer=reading.clean(said),
+        tools=reading.clean(tools),
+        error=reading.clean(str(run.get("error") or ""))[:LONGEST_ERROR],
     )
 
 

@@ -49,7 +49,7 @@ def read_openai(reading: Reading, resume: Resume | None = None) -> Iterator[Step
 def _steps(reading: Reading, resume: Resume | None) -> Iterator[Step]:
     place = place_of(resume)
     behind = place.offset
-    for element in records(reading.path, place):
+    for element in records(reading, place):
         if isinstance(element, BadRecord):
             yield Step(bad=element)
             continue
@@ -74,18 +74,18 @@ def _trajectory(reading: Reading, record: Record) -> Trajectory:
     said = asked if answer is None else [*asked, *read_message(answer, len(messages))]
     if not any(message["role"] == "assistant" for message in said) and not failed:
         raise Damage("no message is the assistant's")
-    kept: list[Message] = reading.redactor.value(said)
+    kept: list[Message] = reading.clean(said)
     offered = tools_of(request.get("tools")) or tools_of(request.get("functions"))
     trial = value.get("trial")
     return trajectory(
         SOURCE,
         reading,
-        task_id=reading.redactor.text(_named(value) or conversation_id(None, kept, "")),
+        task_id=reading.clean(_named(value) or conversation_id(None, kept, "")),
         trial=trial if isinstance(trial, int) and 0 <= trial < 1 << 31 else 0,
         messages=kept,
-        tools=reading.redactor.value(offered),
+        tools=reading.clean(offered),
         judgement=(Outcome.INFRASTRUCTURE, 0.0) if failed else _judgement(reading, value),
-        detail=reading.redactor.text(failed),
+        detail=reading.clean(failed),
     )
 
 

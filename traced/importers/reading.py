@@ -41,6 +41,11 @@ class Reading:
     labels: Labels
     score: str | None = None  # the name of the score or feedback that judges
     strict: bool = False
+    by_field: bool = False  # whether some of what must not be stored is known by the names of fields
+
+    def clean(self, value: Any) -> Any:
+        """A JSON value, a text among others, without what must not be stored."""
+        return self.redactor.value(value) if self.redactor else value
 
 
 @dataclass(frozen=True)
@@ -58,8 +63,20 @@ class Step:
 Reader = Callable[[Reading, Resume | None], Iterator[Step]]
 
 
-def records(path: Path, place: Place = BEGINNING, key: str | None = None) -> Iterator[Record | BadRecord]:
-    """The records of a file of JSON Lines or of a JSON array, which with ``key`` is a member of an object."""
+def records(
+    reading: Reading, place: Place = BEGINNING, key: str | None = None, *, keep: bool = True
+) -> Iterator[Record | BadRecord]:
+    """The records of a file of JSON Lines or of a JSON array, which with ``key`` is a member of an object.
+
+    A bad one has its text, redacted, unless ``keep`` is False or fields cannot be told apart in what is no JSON.
+    """
+    for element in _elements(reading.path, place, key):
+        if isinstance(element, BadRecord):
+            element.raw = reading.redactor.text(element.raw) if keep and not reading.by_field else ""
+        yield element
+
+
+def _elements(path: Path, place: Place, key: str | None) -> Iterator[Record | BadRecord]:
     head = beginning(path)
     if key is None and not is_array(head):
         yield from read_lines(path, place)
@@ -82,8 +99,8 @@ def resume_at(place: Place, **more: Any) -> Resume:
 
 def damaged(reading: Reading, record: Record, cause: str, *, keep: bool = True) -> BadRecord:
     """A record that is JSON and still none of its format; ``keep`` its content, redacted, or only its place."""
-    raw = json.dumps(reading.redactor.value(record.value), ensure_ascii=False) if keep else ""
-    return BadRecord(reading.path, record.number, record.line, record.column, cause, raw=raw)
+    raw = json.dumps(reading.clean(record.value), ensure_ascii=False) if keep else ""
+    return BadRecord(reading.path, record.number, record.line, record.column, reading.redactor.text(cause), raw=raw)
 
 
 def judged(value: Any, labels: Labels) -> Judged | None:

@@ -70,6 +70,8 @@ class Spill:
         self, kind: type[BaseException] | None, raised: BaseException | None, at: TracebackType | None
     ) -> None:
         self._database.close()
+        if isinstance(raised, sqlite3.Error):
+            raise ImportFailed(f"{self._path}: {raised}", hint="make room on the disk, then the same again") from raised
 
     def add(self, parts: Sequence[Call | Score]) -> None:
         """Keep calls and scores."""

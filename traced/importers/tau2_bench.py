@@ -43,7 +43,7 @@ def read_tau2_bench(reading: Reading, resume: Resume | None = None) -> Iterator[
     tools: list[Tool] | None = resume["tools"] if resume else None
     if tools is None:
         inference = ToolInference()
-        for element in records(reading.path, key=MEMBER):
+        for element in records(reading, key=MEMBER, keep=False):
             found = _read(reading, element, [])
             if isinstance(found, BadRecord):
                 yield Step(bad=found)
@@ -51,7 +51,7 @@ def read_tau2_bench(reading: Reading, resume: Resume | None = None) -> Iterator[
                 inference.observe(found.messages)
                 yield Step(good=1)
         tools = inference.tools()
-    for element in records(reading.path, place_of(resume), MEMBER):
+    for element in records(reading, place_of(resume), MEMBER, keep=False):
         found = _read(reading, element, tools)
         if isinstance(element, Record) and not isinstance(found, BadRecord):
             size = sum(len(message["content"] or "") for message in found.messages)
@@ -75,8 +75,10 @@ def _trajectory(reading: Reading, value: Any, tools: list[Tool]) -> Trajectory:
             raise Damage(f"the key {key!r} is missing")
     trial = value.get("trial") or 0
     if isinstance(trial, bool) or not isinstance(trial, int) or not isinstance(value["task_id"], str | int):
-        raise Damage(f"'trial' and 'task_id' have to be a number and a text, found {trial!r} and {value['task_id']!r}")
-    messages = reading.redactor.value(chat(_of_agent(value["messages"])))
+        raise Damage(
+            f"'trial' and 'task_id' have to be a number and a text, found {trial!r:.60} and {value['task_id']!r:.60}"
+        )
+    messages = reading.clean(chat(_of_agent(value["messages"])))
     ended = str(value.get("termination_reason") or "")
     judgement, detail = _reward(value.get("reward_info")), ""
     if value.get("skipped") or ended in SIMULATOR_FAILED or not messages:

@@ -29,7 +29,7 @@ def read_tau_bench(reading: Reading, resume: Resume | None = None) -> Iterator[S
     tools: list[Tool] | None = resume["tools"] if resume else None
     if tools is None:
         inference = ToolInference()
-        for element in records(reading.path):
+        for element in records(reading, keep=False):
             public = _public(reading, element)
             if isinstance(public, BadRecord):
                 yield Step(bad=public)
@@ -37,7 +37,7 @@ def read_tau_bench(reading: Reading, resume: Resume | None = None) -> Iterator[S
                 inference.observe(public["messages"])
                 yield Step(good=1)
         tools = inference.tools()
-    for element in records(reading.path, place_of(resume)):
+    for element in records(reading, place_of(resume), keep=False):
         public = _public(reading, element)
         if isinstance(element, Record) and not isinstance(public, BadRecord):
             made = _trajectory(public, tools, reading)
@@ -62,9 +62,11 @@ def _checked(value: Any) -> dict[str, Any]:
             raise Damage(f"the key {key!r} is missing")
     reward, trial = value["reward"], value.get("trial", 0)
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not 0 <= reward <= 1:
-        raise Damage(f"'reward' has to be a number from 0 to 1, found {reward!r}")
+        raise Damage(f"'reward' has to be a number from 0 to 1, found {reward!r:.60}")
     if not _is_int(trial) or not (_is_int(value["task_id"]) or isinstance(value["task_id"], str)):
-        raise Damage(f"'trial' and 'task_id' have to be whole numbers, found {trial!r} and {value['task_id']!r}")
+        raise Damage(
+            f"'trial' and 'task_id' have to be whole numbers, found {trial!r:.60} and {value['task_id']!r:.60}"
+        )
     if not isinstance(value["traj"], list):
         raise Damage(f"'traj' has to be a list of messages, found {kind(value['traj'])}")
     messages = chat(value["traj"])
@@ -76,7 +78,7 @@ def _checked(value: Any) -> dict[str, Any]:
 
 
 def _trajectory(record: dict[str, Any], tools: list[Tool], reading: Reading) -> Trajectory:
-    messages: list[Message] = reading.redactor.value(record["messages"])
+    messages: list[Message] = reading.clean(record["messages"])
     reward = record["reward"]
     outcome = Outcome.SUCCESS if reward >= SUCCESS else Outcome.FAILURE
     if not messages:

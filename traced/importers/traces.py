@@ -61,7 +61,7 @@ def read_traces(
 def _collect(spill: Spill, take: Take, reading: Reading, resume: Resume | None, key: str | None) -> Iterator[Step]:
     place = place_of(resume)
     kept = place.offset  # so far the scratch database holds everything
-    for element in records(reading.path, place, key):
+    for element in records(reading, place, key):
         if isinstance(element, BadRecord):
             yield Step(bad=element)
             continue
