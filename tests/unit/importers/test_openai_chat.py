@@ -131,6 +131,14 @@ def test_redaction(path: Path) -> None:
     assert "sk-456" not in bad.raw
 
 
+def test_text_that_is_no_json_is_redacted_or_not_kept(path: Path) -> None:
+    path.write_text(f"{json.dumps({'messages': HELLO})}\n{{'key': 'sk-123'\n")
+    redactor = Redactor(["sk-[0-9]+"], ["email"])
+    assert read("openai", path, redactor=redactor)[1][0].raw == "{'key': '[redacted]'"
+    assert read("openai", path, redactor=redactor, by_field=True)[1][0].raw == ""  # where is the field?
+    assert read("tau-bench", path)[1][1].raw == ""
+
+
 def test_a_strict_reading_tells_bad_records_before_any_trajectory(path: Path) -> None:
     write(path, {"messages": HELLO}, {"messages": HELLO[:1]})
     first = next(step for step in steps("openai", path, strict=True) if step.bad or step.trajectories)
