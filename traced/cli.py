@@ -9,7 +9,20 @@ from typing import Annotated
 
 import typer
 
-from traced.commands import daemon, decide, devices, outcomes, run, service, serving, setup, show, steps, upkeep
+from traced.commands import (
+    daemon,
+    decide,
+    devices,
+    importing,
+    outcomes,
+    run,
+    service,
+    serving,
+    setup,
+    show,
+    steps,
+    upkeep,
+)
 from traced.commands.boundary import Verbs, stop_on_sigterm
 
 app = typer.Typer(
@@ -39,7 +52,7 @@ app.command()(daemon.resume)
 app.command()(setup.doctor)
 app.command()(run.demo)
 app.command()(steps.collect)
-app.command("import")(run.import_)
+app.command("import")(importing.import_)
 app.add_typer(outcomes.outcomes, name="outcomes")
 app.command()(run.analyze)
 app.command()(steps.synthesize)

@@ -139,6 +139,17 @@ def iterate_trajectories(
         after = found[-1].id
 
 
+def iterate_ids(session: Session, wanted: TrajectoryFilter = EVERYTHING) -> Iterator[str]:
+    """The ids of all trajectories of a filter, in the listing's order, a page of them in memory at a time."""
+    query = select(col(TrajectoryRow.id)).where(*_conditions(wanted)).order_by(*ORDER)
+    yield from session.exec(query, execution_options={"yield_per": IDS_PER_QUERY})
+
+
+def is_stored(session: Session, trajectory_id: str) -> bool:
+    """Whether there is a trajectory of this id."""
+    return bool(_stored_digests(session, [trajectory_id]))
+
+
 def count_reported(session: Session, source: str) -> dict[Outcome, int]:
     """How many trajectories of each outcome the source has reported itself, those that cycles recorded aside."""
     outcome = col(TrajectoryRow.outcome)

@@ -1,14 +1,26 @@
+import contextlib
+import gzip
 import json
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from store.database import open_store
 from tests.acceptance.conftest import Traced
+from traced.config import load_settings
+from traced.importing import Wanted, import_file
 
-RECORDS = Path(__file__).parent.parent / "data" / "tau-bench" / "three-records.json"
+DATA = Path(__file__).parent.parent / "data"
+RECORDS = DATA / "tau-bench" / "three-records.json"
 CANARY = "canary-in-the-ground-truth"
+HELLO = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 
 
 def records() -> list[dict[str, Any]]:
@@ -16,9 +28,13 @@ def records() -> list[dict[str, Any]]:
     return loaded
 
 
+def rows(data_dir: Path) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(data_dir / "traced.db")) as database:
+        return database.execute("select * from trajectories order by id").fetchall()
+
+
 def stored_rows(data_dir: Path) -> int:
-    with sqlite3.connect(data_dir / "traced.db") as database:
-        return int(database.execute("select count(*) from trajectories").fetchone()[0])
+    return len(rows(data_dir))
 
 
 def test_import_then_analyze_names_capabilities_and_repeating_changes_nothing(traced: Traced, tmp_path: Path) -> None:
@@ -29,7 +45,8 @@ def test_import_then_analyze_names_capabilities_and_repeating_changes_nothing(tr
     assert first.code == 0, first.err
     assert first.json["outcomes"] == {"success": 8, "failure": 16}
     again = traced("import", file, "--json").json
-    assert (first.json["added"], again["added"], again["cycle"]) == (24, 0, first.json["cycle"])
+    assert (first.json["added"], again["added"], again["known"]) == (24, 0, 24)
+    assert first.json["cycle"] == again["cycle"]
     analyzed = traced("analyze", "--json")
     assert analyzed.code == 0, analyzed.err
     assert analyzed.json["cycle"] == first.json["cycle"]
@@ -38,14 +55,15 @@ def test_import_then_analyze_names_capabilities_and_repeating_changes_nothing(tr
 
 
 def test_the_privileged_part_is_nowhere_in_the_data_directory(traced: Traced, tmp_path: Path) -> None:
-    planted = [{**record, "info": {**record["info"], "planted": CANARY}} for record in records()]
+    planted: list[Any] = [{**record, "info": {**record["info"], "planted": CANARY}} for record in records()]
     file = tmp_path / "planted.json"
-    file.write_text(json.dumps(planted))
+    file.write_text(json.dumps([*planted, {"task_id": 1, "reward": 2, "info": CANARY}]))
     assert CANARY in file.read_text()
-    assert traced("import", file).code == 0
+    ran = traced("import", file)
+    assert (ran.code, CANARY in ran.err) == (0, False)
     assert traced("analyze").code == 0
     kept = [path for path in (tmp_path / "traced-data").rglob("*") if path.is_file()]
-    assert kept
+    assert [path.suffix for path in kept if path.parent.name == "imports"] == [".jsonl"]
     assert not [path for path in kept if CANARY.encode() in path.read_bytes()]
 
 
@@ -59,23 +77,30 @@ def damaged(tmp_path: Path) -> Path:
     return file
 
 
-def test_a_damaged_record_names_its_line_and_nothing_is_stored(traced: Traced, tmp_path: Path, damaged: Path) -> None:
-    ran = traced("import", damaged, "--json")
+def test_strictly_a_damaged_record_names_its_line_and_nothing_is_stored(
+    traced: Traced, tmp_path: Path, damaged: Path
+) -> None:
+    ran = traced("import", damaged, "--strict", "--json")
     assert ran.code == 1
     assert f"{damaged}: record 2, line" in ran.json["error"]["message"]
     named = int(ran.json["error"]["message"].partition("line ")[2].partition(",")[0])
     starts = [n for n, text in enumerate(damaged.read_text().splitlines(), 1) if text == " {"]
     assert starts[1] <= named < starts[2]
-    assert "--skip-bad" in ran.err
+    assert "--strict" in ran.err
     assert stored_rows(tmp_path / "traced-data") == 0
+    assert list((tmp_path / "traced-data" / "imports").iterdir()) == []
 
 
-def test_the_good_records_are_kept_if_asked(traced: Traced, tmp_path: Path, damaged: Path) -> None:
-    ran = traced("import", damaged, "--skip-bad", "--json")
+@pytest.mark.parametrize("options", [(), ("--skip-bad",)])
+def test_the_good_records_are_stored_and_the_bad_ones_kept_aside(
+    traced: Traced, tmp_path: Path, damaged: Path, options: tuple[str, ...]
+) -> None:
+    ran = traced("import", damaged, *options, "--json")
     assert ran.code == 0, ran.err
-    assert ran.json["added"] == 2
-    assert len(ran.json["skipped"]) == 1
+    assert (ran.json["added"], ran.json["bad"], len(ran.json["skipped"])) == (2, 1, 1)
     assert "record 2" in ran.err
+    [aside] = [json.loads(line) for line in Path(ran.json["bad_file"]).read_text().splitlines()]
+    assert (aside["file"], aside["record"], aside["reason"]) == (str(damaged), 2, "the key 'reward' is missing")
     assert stored_rows(tmp_path / "traced-data") == 2
 
 
@@ -84,6 +109,112 @@ def test_a_file_that_is_not_there_or_of_no_known_format_is_refused(traced: Trace
     assert missing.code == 1
     assert "nowhere.json" in missing.err
     assert traced("import", RECORDS, "--format", "unheard-of").code == 2
+    (tmp_path / "poem.txt").write_text("Of arms and the man\n")
+    poem = traced("import", tmp_path / "poem.txt")
+    assert poem.code == 1
+    assert "openai|tau-bench|tau2-bench|langsmith|langfuse" in poem.err
+    folder = traced("import", tmp_path)
+    assert (folder.code, "is a folder" in folder.err) == (1, True)
+
+
+def test_a_wrong_format_is_an_error_that_names_the_right_one(traced: Traced, tmp_path: Path) -> None:
+    file = tmp_path / "conversations.jsonl"
+    file.write_text(f"{json.dumps({'messages': HELLO})}\n" * 150)
+    ran = traced("import", file, "--format", "langfuse")
+    assert ran.code == 1
+    assert "--format openai" in ran.err
+    assert "none of its first 100 records" in ran.err
+
+
+def test_nothing_good_is_a_failure(traced: Traced, tmp_path: Path) -> None:
+    file = tmp_path / "conversations.jsonl"
+    file.write_text('{"messages": []}\n{"messages": 3}\n')
+    ran = traced("import", file, "--json")
+    assert ran.code == 1
+    assert "all of its 2 records" in ran.json["error"]["message"]
+    file.write_text('{"id": "a", "run_type": "tool", "name": "f"}\n')
+    assert "hold no call of a model" in traced("import", file).err
+
+
+@pytest.mark.parametrize("name", ["langsmith-langchain.jsonl", "langfuse-openai.jsonl", "tau2-airline.json"])
+def test_exports_of_other_tools(traced: Traced, tmp_path: Path, name: str) -> None:
+    ran = traced("import", DATA / "exports" / name, "--agent", "clerk", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["source"] == name.partition("-")[0].replace("tau2", "tau2-bench")
+    assert (ran.json["outcomes"]["success"], ran.json["outcomes"]["failure"]) == (1, 1)
+    assert list((tmp_path / "traced-data" / "imports").iterdir()) == []
+
+
+def test_what_is_to_be_redacted_is_nowhere_in_the_data_directory(traced: Traced, tmp_path: Path) -> None:
+    secret = [{"role": "user", "content": "my key is sk-123456"}, {"role": "assistant", "content": "thank you"}]
+    lines = [
+        json.dumps({"messages": secret}),
+        json.dumps({"messages": secret[:1]}),
+        '{"messages": [{"content": "sk-123456',
+    ]
+    file = tmp_path / "conversations.jsonl.gz"
+    file.write_bytes(gzip.compress("\n".join(lines).encode()))
+    ran = traced("import", file, "--set", 'serving.redact=["sk-[0-9]+"]', "--json")
+    assert ran.code == 0, ran.err
+    assert (ran.json["added"], ran.json["bad"], ran.json["outcomes"]) == (1, 2, {"unknown": 1})
+    assert "[redacted]" in Path(ran.json["bad_file"]).read_text()
+    kept = [path for path in (tmp_path / "traced-data").rglob("*") if path.is_file()]
+    assert not [path for path in kept if b"sk-123456" in path.read_bytes()]
+
+
+def many_conversations(path: Path) -> None:
+    with path.open("w") as file:
+        for number in range(4000):
+            bad = number % 100 == 50
+            messages = [*HELLO, {"role": "user", "content": "x" * 300}]
+            file.write("{oops\n" if bad else json.dumps({"id": str(number), "messages": messages}) + "\n")
+
+
+def many_runs(path: Path) -> None:
+    """The traces of the export over and over, their runs far apart."""
+    lines = (DATA / "exports" / "langsmith-openai.jsonl").read_text().splitlines()
+    loaded = [(line, json.loads(line)["trace_id"]) for line in lines]
+    with path.open("w") as file:
+        for line, trace in loaded:
+            for number in range(500):
+                other = f"{number:08x}{trace[8:]}"
+                file.write(
+                    line.replace(trace, other).replace(json.loads(line)["id"], other[:8] + json.loads(line)["id"][8:])
+                    + "\n"
+                )
+
+
+def many_records(path: Path) -> None:
+    short = [{**record, "traj": record["traj"][:6]} for record in records()]
+    path.write_text(json.dumps([{**record, "trial": trial} for trial in range(700) for record in short]))
+
+
+@pytest.mark.parametrize("write", [many_conversations, many_runs, many_records])
+def test_a_killed_import_goes_on_and_ends_like_an_undisturbed_one(traced: Traced, tmp_path: Path, write: Any) -> None:
+    file = tmp_path / "many.jsonl"
+    write(file)
+    folder = tmp_path / "traced-data" / "imports"
+    command = [sys.executable, "-m", "traced", "import", str(file)]
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ, stderr=subprocess.DEVNULL) as running:
+        while running.poll() is None and not list(folder.glob("many.jsonl-*.json")):
+            os.sched_yield()
+        running.send_signal(signal.SIGKILL)
+    assert running.returncode == -signal.SIGKILL
+    before = stored_rows(tmp_path / "traced-data")
+    ran = traced("import", file, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["resumed"]
+    settings = load_settings(tmp_path / "undisturbed")
+    store = open_store(settings.store_url)
+    whole = import_file(store, settings, Wanted(file), at=datetime.now(UTC))
+    store.dispose()
+    assert 500 <= before < sum(whole.outcomes.values())
+    assert rows(tmp_path / "traced-data") == rows(tmp_path / "undisturbed")
+    assert (ran.json["cycle"], ran.json["outcomes"]) == (whole.cycle, whole.outcomes)
+    assert (ran.json["bad"], ran.json["passed"]) == (whole.bad, whole.passed)
+    if whole.bad_file is not None:
+        assert Path(ran.json["bad_file"]).read_bytes() == whole.bad_file.read_bytes()
+    assert [path.suffix for path in folder.iterdir()] == ([".jsonl"] if whole.bad else [])
 
 
 def test_there_is_nothing_to_analyze_in_an_empty_directory(traced: Traced) -> None:

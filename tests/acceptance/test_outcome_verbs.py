@@ -150,3 +150,18 @@ def test_a_source_that_is_not_there_is_told_with_those_that_are(traced: Traced, 
     ran = traced("outcomes", "check", "rules.toml", "--source", "elsewhere", "--json")
     assert ran.code == 1
     assert "'elsewhere'; there are those of: desk" in ran.json["error"]["message"]
+
+
+def test_rules_judge_what_an_import_brings_without_an_outcome(traced: Traced, tmp_path: Path) -> None:
+    rules, file = tmp_path / "rules.toml", tmp_path / "said.jsonl"
+    rules.write_text('[[rule]]\nname = "done"\noutcome = "success"\nwhen = {answer = {matches = "done"}}\n')
+    lines = [{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": text}]} for text in "ab"]
+    for line, answer in zip(lines, ("It is done.", "No."), strict=True):
+        line["messages"].append({"role": "assistant", "content": answer})
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = traced("import", str(file), "--set", f'outcomes.rules="{rules}"', "--json")
+    assert told.code == 0, told.err
+    assert (told.json["outcomes"], told.json["judged"]) == ({"unknown": 2}, 1)
+    rules.write_text("[[rule]]\n")
+    refused = traced("import", str(file), "--set", f'outcomes.rules="{rules}"')
+    assert (refused.code, "rules.toml" in refused.err) == (2, True)

@@ -27,6 +27,7 @@ from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import (
     TrajectoryFilter,
     get_trajectory,
+    iterate_ids,
     iterate_trajectories,
     list_trajectories,
     save_trajectories,
@@ -80,6 +81,7 @@ def test_listings_have_one_order_on_both(engine: Engine) -> None:
             save_cycle(opened, CYCLE)
             save_trajectories(opened, made)
             orders.append([t.id for t in iterate_trajectories(opened, page=4)])
+            assert list(iterate_ids(opened)) == orders[-1]
             assert [t.id for t in list_trajectories(opened, TrajectoryFilter(outcome=Outcome.FAILURE))] == orders[-1]
     assert orders[0] == orders[1]
     assert len(orders[0]) == 15

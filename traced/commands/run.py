@@ -1,7 +1,6 @@
-"""Verbs that begin with trajectories: demo (the whole cycle), import, analyze."""
+"""Verbs that begin with trajectories: demo (the whole cycle), analyze."""
 
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,38 +44,6 @@ def demo(
     if as_json:
         waiting = {"waiting": result.waiting} if result.waiting else {}
         print_json({**told(result.figures), **waiting})
-
-
-def import_(
-    file: Annotated[Path, typer.Argument(help="File of recorded trajectories.", show_default=False)],
-    *,
-    kind: Annotated[str, typer.Option("--format", help="Format of the file: tau-bench.")] = "tau-bench",
-    agent: Annotated[str, typer.Option("--agent", help="Name of the recorded agent.")] = "recorded",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave damaged records out.")] = False,
-    data_dir: DataDir = None,
-    given: Given = None,
-    as_json: AsJson = False,
-) -> None:
-    """Take in recorded trajectories; what only a grader could know is left behind."""
-    from traced.commands.stored import writing
-    from traced.imported import import_file
-    from traced.importers import FORMATS
-
-    if kind not in FORMATS:
-        raise typer.BadParameter(f"{kind!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
-    settings = read_settings(data_dir, given)
-    with writing(settings) as session:
-        found = import_file(session, settings, file, kind=kind, agent=agent, skip_bad=skip_bad, at=datetime.now(UTC))
-    for line in found.skipped:
-        progress.print(f"Left out: {line}", highlight=False, markup=False)
-    if as_json:
-        print_json(found)
-        return
-    counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.outcomes.items())) or "none"
-    console.print(
-        f"Trajectories from {file}: {counted}; {found.added} new, {len(found.skipped)} left out. Next: traced analyze",
-        highlight=False,
-    )
 
 
 def analyze(

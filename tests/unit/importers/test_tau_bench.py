@@ -8,7 +8,8 @@ import pytest
 from store.database import open_store, session, sqlite_url
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.types import EndCause, Outcome, Trajectory
-from traced.importers import FORMATS, BadRecord, UnreadableFile, read_tau_bench
+from tests.unit.importers.reading import read
+from traced.importers import BadRecord, UnreadableFile
 
 EXCERPT = Path(__file__).parents[2] / "data" / "tau-bench" / "three-records.json"
 CANARY = "canary-7f3d-planted-by-the-test"
@@ -32,12 +33,17 @@ def excerpt() -> list[dict[str, Any]]:
 
 
 def read_good(path: Path) -> tuple[list[Trajectory], list[BadRecord]]:
-    bad: list[BadRecord] = []
-    return list(read_tau_bench(path, skip_bad=True, on_bad=bad.append)), bad
+    return read("tau-bench", path)
+
+
+def read_tau_bench(path: Path) -> list[Trajectory]:
+    found, bad = read_good(path)
+    assert bad == []
+    return found
 
 
 def test_real_records() -> None:
-    found = list(FORMATS["tau-bench"](EXCERPT, model="gpt-4o"))
+    found, _ = read("tau-bench", EXCERPT, agent="gpt-4o")
     assert [(t.task_id, t.trial, t.outcome, t.reward) for t in found] == [
         ("38", 2, Outcome.SUCCESS, 1.0),
         ("43", 2, Outcome.FAILURE, 0.0),
@@ -86,7 +92,7 @@ def test_nothing_privileged_reaches_trajectories_or_the_database(write: Write, t
         record["traj"] = [message | {"hidden": CANARY, "reward_info": {CANARY: 1}} for message in record["traj"]]
     path = write(records)
     assert path.read_text().count(CANARY) > 100
-    found = list(read_tau_bench(path))
+    found = read_tau_bench(path)
     assert len(found) == 3
     assert CANARY not in repr(found)
     engine = open_store(sqlite_url(tmp_path / "traced.db"))
@@ -144,21 +150,17 @@ def message(**values: Any) -> dict[str, Any]:
         (GOOD | {"traj": [{"role": "user", "content": "hi"}]}, "first message"),
         (message(role="oracle"), "message 1 has no role"),
         (message(content=[1]), "message 1 has content that is no text but list"),
-        (message(tool_calls=[{"function": {"name": "f", "arguments": {}}}]), "message 1 has a tool call"),
         (message(tool_calls=[{"id": "x"}]), "message 1 has a tool call"),
         (message(tool_calls="x"), "message 1 has a tool call"),
     ],
 )
 def test_a_record_that_is_no_tau_bench_record(write: Write, record: Any, cause: str) -> None:
     path = write(f"[{json.dumps(GOOD)},\n  {json.dumps(record)},\n{json.dumps(GOOD | {'trial': 2})}]")
-    with pytest.raises(BadRecord) as told:
-        next(read_tau_bench(path))  # before anything is yielded
-    assert f"{path}: record 2, line 2, column 3: " in str(told.value)
-    assert cause in str(told.value)
-    assert "--skip-bad" in str(told.value)
     good, bad = read_good(path)
     assert [t.trial for t in good] == [0, 2]
-    assert [(record.record, record.line) for record in bad] == [(2, 2)]
+    assert [(record.record, record.line, record.raw) for record in bad] == [(2, 2, "")]  # never its privileged text
+    assert f"{path}: record 2, line 2, column 3: " in str(bad[0])
+    assert cause in str(bad[0])
 
 
 def test_calls_with_arguments_that_are_no_json_are_kept_as_they_are(write: Write) -> None:
@@ -171,13 +173,11 @@ def test_calls_with_arguments_that_are_no_json_are_kept_as_they_are(write: Write
 def test_a_truncated_file_keeps_its_whole_records(write: Write) -> None:
     whole = json.dumps([GOOD | {"trial": n} for n in range(3)])
     path = write(whole[:-30])
-    with pytest.raises(BadRecord, match="record 3, line 1"):
-        list(read_tau_bench(path))
     good, bad = read_good(path)
     assert [t.trial for t in good] == [0, 1]
-    assert len(bad) == 1
+    assert ["record 3, line 1" in str(record) for record in bad] == [True]
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFile, match="No such file"):
-        list(read_tau_bench(tmp_path / "none.json"))
+        read_tau_bench(tmp_path / "none.json")

@@ -10,6 +10,8 @@ from store.repositories.trajectories import (
     Saved,
     TrajectoryFilter,
     get_trajectory,
+    is_stored,
+    iterate_ids,
     iterate_trajectories,
     known_trajectories,
     list_trajectories,
@@ -97,6 +99,8 @@ def test_pages_meet_without_gap_or_overlap_in_one_order(db: Session, page: int) 
     expected = [t.id for t in sorted(made, key=lambda t: (t.task_id, t.trial))]
     assert [t.id for t in iterate_trajectories(db, page=page)] == expected
     assert [t.id for t in list_trajectories(db)] == expected
+    assert list(iterate_ids(db)) == expected
+    assert (is_stored(db, "t3"), is_stored(db, "t11")) == (True, False)
 
 
 def test_the_order_does_not_depend_on_ids(db: Session) -> None:

@@ -1,7 +1,7 @@
 """From exchanges to trajectories: once a conversation has been silent for a while, it is put together and judged.
 
 Exchanges of one conversation follow one another where a request's messages begin with what the one before ended with
-(``identity.position``); where they branch, every branch becomes a trajectory. Its id depends on its last exchange, so
+(``branching``); where they branch, every branch becomes a trajectory. Its id depends on its last exchange, so
 settling twice gives the same. People's feedback judges, else the rules, if there are any (``traced.outcomes``); what
 neither judges is unknown, which is no failure. An exchange that failed for a reason of the machinery (status 429, 5xx)
 is part of no trajectory. An answer in the shadow is a trajectory of its own, which no person's feedback judges.
@@ -29,7 +29,7 @@ from store.types import EndCause, Outcome, Trajectory
 from traced.outcomes import evidence
 from traced.outcomes.evidence import Labels
 from traced.outcomes.rules import UNDECIDED, Decision, Rules
-from traced.serving.gateway.identity import answered, position
+from traced.serving.gateway.branching import branches
 
 OK = 200
 TOGETHER = 100  # conversations of one look
@@ -77,12 +77,12 @@ def settle(
     decided: Decided | None = None,
 ) -> list[Trajectory]:
     """Put a conversation together; returns its trajectories, none where the rules were not asked about one of them."""
-    branches = _put_together(session, conversation_id, target)
-    if decided is not None and any(one.id not in decided.decisions for one in branches.made):
+    put = _put_together(session, conversation_id, target)
+    if decided is not None and any(one.id not in decided.decisions for one in put.made):
         return []
     feedback = serving.list_feedback(session, [conversation_id])
     made: list[Trajectory] = []
-    for trajectory, exchanges in zip(branches.made, branches.of, strict=True):
+    for trajectory, exchanges in zip(put.made, put.of, strict=True):
         answers = {one.response_id for one in exchanges} | {""}
         seen = trajectory.end_cause is not EndCause.SHADOW
         told = [one for one in feedback if seen and one.response_id in answers]
@@ -92,7 +92,7 @@ def settle(
         found = labels.standing([*told, *verdicts])
         made.append(replace(trajectory, outcome=found.outcome, reward=found.reward))
     save_trajectories(session, made)
-    serving.settle(session, branches.part_of, at=now)
+    serving.settle(session, put.part_of, at=now)
     return made
 
 
@@ -114,17 +114,17 @@ class _Branches:
 def _put_together(session: Session, conversation_id: str, target: str) -> _Branches:
     exchanges = serving.list_exchanges(session, conversation_id, unsettled=True)
     whole = [one for one in exchanges if one.status == OK and one.body and one.body["answer"]]
-    branches = _branches([one for one in whole if one.shadow_of is None])
-    made = [_trajectory(branch, target) for branch in branches]
+    chains = _branches([one for one in whole if one.shadow_of is None])
+    made = [_trajectory(branch, target) for branch in chains]
     for one in whole:
         if one.shadow_of is not None:
-            branches.append([one])
+            chains.append([one])
             detail = f"in the shadow of {one.shadow_of}"
             made.append(replace(_trajectory([one], target), end_cause=EndCause.SHADOW, detail=detail))
     part_of: dict[str, str | None] = {one.id: None for one in exchanges}
-    for trajectory, branch in zip(made, branches, strict=True):
+    for trajectory, branch in zip(made, chains, strict=True):
         part_of |= {one.id: trajectory.id for one in branch}
-    return _Branches(made, branches, part_of)
+    return _Branches(made, chains, part_of)
 
 
 def _ask(store: Engine, silent: Sequence[str], target: str, rules: Rules) -> tuple[list[str], Decided]:
@@ -149,23 +149,8 @@ def _verdict(trajectory_id: str, decided: Decided, at: datetime) -> list[Feedbac
 
 def _branches(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     """Chains of exchanges, each from a beginning to an end that nothing follows, in the order of their ends."""
-    ends: dict[str, Exchange] = {}
-    before: dict[str, str] = {}
-    for one in exchanges:
-        assert one.body is not None
-        messages = one.body["messages"]
-        before[one.id] = position(messages[: answered(messages)])
-        ends[position([*messages, one.body["answer"]])] = one
-    followed = set(before.values())
-    branches: list[list[Exchange]] = []
-    for end, one in ends.items():
-        if end in followed:
-            continue
-        branch = [one]
-        while (earlier := ends.get(before[branch[0].id])) is not None and earlier not in branch:
-            branch.insert(0, earlier)
-        branches.append(branch)
-    return branches
+    said = [(body["messages"], body["answer"]) for body in (one.body or {} for one in exchanges)]
+    return [[exchanges[index] for index in branch] for branch in branches(said)]
 
 
 def _trajectory(branch: Sequence[Exchange], target: str) -> Trajectory:

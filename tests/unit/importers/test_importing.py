@@ -1,0 +1,158 @@
+"""Imports into a store: what is kept between two runs, and when it counts."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from store.database import open_store, session
+from store.repositories.trajectories import iterate_ids, list_trajectories
+from tests.unit.importers.reading import EXPORTS
+from traced.config import Settings, load_settings
+from traced.importers.errors import AlreadyRunning, BadRecord, ImportFailed
+from traced.importers.ledger import Ledger
+from traced.importing import BATCH, Imported, Wanted, import_file
+
+HELLO = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Stop(Exception):
+    """The process is gone."""
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return load_settings(tmp_path / "data")
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Engine]:
+    engine = open_store(settings.store_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def run(settings: Settings, store: Engine) -> Callable[..., Imported]:
+    def imported(path: Path, *, stop: bool = False, **wanted: Any) -> Imported:
+        def after_a_batch(_: object) -> None:
+            if stop:
+                raise Stop
+
+        return import_file(store, settings, Wanted(path, **wanted), at=AT, on_batch=after_a_batch)
+
+    return imported
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """Two batches and a half, a bad line in each."""
+    path = tmp_path / "many.jsonl"
+    lines = [json.dumps({"id": str(number), "messages": HELLO}) for number in range(BATCH * 5 // 2)]
+    for at in (10, BATCH + 10, BATCH * 2 + 10):
+        lines.insert(at, "{oops")
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_an_import_that_was_stopped_goes_on(run: Any, many: Path) -> None:
+    with pytest.raises(Stop):
+        run(many, stop=True)
+    found = run(many)
+    assert found.resumed
+    assert (found.added, found.known, found.bad) == (BATCH * 5 // 2, 0, 3)
+    assert found.bad_file.read_text().count("\n") == 3
+    assert not run(many).resumed
+
+
+@pytest.mark.parametrize("change", ["from_start", "agent", "content", "store"])
+def test_it_begins_anew_where_what_was_done_does_not_count(run: Any, many: Path, store: Engine, change: str) -> None:
+    with pytest.raises(Stop):
+        run(many, stop=True)
+    if change == "content":
+        many.write_text(many.read_text().replace("hello", "howdy"))
+    if change == "store":
+        with session(store) as opened:
+            opened.connection().exec_driver_sql("DELETE FROM trajectories")
+    found = run(many, from_start=change == "from_start", agent="other" if change == "agent" else "recorded")
+    assert not found.resumed
+    assert found.added == (BATCH * 3 // 2 if change == "from_start" else BATCH * 5 // 2)
+    assert found.bad_file.read_text().count("\n") == 3
+
+
+def test_bad_records_behind_the_last_state_are_not_kept_twice(tmp_path: Path, many: Path) -> None:
+    def bad(number: int) -> BadRecord:
+        return BadRecord(many, number, number, 1, "oops")
+
+    with Ledger(tmp_path, many, {}) as ledger:
+        ledger.leave_out(bad(1))
+        ledger.commit({"file": {}})
+        ledger.leave_out(bad(2))
+    with Ledger(tmp_path, many, {}) as ledger:
+        assert (ledger.place, ledger.counts.bad) == ({"file": {}}, 1)
+        ledger.leave_out(bad(2))
+        ledger.finish()
+    assert [json.loads(line)["record"] for line in ledger.bad_file.read_text().splitlines()] == [1, 2]
+
+
+def test_a_file_is_imported_once_at_a_time(tmp_path: Path, many: Path) -> None:
+    with Ledger(tmp_path, many, {}), pytest.raises(AlreadyRunning), Ledger(tmp_path, many, {}):
+        pass
+
+
+def test_a_damaged_state_counts_for_nothing(run: Any, many: Path, settings: Settings) -> None:
+    with pytest.raises(Stop):
+        run(many, stop=True)
+    [state] = (settings.data_dir / "imports").glob("*.json")
+    state.write_text(state.read_text()[:40])
+    assert run(many).known == BATCH
+
+
+def test_strictly_nothing_is_stored_of_a_file_with_a_bad_line(run: Any, many: Path, store: Engine) -> None:
+    with pytest.raises(BadRecord, match="record 11, line 11"):
+        run(many, strict=True)
+    with session(store) as opened:
+        assert list(iterate_ids(opened)) == []
+
+
+@pytest.mark.parametrize("name", ["langsmith-openai.jsonl", "langfuse-openai.jsonl"])
+def test_strictly_nothing_of_an_export_either(run: Any, tmp_path: Path, store: Engine, name: str) -> None:
+    path = tmp_path / name
+    path.write_text((EXPORTS / name).read_text() + "{oops\n")
+    with pytest.raises(BadRecord):
+        run(path, strict=True)
+    with session(store) as opened:
+        assert list(iterate_ids(opened)) == []
+    assert run(path).added == 3
+
+
+def test_feedback_that_comes_with_a_later_export_judges(run: Any, tmp_path: Path, store: Engine) -> None:
+    path = tmp_path / "export.jsonl"
+    path.write_text((EXPORTS / "langsmith-openai.jsonl").read_text().replace('"feedback_stats"', '"none"'))
+    assert run(path).outcomes == {"unknown": 2, "infrastructure": 1}
+    found = run(EXPORTS / "langsmith-openai.jsonl")
+    assert (found.added, found.replaced, found.known) == (0, 2, 1)
+    with session(store) as opened:
+        assert sorted(str(one.outcome) for one in list_trajectories(opened)) == ["failure", "infrastructure", "success"]
+
+
+def test_what_the_scratch_database_cannot_do_is_told(run: Any, many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr("traced.importers.spill.Spill.add", full)
+    with pytest.raises(ImportFailed, match="disk is full"):
+        run(EXPORTS / "langsmith-openai.jsonl")
+
+
+def test_the_cycle_is_that_of_all_that_was_imported_in_the_listings_order(run: Any, many: Path, store: Engine) -> None:
+    run(many)
+    with session(store) as opened:
+        listed = [one.id for one in list_trajectories(opened)]
+        assert list(iterate_ids(opened)) == listed
