@@ -1,7 +1,7 @@
 """One request to an engine and its answer back to the client, byte for byte.
 
 Invariants: of the body only ``model`` is changed, and only where the engine calls it otherwise; status, content type,
-Retry-After and the engine's own headers are kept; a client that hangs up ends the engine's work. Another engine is
+Retry-After and the engine's own headers are kept, and its errors are in OpenAI's form (``engine_errors``); a client that hangs up ends the engine's work. Another engine is
 asked only while the client has got nothing and the first cannot have begun: it refused the connection, or it has lost
 the adapter. What was answered is kept for the record before the client has the end of it.
 How it fails: a stream that breaks off ends with an error event and without ``[DONE]``, so that no client takes it for
@@ -21,6 +21,7 @@ import aiohttp
 from aiohttp import web
 
 from traced.serving.client import BASE
+from traced.serving.gateway.engine_errors import in_openais_form
 from traced.serving.gateway.engines import Pool, Replica
 from traced.serving.gateway.problems import Refusal
 
@@ -107,7 +108,10 @@ class Forwarder:
             headers = {**asked.headers, **_kept(answer)}
             if asked.streamed:
                 return await _stream(asked, answer, headers)
-            asked.take(await answer.read())
+            text = await answer.read()
+            if not answer.ok:
+                text, headers["Content-Type"] = in_openais_form(answer.status, text), "application/json"
+            asked.take(text)
             asked.ended()
             return web.Response(status=answer.status, body=bytes(asked.answer), headers=headers)
 
