@@ -1,8 +1,8 @@
 """The OpenAI-compatible HTTP API over the batching engine.
 
 GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/embeddings (the base model's hidden states),
-/tokenize, /v1/load_lora_adapter, /v1/unload_lora_adapter. ``model`` is the base's served name or an adapter's. Every error has
-OpenAI's shape: 404 unknown model, 400 a wrong request (a context that is too long has the code
+/tokenize, /v1/load_lora_adapter, /v1/unload_lora_adapter. ``model`` is the base's served name or an adapter's. Every
+error has OpenAI's shape: 404 unknown model, 400 a wrong request (a context that is too long has the code
 ``context_length_exceeded``), 500 an engine failure. A client that hangs up cancels its request. ``stream=true`` answers
 with server-sent events that carry the whole message in one delta.
 

@@ -1,8 +1,8 @@
 """An engine's errors in the form that OpenAI's clients read.
 
 vLLM says the HTTP status as ``code`` and a Python class as ``type``; what stands behind a proxy may answer with plain
-text. Clients tell a conversation that is too long, or a model that is gone, by ``code``. Invariants: what is in OpenAI's
-form already is kept byte for byte; message and ``param`` are always kept, and fields that nobody knows.
+text. Clients tell a conversation that is too long, or a model that is gone, by ``code``. Invariants: what is in
+OpenAI's form already is kept byte for byte; message and ``param`` are always kept, and fields that nobody knows.
 """
 
 import json

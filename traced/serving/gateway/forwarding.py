@@ -1,9 +1,10 @@
 """One request to an engine and its answer back to the client, byte for byte.
 
 Invariants: of the body only ``model`` is changed, and only where the engine calls it otherwise; status, content type,
-Retry-After and the engine's own headers are kept, and its errors are in OpenAI's form (``engine_errors``); a client that hangs up ends the engine's work. Another engine is
-asked only while the client has got nothing and the first cannot have begun: it refused the connection, or it has lost
-the adapter. What was answered is kept for the record before the client has the end of it.
+Retry-After and the engine's own headers are kept, and its errors are in OpenAI's form (``engine_errors``); a client
+that hangs up ends the engine's work. Another engine is asked only while the client has got nothing and the first cannot
+have begun: it refused the connection, or it has lost the adapter. What was answered is kept for the record before the
+client has the end of it.
 How it fails: a stream that breaks off ends with an error event and without ``[DONE]``, so that no client takes it for
 whole. Not covered: which model (``app``), what becomes of the record (``spool``).
 """
