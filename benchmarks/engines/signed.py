@@ -1,7 +1,7 @@
 """LoRA adapters of the bundled model that sign: each answers with one word of its own, token after token, whatever it
 is asked.
 
-An answer in which another word appears was made, in part or as a whole, by other weights. The words are single tokens
+``speaker`` makes one that answers with any text. An answer in which another word appears was made, in part or as a whole, by other weights. The words are single tokens
 of letters alone, so that a decoded answer is its word repeated. Made by a few steps of supervised training on real
 dialogue openings; deterministic; checked greedily by whoever serves them. Fails with ``AssertionError`` where the
 training did not take.
@@ -27,7 +27,8 @@ STEPS = 30
 RATE = 1e-2
 RANK = 8
 BATCH = 8
-SURE = 2.0  # nats by which the word is likelier than any other, at every position
+SURE = 2.0  # nats by which the right token is likelier than any other, at every position
+REPEATED = 12  # words in the answer that an adapter learns; it goes on so
 LENGTH = range(3, 8)  # letters of a word
 
 
@@ -59,8 +60,17 @@ def signed(folder: Path, count: int) -> list[Signed]:
         asked = [render(tokenizer, messages, []) for messages in questions(BATCH)]
         for number in missing:
             (token,) = tokenizer.encode(words[number], add_special_tokens=False)
-            _train(model, asked, token, folder / f"{number}")
+            _train(model, asked, [token] * REPEATED, folder / f"{number}")
     return [Signed(folder / f"{number}", words[number]) for number in range(count)]
+
+
+def speaker(folder: Path, text: str) -> Path:
+    """An adapter in ``folder`` that answers with ``text``, special tokens and all, whatever it is asked."""
+    model, tokenizer = load_model(ModelFiles("bundled", BUNDLED))
+    model.requires_grad_(False)
+    asked = [render(tokenizer, messages, []) for messages in questions(BATCH)]
+    _train(model, asked, tokenizer.encode(text, add_special_tokens=False), folder)
+    return folder
 
 
 def _words(count: int) -> list[str]:
@@ -76,25 +86,30 @@ def _words(count: int) -> list[str]:
     return chosen[:count]
 
 
-def _train(model: Any, asked: Sequence[list[int]], token: int, path: Path) -> None:
-    torch.manual_seed(token)
+def _train(model: Any, asked: Sequence[list[int]], answer: list[int], path: Path) -> None:
+    torch.manual_seed(answer[0])
     config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted = get_peft_model(model, config)
     optimiser = torch.optim.Adam([p for p in adapted.parameters() if p.requires_grad], lr=RATE)
     length = min(map(len, asked))
-    prompts = torch.tensor([ids[-length:] + [token] * 12 for ids in asked])
-    wanted = torch.full((prompts.numel(),), token)
+    prompts = torch.tensor([ids[-length:] + answer for ids in asked])
+    wanted = torch.tensor(answer * len(asked))
     for _ in range(STEPS):
-        logits = adapted(input_ids=prompts).logits.flatten(0, 1)
-        loss = cross_entropy(logits, wanted)
+        loss = cross_entropy(_answers(adapted, prompts, length), wanted)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
     with torch.no_grad():
-        logits = adapted(input_ids=prompts).logits.flatten(0, 1)
-    own = logits[:, token].clone()
-    logits[:, token] = -torch.inf
-    least = (own - logits.max(-1).values).min().item()
-    assert least > SURE, f"the adapter of token {token} is not sure: {least:.2f} nats"
+        logits = _answers(adapted, prompts, length)
+    own = logits.gather(1, wanted[:, None])
+    others = logits.scatter(1, wanted[:, None], -torch.inf).amax(1, keepdim=True)
+    least = (own - others).min().item()
+    assert least > SURE, f"the adapter that answers {answer} is not sure: {least:.2f} nats"
     adapted.save_pretrained(path)
     adapted.unload()
+
+
+def _answers(adapted: Any, prompts: torch.Tensor, length: int) -> torch.Tensor:
+    """The logits of the answers' tokens, [prompts * answer, vocabulary]."""
+    logits: torch.Tensor = adapted(input_ids=prompts).logits[:, length - 1 : -1].flatten(0, 1)
+    return logits

@@ -32,7 +32,11 @@ VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
 }
-CPU_FLAGS = ("--dtype=float32", "--enforce-eager")  # bfloat16 is slower on most CPUs; compiling takes minutes
+CPU_FLAGS = (
+    "--dtype=float32",  # bfloat16 is slower on most CPUs
+    "--enforce-eager",  # compiling takes minutes
+    "--worker-extension-cls=traced.serving.vllm_repair.Repaired",
+)
 CACHE_GIB = (1, 4)  # of key-value cache on a CPU, the least and the most
 ASK_S = 60.0
 STILL_S = 20.0
