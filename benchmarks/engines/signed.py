@@ -1,7 +1,7 @@
 """LoRA adapters of the bundled model that sign: each answers with one word of its own, token after token, whatever it
-is asked.
+is asked. ``speaker`` makes one that answers with any text.
 
-``speaker`` makes one that answers with any text. An answer in which another word appears was made, in part or as a whole, by other weights. The words are single tokens
+An answer in which another word appears was made, in part or as a whole, by other weights. The words are single tokens
 of letters alone, so that a decoded answer is its word repeated. Made by a few steps of supervised training on real
 dialogue openings; deterministic; checked greedily by whoever serves them. Fails with ``AssertionError`` where the
 training did not take.
@@ -64,11 +64,11 @@ def signed(folder: Path, count: int) -> list[Signed]:
     return [Signed(folder / f"{number}", words[number]) for number in range(count)]
 
 
-def speaker(folder: Path, text: str) -> Path:
-    """An adapter in ``folder`` that answers with ``text``, special tokens and all, whatever it is asked."""
+def speaker(folder: Path, text: str, tools: Sequence[dict[str, Any]]) -> Path:
+    """An adapter in ``folder`` that answers, offered ``tools``, with ``text``, special tokens and all."""
     model, tokenizer = load_model(ModelFiles("bundled", BUNDLED))
     model.requires_grad_(False)
-    asked = [render(tokenizer, messages, []) for messages in questions(BATCH)]
+    asked = [render(tokenizer, messages, tools) for messages in questions(BATCH)]
     _train(model, asked, tokenizer.encode(text, add_special_tokens=False), folder)
     return folder
 

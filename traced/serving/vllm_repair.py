@@ -2,8 +2,8 @@
 
 vLLM's kernels for a CPU (0.32.0, ``vllm.lora.ops.torch_ops``) look a row's weights up by its adapter's slot, and a row
 without an adapter has slot -1, which counts from the end: a base request that shares a batch with an adapter's request
-is answered by the adapter in the last slot (its pull request 48421). Its kernels for a GPU leave such rows out. Here the
-first of the two products is made zero for them, so that the second adds nothing.
+is answered by the adapter in the last slot (its pull request 48421). Its kernels for a GPU leave such rows out. Here
+the first of the two products is made zero for them, so that the second adds nothing.
 
 Invariant: nothing is changed where the fault is not found. Not covered: engines that somebody else starts; whoever runs
 vLLM with adapters on a CPU gives it the same flag, with traced's code on its ``PYTHONPATH``.
