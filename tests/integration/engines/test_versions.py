@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def mild(folder: Path) -> Path:
     """An adapter that changes the answers a little, with random weights."""
     model, _ = load_model(ModelFiles("bundled", BUNDLED))
     torch.manual_seed(5)
-    adapted = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM"))
+    adapted = get_peft_model(
+        model, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     for name, weight in adapted.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(weight, std=0.1)
@@ -92,10 +95,9 @@ def test_loading_again_changes_nothing_and_what_cannot_be_loaded_is_refused(ther
     async def check() -> None:
         async with EngineClient(there.engine, base=there.base) as client:
             await client.load_adapter("twice", signed.path)
-            try:  # vLLM says that it has it, the embedded engine does nothing
+            again = pytest.raises(RequestError, match="already") if there.kind != "embedded" else nullcontext()
+            with again:  # the embedded engine does nothing
                 await client.load_adapter("twice", signed.path)
-            except RequestError as error:
-                assert "already" in str(error)
             made = await client.chat("twice", questions(1)[0], [], temperature=0.0, max_tokens=4)
             assert signed.signs(str(made.message["content"]))
             assert sorted(await client.models()) == sorted([there.base, *LIVE, "twice"])

@@ -217,7 +217,10 @@ def _choice(body: GenerationRequest, generation: Generation) -> dict[str, Any]:
 
 def _chat_choice(tokenizer: Any, body: ChatRequest, generation: Generation) -> dict[str, Any]:
     choice = _choice(body, generation)
-    choice["message"] = parse(body.text(tokenizer, generation), first_call=count_calls(body.messages))
+    said = body.text(tokenizer, generation)
+    choice["message"] = {"role": "assistant", "content": said}
+    if body.offered_tools():
+        choice["message"] = parse(said, first_call=count_calls(body.messages))
     if "tool_calls" in choice["message"] and generation.finish_reason == "stop":
         choice["finish_reason"] = "tool_calls"
     if body.logprobs:
