@@ -74,12 +74,18 @@ class Race:
     url: str
     wanted: int
     rng: random.Random
+    pause_s: float
     history: History = field(default_factory=History)
     live: dict[str, str] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     by: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     changes: int = 0
+
+    @property
+    def skills(self) -> list[str]:
+        """The capabilities."""
+        return sorted({name.partition("@")[0] for name in self.made.versions})
 
     @property
     def answered(self) -> int:
@@ -119,12 +125,12 @@ class Race:
         """Promote and roll back until cancelled."""
         while True:
             began = time.monotonic()
-            skill = f"skill-{self.rng.randrange(CAPABILITIES)}"
+            skill = self.rng.choice(self.skills)
             with suppress(StoreError):
                 await asyncio.to_thread(self._change, skill)
             self.history.change(began, set(self.live.values()))
             self.changes += 1
-            await asyncio.sleep(PAUSE_S * self.rng.uniform(0.2, 2))
+            await asyncio.sleep(self.pause_s * self.rng.uniform(0.2, 2))
 
     def _change(self, skill: str) -> None:
         if skill in self.live and self.rng.random() < 0.3:
@@ -134,7 +140,7 @@ class Race:
             else:
                 self.live[skill] = now
             return
-        others = [f"{skill}@v{number}" for number in range(1, VERSIONS + 1)]
+        others = [name for name in self.made.versions if name.startswith(f"{skill}@")]
         name = self.rng.choice([other for other in others if other != self.live.get(skill)])
         self.made.promote(name)
         self.live[skill] = name
@@ -153,15 +159,16 @@ async def check_signatures(made: Installation, engine: str) -> None:
             await client.unload_adapter(own)
 
 
-async def race(made: Installation, url: str, requests: int, clients: int, seed: int = 0) -> Race:
+async def race(made: Installation, url: str, requests: int, clients: int, pause_s: float = PAUSE_S) -> Race:
     """Ask so many times while versions come and go."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         async with http.get(f"{url}/ready") as answer:
             (engine,) = (await answer.json())["engines"]
         await check_signatures(made, engine)
-        run = Race(made, url, requests, random.Random(seed))
-        for skill in range(CAPABILITIES):
-            made.route([f"c-{number}" for number in range(skill, CONVERSATIONS, CAPABILITIES)], f"skill-{skill}@v1")
+        run = Race(made, url, requests, random.Random(0), pause_s, live=made.live())
+        run.history.change(time.monotonic(), set(run.live.values()))
+        for number, skill in enumerate(run.skills):
+            made.route([f"c-{each}" for each in range(number, CONVERSATIONS, len(run.skills))], f"{skill}@v1")
         changing = asyncio.create_task(run.promotions())
         try:
             await asyncio.gather(*(run.client(http, number) for number in range(clients)))

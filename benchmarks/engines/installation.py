@@ -16,7 +16,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from benchmarks.engines.signed import RANK, Signed, signed
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, reading, session, sqlite_url
 from store.records import (
     AdapterVersion,
     Approval,
@@ -57,6 +57,12 @@ class Installation:
         """Give conversations to a version, as if they had been decided on."""
         with session(self.store) as opened:
             save_routes(opened, [ConversationRoute(each, name, {}, 0.0, "", AT) for each in conversation_ids])
+
+    def live(self) -> dict[str, str]:
+        """The live version of each capability that has one."""
+        with reading(self.store) as opened:
+            names = [promotion.adapter for promotion in promotions.live_adapters(opened)]
+        return {name.partition("@")[0]: name for name in names}
 
     def roll_back(self, name: str) -> str | None:
         """Undo its promotion; returns what is live in its place."""

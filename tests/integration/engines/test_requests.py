@@ -174,9 +174,9 @@ def test_models_are_those_on_offer(there: There) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_a_context_that_is_too_long_has_openais_code(there: There, path: str) -> None:
-    long = (
-        {"messages": [{"role": "user", "content": "order " * LENGTH}]} if "chat" in path else {"prompt": [5] * LENGTH}
-    )
+    long: dict[str, Any] = {"prompt": [5] * (LENGTH + 1)}
+    if "chat" in path:
+        long = {"messages": [{"role": "user", "content": "order " * LENGTH}]}
     refused = there.http.post(path, json={"model": "base", "max_tokens": 4, **long})
     error = refused.json()["error"]
     assert (refused.status_code, error["type"]) == (400, "invalid_request_error")
