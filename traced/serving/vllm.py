@@ -37,7 +37,7 @@ CPU_FLAGS = (
     "--enforce-eager",  # compiling takes minutes
     "--worker-extension-cls=traced.serving.vllm_repair.Repaired",
 )
-CACHE_GIB = (1, 4)  # of key-value cache on a CPU, the least and the most
+CACHE_GIB = (1, 2)  # of key-value cache on a CPU, the least and the most
 ASK_S = 60.0
 STILL_S = 20.0
 LINES = 60  # of the log, looked at together
