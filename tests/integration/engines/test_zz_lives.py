@@ -87,6 +87,7 @@ def test_killed_it_comes_back_with_its_adapters(there: There) -> None:
     if there.outside is not None:
         for process in filter(lives, others):  # its workers outlive it
             process.kill()
+        there.outside.stop()
         there.outside.start()
     until(lambda: there.http.get("/ready").is_success, "it serves again", seconds=180)
     there.until_offered(*LIVE)
