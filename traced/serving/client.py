@@ -6,6 +6,7 @@ answering is an ``EngineError``. No retries: a caller that may ask again decides
 loop.
 """
 
+import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ import aiohttp
 from sandbox.contract import Message, Tool
 from traced.rollout.policy import Completion
 from traced.serving.errors import ContextLengthError, EngineError, RequestError, UnknownModelError
+from traced.serving.routing_prompt import ANSWER, label_ids_in
 
 KEEP_ALIVE_S = 30.0  # the embedded server keeps idle connections longer
 EMBEDDED_TOGETHER = 64
@@ -36,6 +38,7 @@ class EngineClient:
         self.base = base  # what the engine calls the base model
         self._headers = {"Authorization": f"Bearer {key}"} if key else None
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=timeout_s)
+        self._fit: set[tuple[str, ...]] = set()  # base model and labels that were found to fit
         self._http: aiohttp.ClientSession | None = None  # made inside the event loop that it belongs to
 
     async def __aenter__(self) -> "EngineClient":
@@ -91,6 +94,25 @@ class EngineClient:
             top = {entry["token"]: entry["logprob"] for entry in content}
         return _labels_among(top, labels)
 
+    async def check_labels(self, labels: Sequence[str]) -> None:
+        """Make sure, once, that each label is a single token after ``Answer:`` for the base model's tokenizer.
+
+        Raises ``RoutingPromptError`` where one is not; an engine that cannot be asked is a failure like any other.
+        """
+        asked = (self.base, *labels)
+        if asked not in self._fit:
+            stem, *answers = await asyncio.gather(*(self._token_ids(ANSWER + label) for label in ("", *labels)))
+            label_ids_in(stem, dict(zip(labels, answers, strict=True)))
+            self._fit.add(asked)
+
+    async def _token_ids(self, text: str) -> list[int]:
+        body = {"model": self.base, "prompt": text, "add_special_tokens": False}
+        answer = await self._post("/tokenize", body)
+        try:
+            return list(answer["tokens"])
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"{self.url} answered without token ids: {error!r}") from error
+
     async def embeddings(self, texts: Sequence[str], model: str = "base") -> list[list[float]]:
         """One vector per text, in order; ``EMBEDDED_TOGETHER`` texts to a request."""
         found: list[list[float]] = []
@@ -112,6 +134,14 @@ class EngineClient:
     async def unload_adapter(self, name: str) -> None:
         """Stop serving an adapter."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def sleep(self) -> None:
+        """Let it give its device's memory back, once its requests have ended (vLLM's sleep mode)."""
+        await self._post("/sleep?level=1&mode=wait", {})
+
+    async def wake_up(self) -> None:
+        """Undo ``sleep``; it then answers as before."""
+        await self._post("/wake_up", {})
 
     async def models(self) -> list[str]:
         """Names that requests may use: the base first, then adapters."""

@@ -8,9 +8,10 @@ The parent binds the socket and hands it over, so that a free port is never lost
 """
 
 import contextlib
+import re
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ LOG_LINES = 12
 LOGS_KEPT = 20  # of earlier engines, the newest
 POLL_S = 0.1
 STOP_S = 10.0
+ERROR = re.compile(r"(^|\s)[A-Za-z_.]*(Error|Exception)\b: ")  # the last line of a traceback
 
 
 @dataclass
@@ -120,10 +122,11 @@ def _spawn(
         raise EngineStartError(error.message, hint=error.hint) from error
 
 
-def wait_ready(engine: EngineProcess, timeout_s: float) -> None:
+def wait_ready(engine: EngineProcess, timeout_s: float, meanwhile: Callable[[], None] = lambda: None) -> None:
     """Wait until an engine that was started answers. Raises ``EngineStartError`` with the end of its log."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
+        meanwhile()
         if not engine.alive:
             engine.stop()
             raise EngineStartError(
@@ -143,4 +146,14 @@ def wait_ready(engine: EngineProcess, timeout_s: float) -> None:
 
 
 def _last_lines(engine: EngineProcess) -> str:
-    return "\n".join(f"  {line}" for line in engine.child.log.last_lines(LOG_LINES)) or "  (nothing)"
+    lines = engine.child.log.last_lines(LOG_LINES)
+    first = _first_error(engine.log)  # of several processes the one that failed first says why
+    if first and first not in lines:
+        lines = [first, "...", *lines]
+    return "\n".join(f"  {line}" for line in lines) or "  (nothing)"
+
+
+def _first_error(log: Path) -> str:
+    with contextlib.suppress(OSError), log.open(errors="replace") as lines:
+        return next((line.rstrip() for line in lines if ERROR.search(line)), "")
+    return ""

@@ -2,7 +2,8 @@
 
 Two routers exist: ``LabelRouter``, the paper's arg-max over the label tokens after the routing prompt (TRACE, section
 3.5), and ``hidden_state_router.HiddenStateRouter`` for models too small for that. Routing never fails a request: when
-the engine cannot answer or no label is among the likely tokens, the base model serves and the decision says why.
+the engine cannot answer, a label is not a single token of its tokenizer or none is among the likely tokens, the base
+model serves and the decision says why.
 """
 
 import asyncio
@@ -69,6 +70,7 @@ class LabelRouter:
             names = [*(route.model for route in self.adapters), BASE]
             models = dict(zip((option.label for option in options), names, strict=True))
             prompt = routing_prompt(opening_text(task.messages), options)
+            await self.client.check_labels(list(models))
             found = await self.client.label_logprobs(prompt, list(models), BASE)
         except ServingError as error:
             return RoutingDecision(BASE, {}, time.perf_counter() - started, f"routing failed: {error}")

@@ -10,7 +10,7 @@ option is always one line. The bundled model is pre-trained on this form: changi
 Fails with ``RoutingPromptError``. Not covered: asking a model (``router.py``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import Any, Protocol
@@ -74,9 +74,13 @@ def routing_prompt(task_text: str, options: Sequence[RouteOption]) -> str:
 def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> dict[str, int]:
     """The token id that follows ``Answer:`` for each label; each label must be exactly one token there."""
     stem = tokenizer.encode(ANSWER, add_special_tokens=False)
+    return label_ids_in(stem, {label: tokenizer.encode(ANSWER + label, add_special_tokens=False) for label in labels})
+
+
+def label_ids_in(stem: list[int], answers: Mapping[str, list[int]]) -> dict[str, int]:
+    """As ``label_ids``, from the token ids of ``Answer:`` and of each label after it."""
     found: dict[str, int] = {}
-    for label in labels:
-        ids = tokenizer.encode(ANSWER + label, add_special_tokens=False)
+    for label, ids in answers.items():
         if ids[:-1] != stem:
             raise RoutingPromptError(
                 f"label {label!r} is not a single token after {ANSWER!r}: {ids} does not extend {stem} by one id",

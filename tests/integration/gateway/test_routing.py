@@ -70,6 +70,17 @@ def test_what_another_router_decided_meanwhile_counts(tmp_path: Path) -> None:
     run(tmp_path, check, live=V1)
 
 
+def test_labels_that_are_no_single_tokens_of_the_engines_tokenizer_decide_nothing(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        made.engine.letters_a_token = 2
+        assert said(await made.ask(headers={"X-Traced-Conversation": "pairs"})) == f"signed {BASE}"
+        with reading(made.store) as opened:
+            (kept,) = find_routes(opened, ["pairs"]).values()
+        assert kept.why.startswith("routing failed: label 'A' is not a single token after 'Answer:'")
+
+    run(tmp_path, check, live=V1)
+
+
 def test_an_explicit_model_bypasses_the_decision(tmp_path: Path) -> None:
     async def check(made: Place) -> None:
         assert await models(made) == ["auto", "base", V1]

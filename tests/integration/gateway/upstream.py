@@ -69,6 +69,10 @@ class Upstream:
     refuses_loads: bool = False
     health_delay_s: float = 0.0
     knows_responses: bool = True
+    letters_a_token: int = 1
+    asleep: bool = False
+    sleeps: list[int] = field(default_factory=list)  # requests that ran when it was put to sleep
+    refuses_sleep: bool = False
     slots: "Slots | None" = None
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -80,6 +84,9 @@ class Upstream:
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/load_lora_adapter", self._load)
         app.router.add_post("/v1/unload_lora_adapter", self._unload)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/sleep", self._sleep)
+        app.router.add_post("/wake_up", self._wake_up)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/responses", self._respond)
@@ -127,6 +134,22 @@ class Upstream:
         top = {self.label: -0.1, " other": -3.0}
         return web.json_response({"id": "cmpl-1", "choices": [{"text": "x", "logprobs": {"top_logprobs": [top]}}]})
 
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        text = (await request.json())["prompt"]
+        step = self.letters_a_token
+        return web.json_response({"tokens": [hash(text[i : i + step]) for i in range(0, len(text), step)]})
+
+    async def _sleep(self, request: web.Request) -> web.Response:
+        if self.refuses_sleep:
+            return web.json_response({"error": {"message": "no sleep mode"}}, status=500)
+        self.asleep = True
+        self.sleeps.append(self.running)
+        return web.json_response({"status": "sleeping"})
+
+    async def _wake_up(self, request: web.Request) -> web.Response:
+        self.asleep = False
+        return web.json_response({"status": "awake"})
+
     async def _respond(self, request: web.Request) -> web.Response:
         if not self.knows_responses:
             raise web.HTTPNotFound
@@ -139,6 +162,7 @@ class Upstream:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        assert not self.asleep
         self.asked.append(body)
         self.running += 1
         try:

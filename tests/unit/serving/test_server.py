@@ -19,7 +19,13 @@ from traced.serving.client import EngineClient
 from traced.serving.embedded.chat import render
 from traced.serving.embedded.core import Engine, Request, Sampling
 from traced.serving.embedded.server import build_app
-from traced.serving.errors import ContextLengthError, EngineError, RequestError, UnknownModelError
+from traced.serving.errors import (
+    ContextLengthError,
+    EngineError,
+    RequestError,
+    RoutingPromptError,
+    UnknownModelError,
+)
 from traced.serving.router import LabelRouter, Route, RoutedPolicy
 
 torch.set_num_threads(1)
@@ -107,7 +113,8 @@ def test_adapters_are_models(tmp_path: Path) -> None:
         ("chat/completions", {"model": "nobody", "messages": USER}, 404, "nobody"),
         ("chat/completions", {"model": "base"}, 400, "messages"),
         ("chat/completions", {"model": "base", "messages": []}, 400, "messages"),
-        ("chat/completions", {"model": "base", "messages": USER, "n": 2}, 400, "n=2"),
+        ("chat/completions", {"model": "base", "messages": USER, "n": 2, "temperature": 0}, 400, "n must be 1"),
+        ("chat/completions", {"model": "base", "messages": USER, "top_p": 0.5}, 400, "top_p=0.5"),
         ("chat/completions", {"model": "base", "messages": USER, "temperature": -1}, 400, "temperature"),
         ("chat/completions", {"model": "base", "messages": USER, "tool_choice": "required"}, 400, "tool_choice"),
         (
@@ -120,7 +127,6 @@ def test_adapters_are_models(tmp_path: Path) -> None:
         ("completions", {"model": "base", "prompt": [10**9]}, 400, "token ids"),
         ("completions", {"model": "base", "prompt": ""}, 400, "empty"),
         ("completions", {"model": "base", "prompt": ["a", "b"]}, 400, "one prompt"),
-        ("completions", {"model": "base", "prompt": "a", "stream": True}, 400, "stream"),
         ("nothing", {}, 404, "Not Found"),
     ],
 )
@@ -181,6 +187,44 @@ def test_streams_carry_the_whole_message() -> None:
         assert chunks[0]["choices"][0]["delta"]["content"] == whole["message"]["content"]
         assert chunks[1]["choices"][0]["finish_reason"] == whole["finish_reason"]
         assert chunks[2]["usage"]["completion_tokens"] <= 5
+
+    run(check)
+
+
+def test_a_text_is_streamed_too() -> None:
+    async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
+        body = {"model": "base", "prompt": "Please return", "seed": 1, "max_tokens": 5}
+        whole = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+        lines = (await http.post("/v1/completions", json=body | {"stream": True})).text.split("\n\n")
+        said, end = (json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:2])
+        assert (said["text"], end["finish_reason"]) == (whole["text"], whole["finish_reason"])
+        assert lines[2] == "data: [DONE]"
+
+    run(check)
+
+
+def test_several_answers_are_those_of_the_seeds_that_follow() -> None:
+    async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
+        body = {"model": "base", "messages": USER, "max_tokens": 5}
+        many = (await http.post("/v1/chat/completions", json=body | {"seed": 3, "n": 3})).json()
+        alone = [(await http.post("/v1/chat/completions", json=body | {"seed": 3 + i})).json() for i in range(3)]
+        assert [c["message"] for c in many["choices"]] == [one["choices"][0]["message"] for one in alone]
+        assert [c["index"] for c in many["choices"]] == [0, 1, 2]
+        made = sum(one["usage"]["completion_tokens"] for one in alone)
+        assert many["usage"]["completion_tokens"] == made
+
+    run(check)
+
+
+def test_a_stop_text_ends_the_answer_and_is_not_in_it() -> None:
+    async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
+        body = {"model": "base", "prompt": "Please return", "temperature": 0, "max_tokens": 12}
+        whole = (await http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+        stop = whole[4:6]
+        ended = (await http.post("/v1/completions", json=body | {"stop": ["nowhere", stop]})).json()
+        choice = ended["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+        assert ended["usage"]["completion_tokens"] < 12
 
     run(check)
 
@@ -247,6 +291,18 @@ def test_label_logprobs_are_those_of_the_next_token() -> None:
     run(check)
 
 
+def test_labels_are_checked_against_the_engines_own_tokenizer() -> None:
+    async def check(http: httpx.AsyncClient, client: EngineClient, _: Engine) -> None:
+        told = (await http.post("/tokenize", json={"prompt": "Answer:A", "add_special_tokens": False})).json()
+        assert told["tokens"] == WORDS.encode("Answer:A", add_special_tokens=False)
+        assert told["count"] == len(told["tokens"])
+        await client.check_labels(["A", "B"])
+        with pytest.raises(RoutingPromptError, match="label 'quagga' is not a single token"):
+            await client.check_labels(["A", "quagga"])
+
+    run(check)
+
+
 class Scripted:
     """Stands in for the client where the router's own rules are tested: fixed label log-probs."""
 
@@ -254,6 +310,9 @@ class Scripted:
         self.found = found
         self.asked: list[str] = []
         self.models: list[str] = []
+
+    async def check_labels(self, labels: list[str]) -> None:
+        assert labels
 
     async def label_logprobs(self, prompt: str, labels: list[str], model: str) -> dict[str, float]:
         self.asked.append(prompt)

@@ -255,7 +255,7 @@ class Engine:
                 broken.append(running)
                 continue
             running.take(token, logprob, table[row])
-            reason = running.finish_reason(self._stops)
+            reason = running.finish_reason(self._stops, self.tokenizer)
             if reason is None:
                 alive.append(running)
             else:

@@ -4,6 +4,7 @@ OpenAI's fields, plus vLLM's ``return_token_ids``. A field that would change the
 refused when it asks for more than the default; fields without influence (``user``, ``metadata``) are ignored.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,11 +13,9 @@ from traced.serving.embedded.requests import Generation, Sampling
 from traced.serving.errors import RequestError
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "top_p": (1,),
     "top_k": (-1, 0),
-    "stop": ([],),
     "echo": (False,),
     "suffix": ("",),
     "presence_penalty": (0,),
@@ -24,8 +23,15 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
 }
 MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
 
 
 class GenerationRequest(BaseModel):
@@ -37,6 +43,8 @@ class GenerationRequest(BaseModel):
     temperature: float | None = Field(default=None, ge=0)
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stop: str | list[str] | None = None
     stream: bool | None = False
     return_token_ids: bool | None = False
 
@@ -46,16 +54,37 @@ class GenerationRequest(BaseModel):
             if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
                 raise RequestError(f"{name}={value!r} is not supported by the embedded engine; leave it out")
 
-    def sampling(self, max_tokens: int, top_logprobs: int) -> Sampling:
-        """The engine's view of the request."""
+    def sampling(self, max_tokens: int, top_logprobs: int) -> list[Sampling]:
+        """The engine's view of the request, one for each of the ``n`` answers; their seeds count up from ``seed``."""
         temperature = 1.0 if self.temperature is None else self.temperature
-        return Sampling(temperature, max_tokens, self.seed, top_logprobs)
+        count = self.n or 1
+        if count > 1 and not temperature:
+            raise RequestError(f"n must be 1 where temperature is 0, got {count}: all answers would be the same")
+        seeds = [None if self.seed is None else self.seed + i for i in range(count)]
+        return [Sampling(temperature, max_tokens, seed, top_logprobs, self.stops()) for seed in seeds]
+
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end an answer."""
+        wanted = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in wanted if text)
+
+    def text(self, tokenizer: Any, generation: Generation) -> str:
+        """What was answered, up to the text that ended it."""
+        text: str = tokenizer.decode(generation.ids, skip_special_tokens=True)
+        return text[: min((text.find(stop) for stop in self.stops() if stop in text), default=None)]
 
 
 class StreamOptions(BaseModel):
     """Whether a stream ends with the token counts."""
 
     include_usage: bool | None = False
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize, as vLLM has it: a text's token ids."""
+
+    prompt: str
+    add_special_tokens: bool = True
 
 
 class ChatRequest(GenerationRequest):
@@ -81,6 +110,7 @@ class TextRequest(GenerationRequest):
 
     prompt: str | list[int] | list[str]
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    stream_options: StreamOptions | None = None
 
 
 class EmbeddingRequest(BaseModel):
@@ -116,9 +146,9 @@ class UnloadAdapter(BaseModel):
     lora_name: str
 
 
-def usage(prompt_ids: list[int], generation: Generation) -> dict[str, int]:
+def usage(prompt_ids: list[int], generations: Sequence[Generation]) -> dict[str, int]:
     """Token counts."""
-    made = len(generation.ids)
+    made = sum(len(generation.ids) for generation in generations)
     return {"prompt_tokens": len(prompt_ids), "completion_tokens": made, "total_tokens": len(prompt_ids) + made}
 
 

@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to choose tokens: ``temperature`` 0 is greedy, ``seed`` None draws a fresh one."""
+    """How to choose tokens: ``temperature`` 0 is greedy, ``seed`` None draws a fresh one.
+
+    One of the texts in ``stop`` ends the answer; the tokens that spell it are still part of it.
+    """
 
     temperature: float = 1.0
     max_tokens: int = 256
     seed: int | None = None
     top_logprobs: int = 0  # how many of the most likely tokens to report per step
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

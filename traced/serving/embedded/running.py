@@ -1,9 +1,11 @@
 """One request on its way through the engine: what it has sampled, when it ends, and where its result goes.
 
-A request ends at a stop token or at ``limit`` tokens, the smaller of ``max_tokens`` and the room left in the context.
+A request ends at a stop token, at a stop text, or at ``limit`` tokens, the smaller of ``max_tokens`` and the room left
+in the context.
 """
 
 from concurrent.futures import Future, InvalidStateError
+from typing import Any
 
 from torch import Tensor
 
@@ -50,11 +52,19 @@ class Running:
         if self.request.sampling.top_logprobs:
             self._top.append(top_logprobs(table, self.request.sampling.top_logprobs))
 
-    def finish_reason(self, stops: frozenset[int]) -> str | None:
+    def finish_reason(self, stops: frozenset[int], tokenizer: Any) -> str | None:
         """Why the request has ended, or None while it goes on."""
-        if self._ids[-1] in stops:
+        if self._ids[-1] in stops or self._says_stop(tokenizer):
             return "stop"
         return "length" if len(self._ids) >= self.limit else None
+
+    def _says_stop(self, tokenizer: Any) -> bool:
+        wanted = self.request.sampling.stop
+        if not wanted:
+            return False
+        reach = 4 * max(map(len, wanted)) + 4  # a character has at most four bytes, a token at least one
+        end = tokenizer.decode(self._ids[-reach:], skip_special_tokens=True)
+        return any(text in end for text in wanted)
 
     def finish(self, reason: str) -> None:
         """Hand the result over, unless nobody waits for it any more."""

@@ -1,20 +1,20 @@
 """The OpenAI-compatible HTTP API over the batching engine.
 
 GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/embeddings (the base model's hidden states),
-/v1/load_lora_adapter, /v1/unload_lora_adapter. ``model`` is the base's served name or an adapter's. Every error has
-OpenAI's shape: 404 unknown model, 400 a wrong request (a context that is too long has the code
+/tokenize, /v1/load_lora_adapter, /v1/unload_lora_adapter. ``model`` is the base's served name or an adapter's. Every
+error has OpenAI's shape: 404 unknown model, 400 a wrong request (a context that is too long has the code
 ``context_length_exceeded``), 500 an engine failure. A client that hangs up cancels its request. ``stream=true`` answers
 with server-sent events that carry the whole message in one delta.
 
-Not covered: authentication (the server listens on the loopback by default), ``n`` > 1, stop strings, forced tool
-choice.
+Not covered: authentication (the server listens on the loopback by default), forced tool choice, structured outputs,
+/v1/responses.
 """
 
 import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -32,7 +32,9 @@ from traced.serving.embedded.protocol import (
     EmbeddingRequest,
     GenerationRequest,
     LoadAdapter,
+    StreamOptions,
     TextRequest,
+    TokenizeRequest,
     UnloadAdapter,
     chat_logprobs,
     embeddings,
@@ -107,10 +109,10 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
     tokenizer = engine.tokenizer
 
     async def serve(
-        http: Request, body: GenerationRequest, prompt_ids: list[int], sampling: Sampling
-    ) -> Generation | None:
+        http: Request, body: GenerationRequest, prompt_ids: list[int], samplings: list[Sampling]
+    ) -> list[Generation] | None:
         adapter = None if body.model == base_name else body.model
-        return await _unless_gone(http, engine.submit(prompt_ids, sampling, adapter))
+        return await _unless_gone(http, [engine.submit(prompt_ids, one, adapter) for one in samplings])
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, http: Request) -> Response:
@@ -118,22 +120,28 @@ def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
         prompt_ids = _rendered(tokenizer, body)
         limit = body.max_completion_tokens or body.max_tokens or engine.max_length
         top = (body.top_logprobs or 0) if body.logprobs else 0
-        generation = await serve(http, body, prompt_ids, body.sampling(limit, top))
-        if generation is None:
+        generations = await serve(http, body, prompt_ids, body.sampling(limit, top))
+        if generations is None:
             return Response(status_code=CLIENT_GONE)
-        answer = _chat_answer(tokenizer, body, prompt_ids, generation)
-        return _chat_stream(body, answer) if body.stream else JSONResponse(answer)
+        choices = [_chat_choice(tokenizer, body, generation) for generation in generations]
+        answer = _envelope("chat.completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
+        return _stream(body.stream_options, answer) if body.stream else JSONResponse(answer)
 
     @app.post("/v1/completions")
     async def complete(body: TextRequest, http: Request) -> Response:
         body.refuse_unsupported()
-        if body.stream:
-            raise RequestError("stream=true is served by /v1/chat/completions only")
         prompt_ids = _prompt_ids(tokenizer, body.prompt)
-        generation = await serve(http, body, prompt_ids, body.sampling(body.max_tokens or 16, body.logprobs or 0))
-        if generation is None:
+        generations = await serve(http, body, prompt_ids, body.sampling(body.max_tokens or 16, body.logprobs or 0))
+        if generations is None:
             return Response(status_code=CLIENT_GONE)
-        return JSONResponse(_text_answer(tokenizer, body, prompt_ids, generation))
+        choices = [_text_choice(tokenizer, body, generation) for generation in generations]
+        answer = _envelope("text_completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
+        return _stream(body.stream_options, answer) if body.stream else JSONResponse(answer)
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        return {"count": len(ids), "max_model_len": engine.max_length, "tokens": ids}
 
 
 def _add_embeddings(app: FastAPI, engine: Engine, base_name: str) -> None:
@@ -144,23 +152,29 @@ def _add_embeddings(app: FastAPI, engine: Engine, base_name: str) -> None:
         if body.model != base_name:
             raise UnknownModelError(f"no model {body.model!r}; embeddings are served by {base_name!r}")
         prompts = [_prompt_ids(engine.tokenizer, prompt) for prompt in body.prompts()]
-        vectors = await _unless_gone(http, engine.submit_embeddings(prompts))
-        if vectors is None:
+        found = await _unless_gone(http, [engine.submit_embeddings(prompts)])
+        if found is None:
             return Response(status_code=CLIENT_GONE)
-        return JSONResponse(embeddings(body.model, prompts, vectors))
+        return JSONResponse(embeddings(body.model, prompts, found[0]))
 
 
-async def _unless_gone(http: Request, job: Future[T]) -> T | None:
-    """The job's result, or None with the request cancelled if the client hangs up first."""
-    future = asyncio.wrap_future(job)
+async def _unless_gone(http: Request, jobs: Sequence[Future[T]]) -> list[T] | None:
+    """The jobs' results, or None with the request cancelled if the client hangs up first."""
+    done = asyncio.ensure_future(_results(jobs))
     gone = asyncio.ensure_future(_disconnected(http))
-    both: set[asyncio.Future[Any]] = {future, gone}
+    both: set[asyncio.Future[Any]] = {done, gone}
     try:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        return future.result() if future.done() else None
+        return done.result() if done.done() else None
     finally:
         gone.cancel()
-        job.cancel()
+        done.cancel()
+        for job in jobs:
+            job.cancel()
+
+
+async def _results(jobs: Sequence[Future[T]]) -> list[T]:
+    return await asyncio.gather(*map(asyncio.wrap_future, jobs))
 
 
 async def _disconnected(http: Request) -> None:
@@ -183,51 +197,66 @@ def _prompt_ids(tokenizer: Any, prompt: str | list[int] | list[str]) -> list[int
     return ids
 
 
-def _envelope(kind: str, body: GenerationRequest, prompt_ids: list[int], generation: Generation) -> dict[str, Any]:
+def _envelope(
+    kind: str, body: GenerationRequest, prompt_ids: list[int], generations: list[Generation]
+) -> dict[str, Any]:
     shown = {"id": f"{kind}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": body.model}
     if body.return_token_ids:
         shown["prompt_token_ids"] = prompt_ids
-    return {**shown, "usage": usage(prompt_ids, generation)}
+    return {**shown, "usage": usage(prompt_ids, generations)}
+
+
+def _numbered(choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**choice, "index": index} for index, choice in enumerate(choices)]
 
 
 def _choice(body: GenerationRequest, generation: Generation) -> dict[str, Any]:
-    choice: dict[str, Any] = {"index": 0, "finish_reason": generation.finish_reason, "logprobs": None}
+    choice: dict[str, Any] = {"finish_reason": generation.finish_reason, "logprobs": None}
     return {**choice, "token_ids": generation.ids} if body.return_token_ids else choice
 
 
-def _chat_answer(tokenizer: Any, body: ChatRequest, prompt_ids: list[int], generation: Generation) -> dict[str, Any]:
-    text = tokenizer.decode(generation.ids, skip_special_tokens=True)
+def _chat_choice(tokenizer: Any, body: ChatRequest, generation: Generation) -> dict[str, Any]:
     choice = _choice(body, generation)
-    choice["message"] = parse(text, first_call=count_calls(body.messages))
+    said = body.text(tokenizer, generation)
+    choice["message"] = {"role": "assistant", "content": said}
+    if body.offered_tools():
+        choice["message"] = parse(said, first_call=count_calls(body.messages))
     if "tool_calls" in choice["message"] and generation.finish_reason == "stop":
         choice["finish_reason"] = "tool_calls"
     if body.logprobs:
         choice["logprobs"] = chat_logprobs(tokenizer, generation)
-    return {**_envelope("chat.completion", body, prompt_ids, generation), "choices": [choice]}
+    return choice
 
 
-def _text_answer(tokenizer: Any, body: TextRequest, prompt_ids: list[int], generation: Generation) -> dict[str, Any]:
+def _text_choice(tokenizer: Any, body: TextRequest, generation: Generation) -> dict[str, Any]:
     choice = _choice(body, generation)
-    choice["text"] = tokenizer.decode(generation.ids, skip_special_tokens=True)
+    choice["text"] = body.text(tokenizer, generation)
     if body.logprobs is not None:
         choice["logprobs"] = text_logprobs(tokenizer, generation)
-    return {**_envelope("text_completion", body, prompt_ids, generation), "choices": [choice]}
+    return choice
 
 
-def _chat_stream(body: ChatRequest, answer: dict[str, Any]) -> StreamingResponse:
-    """The answer as server-sent events: the whole message, the finish reason, the usage if asked, ``[DONE]``."""
-    head = {key: answer[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
-    choice = answer["choices"][0]
-    calls = [{"index": i, **call} for i, call in enumerate(choice["message"].get("tool_calls", []))]
-    delta = {**choice["message"], **({"tool_calls": calls} if calls else {})}
-    chunks = [
-        {**head, "choices": [{"index": 0, "delta": delta, "logprobs": choice["logprobs"], "finish_reason": None}]},
-        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
-    ]
-    if body.stream_options and body.stream_options.include_usage:
+def _stream(options: StreamOptions | None, answer: dict[str, Any]) -> StreamingResponse:
+    """The answer as server-sent events: every choice whole, how it ended, the usage if asked, ``[DONE]``."""
+    chat = answer["object"] == "chat.completion"
+    head = {key: answer[key] for key in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk" if chat else "text_completion"
+    said = [{**choice, "finish_reason": None} for choice in answer["choices"]]
+    ends = [{"index": choice["index"], "finish_reason": choice["finish_reason"]} for choice in answer["choices"]]
+    if chat:
+        for choice in said:
+            choice["delta"] = _delta(choice.pop("message"))
+    chunks = [{**head, "choices": [choice]} for choice in said]
+    chunks += [{**head, "choices": [{**end, "delta": {}} if chat else {**end, "text": ""}]} for end in ends]
+    if options and options.include_usage:
         chunks.append({**head, "choices": [], "usage": answer["usage"]})
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
     return StreamingResponse(iter([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
+
+
+def _delta(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", []))]
+    return {**message, **({"tool_calls": calls} if calls else {})}
 
 
 def _status(error: ServingError) -> int:

@@ -121,6 +121,7 @@ def _vllm(settings: Settings, port: int) -> EngineProcess:
         settings.engine.max_length,
         chosen.tool_parser,
         chosen.vllm_args,
+        chosen.sleep_for_training,
     )
     wait = settings.engine.start_timeout_s
     return start_vllm(options, data_dir=settings.data_dir, port=port, timeout_s=wait, python=chosen.vllm_python)

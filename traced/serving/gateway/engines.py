@@ -5,6 +5,8 @@ unloaded only when its last request there has ended; an engine never holds more 
 being loaded among them. The last keeps vLLM from giving a slot away that a running request decodes with (its issue
 47724: such a request went on with another adapter's weights). Requests of a conversation go to the same engine, for
 its prefix cache, unless that one has clearly more to do than another.
+An engine that should rest (``Pool.rest``) takes no new requests, sleeps when its last has ended, and is woken before it
+takes the next.
 How it fails: an engine that refuses connections or fails ``/health`` takes no requests until it answers again; then
 it gets its adapters anew, because it may have been started anew. An adapter that an engine cannot load is tried again.
 Not covered: starting engines.
@@ -33,13 +35,18 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Replica:
-    """One engine. ``running`` counts the requests at it by model; ``loaded`` are the adapters that it has confirmed."""
+    """One engine. ``running`` counts the requests at it by model; ``loaded`` are the adapters that it has confirmed.
+
+    ``resting`` says why it should take no requests and sleep; ``asleep`` whether it does.
+    """
 
     client: EngineClient
     well: bool = False
     loaded: set[str] = field(default_factory=set)
     running: Counter[str] = field(default_factory=Counter)
     trouble: str = "not asked yet"
+    resting: str = ""
+    asleep: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -54,7 +61,7 @@ class Replica:
 
     def serves(self, model: str) -> bool:
         """Whether a request for ``model`` may go to it."""
-        return self.well and (model == BASE or model in self.loaded)
+        return self.well and not self.resting and (model == BASE or model in self.loaded)
 
     def upstream(self, model: str) -> str:
         """What it calls ``model``."""
@@ -73,7 +80,7 @@ class Replica:
         """It did not answer: no more requests until it does."""
         if self.well:
             log.warning("engine %s takes no requests: %s", self.url, why)
-        self.well, self.trouble = False, why
+        self.well, self.trouble, self.asleep = False, why, False
         self.loaded.clear()
 
 
@@ -105,6 +112,13 @@ class Pool:
         self.wanted = adapters
         for replica in self.replicas:
             replica.woken.set()
+
+    def rest(self, why: str) -> None:
+        """From now on the engines should sleep, or be awake where nothing is said against it."""
+        for replica in self.replicas:
+            if replica.resting != why:
+                replica.resting = why
+                replica.woken.set()
 
     async def keep(self) -> None:
         """Look after the engines until cancelled: after each for itself, so that one that hangs holds up no other."""
@@ -138,6 +152,8 @@ class Pool:
             return replica.failed(str(error) or "it does not answer within five seconds")
         if not named:
             return replica.failed("it names no model")
+        if (replica.resting or replica.asleep) and not await _rested(replica):
+            return None
         if not replica.well:
             log.info("engine %s takes requests", replica.url)
         replica.client.base, replica.well, replica.trouble = named[0], True, ""
@@ -167,6 +183,25 @@ class Pool:
                     continue
                 named.add(name)
             replica.loaded.add(name)
+
+
+async def _rested(replica: Replica) -> bool:
+    """Let it sleep or wake it, as it should; whether it is awake and should be."""
+    told = replica.resting
+    try:
+        if not replica.resting:
+            await replica.client.wake_up()
+            replica.asleep = False
+            return True
+        if not replica.asleep and not replica.busy:
+            await replica.client.sleep()
+            replica.asleep = True
+            log.info("engine %s sleeps: %s", replica.url, replica.resting)
+    except ServingError as error:
+        told = f"it can be neither put to sleep nor woken: {error}"
+        log.warning("engine %s: %s", replica.url, told)
+    replica.well, replica.trouble = False, f"asleep: {told}" if replica.asleep else told
+    return False
 
 
 async def _done(replica: Replica, name: str, call: Coroutine[Any, Any, None]) -> bool:

@@ -1,9 +1,10 @@
 """One request to an engine and its answer back to the client, byte for byte.
 
 Invariants: of the body only ``model`` is changed, and only where the engine calls it otherwise; status, content type,
-Retry-After and the engine's own headers are kept; a client that hangs up ends the engine's work. Another engine is
-asked only while the client has got nothing and the first cannot have begun: it refused the connection, or it has lost
-the adapter. What was answered is kept for the record before the client has the end of it.
+Retry-After and the engine's own headers are kept, and its errors are in OpenAI's form (``engine_errors``); a client
+that hangs up ends the engine's work. Another engine is asked only while the client has got nothing and the first cannot
+have begun: it refused the connection, or it has lost the adapter. What was answered is kept for the record before the
+client has the end of it.
 How it fails: a stream that breaks off ends with an error event and without ``[DONE]``, so that no client takes it for
 whole. Not covered: which model (``app``), what becomes of the record (``spool``).
 """
@@ -21,6 +22,7 @@ from aiohttp import web
 
 from store.repositories.serving import ROUTED
 from traced.serving.client import BASE
+from traced.serving.gateway.engine_errors import in_openais_form
 from traced.serving.gateway.engines import Pool, Replica
 from traced.serving.gateway.problems import Refusal
 from traced.serving.gateway.upstream import Answer, BrokenOff, Unreachable, Upstream
@@ -110,6 +112,8 @@ class Forwarder:
             if answer.status == HTTPStatus.NOT_FOUND and asked.model != BASE and asked.model.encode() in whole:
                 replica.loaded.discard(asked.model)  # it was started anew, and gets it again at the next look
                 return None
+            if answer.status >= HTTPStatus.BAD_REQUEST:
+                whole, headers["Content-Type"] = in_openais_form(answer.status, whole), "application/json"
             asked.take(whole)
             asked.ended()
             return web.Response(status=answer.status, body=whole, headers=headers)

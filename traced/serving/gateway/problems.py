@@ -21,11 +21,12 @@ class Refusal(Exception):
 
     def body(self) -> bytes:
         """The JSON text."""
-        told = {"message": self.message, "type": _kind(self.status), "param": self.param, "code": self.code}
+        told = {"message": self.message, "type": kind(self.status), "param": self.param, "code": self.code}
         return json.dumps({"error": told}).encode()
 
 
-def _kind(status: int) -> str:
+def kind(status: int) -> str:
+    """OpenAI's word for what a status means."""
     if status == web.HTTPTooManyRequests.status_code:
         return "rate_limit_error"
     if status == web.HTTPUnauthorized.status_code:

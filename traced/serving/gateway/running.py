@@ -34,6 +34,7 @@ from traced.serving.gateway.limits import Gate, Quotas
 from traced.serving.gateway.live import Follower, Live
 from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.shadows import Shadows
+from traced.serving.gateway.sleeping import Sleeping
 from traced.serving.gateway.spool import Spool
 from traced.serving.gateway.upstream import Upstream
 from traced.serving.gateway.yielding import Yielding
@@ -135,6 +136,8 @@ async def routing(
         await pool.look()
         wanted = (chosen.busy_requests, chosen.busy_s, chosen.devices)
         yielding = Yielding(store, lambda: gate.running + gate.waiting, now, *wanted)
+        if chosen.sleep_for_training:
+            keepers = (*keepers, Sleeping(store, pool, now, chosen.devices).keep)
         async with serving(gateway, pool.keep, follower.keep, yielding.keep, *keepers) as url:
             yield url
     finally:

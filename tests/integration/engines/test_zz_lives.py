@@ -1,0 +1,96 @@
+"""What an engine goes through: clients that hang up, a training on its device, a violent end. Last, for it is rough."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.engines.signed import questions
+from store.database import session
+from store.repositories.leases import acquire, release
+from tests.integration.engines.conftest import LENGTH, LIVE, There, until
+
+USER = questions(1, seed=3)[0]
+LONG = {"model": LIVE[0], "messages": USER, "temperature": 0.1, "n": 32, "max_tokens": LENGTH - 100}
+
+
+def busy(there: There) -> float:
+    """Seconds of processor time that the engine took within a short while."""
+    before = spent(there)
+    time.sleep(0.5)
+    return spent(there) - before
+
+
+def spent(there: There) -> float:
+    total = 0.0
+    for process in there.processes():
+        times = process.cpu_times()
+        total += times.user + times.system
+    return total
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_client_that_hangs_up_ends_the_work(there: There) -> None:
+    until(lambda: busy(there) < 0.15, "the engine has nothing to do")
+    try:
+        there.http.post("/v1/chat/completions", json=LONG, timeout=2.0)
+    except httpx.ReadTimeout:
+        pass
+    else:
+        raise AssertionError("it was answered at once, so that nothing is shown")
+    until(lambda: busy(there) < 0.15, "the engine has nothing to do again", seconds=10)
+    assert there.made.versions[LIVE[0]].signs(there.said(USER, LIVE[0]))
+
+
+def test_it_sleeps_while_a_training_holds_its_device(there: There) -> None:
+    """On a CPU vLLM only stops to schedule: that the memory is given back is not shown here."""
+    if there.kind != "vllm":
+        return
+    with session(there.made.store) as opened:
+        held = acquire(opened, "cpu", "t", "train x", None, at=datetime.now(UTC), ttl=timedelta(hours=1))
+    assert held
+    until(lambda: "asleep" in str(there.http.get("/ready").json()), "it sleeps")
+    assert httpx.get(f"{there.engine}/is_sleeping", trust_env=False).json() == {"is_sleeping": True}
+    refused = there.http.post("/v1/chat/completions", json={"model": "base", "messages": USER})
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "2")
+    with session(there.made.store) as opened:
+        release(opened, "cpu", "t")
+    until(lambda: there.http.get("/ready").is_success, "it serves again")
+    there.until_offered(*LIVE)
+    assert there.made.versions[LIVE[1]].signs(there.said(USER, LIVE[1]))
+
+
+def test_killed_it_comes_back_with_its_adapters(there: There) -> None:
+    server, *others = there.processes()
+    victim = server
+    if there.kind == "vllm":  # not its server, which has to notice
+        victim = next(process for process in others if "EngineCore" in " ".join(process.cmdline()))
+    victim.kill()
+    until(lambda: not lives(victim), "it is dead")
+    seen: set[Any] = set()
+
+    def gone() -> bool:
+        answer = there.http.post("/v1/chat/completions", json={"model": "base", "messages": USER, "max_tokens": 2})
+        seen.add((answer.status_code, "Retry-After" in answer.headers or answer.is_success))
+        return answer.status_code == 503
+
+    until(gone, "the router has noticed")
+    assert seen <= {(200, True), (500, False), (502, True), (503, True)}
+    if there.outside is not None:
+        for process in filter(lives, others):  # its workers outlive it
+            process.kill()
+        there.outside.stop()
+        there.outside.start()
+    until(lambda: there.http.get("/ready").is_success, "it serves again", seconds=180)
+    there.until_offered(*LIVE)
+    for name in LIVE:
+        assert there.made.versions[name].signs(there.said(USER, name))
+    assert not any(map(lives, (server, *others)))

@@ -1,0 +1,90 @@
+"""An engine sleeps while a training holds its device, and serves again afterwards."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from store.database import session
+from store.repositories.leases import acquire, release
+from tests.integration.gateway.place import V1, Place, place, until, until_offered
+
+SLEEP: dict[str, Any] = {"serving.sleep_for_training": True, "serving.devices": ["gpu-1"]}
+
+
+def hold(made: Place, device: str, purpose: str, seconds: float = 3600) -> None:
+    with session(made.store) as opened:
+        assert acquire(opened, device, purpose, purpose, "c1", at=datetime.now(UTC), ttl=timedelta(seconds=seconds))
+
+
+def give_back(made: Place, device: str, purpose: str) -> None:
+    with session(made.store) as opened:
+        assert release(opened, device, purpose)
+
+
+async def engines(made: Place) -> list[str]:
+    return list((await made.http.get("/ready")).json()["engines"].values())
+
+
+async def until_answered(made: Place, status: int, model: str = "base") -> Any:
+    for _ in range(500):
+        answer = await made.ask(model)
+        if answer.status_code == status:
+            return answer
+        await asyncio.sleep(0.02)
+    raise AssertionError(answer.text)
+
+
+def test_it_sleeps_when_its_requests_have_ended_and_wakes_with_its_adapters(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with place(tmp_path, live=V1, settings=SLEEP) as made:
+            await until_offered(made, V1)
+            hold(made, "gpu-2", "train else")
+            hold(made, "gpu-1", "evaluate")
+            made.engine.delay_s = 1.5
+            long = asyncio.create_task(made.ask(V1))
+            await until(lambda: made.engine.running)
+            give_back(made, "gpu-1", "evaluate")
+            hold(made, "gpu-1", "train date-reasoning")
+            refused = await until_answered(made, 503)
+            assert int(refused.headers["Retry-After"]) > 0
+            assert not made.engine.asleep
+            assert (await long).status_code == 200
+            await until(lambda: made.engine.asleep)
+            assert await engines(made) == ["asleep: gpu-1 is held to train date-reasoning"]
+            made.engine.delay_s = 0.0
+            made.promote("date-reasoning@v2")  # nothing is loaded into a sleeping engine
+            give_back(made, "gpu-1", "train date-reasoning")
+            assert (await until_answered(made, 200)).status_code == 200
+            await until_offered(made, "date-reasoning@v2")
+            assert await engines(made) == ["ok"]
+            assert made.engine.sleeps == [0]
+
+    asyncio.run(check())
+
+
+def test_a_lapsed_lease_keeps_nobody_asleep(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with place(tmp_path, settings=SLEEP | {"serving.devices": []}) as made:
+            hold(made, "gpu-7", "train date-reasoning", seconds=1.5)
+            await until(lambda: made.engine.asleep)
+            await until_answered(made, 200)
+
+    asyncio.run(check())
+
+
+def test_an_engine_that_cannot_sleep_takes_no_requests_all_the_same(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with place(tmp_path, settings=SLEEP) as made:
+            made.engine.refuses_sleep = True
+            hold(made, "gpu-1", "train date-reasoning")
+            await until_answered(made, 503)
+            for _ in range(200):
+                if "no sleep mode" in (await engines(made))[0]:
+                    break
+                await asyncio.sleep(0.02)
+            assert "no sleep mode" in (await engines(made))[0]
+            give_back(made, "gpu-1", "train date-reasoning")
+            assert (await until_answered(made, 200)).json()
+
+    asyncio.run(check())
