@@ -30,7 +30,7 @@ LEFT JOIN stage_events e ON e.seq = (SELECT max(seq) FROM stage_events WHERE cyc
 ORDER BY c.created_at DESC, c.id DESC
 """
 ADAPTERS = """
-SELECT a.name, g.answer, d.decision, p.state
+SELECT a.name, g.answer, d.decision, p.state, p.share
 FROM adapters a
 LEFT JOIN gate_results g ON g.seq = (SELECT max(seq) FROM gate_results WHERE adapter = a.name)
 LEFT JOIN approvals d ON d.seq = (SELECT max(seq) FROM approvals WHERE adapter = a.name)
@@ -80,6 +80,12 @@ class AdapterStanding:
     decision: str
     live: bool
     conversations: int
+    trial: str = ""  # "canary 25 %" or "shadow", while it is on trial
+
+    @property
+    def traffic(self) -> str:
+        """What it takes, in a word."""
+        return "live" if self.live else self.trial or "no"
 
 
 @dataclass(frozen=True)
@@ -189,7 +195,9 @@ def _cycle(row: Any) -> CycleStanding:
 
 
 def _adapter(row: Any, conversations: int) -> AdapterStanding:
-    return AdapterStanding(row[0], row[1] or "none", row[2] or "none", row[3] == LIVE, conversations)
+    state, share = row[3], row[4]
+    trial = "shadow" if state == "shadow" else f"canary {100 * share:g} %" if state == "canary" else ""
+    return AdapterStanding(row[0], row[1] or "none", row[2] or "none", state == LIVE, conversations, trial)
 
 
 def _held_up(row: Any) -> HeldUp:

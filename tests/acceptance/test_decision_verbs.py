@@ -95,6 +95,8 @@ def test_a_canary_begins_goes_live_at_a_word_and_ends_with_a_rollback(traced: Tr
     begun = traced("approve", "error-recovery@v1", "--policy", "canary")
     assert "error-recovery@v1 is approved and has 5 % of its conversations as a canary" in begun.out
     assert "Live: the base model only" in begun.out
+    assert traced("status", "--json").json["adapters"][0]["traffic"] == "canary 5 %"
+    assert "promotion    canary 5 % " in traced("explain", "error-recovery@v1").out
     again = traced("approve", "error-recovery@v1", "--policy", "canary", "--json").json
     assert (again["promotion"]["state"], again["promotion"]["share"]) == ("canary", 0.05)
     refused = traced("reject", "error-recovery@v1")

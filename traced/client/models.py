@@ -52,6 +52,8 @@ class AdapterView(Model):
     decision: str
     live: bool
     conversations: int
+    trial: str = ""  # "canary" or "shadow" while it is on trial
+    share: float | None = None  # of its capability's conversations, of a canary
 
 
 class TargetView(Model):

@@ -33,7 +33,8 @@ def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[
     for decision in chain.approvals:
         yield f"decision     {decision.decision} {_signed(decision.who, decision.at, decision.reason)}"
     for entry in chain.promotions:
-        yield f"promotion    {entry.state} {_signed(entry.who, entry.at, entry.reason)}"
+        share = f" {100 * entry.share:g} %" if entry.share is not None else ""
+        yield f"promotion    {entry.state}{share} {_signed(entry.who, entry.at, entry.reason)}"
     yield f"tests        {_of(chain.traffic.conversations, chain.traffic.routed, 'routed test')}"
     yield from _served(chain.served)
     if chain.missing:

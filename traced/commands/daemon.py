@@ -30,7 +30,8 @@ def up(
     from traced.config import for_children
     from traced.service.daemon import up as run
 
-    pairs = [*(given or []), *([] if threads is None else [f"engine.threads={threads}"])]
+    named = {"engine.threads": threads, "model.spec": model}
+    pairs = [*(given or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
     os.environ.update(for_children(pairs))
     run(lambda: read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads))
 

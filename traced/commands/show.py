@@ -40,7 +40,7 @@ def status(
             "adapter": one.name,
             "gate": one.gate,
             "decision": one.decision,
-            "traffic": "live" if one.live else "no",
+            "traffic": one.traffic,
             "conversations": one.conversations,
         }
         for one in stands.adapters

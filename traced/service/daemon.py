@@ -45,6 +45,7 @@ from traced.service.listen import listening
 from traced.service.loop import CycleLoop
 from traced.service.metrics import prometheus
 from traced.service.readiness import parts_of
+from traced.service.router import beside_router
 from traced.service.settings import ApiSection
 from traced.service.triggers import Triggers
 from traced.service.upkeep import keep_up
@@ -120,6 +121,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
                 reload=_reload(control, lifecycle, manager),
             )
             await doors.enter_async_context(side_tasks)
+            await doors.enter_async_context(beside_router(settings))
             note_restart(settings, store, at=now())
             control.state = "ready"
             manager.ready(_at_work(control))

@@ -12,7 +12,7 @@ from store.repositories.adapters import list_adapters
 from store.repositories.attempts import blocked_attempts, list_attempts, list_parked
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.gates import latest_answers
-from store.repositories.promotions import latest_decisions, live_adapters
+from store.repositories.promotions import latest_decisions, live_adapters, trials
 from store.repositories.routing import traffic
 from traced.client.models import AdapterView, CycleView, HeldUpView, ParkedView, StageView
 
@@ -46,6 +46,7 @@ def cycle_view(session: Session, cycle: Cycle) -> CycleView:
 def adapters(session: Session) -> list[AdapterView]:
     """All adapter versions, oldest first."""
     live = {promotion.adapter for promotion in live_adapters(session)}
+    on_trial = {one.promotion.adapter: one.promotion for one in trials(session)}
     conversations, answers, decisions = traffic(session), latest_answers(session), latest_decisions(session)
     return [
         AdapterView(
@@ -56,6 +57,8 @@ def adapters(session: Session) -> list[AdapterView]:
             decision=decisions[version.name].value if version.name in decisions else "none",
             live=version.name in live,
             conversations=conversations.get(version.name, 0),
+            trial=on_trial[version.name].state.value if version.name in on_trial else "",
+            share=on_trial[version.name].share if version.name in on_trial else None,
         )
         for version in list_adapters(session)
     ]

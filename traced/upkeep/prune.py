@@ -26,7 +26,7 @@ from store.database import reading, session
 from store.records import RunState
 from store.repositories import retention
 from store.repositories.adapters import get_adapter, list_adapters
-from store.repositories.promotions import live_adapters
+from store.repositories.promotions import live_adapters, trials
 from store.repositories.retention import Amount
 from store.repositories.training import get_training_run
 from traced.config import Settings
@@ -163,7 +163,8 @@ def _checkpoints(work: _Work) -> Iterator[Path]:
 def _runs(work: _Work) -> Iterator[Path]:
     """Folders of ended cycles, but for those whose adapter is live: the router's classifier lies there."""
     with reading(work.store) as opened:
-        live = {get_adapter(opened, promotion.adapter).cycle_id for promotion in live_adapters(opened)}
+        serving = [*live_adapters(opened), *(one.promotion for one in trials(opened))]
+        live = {get_adapter(opened, promotion.adapter).cycle_id for promotion in serving}
     for cycle in work.ended(work.settings.retention.runs_days):
         if cycle not in live:
             yield work.settings.data_dir / "runs" / cycle

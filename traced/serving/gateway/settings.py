@@ -22,6 +22,7 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 class ServingSection(Section):
     """The router that agents point at, and the engines behind it."""
 
+    with_service: bool = Field(default=False, description="whether traced up runs the router too")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8100, ge=0, le=65535, description="TCP port; 0 is any free one")
     engine: Literal["embedded", "vllm", "external"] = Field(

@@ -1,0 +1,62 @@
+"""``traced up`` with the router beside it: started, started again when it is killed, ended with the service."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SOON_S = 90.0
+
+
+def until(found: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + SOON_S
+    while not (value := found()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return value
+
+
+def test_the_router_comes_back_and_ends_with_the_service(tmp_path: Path) -> None:
+    folder, log = tmp_path / "data", tmp_path / "data" / "logs" / "router.log"
+    pairs = ["serving.with_service=true", "serving.port=0"]
+    command = [sys.executable, "-m", "traced", "up", "--data-dir", str(folder)]
+    command += [part for pair in pairs for part in ("--set", pair)]
+    with (tmp_path / "out").open("wb") as out:
+        service = subprocess.Popen(command, stdout=out, stderr=out, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        first = until(lambda: served(log))
+        assert "base" in [entry["id"] for entry in ask(f"{first[-1]}/models")["data"]]
+        (router,) = [one for one in psutil.Process(service.pid).children() if "traced.serving.gateway" in one.cmdline()]
+        router.kill()
+        again = until(lambda: [url for url in served(log) if url not in first])
+        assert ask(f"{again[-1]}/models")["object"] == "list"
+        family = psutil.Process(service.pid).children(recursive=True)
+        service.send_signal(signal.SIGTERM)
+        assert service.wait(SOON_S) == 0
+        assert [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        service.kill()
+        service.wait()
+
+
+def served(log: Path) -> list[str]:
+    """The addresses that routers have said they serve at."""
+    return re.findall(r"serving at (\S+/v1)", log.read_text()) if log.exists() else []
+
+
+def ask(url: str) -> Any:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)
+    except urllib.error.URLError as error:
+        raise AssertionError(url) from error
