@@ -109,7 +109,7 @@ class Race:
                 expected = named and answer.status in REFUSED
                 self.seen[f"refused with {answer.status}" if expected else f"failed with {answer.status}"] += 1
                 continue
-            self.judge(answer.headers["X-Traced-Model"], _said(text, streamed=body["stream"]), began)
+            self.judge(answer.headers["X-Traced-Model"], said_by(text, streamed=body["stream"]), began)
 
     def judge(self, model: str, said: str, began: float) -> None:
         """Count an answer."""
@@ -204,7 +204,8 @@ def measure(engine: str, requests: int, clients: int, slots: int | None) -> dict
     }
 
 
-def _said(text: str, *, streamed: bool) -> str:
+def said_by(text: str, *, streamed: bool) -> str:
+    """What an answer says, put together."""
     if not streamed:
         return str(json.loads(text)["choices"][0]["message"]["content"])
     events = [line.removeprefix("data: ") for line in text.split("\n\n") if line.startswith("data: {")]

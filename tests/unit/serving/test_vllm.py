@@ -109,9 +109,8 @@ def test_the_stages_of_a_start_are_told_once_and_never_backwards(caplog: pytest.
 
 def test_a_failed_start_says_the_first_error_of_the_log_too(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
-    log.write_text(
-        "starts\n(EngineCore) ValueError: No room for the cache\n" + "a line\n" * 30 + "RuntimeError: later\n"
-    )
+    first = "(EngineCore) ValueError: No room for the cache"
+    log.write_text(f"starts\n{first}\n" + "a line\n" * 30 + "RuntimeError: later\n")
 
     class Said:
         def last_lines(self, count: int) -> list[str]:
@@ -121,5 +120,5 @@ def test_a_failed_start_says_the_first_error_of_the_log_too(tmp_path: Path) -> N
         log = Said()
 
     told = _last_lines(EngineProcess("", log, Ended())).splitlines()  # type: ignore[arg-type]
-    assert told[:2] == ["  (EngineCore) ValueError: No room for the cache", "  ..."]
+    assert told[:2] == [f"  {first}", "  ..."]
     assert told[-1] == "  RuntimeError: later"
