@@ -328,6 +328,8 @@ def _fields() -> Iterator[tuple[str, tuple[Any, str]]]:
 def _toml(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
+    if isinstance(value, bool):
+        return str(value).lower()
     return "[]" if value == () else str(value)
 
 
