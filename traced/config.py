@@ -338,6 +338,8 @@ def _title(table: str) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
+    if isinstance(value, bool):
+        return str(value).lower()
     return "[]" if value == () else str(value)
 
 
