@@ -246,3 +246,18 @@ def test_a_path_that_an_engine_does_not_know_takes_no_adapter_away(tmp_path: Pat
         assert said(await made.ask(V1)) == f"signed {V1}"
 
     run(tmp_path, check, live=V1)
+
+
+def test_a_conversation_that_nobody_could_answer_is_decided_when_somebody_can(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        await made.engine.stop()
+        await until_offered(made, V1, offered=False)
+        named = {"X-Traced-Conversation": "c-9"}
+        assert (await made.ask(headers=named)).status_code == 503
+        with reading(made.store) as opened:
+            assert find_routes(opened, ["c-9"]) == {}
+        await made.engine.again()
+        await until_offered(made, V1)
+        assert said(await made.ask(headers=named)) == f"signed {V1}"
+
+    run(tmp_path, check, live=V1)

@@ -80,6 +80,9 @@ class Decisions:
         seconds = time.perf_counter() - began
         model, trial = live.assigned(made.model, conversation_id, self.pool.serves)
         route = ConversationRoute(conversation_id, model, made.logprobs, seconds, made.why, self.now(), trial)
+        if not self.pool.serves(BASE):  # nobody is answered either: the conversation begins with its next request
+            self._known.pop(conversation_id, None)
+            return route
         try:
             return await self._saving.ask(route)
         except StoreError as error:
