@@ -90,6 +90,12 @@ def settle(session: Session, trajectories: dict[str, str | None], *, at: datetim
         session.execute(update(ExchangeRow).where(col(ExchangeRow.id) == exchange_id).values(**values))
 
 
+def hand_over(session: Session, trajectory_id: str, to: str) -> None:
+    """Make the exchanges of a trajectory another one's, into which it went on."""
+    mine = col(ExchangeRow.trajectory_id) == trajectory_id
+    session.execute(update(ExchangeRow).where(mine).values(trajectory_id=to))
+
+
 def is_known(session: Session, conversation_id: str) -> bool:
     """Whether the router ever had this conversation."""
     query = select(ExchangeRow.id).where(ExchangeRow.conversation_id == conversation_id).limit(1)

@@ -72,6 +72,29 @@ def test_conversations_that_open_alike_and_go_on_apart_are_two(tmp_path: Path) -
     run(tmp_path, check, settings={"serving.silence_s": 0.5})
 
 
+def test_a_conversation_that_goes_on_after_it_was_settled_counts_once(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        first = await made.ask("base", headers={"X-Traced-Conversation": "c"})
+        assert (await feedback(made, response_id=first.json()["id"], score=1)).status_code == 200
+        await until(made.trajectories)
+        (short,) = made.trajectories()
+        assert short.outcome is Outcome.SUCCESS
+        more = [*USER, answer_of(first), {"role": "user", "content": "Sure?"}]
+        await made.ask("base", said=more, headers={"X-Traced-Conversation": "c"})
+        await until(lambda: len(made.trajectories()) == 2)
+        found = {len(one.messages): one.outcome for one in made.trajectories()}
+        assert found == {3: Outcome.UNKNOWN, 5: Outcome.SUCCESS}  # what was said of the first answer counts for all
+        assert len({one.trajectory_id for one in made.exchanges("c")}) == 1
+        late = await feedback(made, conversation_id="c", score=0)
+        assert late.json()["trajectories"] == 1
+        assert {len(one.messages): one.outcome for one in made.trajectories()} == {
+            3: Outcome.UNKNOWN,
+            5: Outcome.FAILURE,
+        }
+
+    run(tmp_path, check, settings=SOON)
+
+
 @pytest.mark.parametrize(
     ("told", "outcome", "reward"),
     [

@@ -5,7 +5,8 @@ Exchanges of one conversation follow one another where a request's messages begi
 settling twice gives the same. People's feedback judges, else the rules, if there are any (``traced.outcomes``); what
 neither judges is unknown, which is no failure. An exchange that failed for a reason of the machinery (status 429, 5xx)
 is part of no trajectory. An answer in the shadow is a trajectory of its own, which no person's feedback judges.
-Feedback that comes later judges what is stored already.
+Feedback that comes later judges what is stored already; a conversation that goes on later becomes a longer trajectory,
+and the shorter one counts no more.
 
 Invariants: one transaction settles a conversation, its rules' verdict included. Rules are asked before it, because they
 may ask databases; a conversation that has gone on meanwhile waits for its next turn, and so do those that are left when
@@ -23,13 +24,14 @@ from sqlmodel import Session
 from store.content import digest
 from store.database import reading, session
 from store.repositories import serving
-from store.repositories.trajectories import save_trajectories
+from store.repositories.trajectories import get_trajectory, rejudge_trajectory, save_trajectories
 from store.serving_records import Exchange, Feedback
 from store.types import EndCause, Outcome, Trajectory
 from traced.outcomes import evidence
 from traced.outcomes.evidence import Labels
 from traced.outcomes.rules import UNDECIDED, Decision, Rules
 from traced.serving.gateway.branching import branches
+from traced.serving.gateway.identity import position
 
 OK = 200
 TOGETHER = 100  # conversations of one look
@@ -92,8 +94,28 @@ def settle(
         found = labels.standing([*told, *verdicts])
         made.append(replace(trajectory, outcome=found.outcome, reward=found.reward))
     save_trajectories(session, made)
+    longer = [one.id for one in made if one.end_cause is not EndCause.SHADOW and _take_over(session, one)]
     serving.settle(session, put.part_of, at=now)
+    evidence.judge_again(session, longer, labels)
     return made
+
+
+def _take_over(session: Session, trajectory: Trajectory) -> bool:
+    """Count a conversation once that had been settled and went on: what it was before is judged by nobody any more.
+
+    Its exchanges, and what was said of them, are the longer trajectory's then. What evidence refers to stays as it is.
+    """
+    found = False
+    for earlier in serving.trajectories_of(session, trajectory.task_id):
+        shorter = get_trajectory(session, earlier, tokens=False)
+        known = len(shorter.messages)
+        goes_on = known < len(trajectory.messages) and (
+            position(trajectory.messages[:known]) == position(shorter.messages)
+        )
+        if goes_on and rejudge_trajectory(session, replace(shorter, outcome=Outcome.UNKNOWN, reward=0.0)):
+            serving.hand_over(session, earlier, trajectory.id)
+            found = True
+    return found
 
 
 def judge_again(session: Session, feedback: Feedback, labels: Labels) -> int:
