@@ -96,7 +96,9 @@ def test_a_canary_begins_goes_live_at_a_word_and_ends_with_a_rollback(traced: Tr
     assert "error-recovery@v1 is approved and has 5 % of its conversations as a canary" in begun.out
     assert "Live: the base model only" in begun.out
     assert traced("status", "--json").json["adapters"][0]["traffic"] == "canary 5 %"
-    assert "promotion    canary 5 % " in traced("explain", "error-recovery@v1").out
+    told = traced("explain", "error-recovery@v1").out
+    assert "promotion    canary 5 % " in told
+    assert "canary       0 of 30 judged at 5 %" in told
     again = traced("approve", "error-recovery@v1", "--policy", "canary", "--json").json
     assert (again["promotion"]["state"], again["promotion"]["share"]) == ("canary", 0.05)
     refused = traced("reject", "error-recovery@v1")

@@ -83,20 +83,26 @@ def status(
 def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
     """Print the whole chain of evidence behind an adapter."""
     from store.repositories.evidence import evidence_chain
+    from store.repositories.promotions import shares
     from traced.commands.chain import chain_lines
     from traced.commands.stored import looking
+    from traced.gates.trials import judge
     from traced.outcomes.evidence import Labels, judged_by
+    from traced.serving.gateway.canaries import strata
 
     settings = read_settings(data_dir, given)
     with looking(settings) as opened:
         chain = evidence_chain(opened, adapter)
         labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
         judged = judged_by(opened, [one.id for one in chain.trajectories], labels)
+        canary = judge(strata(opened, adapter, labels), settings.promotion).why if shares(opened, adapter) else ""
     if as_json:
-        print_json(vars(chain) | {"judged_by": judged})
+        print_json(vars(chain) | {"judged_by": judged, "canary": canary})
         return
     for line in chain_lines(chain, judged):
         console.print(line, highlight=False, markup=False)
+    if canary:
+        console.print(f"canary       {canary}", highlight=False, markup=False)
 
 
 @show.callback()

@@ -40,7 +40,6 @@ from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.settings import ServingSection
 from traced.serving.gateway.shadows import Shadows
 from traced.serving.gateway.spool import Spool, line_of
-from traced.serving.gateway.upstream import Upstream
 from traced.serving.otlp.receiver import Receiver
 
 AUTO = "auto"
@@ -65,7 +64,7 @@ class Gateway:
     gate: Gate
     quotas: Quotas
     redactor: Redactor
-    upstream: Upstream
+    forwarder: Forwarder
     shadows: Shadows
     receiver: Receiver
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -104,15 +103,14 @@ class Gateway:
             raise
 
     async def _answer(self, asked: Asked) -> web.StreamResponse:
-        forwarder = Forwarder(self.pool, self.upstream)
         try:
-            return await forwarder.forward(asked)
+            return await self.forwarder.forward(asked)
         except Refusal as refusal:
             if asked.model == BASE or asked.body["model"] != AUTO or refusal.code != UNAVAILABLE:
                 raise
         asked.model = BASE  # routing never fails a request
         asked.headers |= {"X-Traced-Model": BASE}
-        return await forwarder.forward(asked)
+        return await self.forwarder.forward(asked)
 
     def _keep(self, key_id: str, asked: Asked) -> None:
         if self._recorded(asked.request, asked.conversation_id):
@@ -204,7 +202,7 @@ def build(gateway: Gateway) -> web.Application:
 async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, None]]) -> AsyncIterator[str]:
     """Serve as long as the body runs, with the ``keepers`` beside it; gives the URL."""
     async with AsyncExitStack() as stack:
-        stack.callback(gateway.upstream.close)
+        stack.callback(gateway.forwarder.upstream.close)
         stack.push_async_callback(gateway.spool.turn)
         stack.push_async_callback(gateway.shadows.end)
         stack.push_async_callback(gateway.receiver.end)

@@ -29,6 +29,7 @@ from traced.serving.gateway.children import engine, storing
 from traced.serving.gateway.deciding import Decisions
 from traced.serving.gateway.engines import Pool, Replica
 from traced.serving.gateway.feedback import Judges
+from traced.serving.gateway.forwarding import Forwarder
 from traced.serving.gateway.keys import LOOPBACK
 from traced.serving.gateway.limits import Gate, Quotas
 from traced.serving.gateway.live import Follower, Live
@@ -123,7 +124,7 @@ async def routing(
         gate,
         quotas,
         redactor,
-        upstream,
+        Forwarder(pool, upstream),
         shadows,
         receiver,
     )
