@@ -90,6 +90,12 @@ def settle(session: Session, trajectories: dict[str, str | None], *, at: datetim
         session.execute(update(ExchangeRow).where(col(ExchangeRow.id) == exchange_id).values(**values))
 
 
+def set_aside(session: Session, conversation_id: str, *, at: datetime) -> None:
+    """Have the unsettled exchanges of a conversation count as settled, bodies and all, as part of no trajectory."""
+    mine = (col(ExchangeRow.conversation_id) == conversation_id, col(ExchangeRow.settled_at).is_(None))
+    session.execute(update(ExchangeRow).where(*mine).values(settled_at=at))
+
+
 def hand_over(session: Session, trajectory_id: str, to: str) -> None:
     """Make the exchanges of a trajectory another one's, into which it went on."""
     mine = col(ExchangeRow.trajectory_id) == trajectory_id

@@ -57,6 +57,7 @@ def test_openais_client_reads_answers_streams_and_errors(tmp_path: Path) -> None
         (b"[]", 400, "JSON object"),
         (b"{}", 400, "model is needed"),
         (b'{"model": "base", "messages": 3}', 400, "messages"),
+        (b'{"model": "base", "messages": [], "tools": %b%b}' % (b"[" * 300, b"]" * 300), 400, "nested deeper than 200"),
         (b'{"model": "base", "messages": ["x"]}', 400, "messages"),
         (json.dumps({"model": "base", "pad": "x" * 2**20}).encode(), 413, "1 MiB"),
     ],

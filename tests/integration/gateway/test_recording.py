@@ -186,3 +186,15 @@ def test_what_the_store_does_not_take_waits_in_the_spool(tmp_path: Path, monkeyp
         assert (await made.http.get("/ready")).json()["recording"] == "ok"
 
     run(tmp_path, check)
+
+
+def test_a_stream_that_speaks_of_its_own_end_is_recorded_whole(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        made.engine.words = ["data: [DONE]", " is how ", "a stream ends"]
+        await made.ask("base", stream=True, headers={"X-Traced-Conversation": "c"})
+        await until(lambda: made.exchanges("c"))
+        (kept,) = made.exchanges("c")
+        assert kept.body is not None
+        assert kept.body["answer"]["content"] == "data: [DONE] is how a stream ends"
+
+    run(tmp_path, check)

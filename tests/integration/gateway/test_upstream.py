@@ -250,3 +250,64 @@ def test_no_connection_and_no_http_are_told_apart() -> None:
             await read(upstream, url)
 
     asyncio.run(run())
+
+
+def test_what_a_kept_connection_did_not_answer_is_sent_once() -> None:
+    async def run() -> None:
+        async def once_then_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(WHOLE)
+            await engine.asked(reader)
+            await reader.read()
+
+        async def once_then_half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(WHOLE)
+            await engine.asked(reader)
+            writer.write(b"HTTP/1.1 200 O")
+
+        for part, why in ((once_then_silent, "said nothing"), (once_then_half, "closed the connection")):
+            engine = Engine(part)
+            async with listening(engine, silence_s=0.3) as (url, upstream):
+                await read(upstream, url)
+                with pytest.raises(BrokenOff, match=why):
+                    await read(upstream, url)
+            assert (engine.connections, len(engine.heads)) == (1, 2)
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_dies_of_a_request_is_not_unreachable() -> None:
+    async def run() -> None:
+        async def once_then_gone(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await engine.asked(reader)
+            writer.write(WHOLE)
+            await engine.asked(reader)
+            server.close()  # nobody listens any more
+
+        engine = Engine(once_then_gone)
+        server = await asyncio.start_server(engine.play, "127.0.0.1", 0)
+        url, upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", Upstream()
+        await read(upstream, url)
+        with pytest.raises(BrokenOff, match="and then: cannot connect"):
+            await read(upstream, url)
+
+    asyncio.run(run())
+
+
+def test_an_answer_that_was_not_read_to_its_end_is_nobody_elses() -> None:
+    async def run() -> None:
+        async def much(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while True:
+                await engine.asked(reader)
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (2 * AHEAD) + b"x" * 2 * AHEAD)
+
+        engine = Engine(much)
+        async with listening(engine, silence_s=2.0) as (url, upstream):
+            answer = await upstream.post(url, PATH, b"{}")
+            await asyncio.sleep(0.2)  # all of it has come
+            answer.close()
+            assert await read(upstream, url) == b"x" * 2 * AHEAD
+        assert engine.connections == 2
+
+    asyncio.run(run())

@@ -69,6 +69,7 @@ class Upstream:
     refuses_loads: bool = False
     health_delay_s: float = 0.0
     knows_responses: bool = True
+    words: list[str] = field(default_factory=list)  # of a stream, where not its signature
     letters_a_token: int = 1
     asleep: bool = False
     sleeps: list[int] = field(default_factory=list)  # requests that ran when it was put to sleep
@@ -206,7 +207,7 @@ class Upstream:
     async def _stream(self, request: web.Request, model: str, number: int) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        for place, word in enumerate(["signed", " ", model]):
+        for place, word in enumerate(self.words or ["signed", " ", model]):
             if place == self.break_after:
                 assert request.transport is not None
                 request.transport.abort()

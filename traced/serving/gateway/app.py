@@ -27,7 +27,7 @@ from store.serving_records import Exchange
 from traced.serving.client import BASE
 from traced.serving.gateway.deciding import Decisions
 from traced.serving.gateway.engines import Pool
-from traced.serving.gateway.fast_json import read_json
+from traced.serving.gateway.fast_json import is_deeper, read_json
 from traced.serving.gateway.feedback import Judges
 from traced.serving.gateway.forwarding import UNAVAILABLE, Asked, ClientGone, Forwarder
 from traced.serving.gateway.identity import HEADER, ID_LIMIT, conversation_id, sampled
@@ -46,6 +46,7 @@ AUTO = "auto"
 GONE = 499  # nginx's code for a client that closed the connection
 AGAIN_S = 1.0
 MB = 2**20
+DEEPEST = 200  # levels of a request: what is put into the store and read again goes through recursive code
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 log = logging.getLogger(__name__)
 
@@ -246,6 +247,8 @@ async def _body(request: web.Request) -> tuple[bytes, dict[str, Any]]:
         raise Refusal(400, f"the body is no JSON that can be read: {error}") from error
     if not isinstance(told, dict):
         raise Refusal(400, "the body has to be a JSON object")
+    if raw.count(b"{") + raw.count(b"[") > DEEPEST and is_deeper(told, DEEPEST):
+        raise Refusal(400, f"the body is nested deeper than {DEEPEST}")
     return raw, told
 
 

@@ -19,6 +19,20 @@ def read_json(raw: bytes | str) -> Any:
         return json.loads(raw)
 
 
+def is_deeper(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested in more than so many levels."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [item for one in level for item in _items(one) if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _items(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value
+
+
 def write_json(value: Any, *, sort: bool = False) -> bytes:
     """A JSON text on one line; with ``sort`` the keys of its objects are sorted."""
     try:

@@ -32,7 +32,7 @@ KEPT_PREFIXES = ("openai-", "x-ratelimit-")
 UNAVAILABLE = "engine_unavailable"
 MODEL = re.compile(rb'("model"\s*:\s*)("(?:[^"\\]|\\.)*")')
 ESCAPED = b"\\u006"  # how every escaped letter of "model" begins: the request's own key may be spelt so
-END = b"data: [DONE]"
+END = b"\ndata: [DONE]"  # an event of its own; inside an event a line's end is escaped
 BROKE_OFF = "the engine broke off"
 
 
@@ -144,7 +144,7 @@ async def _pass_on(asked: Asked, answer: Answer, response: web.StreamResponse) -
             asked.ended()
             return
         asked.take(chunk)
-        if END in chunk or END in asked.answer[-len(chunk) - len(END) :]:
+        if END in asked.answer[-len(chunk) - len(END) :]:
             asked.ended()
         await response.write(chunk)
 

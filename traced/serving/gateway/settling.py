@@ -8,11 +8,13 @@ is part of no trajectory. An answer in the shadow is a trajectory of its own, wh
 Feedback that comes later judges what is stored already; a conversation that goes on later becomes a longer trajectory,
 and the shorter one counts no more.
 
-Invariants: one transaction settles a conversation, its rules' verdict included. Rules are asked before it, because they
+Invariants: one transaction settles a conversation, its rules' verdict included; one that cannot be settled holds up no
+other. Rules are asked before it, because they
 may ask databases; a conversation that has gone on meanwhile waits for its next turn, and so do those that are left when
 ``ASKING_S`` are over. Not covered: who may give feedback; the judge, which only ``traced outcomes apply`` asks.
 """
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,7 @@ from sqlmodel import Session
 
 from store.content import digest
 from store.database import reading, session
+from store.errors import StoreError
 from store.repositories import serving
 from store.repositories.trajectories import get_trajectory, rejudge_trajectory, save_trajectories
 from store.serving_records import Exchange, Feedback
@@ -35,6 +38,7 @@ from traced.serving.gateway.identity import position
 
 OK = 200
 TOGETHER = 100  # conversations of one look
+log = logging.getLogger(__name__)
 ASKING_S = 5.0  # for the rules, in one look
 
 
@@ -63,9 +67,16 @@ def settle_silent(store: Engine, *, target: str, judging: Judging, now: datetime
         silent, decided = _ask(store, silent, target, judging.rules)
     if not silent:
         return 0
-    with session(store) as opened:
-        for one in silent:
-            settle(opened, one, target=target, labels=judging.labels, now=now, decided=decided)
+    for one in silent:
+        try:
+            with session(store) as opened:
+                settle(opened, one, target=target, labels=judging.labels, now=now, decided=decided)
+        except StoreError:
+            raise
+        except Exception:  # whatever was said in it, it holds up no other
+            log.exception("conversation %s cannot be settled; its exchanges stay as they are", one)
+            with session(store) as opened:
+                serving.set_aside(opened, one, at=now)
     return len(silent)
 
 

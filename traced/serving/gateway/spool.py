@@ -1,7 +1,7 @@
 """Exchanges on their way into the store: a line in a file first, so that neither a router that is killed nor a store
 that is away for a while loses one.
 
-    DIR/spool/exchanges-PID-N.jsonl    written by one router under a lock; ``storing`` takes over what is not locked
+    DIR/spool/exchanges-PID-LIFE-N.jsonl    written by one router under a lock; ``storing`` takes what is not locked
 
 Invariants: ``add`` has handed the line to the kernel when it returns, so only the machine's own end can lose it (a file
 is synchronised when it is handed over, every ``TURN_S``). How it fails: where the disk is full ``add`` counts what it
@@ -10,13 +10,15 @@ could not keep and the request goes on. Not covered: what is redacted (before ``
 """
 
 import asyncio
+import codecs
 import errno
 import fcntl
 import logging
 import os
+import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -36,6 +38,7 @@ class Spool:
     folder: Path
     kept: int = 0
     lost: int = 0  # lines that could not be written
+    _life: str = field(default_factory=lambda: secrets.token_hex(4))  # process ids come again, in a container always
     _file: IO[bytes] | None = None
     _number: int = 0
     _full: str = ""
@@ -97,7 +100,7 @@ class Spool:
     def _open(self) -> IO[bytes]:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._number += 1
-        name = f"exchanges-{os.getpid()}-{self._number}.jsonl"
+        name = f"exchanges-{os.getpid()}-{self._life}-{self._number}.jsonl"
         opened = (self.folder / f".{name}").open("ab", buffering=0)
         fcntl.flock(opened, fcntl.LOCK_EX)
         (self.folder / f".{name}").rename(self.folder / name)  # seen by others only once it is locked
@@ -110,6 +113,7 @@ def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: 
     told = vars(exchange) | {"at": exchange.at.isoformat(), "streamed": streamed}
     told["answer"] = answer.decode("utf-8", "replace")
     head = write_json(told)
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     if (not raw.isascii() and not _is_utf8(raw)) or b"\0" in raw:  # JSON may come in other encodings
         raw = write_json(request)
     # between JSON's values a line's end is space, and inside a text it is always escaped

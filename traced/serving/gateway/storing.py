@@ -16,9 +16,10 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
 
 from sqlalchemy import Engine
@@ -111,16 +112,32 @@ class Storer:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return  # its router still writes it, or another one like this reads it
-            found: list[Exchange] = []
-            for line in opened:
-                found += _read(line, path.parent / DAMAGED)
-                if len(found) >= BATCH:
-                    self._save(found)
-                    found = []
-            self._save(found)
+            damaged: list[bytes] = []
+            while lines := list(islice(opened, BATCH)):
+                self._save(lines, damaged)
+            if damaged:  # only now: a file that the store does not take is read again and again
+                aside = path.parent / DAMAGED
+                log.warning("%d lines of the spool cannot be stored; they are kept in %s", len(damaged), aside)
+                with aside.open("ab") as kept:
+                    kept.writelines(line.rstrip(b"\n") + b"\n" for line in damaged)
             path.unlink(missing_ok=True)
 
-    def _save(self, exchanges: list[Exchange]) -> None:
+    def _save(self, lines: Sequence[bytes], damaged: list[bytes]) -> None:
+        """Store lines; whatever a client or an engine said in one of them, it holds up no other."""
+        read = [(line, found) for line in lines if (found := _read(line, damaged)) is not None]
+        try:
+            self._save_exchanges([found for _, found in read])
+        except (OSError, StoreError):
+            raise
+        except Exception as error:
+            if len(read) > 1:
+                for line, _ in read:
+                    self._save([line], damaged)
+                return
+            log.warning("a line of the spool cannot be stored: %r", error)
+            damaged += [line for line, _ in read]
+
+    def _save_exchanges(self, exchanges: Sequence[Exchange]) -> None:
         if exchanges:
             routed = [one for one in exchanges if one.id.startswith(ROUTED)]
             told = [one for one in exchanges if not one.id.startswith(ROUTED)]
@@ -138,13 +155,13 @@ def _not_routed(opened: Session, told: list[Exchange]) -> list[Exchange]:
     return [one for one in told if one.response_id not in known]
 
 
-def _read(line: bytes, aside: Path) -> Iterator[Exchange]:
+def _read(line: bytes, damaged: list[bytes]) -> Exchange | None:
     try:
-        yield exchange_of(read_json(line))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        log.warning("a line of the spool is damaged (%s); kept in %s", error, aside)
-        with aside.open("ab") as opened:
-            opened.write(line.rstrip(b"\n") + b"\n")
+        return exchange_of(read_json(line))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        log.warning("a line of the spool is damaged: %s", error)
+        damaged.append(line)
+        return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,11 +3,11 @@
 aiohttp's client took more than half of the time that the router adds to a request; httptools, which uvicorn stands on,
 parses in C and leaves the rest to these few lines.
 
-Invariants: a connection carries one request at a time and is used again only after a whole answer; an answer that its
-reader gave up closes it, which ends the engine's work; at most ``AHEAD`` bytes of an answer wait for a reader that is
-slow. A kept connection that the engine closes before a byte of the answer was closed for idleness: the request is sent
-once more, on a new one.
-How it fails: ``Unreachable`` where no connection could be made, ``BrokenOff`` for everything after that.
+Invariants: a connection carries one request at a time and is used again only after an answer that was read whole; an
+answer that its reader gave up closes it, which ends the engine's work; at most ``AHEAD`` bytes of an answer wait for a
+reader that is slow. A kept connection that the engine closes within ``STALE_S`` without a byte was closed for idleness:
+the request is sent once more, on a new one.
+How it fails: ``Unreachable`` where no connection could be made and nothing was sent, ``BrokenOff`` for everything else.
 Not covered: redirects, compression (``identity`` is asked for), cookies, HTTP/2.
 """
 
@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import httptools
 
 AHEAD = 2**18  # bytes
+STALE_S = 1.0
 IDLE_S = 4.0  # uvicorn, in the engines, closes after five
 
 
@@ -80,16 +81,27 @@ class Upstream:
     async def post(self, url: str, path: str, body: bytes) -> Answer:
         """Send JSON and wait for the head of the answer, which has to be closed. Raises as the module says."""
         text = b"%b%d\r\n\r\n%b" % (self._head(url, path), len(body), body)
-        while True:
-            connection = self._kept(url) or await self._connect(url)
+        connection = self._kept(url)
+        if connection is not None:
             try:
-                await connection.ask(text)
+                return await self._ask(connection, text)
             except _Stale:
-                continue
-            except BaseException:
-                connection.abort()
+                pass
+        try:
+            fresh = await self._connect(url)
+        except Unreachable as error:
+            if connection is None:
                 raise
-            return Answer(connection)
+            raise BrokenOff(f"it closed the connection, and then: {error}") from error  # it may have begun
+        return await self._ask(fresh, text)
+
+    async def _ask(self, connection: "_Connection", text: bytes) -> Answer:
+        try:
+            await connection.ask(text)
+        except BaseException:
+            connection.abort()
+            raise
+        return Answer(connection)
 
     def close(self) -> None:
         """Close what is open and idle."""
@@ -147,6 +159,7 @@ class _Connection(asyncio.Protocol):
         self._alarm: asyncio.TimerHandle | None = None
         self._waits_since = 0.0
         self._broken = ""
+        self._hung_up = False  # the engine did, and nothing else broke before
         self._answers = 0  # that were whole
         self.since = 0.0  # idle
         self._begin()
@@ -157,6 +170,7 @@ class _Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._ahead = 0
         self._headed = self._whole = self._stays = self._paused = False
+        self._silent = True  # it has said nothing yet
 
     @property
     def is_open(self) -> bool:
@@ -166,10 +180,12 @@ class _Connection(asyncio.Protocol):
         """Send a request and wait for the answer's head."""
         assert self._transport is not None
         self._begin()
+        began = self._loop.time()
         self._transport.write(text)
         while not self._headed:
             if self._broken:
-                raise _Stale if self._answers and not self.status else BrokenOff(self._broken)
+                at_once = self._hung_up and self._loop.time() - began < STALE_S
+                raise _Stale if self._answers and self._silent and at_once else BrokenOff(self._broken)
             await self._wait()
 
     async def chunk(self) -> bytes:
@@ -188,7 +204,7 @@ class _Connection(asyncio.Protocol):
         return found
 
     def release(self) -> None:
-        if self._whole and self._stays and self.is_open:
+        if self._whole and self._stays and self.is_open and not self._pieces and not self._paused:
             self._answers += 1
             self.since = self._loop.time()
             self._kept.append(self)
@@ -229,6 +245,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
+        self._silent = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -241,6 +258,7 @@ class _Connection(asyncio.Protocol):
             self._whole = True
         if self._alarm is not None:
             self._alarm.cancel()
+        self._hung_up = not self._broken
         self._broken = self._broken or f"it closed the connection{f': {exc}' if exc else ''}"
         self._wake()
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 from sqlalchemy import Engine
 
 from store.database import open_store, reading, sqlite_url
-from store.repositories.serving import list_exchanges
+from store.errors import StoreError
+from store.repositories.serving import list_exchanges, open_conversations
 from store.serving_records import Exchange
 from tests.unit.store.chain import T0
 from traced.config import load_settings
+from traced.serving.gateway import storing
 from traced.serving.gateway.spool import Spool, line_of
-from traced.serving.gateway.storing import Storer
+from traced.serving.gateway.storing import DAMAGED, Storer
 
 
 @pytest.fixture
@@ -132,4 +135,65 @@ def test_a_request_in_any_of_jsons_encodings_is_one_line(encoding: str) -> None:
     assert json.loads(raw) == asked
     made = line_of(Exchange("e", "c", T0, "base", 200, 0.5), raw, asked, b"{}", streamed=False)
     assert made.count(b"\n") == 1
+    assert json.loads(made)["request"] == asked
+
+
+def test_a_second_life_with_the_same_process_id_overwrites_nothing(tmp_path: Path, store: Engine) -> None:
+    for name in ("e-1", "e-2"):
+        life = Spool(tmp_path / "spool")
+        life.add(line(name))
+        asyncio.run(life.turn())
+    Storer(load_settings(tmp_path), store).look()
+    assert stored(store) == ["e-1", "e-2"]
+
+
+def test_what_one_client_said_holds_up_no_other(tmp_path: Path, store: Engine) -> None:
+    settings = load_settings(tmp_path, {"serving.silence_s": 0.0})
+    raw = b'{"model":"base","messages":[{"role":"user","content":"x"}],"tools":%b%b}' % (b"[" * 990, b"]" * 990)
+    bad = Exchange("e-bad", "c-0", T0, "base", 200, 0.5)
+    answer = b'{"id": "r", "choices": [{"message": {"role": "assistant", "content": "x"}}]}'
+    unreadable = b'{"id": "half'
+    spool = Spool(tmp_path / "spool")
+    for one in (unreadable + b"\n", line_of(bad, raw, {}, answer, streamed=False), line("e-1")):
+        spool.add(one)
+    asyncio.run(spool.turn())
+    storer = Storer(settings, store)
+    for _ in range(3):
+        storer.look()
+    assert stored(store) == ["e-1"]
+    assert list((tmp_path / "spool").glob("exchanges-*")) == []
+    aside = (tmp_path / "spool" / DAMAGED).read_bytes().splitlines()
+    assert aside[0] == unreadable  # once, however often it was looked at
+    with reading(store) as opened:
+        assert open_conversations(opened, before=T0 + timedelta(days=9999), limit=10) == []
+        kept = [one for one in list_exchanges(opened, "c-0") if one.body]
+    assert len(aside) + len(kept) == 2  # it is in one of the two places
+
+
+def test_lines_that_cannot_be_stored_are_kept_aside_once_while_the_store_is_away(
+    tmp_path: Path, store: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path / "spool")
+    for one in (b"no JSON\n", line("e-1")):
+        spool.add(one)
+    asyncio.run(spool.turn())
+    storer = Storer(load_settings(tmp_path), store)
+    with monkeypatch.context() as away:
+        away.setattr(storing, "save_exchanges", _away)
+        for _ in range(5):
+            storer.look()
+        assert not (tmp_path / "spool" / DAMAGED).exists()
+    storer.look()
+    assert stored(store) == ["e-1"]
+    assert (tmp_path / "spool" / DAMAGED).read_bytes() == b"no JSON\n"
+
+
+def _away(*_: object) -> None:
+    raise StoreError("the store is away")
+
+
+def test_a_byte_order_mark_is_left_out() -> None:
+    asked = {"model": "base", "messages": [{"role": "user", "content": "x"}]}
+    raw = json.dumps(asked).encode("utf-8-sig")
+    made = line_of(Exchange("e", "c", T0, "base", 200, 0.5), raw, asked, b"{}", streamed=False)
     assert json.loads(made)["request"] == asked
