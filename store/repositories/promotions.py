@@ -3,7 +3,8 @@
 Invariants: decisions and log entries are only added, the newest one counts; a decision keeps the gate result that the
 person had before them; only an adapter version whose newest decision is approval can go live or on trial (canary,
 shadow); of a capability at most one version is live and one on trial; rolling back a live version brings back the one
-that was live before and is still approved; rolling back one on trial leaves what is live.
+that was live before, is still approved and was not rolled back since; rolling back one on trial leaves what is live. A
+canary whose control is rolled back gets a new entry with the new control: what was judged against the old one is over.
 Fails: ``NotApproved``, ``NotLive``, ``NotFound``. Not covered: whether a gate has to pass first (``traced.gates``).
 """
 
@@ -89,21 +90,28 @@ def put_on_trial(session: Session, promotion: Promotion) -> Promotion:
 
 def roll_back(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> str | None:
     """Take a live adapter version back; returns the version of the capability that is live now, None for the base."""
-    _lock(session, get_adapter(session, adapter).capability)
+    capability = get_adapter(session, adapter).capability
+    _lock(session, capability)
     live = {promotion.adapter: promotion for promotion in live_adapters(session)}
-    tried = next((one.promotion for one in trials(session) if one.promotion.adapter == adapter), None)
-    if tried is not None:
-        _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, who, at, reason, tried.previous))
-        return next((name for name in live if name == tried.previous), None)
+    tried = next((one.promotion for one in trials(session) if one.capability == capability), None)
+    if tried is not None and tried.adapter == adapter:
+        standing = next((name for name in live if get_adapter(session, name).capability == capability), None)
+        _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, who, at, reason, standing))
+        return standing
     if adapter not in live:
         raise NotLive(
             f"adapter {adapter!r} is not live (live: {', '.join(sorted(live)) or 'none'}); see `traced status`"
         )
-    previous = _approved(session, live[adapter].previous)
+    before = _lived(session, capability)[:-1]
+    while before and not _is_approved(session, before[-1]):
+        before.pop()
+    previous = before.pop() if before else None
     _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, who, at, reason, previous))
+    why = f"{adapter} was rolled back"
     if previous is not None:
-        before = _latest(session, previous).previous
-        _append(session, Promotion(previous, PromotionState.LIVE, who, at, f"{adapter} was rolled back", before))
+        _append(session, Promotion(previous, PromotionState.LIVE, who, at, why, before[-1] if before else None))
+    if tried is not None and tried.state is PromotionState.CANARY and tried.adapter != previous:
+        _append(session, replace(tried, who=who, at=at, reason=why, previous=previous))
     return previous
 
 
@@ -119,14 +127,15 @@ def trials(session: Session) -> list[Trial]:
 
 
 def shares(session: Session, adapter: str) -> dict[int, float]:
-    """The log entries of a version's canary that is under way, by number, with the share that each gave it."""
+    """The log entries of a version's canary beside its present control, by number, with the share that each gave it."""
     query = select(PromotionRow).where(PromotionRow.adapter == adapter).order_by(col(PromotionRow.seq))
     found: dict[int, float] = {}
+    control: str | None = None
     for row in session.exec(query):
-        if row.state != PromotionState.CANARY:
+        if row.state != PromotionState.CANARY or row.previous != control:
             found = {}  # it is a canary anew
-        elif row.seq is not None and row.share is not None:
-            found[row.seq] = row.share
+        if row.state == PromotionState.CANARY and row.seq is not None and row.share is not None:
+            found[row.seq], control = row.share, row.previous
     return found
 
 
@@ -163,8 +172,7 @@ def _lock(session: Session, capability: str) -> None:
 
 def _approved_capability(session: Session, adapter: str) -> str:
     version = get_adapter(session, adapter)
-    decided = latest_approval(session, adapter)
-    if decided is None or decided.decision is not Decision.APPROVED:
+    if not _is_approved(session, adapter):
         raise NotApproved(f"adapter {adapter!r} has no approval; run `traced approve {adapter}` first")
     return version.capability
 
@@ -177,14 +185,26 @@ def _end_trial(session: Session, capability: str, successor: str, *, who: str, a
             _append(session, replace(ended, reason=f"by {successor}"))
 
 
-def _approved(session: Session, adapter: str | None) -> str | None:
-    """``adapter`` or the nearest version live before it whose newest decision is still approval."""
-    while adapter is not None:
-        decided = latest_approval(session, adapter)
-        if decided is not None and decided.decision is Decision.APPROVED:
-            return adapter
-        adapter = _latest(session, adapter).previous
-    return None
+def _lived(session: Session, capability: str) -> list[str]:
+    """The versions that rollbacks of a capability go back through, each once; the live one, if any, is the last."""
+    query = select(PromotionRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
+    query = query.where(AdapterRow.capability == capability).order_by(col(PromotionRow.seq))
+    lived: list[str] = []
+    live: str | None = None
+    for row in session.exec(query):
+        if row.state == PromotionState.ROLLED_BACK and row.adapter == live:  # what it passed over is behind it too
+            lived = lived[: lived.index(row.previous) + 1] if row.previous in lived[:-1] else []
+            live = None
+        elif row.state in (PromotionState.ROLLED_BACK, PromotionState.LIVE):
+            lived = [name for name in lived if name != row.adapter]
+        if row.state == PromotionState.LIVE:
+            lived, live = [*lived, row.adapter], row.adapter
+    return lived
+
+
+def _is_approved(session: Session, adapter: str) -> bool:
+    decided = latest_approval(session, adapter)
+    return decided is not None and decided.decision is Decision.APPROVED
 
 
 def _latest(session: Session, adapter: str) -> Promotion:

@@ -42,9 +42,18 @@ def find_routes(session: Session, conversation_ids: Sequence[str]) -> dict[str, 
 
 
 def taking_part(session: Session, trials: Collection[int]) -> dict[str, tuple[str, int]]:
-    """The conversations of trials (numbers of log entries): the model that each was given, and its trial."""
+    """The conversations of trials (numbers of log entries): the model that each was given, and its trial.
+
+    Those in which another model answered too are left out; one that is not recorded counts for what it was given.
+    """
     query = select(ConversationRow.id, ConversationRow.model, ConversationRow.trial)
-    rows = session.exec(query.where(col(ConversationRow.trial).in_(list(trials))))
+    by_another = select(ExchangeRow.id).where(
+        col(ExchangeRow.conversation_id) == col(ConversationRow.id),
+        col(ExchangeRow.model) != col(ConversationRow.model),
+        col(ExchangeRow.shadow_of).is_(None),
+        ExchangeRow.status == 200,
+    )
+    rows = session.exec(query.where(col(ConversationRow.trial).in_(list(trials)), ~by_another.exists()))
     return {conversation_id: (model, trial) for conversation_id, model, trial in rows if trial is not None}
 
 

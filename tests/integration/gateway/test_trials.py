@@ -21,7 +21,10 @@ from store.types import EndCause, Outcome
 from tests.integration.gateway.place import V1, V2, Place, place, until, until_offered
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store import chain
-from traced.serving.gateway.canaries import Canaries
+from traced.gates.sequential import Arm
+from traced.gates.trials import Stratum
+from traced.outcomes.evidence import Labels
+from traced.serving.gateway.canaries import Canaries, strata
 
 STEPS = {"promotion.steps": [0.3, 0.6], "promotion.min_samples": 5, "promotion.margin": 0.3}
 HOOK = {"notify.commands": [{"name": "tell", "argv": ["true"]}]}
@@ -165,6 +168,25 @@ def test_a_canary_that_does_harm_is_rolled_back_and_people_are_told(tmp_path: Pa
         assert reason.startswith("it is worse: 0 of ")
 
     run(tmp_path, check, live=V1, settings={**STEPS, **HOOK})
+
+
+def test_what_the_base_model_answered_in_its_stead_is_not_counted_against_a_canary(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        made.begin(V2, "canary", 1.0)
+        await until_offered(made, V2)
+        assert await talk(made, ["whole", "broken"]) == {"whole": V2, "broken": V2}
+        made.engine.refuses_loads = True
+        del made.engine.adapters[V2]
+        answered = await talk(made, ["broken"])
+        assert answered == {"broken": BASE}
+        await until(lambda: len(made.exchanges("broken")) == 2)
+        await judge(made, {"whole": V2, **answered}, lambda model: model == V2)
+        with reading(made.store) as opened:
+            assert find_routes(opened, ["broken"])["broken"].model == V2
+            found = strata(opened, V2, Labels((), ()))
+        assert found == [Stratum(1.0, Arm(1, 1), Arm(0, 0))]
+
+    run(tmp_path, check, live=V1, settings={"serving.silence_s": 0.5})
 
 
 def test_what_a_person_rolled_back_stays_back(tmp_path: Path) -> None:

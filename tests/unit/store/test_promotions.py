@@ -2,7 +2,7 @@ import pytest
 from sqlmodel import Session
 
 from store.errors import NotApproved, NotFound, NotLive
-from store.records import Decision, PromotionState
+from store.records import Decision, Promotion, PromotionState
 from store.repositories.adapters import save_adapter
 from store.repositories.gates import list_gates
 from store.repositories.promotions import (
@@ -11,8 +11,11 @@ from store.repositories.promotions import (
     list_promotions,
     live_adapters,
     promote,
+    put_on_trial,
     roll_back,
     save_approval,
+    shares,
+    trials,
 )
 from tests.unit.store.chain import adapter, approval, later, save_chain
 
@@ -103,3 +106,61 @@ def test_what_is_not_live_cannot_be_rolled_back(db: Session) -> None:
         roll_back(db, V2, who="Ada", at=later(20))
     with pytest.raises(NotFound, match="nothing@v1"):
         roll_back(db, "nothing@v1", who="Ada", at=later(20))
+
+
+def test_rolling_back_reaches_the_base_model_where_a_version_was_live_twice(db: Session) -> None:
+    put_live(db, V2, 20)
+    put_live(db, V1, 30)
+    assert roll_back(db, V1, who="Ada", at=later(40)) == V2
+    assert roll_back(db, V2, who="Ada", at=later(41)) is None  # V1 was rolled back since
+    assert live(db) == []
+
+
+def test_rolling_back_ends_where_nothing_that_was_live_is_approved(db: Session) -> None:
+    for seconds, name in ((20, V2), (30, V1), (40, V3)):
+        put_live(db, name, seconds)
+    for name in (V1, V2):
+        save_approval(db, approval(name, Decision.REJECTED, seconds=50))
+    assert roll_back(db, V3, who="Ada", at=later(60)) is None
+
+
+def test_what_a_rollback_passed_over_does_not_come_back(db: Session) -> None:
+    put_live(db, V2, 20)
+    put_live(db, V3, 30)
+    save_approval(db, approval(V2, Decision.REJECTED, seconds=35))
+    assert roll_back(db, V3, who="Ada", at=later(40)) == V1
+    save_approval(db, approval(V2, seconds=45))
+    assert roll_back(db, V1, who="Ada", at=later(50)) is None
+
+
+def begin(db: Session, share: float, seconds: float) -> None:
+    save_approval(db, approval(V3, seconds=seconds))
+    put_on_trial(db, Promotion(V3, PromotionState.CANARY, "Ada", later(seconds), share=share))
+
+
+def test_a_canary_begins_anew_when_its_control_is_rolled_back(db: Session) -> None:
+    put_live(db, V2, 20)
+    begin(db, 0.1, 30)
+    begin(db, 0.3, 31)
+    assert list(shares(db, V3).values()) == [0.1, 0.3]
+    (before,) = trials(db)
+    assert roll_back(db, V2, who="Ada", at=later(40)) == V1
+    (after,) = trials(db)
+    assert (after.promotion.state, after.promotion.share) == (PromotionState.CANARY, 0.3)
+    assert (before.promotion.previous, after.promotion.previous) == (V2, V1)
+    assert shares(db, V3) == {after.seq: 0.3}
+    begin(db, 0.6, 45)
+    assert list(shares(db, V3).values()) == [0.3, 0.6]
+    assert roll_back(db, V1, who="Ada", at=later(50)) is None
+    (last,) = trials(db)
+    assert (last.promotion.previous, shares(db, V3)) == (None, {last.seq: 0.6})
+    assert roll_back(db, V3, who="Ada", at=later(60)) is None
+    assert trials(db) == []
+
+
+def test_a_canary_that_is_what_a_rollback_brings_back_is_live(db: Session) -> None:
+    for seconds, name in ((20, V3), (30, V2)):
+        put_live(db, name, seconds)
+    begin(db, 0.1, 40)
+    assert roll_back(db, V2, who="Ada", at=later(50)) == V3
+    assert (live(db), trials(db), shares(db, V3)) == ([V3], [], {})

@@ -1,9 +1,9 @@
 """Canaries on their way: what was judged of their conversations, and what follows from it.
 
-Who counts: the conversations that a router gave to a canary or to its control (``live``), each under the share of its
-time, with the outcome that people's feedback, rules or the judge give it. ``traced.gates.trials`` judges; a step, the
-promotion at the end and a rollback are entries of the promotion log like a person's, with the figures as their reason,
-an event, an audit entry and, for the last two, a notice.
+Who counts: the conversations that a router gave to a canary or to its present control (``live``) and that no other
+model answered, each under the share of its time, with the outcome that people's feedback, rules or the judge give it.
+``traced.gates.trials`` judges; a step, the promotion at the end and a rollback are entries of the promotion log like a
+person's, with the figures as their reason, an event, an audit entry and, for the last two, a notice.
 
 Invariants: a decision is made on the log's newest entry, in one transaction with it, so that several of these, and
 people, do not get in each other's way; what a person rolled back stays back.
@@ -86,8 +86,8 @@ def strata(opened: Session, adapter: str, labels: Labels) -> list[Stratum]:
         if found.outcome.judged:
             outcomes[conversation_id] = found.outcome  # may not be settled yet
     for conversation_id, outcome in outcomes.items():
-        model, seq = taking_part[conversation_id]
-        if outcome.judged:
+        if outcome.judged and conversation_id in taking_part:
+            model, seq = taking_part[conversation_id]
             counts = arms[seq][model == adapter]
             counts[0] += 1
             counts[1] += outcome is Outcome.SUCCESS
