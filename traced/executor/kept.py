@@ -1,7 +1,8 @@
 """A child that is started again whenever it dies.
 
-Invariants: between two starts there is a pause, longer each time, and short again once it has lived for ``GOOD_S``;
-what cannot be started is tried again. Not covered: what hangs and does not die.
+Invariants: between two starts there is a pause, longer each time, and short again once it has lived for ``GOOD_S``,
+to which the time of its start does not count; what cannot be started is tried again. Not covered: what hangs and does
+not die.
 """
 
 import asyncio
@@ -47,19 +48,22 @@ class Kept:
 
     async def keep(self) -> None:
         """Start it again whenever it dies, until cancelled."""
-        failures, began = 0, time.monotonic()
+        failures = 0
+        began: float | None = time.monotonic()  # when it became ready; None: it did not
         while True:
             await asyncio.sleep(LOOK_S)
             if self._running is not None and self._running.alive:
                 continue
-            failures = 0 if time.monotonic() - began > GOOD_S else failures
+            if began is not None and time.monotonic() - began > GOOD_S:
+                failures = 0
             pause = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
             log.warning("%s ended; started again in %.0f s", self._name, pause)
             await asyncio.sleep(pause)
-            failures, began = failures + 1, time.monotonic()
+            failures, began = failures + 1, None
             try:
                 await asyncio.to_thread(self._end)
                 await self.start()
+                began = time.monotonic()
             except (TracedError, OSError) as error:
                 log.warning("%s cannot be started: %s", self._name, error)
 

@@ -139,6 +139,14 @@ class EngineClient:
         """Let it give its device's memory back, once its requests have ended (vLLM's sleep mode)."""
         await self._post("/sleep?level=1&mode=wait", {})
 
+    async def is_sleeping(self) -> bool:
+        """Whether it sleeps; an engine that does not know the question has no sleep mode."""
+        try:
+            answer = await self._request("GET", "/is_sleeping")
+        except RequestError:
+            return False
+        return isinstance(answer, dict) and answer.get("is_sleeping") is True
+
     async def wake_up(self) -> None:
         """Undo ``sleep``; it then answers as before."""
         await self._post("/wake_up", {})

@@ -74,6 +74,8 @@ class Upstream:
     asleep: bool = False
     sleeps: list[int] = field(default_factory=list)  # requests that ran when it was put to sleep
     refuses_sleep: bool = False
+    wakes: int = 0
+    ill: bool = False  # fails /health
     slots: "Slots | None" = None
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -87,6 +89,7 @@ class Upstream:
         app.router.add_post("/v1/unload_lora_adapter", self._unload)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/sleep", self._sleep)
+        app.router.add_get("/is_sleeping", self._is_sleeping)
         app.router.add_post("/wake_up", self._wake_up)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/completions", self._complete)
@@ -108,7 +111,7 @@ class Upstream:
 
     async def _health(self, request: web.Request) -> web.Response:
         await asyncio.sleep(self.health_delay_s)
-        return web.Response()
+        return web.Response(status=503 if self.ill else 200)
 
     async def _models(self, request: web.Request) -> web.Response:
         data: list[dict[str, Any]] = [{"id": name, "parent": BASE} for name in self.adapters]
@@ -147,8 +150,12 @@ class Upstream:
         self.sleeps.append(self.running)
         return web.json_response({"status": "sleeping"})
 
+    async def _is_sleeping(self, request: web.Request) -> web.Response:
+        return web.json_response({"is_sleeping": self.asleep})
+
     async def _wake_up(self, request: web.Request) -> web.Response:
         self.asleep = False
+        self.wakes += 1
         return web.json_response({"status": "awake"})
 
     async def _respond(self, request: web.Request) -> web.Response:

@@ -211,7 +211,8 @@ async def serving(gateway: Gateway, *keepers: Callable[[], Coroutine[Any, Any, N
             asyncio.create_task(_kept_on(keeper)) for keeper in (gateway.spool.keep, gateway.receiver.keep, *keepers)
         ]
         stack.push_async_callback(_end, tasks)
-        runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None)
+        grace = min(gateway.settings.timeout_s, 80.0)  # who stops the router kills it after 90 s
+        runner = web.AppRunner(build(gateway), handler_cancellation=True, access_log=None, shutdown_timeout=grace)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         host = gateway.settings.host

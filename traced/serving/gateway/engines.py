@@ -6,7 +6,8 @@ being loaded among them. The last keeps vLLM from giving a slot away that a runn
 47724: such a request went on with another adapter's weights). Requests of a conversation go to the same engine, for
 its prefix cache, unless that one has clearly more to do than another.
 An engine that should rest (``Pool.rest``) takes no new requests, sleeps when its last has ended, and is woken before it
-takes the next.
+takes the next. One that is new here or had failed is asked first whether it sleeps; it is woken only after ``rest`` has
+said that it may be.
 How it fails: an engine that refuses connections or fails ``/health`` takes no requests until it answers again; then
 it gets its adapters anew, because it may have been started anew. An adapter that an engine cannot load is tried again.
 Not covered: starting engines.
@@ -37,7 +38,8 @@ log = logging.getLogger(__name__)
 class Replica:
     """One engine. ``running`` counts the requests at it by model; ``loaded`` are the adapters that it has confirmed.
 
-    ``resting`` says why it should take no requests and sleep; ``asleep`` whether it does.
+    ``resting`` says why it should take no requests and sleep ("": it should be awake; None: nobody said either);
+    ``asleep`` whether it does (None: it has to be asked).
     """
 
     client: EngineClient
@@ -45,8 +47,8 @@ class Replica:
     loaded: set[str] = field(default_factory=set)
     running: Counter[str] = field(default_factory=Counter)
     trouble: str = "not asked yet"
-    resting: str = ""
-    asleep: bool = False
+    resting: str | None = None
+    asleep: bool | None = None
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -80,7 +82,7 @@ class Replica:
         """It did not answer: no more requests until it does."""
         if self.well:
             log.warning("engine %s takes no requests: %s", self.url, why)
-        self.well, self.trouble, self.asleep = False, why, False
+        self.well, self.trouble, self.asleep = False, why, None
         self.loaded.clear()
 
 
@@ -148,6 +150,8 @@ class Pool:
                 if not await replica.client.health():
                     return replica.failed("it does not answer /health")
                 named = await replica.client.models()
+                if replica.asleep is None:
+                    replica.asleep = await replica.client.is_sleeping()
         except (ServingError, TimeoutError) as error:
             return replica.failed(str(error) or "it does not answer within five seconds")
         if not named:
@@ -188,15 +192,19 @@ class Pool:
 async def _rested(replica: Replica) -> bool:
     """Let it sleep or wake it, as it should; whether it is awake and should be."""
     told = replica.resting
+    if told is None:
+        replica.well, replica.asleep = False, None  # who put it to sleep may wake it, so it is asked again
+        replica.trouble = "asleep; it is woken here only with serving.sleep_for_training"
+        return False
     try:
-        if not replica.resting:
+        if not told:
             await replica.client.wake_up()
             replica.asleep = False
             return True
         if not replica.asleep and not replica.busy:
             await replica.client.sleep()
             replica.asleep = True
-            log.info("engine %s sleeps: %s", replica.url, replica.resting)
+            log.info("engine %s sleeps: %s", replica.url, told)
     except ServingError as error:
         told = f"it can be neither put to sleep nor woken: {error}"
         log.warning("engine %s: %s", replica.url, told)

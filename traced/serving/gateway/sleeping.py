@@ -2,9 +2,9 @@
 
 vLLM then gives the device's memory back and keeps its weights in the machine's (its sleep mode, level 1). Invariants: a
 sleeping engine takes no requests, and those that it had have ended before it sleeps; it is awake again, with its
-adapters, before it takes the next. Who comes meanwhile is served by another engine, or refused with 503 and
-Retry-After. How it fails: a store that does not answer leaves everything as it is; an engine that cannot be put to
-sleep takes no requests all the same, and is asked again.
+adapters, before it takes the next, also where it failed meanwhile or slept before this router began. Who comes
+meanwhile is served by another engine, or refused with 503 and Retry-After. How it fails: a store that does not answer
+leaves everything as it is; an engine that cannot be put to sleep takes no requests all the same, and is asked again.
 Not covered: whether the device counts as idle while the engine is awake on it (``devices.gpu_memory``,
 ``devices.gpu_foreign``); an engine that is started anew while the training runs takes its memory until it sleeps.
 """
