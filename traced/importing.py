@@ -2,9 +2,10 @@
 
 Invariants: an import is stored batch by batch, so that memory stays the same whatever the file's size; one that is
 killed goes on behind its last batch, and stored twice is stored once, so at no point is anything half-written (what it
-then counts as known may be its own). Bad records are kept aside with their reasons (``importers.ledger``); a strict
-import stores nothing if there is one, for which some formats are read twice. A cycle of imported trajectories is named
-by them and by the analysis' settings, so importing the same again changes nothing.
+then counts as known may be its own). An outcome that a later file brings replaces the rules' and the judge's, no
+person's. Bad records are kept aside with their reasons (``importers.ledger``); a strict import stores nothing if there
+is one, for which some formats are read twice. A cycle of imported trajectories is named by them and by the analysis'
+settings, so importing the same again changes nothing.
 How it fails: ``traced.importers`` errors name file, record and line; what was stored before stays. Not covered: what to
 make of it (``traced.imported``); a file that changes while it is read.
 """
@@ -12,7 +13,7 @@ make of it (``traced.imported``); a file that changes while it is read.
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -22,8 +23,16 @@ from sqlmodel import Session
 from store.database import reading, session
 from store.records import Cycle, CycleState
 from store.repositories.cycles import save_cycle
-from store.repositories.trajectories import TrajectoryFilter, is_stored, iterate_ids, save_trajectories
-from store.types import Trajectory
+from store.repositories.serving import save_feedback, talked_of
+from store.repositories.trajectories import (
+    TrajectoryFilter,
+    get_trajectory,
+    is_stored,
+    iterate_ids,
+    rejudge_trajectory,
+    save_trajectories,
+)
+from store.types import Outcome, Trajectory
 from traced.config import Settings
 from traced.importers.errors import NothingFound, UnknownFormat
 from traced.importers.formats import FORMATS, format_of, told_by
@@ -31,13 +40,15 @@ from traced.importers.ledger import Counts, Ledger
 from traced.importers.reading import Reading, Resume, Step
 from traced.importers.source import beginning
 from traced.outcomes.applying import apply
-from traced.outcomes.evidence import Labels
+from traced.outcomes.evidence import JUDGE, RULES, By, Labels, last_of, said_of, standing_of, verdict
 from traced.outcomes.rule_file import read_rules
+from traced.outcomes.rules import Decision
 from traced.serving.gateway.redaction import Redactor
 
 IMPORTED = "imported"
 BATCH = 500  # trajectories in one transaction
 BATCH_BYTES = 8 << 20
+SOURCE_JUDGES = Decision(Outcome.UNKNOWN, reason="its source judged it later")
 GIVE_UP = 100  # bad records before the first good one: the file is of another format
 
 
@@ -106,7 +117,10 @@ def import_file(
         )
         try:
             for batch, place in _batches(FORMATS[kind](rule, ledger.place), ledger, kind, strict=wanted.strict):
-                _store(store, ledger, batch, place)
+                with session(store) as opened:
+                    _store(opened, ledger, batch, rule.labels, at)
+                if place is not None:
+                    ledger.commit(place)
                 on_batch(ledger.counts)
         except UnknownFormat:
             ledger.finish()
@@ -159,19 +173,39 @@ def _batches(
     yield batch, None
 
 
-def _store(store: Engine, ledger: Ledger, batch: list[Trajectory], place: Resume | None) -> None:
+def _store(opened: Session, ledger: Ledger, batch: list[Trajectory], labels: Labels, at: datetime) -> None:
     counts = ledger.counts
-    if batch:
-        with session(store) as opened:
-            saved = save_trajectories(opened, batch)
-        counts.added += saved.added
-        counts.replaced += len(saved.replaced)
-        counts.known += len(batch) - saved.added - len(saved.replaced)
-        for one in batch:
-            counts.outcomes[one.outcome] = counts.outcomes.get(one.outcome, 0) + 1
-        ledger.last = batch[-1].id
-    if place is not None:
-        ledger.commit(place)
+    if not batch:
+        return
+    saved = save_trajectories(opened, batch)
+    replaced = len(saved.replaced) + _let_source_judge(opened, batch, labels, at)
+    counts.added += saved.added
+    counts.replaced += replaced
+    counts.known += len(batch) - saved.added - replaced
+    for one in batch:
+        counts.outcomes[one.outcome] = counts.outcomes.get(one.outcome, 0) + 1
+    ledger.last = batch[-1].id
+
+
+def _let_source_judge(session: Session, offered: list[Trajectory], labels: Labels, at: datetime) -> int:
+    """Let outcomes that come later than the rules' or the judge's count instead; returns how many changed.
+
+    Their verdicts are taken back, so that the outcome is the source's from then on.
+    """
+    told = {one.id: one for one in offered if one.outcome is not Outcome.UNKNOWN}
+    changed = 0
+    for key in sorted(talked_of(session, list(told))):
+        stored = get_trajectory(session, key)
+        if standing_of(session, stored, labels).by not in (By.RULES, By.JUDGE):
+            continue
+        if not rejudge_trajectory(session, replace(stored, outcome=told[key].outcome, reward=told[key].reward)):
+            continue  # evidence of a cycle refers to it
+        changed += (stored.outcome, stored.reward) != (told[key].outcome, told[key].reward)
+        said = said_of(session, key)
+        for former in (last_of(RULES, said), last_of(JUDGE, said)):
+            if former is not None:
+                save_feedback(session, verdict(key, former.who, SOURCE_JUDGES, at))
+    return changed
 
 
 def _refuse_alien(ledger: Ledger, kind: str, step: Step) -> None:

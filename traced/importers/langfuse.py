@@ -84,9 +84,9 @@ def _call(reading: Reading, value: Mapping[str, Any], trace: str, key: str) -> C
         task=reading.clean(trace),
         id=key,
         at=str(_get(value, "startTime") or ""),
-        messages=reading.clean(messages),
-        answer=reading.clean(said),
-        tools=reading.clean(tools),
+        messages=reading.clean_messages(messages),
+        answer=reading.clean_messages(said),
+        tools=reading.clean_tools(tools),
         error=reading.clean(str(_get(value, "statusMessage") or ""))[:LONGEST_ERROR] if failed else "",
     )
 

@@ -72,9 +72,9 @@ def _call(reading: Reading, run: Mapping[str, Any], trace: str, key: str) -> Cal
         task=reading.clean(trace),
         id=key,
         at=str(run.get("start_time") or run.get("dotted_order") or ""),
-        messages=reading.clean(messages),
-        answer=reading.clean(said),
-        tools=reading.clean(tools),
+        messages=reading.clean_messages(messages),
+        answer=reading.clean_messages(said),
+        tools=reading.clean_tools(tools),
         error=reading.clean(str(run.get("error") or ""))[:LONGEST_ERROR],
     )
 

@@ -74,7 +74,7 @@ def _trajectory(reading: Reading, record: Record) -> Trajectory:
     said = asked if answer is None else [*asked, *read_message(answer, len(messages))]
     if not any(message["role"] == "assistant" for message in said) and not failed:
         raise Damage("no message is the assistant's")
-    kept: list[Message] = reading.clean(said)
+    kept: list[Message] = reading.clean_messages(said)
     offered = tools_of(request.get("tools")) or tools_of(request.get("functions"))
     trial = value.get("trial")
     return trajectory(
@@ -83,7 +83,7 @@ def _trajectory(reading: Reading, record: Record) -> Trajectory:
         task_id=reading.clean(_named(value) or conversation_id(None, kept, "")),
         trial=trial if isinstance(trial, int) and 0 <= trial < 1 << 31 else 0,
         messages=kept,
-        tools=reading.clean(offered),
+        tools=reading.clean_tools(offered),
         judgement=(Outcome.INFRASTRUCTURE, 0.0) if failed else _judgement(reading, value),
         detail=reading.clean(failed),
     )

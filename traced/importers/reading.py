@@ -48,6 +48,15 @@ class Reading:
         """A JSON value, a text among others, without what must not be stored."""
         return self.redactor.value(value) if self.redactor else value
 
+    def clean_messages(self, value: Any) -> Any:
+        """Messages, or one, that keep their form; None stays."""
+        return self.redactor.messages(value) if self.redactor else value
+
+    def clean_tools(self, tools: list[Tool]) -> list[Tool]:
+        """Definitions of tools, which keep the names of fields."""
+        cleaned: list[Tool] = self.redactor.definitions(tools) if self.redactor else tools
+        return cleaned
+
 
 @dataclass(frozen=True)
 class Step:
@@ -124,12 +133,14 @@ def judged(value: Any, labels: Labels) -> Judged | None:
 def judge(scores: Mapping[str, Sequence[Any]], reading: Reading) -> Judged:
     """What scores say together: the named one alone if one is named, else all, unknown where they do not agree.
 
-    Values of one name count by their mean.
+    Values of one name count by their mean; where one says that the machinery broke, it did.
     """
     said: list[Judged] = []
     for name, values in scores.items():
         if reading.score is None or name == reading.score:
             told = [one for value in values if (one := judged(value, reading.labels)) is not None]
+            if (Outcome.INFRASTRUCTURE, 0.0) in told:
+                return Outcome.INFRASTRUCTURE, 0.0
             if told:
                 mean = sum(reward for _, reward in told) / len(told)
                 said.append((Outcome.SUCCESS if mean >= PASS else Outcome.FAILURE, mean))

@@ -78,7 +78,7 @@ def _trajectory(reading: Reading, value: Any, tools: list[Tool]) -> Trajectory:
         raise Damage(
             f"'trial' and 'task_id' have to be a number and a text, found {trial!r:.60} and {value['task_id']!r:.60}"
         )
-    messages = reading.clean(chat(_of_agent(value["messages"])))
+    messages = reading.clean_messages(chat(_of_agent(value["messages"])))
     ended = str(value.get("termination_reason") or "")
     judgement, detail = _reward(value.get("reward_info")), ""
     if value.get("skipped") or ended in SIMULATOR_FAILED or not messages:

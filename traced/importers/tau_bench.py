@@ -78,7 +78,7 @@ def _checked(value: Any) -> dict[str, Any]:
 
 
 def _trajectory(record: dict[str, Any], tools: list[Tool], reading: Reading) -> Trajectory:
-    messages: list[Message] = reading.clean(record["messages"])
+    messages: list[Message] = reading.clean_messages(record["messages"])
     reward = record["reward"]
     outcome = Outcome.SUCCESS if reward >= SUCCESS else Outcome.FAILURE
     if not messages:

@@ -248,6 +248,40 @@ def test_evaluations_are_feedback(tmp_path: Path) -> None:
     run(tmp_path, check, **{"serving.silence_s": 0})
 
 
+def test_names_of_conversations_and_people_are_redacted_and_stay_apart(tmp_path: Path) -> None:
+    async def check(made: Place) -> None:
+        named = {one: f"{one}@example.com" for one in ("ann", "bob")}
+        calls = [call(n, **{"gen_ai.conversation.id": name}) for n, name in enumerate(named.values(), 1)]
+        assert (await made.http.post("/v1/traces", json=request(*calls))).json() == {}
+        await until(lambda: len(made.trajectories()) == 2)
+        ids = sorted(one.task_id for one in made.trajectories())
+        assert len(set(ids)) == 2
+        assert all(one.startswith("otlp:[redacted-") for one in ids)
+        given = {"score": 1, "label": "by ann@example.com", "comment": "ann@example.com", "who": "ann@example.com"}
+        for more in ({}, {"response_id": "resp-1"}):
+            told = {**given, **more, "conversation_id": "otlp:ann@example.com"}  # as its sender knows it
+            answer = await made.http.post("/v1/feedback", json=told)
+            assert (answer.status_code, answer.json()["conversation_id"] in ids) == (200, True)
+        assert sorted(str(one.outcome) for one in made.trajectories()) == ["success", "unknown"]
+        with session(made.store) as opened:
+            first, _ = list_feedback(opened, ids)
+        assert (first.label, first.comment) == ("by [redacted]", "[redacted]")
+        assert first.who.startswith("[redacted-")
+
+    run(tmp_path, check, **{"serving.silence_s": 0, "serving.redact": [r"\S+@\S+", "ann@example.com"]})
+
+
+@pytest.mark.parametrize("field", ["answer", "messages"])
+def test_fields_that_are_called_like_a_recorded_calls_parts_break_nothing(tmp_path: Path, field: str) -> None:
+    async def check(made: Place) -> None:
+        assert (await made.http.post("/v1/traces", json=request(call(1)))).json() == {}
+        await until(made.trajectories)
+        (one,) = made.trajectories()
+        assert [message["content"] for message in one.messages] == ["Hello?", "Hello!"]
+
+    run(tmp_path, check, **{"serving.silence_s": 0, "serving.redact_fields": [field]})
+
+
 def test_a_conversation_without_a_name_is_its_trace_or_its_opening(tmp_path: Path) -> None:
     async def check(made: Place) -> None:
         nameless = {"gen_ai.conversation.id": None}

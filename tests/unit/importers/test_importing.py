@@ -12,11 +12,14 @@ from sqlalchemy import Engine
 
 from store.database import open_store, session
 from store.repositories.trajectories import iterate_ids, list_trajectories
-from tests.unit.importers.reading import EXPORTS
+from tests.unit.importers.reading import EXPORTS, LABELS
 from traced.config import Settings, load_settings
 from traced.importers.errors import AlreadyRunning, BadRecord, ImportFailed
 from traced.importers.ledger import Ledger
 from traced.importing import BATCH, Imported, Wanted, import_file
+from traced.outcomes.applying import apply
+from traced.outcomes.evidence import standing_of
+from traced.outcomes.rule_file import read_rules
 
 HELLO = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -140,6 +143,35 @@ def test_feedback_that_comes_with_a_later_export_judges(run: Any, tmp_path: Path
     assert (found.added, found.replaced, found.known) == (0, 2, 1)
     with session(store) as opened:
         assert sorted(str(one.outcome) for one in list_trajectories(opened)) == ["failure", "infrastructure", "success"]
+
+
+@pytest.mark.parametrize("reward", [0, 1])
+def test_an_outcome_that_comes_later_counts_before_the_rules(
+    tmp_path: Path, settings: Settings, store: Engine, reward: int
+) -> None:
+    rules, path = tmp_path / "rules.toml", tmp_path / "one.jsonl"
+    rules.write_text('[[rule]]\nname = "any"\noutcome = "success"\nwhen = {turns = {ge = 0}}\n')
+    settings.data_dir.mkdir(exist_ok=True)
+    (settings.data_dir / "traced.toml").write_text(f'[outcomes]\nrules = "{rules}"\n')
+    judging = load_settings(settings.data_dir)
+
+    def outcome(**told: Any) -> tuple[Imported, str]:
+        path.write_text(json.dumps({"messages": HELLO, **told}))
+        found = import_file(store, judging, Wanted(path), at=AT)
+        apply(store, read_rules(rules), "openai", LABELS, again=True, limit=None, at=AT)
+        with session(store) as opened:
+            [stored] = list_trajectories(opened)
+            by = standing_of(opened, stored, LABELS).by
+        return found, f"{stored.outcome} by {by}"
+
+    first, said = outcome()
+    assert (first.added, first.judged, said) == (1, 1, "success by rules")
+    later, said = outcome(reward=reward)
+    assert (later.added, later.replaced, later.known) == ((0, 1, 0) if reward == 0 else (0, 0, 1))
+    assert said == ("failure by source" if reward == 0 else "success by source")
+    again, same = outcome(reward=reward)
+    assert (again.replaced, again.known, same) == (0, 1, said)
+    assert outcome()[1] == said  # a file that says nothing takes nothing back
 
 
 def test_what_the_scratch_database_cannot_do_is_told(run: Any, many: Path, monkeypatch: pytest.MonkeyPatch) -> None:

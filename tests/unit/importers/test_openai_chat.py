@@ -131,6 +131,17 @@ def test_redaction(path: Path) -> None:
     assert "sk-456" not in bad.raw
 
 
+def test_fields_leave_tools_what_they_are(path: Path) -> None:
+    offered = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"email": {}}}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"email": "a@b.c"}'}}
+    said = [HELLO[1], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    redactor = Redactor([], ["email", "name", "content", "role"])
+    [found], bad = read("openai", write(path, {"messages": said, "tools": [offered]}), redactor=redactor)
+    assert (found.tools, found.messages[0], bad) == ([offered], HELLO[1], [])
+    [kept] = found.messages[1]["tool_calls"]
+    assert kept["function"] == {"name": "f", "arguments": '{"email": "[redacted]"}'}
+
+
 def test_text_that_is_no_json_is_redacted_or_not_kept(path: Path) -> None:
     path.write_text(f"{json.dumps({'messages': HELLO})}\n{{'key': 'sk-123'\n")
     redactor = Redactor(["sk-[0-9]+"], ["email"])

@@ -115,3 +115,12 @@ def test_errors_of_the_machinery(put: Any, error: str) -> None:
 )
 def test_other_errors(put: Any, error: str) -> None:
     assert put([call("1", ASKED, None, error)])[0].outcome is Outcome.UNKNOWN
+
+
+def test_one_that_says_the_machinery_broke_is_no_failure(put: Any) -> None:
+    calls = [call("1", ASKED, "a")]
+    for said_first in ("success", "failure"):
+        scores = [Score("t", "", "ok", "s1", said_first), Score("t", "", "ok", "s2", "infrastructure")]
+        assert put(calls, *scores)[0].outcome is Outcome.INFRASTRUCTURE
+    [found] = put(calls, Score("t", "", "ok", "s1", 1), Score("t", "", "tone", "s3", "infrastructure"))
+    assert found.outcome is Outcome.INFRASTRUCTURE

@@ -2,7 +2,8 @@
 
     {"conversation_id" or "response_id", "score" in [0, 1] or "label", "comment", "who"}
 
-Invariants: nobody who sends feedback can pass for the rules or the judge of ``traced.outcomes``.
+Invariants: nobody who sends feedback can pass for the rules or the judge of ``traced.outcomes``. What is stored is
+redacted, but for labels that the settings know; the name of who judges and of a conversation stay apart from others.
 How it fails: ``Refusal`` 400 for what says nothing, 404 for a conversation or an answer that the router does not know
 (it waits ``PATIENCE_S`` for an exchange that is still on its way into the store), 503 where the store does not answer.
 """
@@ -20,6 +21,7 @@ from store.errors import StoreError
 from store.repositories import serving
 from store.serving_records import Feedback
 from traced.outcomes.evidence import RESERVED, Labels, is_reserved
+from traced.serving.gateway.identity import OTLP
 from traced.serving.gateway.problems import Refusal
 from traced.serving.gateway.redaction import Redactor
 from traced.serving.gateway.settling import judge_again
@@ -59,16 +61,27 @@ class Judges:
             conversation = given.conversation_id
             if given.response_id:
                 found = serving.conversation_of(opened, given.response_id)
-                if found is None or (conversation and conversation != found):
+                if found is None or (conversation and found not in (conversation, self._as_stored(conversation))):
                     return None
                 conversation = found
             elif not serving.is_known(opened, conversation):
-                return None
-            comment = self.redactor.text(given.comment)
-            kept = replace(given, conversation_id=conversation, comment=comment)
+                conversation = self._as_stored(conversation)
+                if not serving.is_known(opened, conversation):
+                    return None
+            kept = replace(self._redacted(given), conversation_id=conversation)
             serving.save_feedback(opened, kept)
             changed = judge_again(opened, kept, self.labels)
         return {"object": "feedback", "conversation_id": conversation, "trajectories": changed}
+
+    def _redacted(self, given: Feedback) -> Feedback:
+        known = given.label in {*self.labels.success, *self.labels.failure}
+        label = given.label if known else self.redactor.text(given.label)
+        return replace(given, label=label, comment=self.redactor.text(given.comment), who=self.redactor.name(given.who))
+
+    def _as_stored(self, conversation_id: str) -> str:
+        """The id of a conversation that spans named, whose sender knows it by what was redacted."""
+        before, named_by_spans, name = conversation_id.partition(OTLP)
+        return before + named_by_spans + self.redactor.name(name)
 
 
 def _checked(told: dict[str, Any], at: datetime) -> Feedback:

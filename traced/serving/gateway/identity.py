@@ -17,6 +17,7 @@ from traced.serving.opening import opening_messages
 
 HEADER = "X-Traced-Conversation"
 ID_LIMIT = 200  # characters
+OTLP = "otlp:"  # before the name of a conversation that spans told of
 
 
 def conversation_id(named: str | None, messages: Sequence[Mapping[str, Any]], key_id: str) -> str:

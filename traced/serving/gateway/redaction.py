@@ -1,13 +1,16 @@
 """What must not be stored is taken out before anything is: patterns in any text, and whole fields by their names.
 
 Invariants: rules see what a person would read, so a streamed answer is put together first: a pattern that falls into
-two pieces of a stream is found. What the client and the engine get is not touched. Fails: ``ValueError`` for a pattern
-that is no regular expression (when the settings are read).
+two pieces of a stream is found. Fields are those of arguments, results and contents, and what a request says beside the
+protocol (``user``, ``metadata``); keys of the protocol are none, and the definitions of tools have none, because they
+name fields and hold no values. A message's ``name`` is one where a person speaks. What the client and the engine get is
+not touched. Fails: ``ValueError`` for a pattern that is no regular expression (when the settings are read).
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +20,21 @@ from traced.serving.gateway.reading import read_answer, read_stream
 
 GONE = "[redacted]"
 
+Keys = Mapping[str, Any]  # keys that are the protocol's, each with those of what is below it
+NONE: Keys = {}
+CALL: Keys = {"name": NONE, "arguments": NONE, "input": NONE}
+MESSAGE: Keys = {
+    **dict.fromkeys(
+        ("role", "type", "id", "call_id", "tool_call_id", "status", "refusal", "arguments", "output"), NONE
+    ),
+    "content": {"type": NONE, "text": NONE},
+    "tool_calls": {"id": NONE, "type": NONE, "index": NONE, "function": CALL, "custom": CALL},
+    "function_call": CALL,
+}
+NAMED: Keys = {**MESSAGE, "name": NONE}  # a tool's or a function's
+MESSAGES = ("messages", "input", "prompt")  # of a request, by its form
+DEFINITIONS = ("tools", "functions", "tool_choice", "response_format")
+
 
 class Redactor:
     """Applies patterns (regular expressions) and the names of fields; falsy where there is nothing to apply."""
@@ -24,6 +42,7 @@ class Redactor:
     def __init__(self, patterns: Sequence[str], fields: Collection[str]) -> None:
         self._patterns = [re.compile(pattern) for pattern in patterns]
         self._fields = frozenset(fields)
+        self._by_pattern: Redactor = Redactor(patterns, ()) if self._fields else self
 
     def __bool__(self) -> bool:
         return bool(self._patterns or self._fields)
@@ -34,31 +53,69 @@ class Redactor:
 
     def exchange(self, exchange: Exchange) -> Exchange:
         """An exchange that has its body, without what must not be stored."""
-        return replace(exchange, body=self.value(exchange.body), detail=self.text(exchange.detail))
+        body = exchange.body or {}
+        said = {name: self.messages(body[name]) for name in ("messages", "answer")}
+        body = {**body, **said, "tools": self.definitions(body["tools"])}
+        return replace(exchange, body=body, detail=self.text(exchange.detail))
+
+    def messages(self, value: Any) -> Any:
+        """Messages, or one, that keep their form."""
+        if isinstance(value, list):
+            return [self.messages(one) for one in value]
+        speaks = isinstance(value, dict) and value.get("role") in ("user", "system", "developer", "assistant")
+        return self._known(value, MESSAGE if speaks else NAMED)
+
+    def definitions(self, value: Any) -> Any:
+        """The definitions of tools: patterns only."""
+        return self._by_pattern.value(value)
 
     def _line(self, line: dict[str, Any]) -> dict[str, Any]:
         return {
             **line,
-            "request": self.value(line["request"]),
+            "request": self._request(line["request"]),
             "detail": self.text(line["detail"]),
             **self._answer(line),
         }
 
     def value(self, value: Any) -> Any:
         """A JSON value with every text in it redacted."""
-        if isinstance(value, str):
-            return self._maybe_json(value)
-        if isinstance(value, list):
-            return [self.value(item) for item in value]
-        if isinstance(value, dict):
-            return {key: GONE if key in self._fields else self.value(item) for key, item in value.items()}
-        return value
+        return self._known(value, NONE)
+
+    def name(self, text: str) -> str:
+        """An id or a person's name: a short hash of it stands for every match, so that two of them stay two.
+
+        Whoever can guess what was there can check the guess.
+        """
+        for pattern in self._patterns:
+            text = pattern.sub(_hashed, text)
+        return text
 
     def text(self, text: str) -> str:
         """A text with every match replaced."""
         for pattern in self._patterns:
             text = pattern.sub(GONE, text)
         return text
+
+    def _request(self, request: Any) -> Any:
+        if not isinstance(request, dict):
+            return self.value(request)
+        forms = dict.fromkeys(MESSAGES, self.messages) | dict.fromkeys(DEFINITIONS, self.definitions)
+        told = {key: redacted(request[key]) for key, redacted in forms.items() if key in request}
+        rest = {key: value for key, value in request.items() if key not in told}
+        return {**self._known(rest, {"model": NONE, "instructions": NONE}), **told}
+
+    def _known(self, value: Any, keys: Keys) -> Any:
+        """A value whose ``keys`` are no fields."""
+        if isinstance(value, str):
+            return self._maybe_json(value)
+        if isinstance(value, list):
+            return [self._known(item, keys) for item in value]
+        if isinstance(value, dict):
+            return {
+                key: GONE if key in self._fields and key not in keys else self._known(item, keys.get(key, NONE))
+                for key, item in value.items()
+            }
+        return value
 
     def _maybe_json(self, text: str) -> str:
         """Arguments and results of tools are JSON in a text: fields are looked for in them too."""
@@ -76,6 +133,12 @@ class Redactor:
             return {"answer": self.text(line["answer"])}
         if answer.message is None:
             return {"answer": self.text(line["answer"]) if line["status"] != 200 else "{}", "streamed": False}
-        choices = [{"message": self.value(answer.message)}]
+        choices = [{"message": self.messages(answer.message)}]
         told = {"id": answer.id, "choices": choices, "usage": answer.usage}
         return {"answer": write_json(told).decode(), "streamed": False}
+
+
+def _hashed(match: re.Match[str]) -> str:
+    return (
+        f"[redacted-{hashlib.sha256(match[0].encode('utf-8', 'surrogatepass')).hexdigest()[:12]}]" if match[0] else ""
+    )

@@ -20,7 +20,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,7 +29,7 @@ from aiohttp import web
 
 from store.serving_records import Exchange
 from traced.serving.gateway.feedback import Judges
-from traced.serving.gateway.identity import ID_LIMIT, conversation_id, digest_of, sampled
+from traced.serving.gateway.identity import ID_LIMIT, OTLP, conversation_id, digest_of, sampled
 from traced.serving.gateway.keys import Keys
 from traced.serving.gateway.limits import Gate, Quotas
 from traced.serving.gateway.problems import Refusal
@@ -257,6 +257,7 @@ class Receiver:
         return True
 
     def _take(self, taken: Taken, key_id: str, span: Span, call: Call, events: list[Event]) -> None:
+        call = replace(call, conversation=self.redactor.name(call.conversation))
         exchange = exchange_of(span, call, key_id, self.now())
         if not sampled(exchange.conversation_id, self.record):
             return
@@ -295,7 +296,7 @@ def _conversation(span: Span, call: Call, key_id: str) -> str:
         return "otlp-" + conversation_id(None, call.messages, key_id)
     if len(named) > ID_LIMIT or not named.isprintable():
         named = digest_of(named)
-    return conversation_id(f"otlp:{named}", (), key_id)
+    return conversation_id(f"{OTLP}{named}", (), key_id)
 
 
 def _unwanted(attributes: Mapping[str, Any]) -> bool:

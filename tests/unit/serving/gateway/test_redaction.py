@@ -67,3 +67,57 @@ def test_a_bad_pattern_is_refused_when_the_settings_are_read(tmp_path: Any) -> N
     (tmp_path / "traced.toml").write_text('[serving]\nredact = ["(card"]\n')
     with pytest.raises(ConfigError, match="no regular expression"):
         load_settings(tmp_path)
+
+
+TOOL = {"type": "function", "function": {"name": "pay", "parameters": {"properties": {"email": {"type": "string"}}}}}
+PROTOCOL = ["answer", "messages", "tools", "role", "content", "type", "function", "name", "email", "user", "arguments"]
+
+
+def test_a_field_that_is_called_like_the_protocols_keys_breaks_nothing() -> None:
+    arguments = json.dumps({"name": "Ann", "amount": 3})
+    call = {"id": "1", "type": "function", "function": {"name": "pay", "arguments": arguments}}
+    asked = {"role": "user", "name": "Ann", "content": [{"type": "text", "text": "Hi"}]}
+    answer = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "name": "pay", "tool_call_id": "1", "content": '{"email": "a@b.c", "ok": true}'}
+    redactor = Redactor([CARD], PROTOCOL)
+    gone = json.dumps({"name": "[redacted]", "amount": 3})
+    said = [
+        {"role": "user", "name": "[redacted]", "content": [{"type": "text", "text": "Hi"}]},
+        {**answer, "tool_calls": [{**call, "function": {"name": "pay", "arguments": gone}}]},
+        {**result, "content": '{"email": "[redacted]", "ok": true}'},
+    ]
+    request = {"messages": [asked, answer, result], "tools": [TOOL], "user": "Ann", "metadata": {"email": "a@b.c"}}
+    exchange, raw = Exchange("e", "c", T0, "base", 200, 0.1), json.dumps(request).encode()
+    told = json.dumps({"id": "x", "choices": [{"message": answer}]}).encode()
+    line = json.loads(redactor.line(line_of(exchange, raw, request, told, streamed=False)))
+    body = {"messages": said, "tools": [TOOL], "answer": said[1]}
+    assert exchange_of(line).body == body
+    assert (line["request"]["user"], line["request"]["metadata"]) == ("[redacted]", {"email": "[redacted]"})
+    whole = Exchange("e", "c", T0, "base", 200, 0.1, body={**request, "tools": [TOOL], "answer": answer})
+    kept_body = redactor.exchange(whole).body or {}
+    assert {name: kept_body[name] for name in body} == body
+    failed = redactor.exchange(Exchange("e", "c", T0, "base", 500, 0.1, body={**body, "answer": None})).body or {}
+    assert failed["answer"] is None
+
+
+def test_patterns_are_looked_for_in_definitions_too() -> None:
+    tool = {"type": "function", "function": {"name": "pay", "description": f"like {NUMBER}"}}
+    assert Redactor([CARD], ["name"]).definitions([tool])[0]["function"] == {
+        "name": "pay",
+        "description": "like [redacted]",
+    }
+
+
+def test_functions_of_the_responses_form_keep_their_names() -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "pay", "arguments": '{"name": "Ann"}'}
+    assert Redactor([], ["name"]).messages([call]) == [{**call, "arguments": '{"name": "[redacted]"}'}]
+
+
+def test_names_that_differ_only_in_what_is_taken_out_stay_apart() -> None:
+    redactor = Redactor([r"\w+@\w+\.\w+"], [])
+    ann, bob = redactor.name("ann@example.com/1"), redactor.name("bob@example.com/1")
+    assert "ann" not in ann
+    assert ann.startswith("[redacted-")
+    assert ann.endswith("]/1")
+    assert ann != bob
+    assert redactor.name("ann@example.com/1") == ann
