@@ -49,6 +49,7 @@ from traced.serving.client import BASE
 ENGINE, STORER = "traced.serving.embedded", "traced.serving.gateway.storing"
 BROKEN = 502  # what the record says of a stream that broke off
 SILENCE_S = 5.0
+MENDING_S = 10.0
 AIMS = {"lost": 0, "wrong": 0, "unexplained": 0, "broken_connections": 0}
 
 
@@ -86,10 +87,12 @@ class Soak(Race):
                 await asyncio.sleep(0.2)  # as clients do, who read Retry-After
 
     async def kill(self, served: Served, every: float) -> None:
-        """Kill engine and storer in turn until it is over."""
+        """Kill engine and storer in turn until shortly before it is over: a storer that is dead then stores nothing more."""
         while True:
             for one in (ENGINE, STORER):
                 await asyncio.sleep(every)
+                if time.monotonic() > self.over - MENDING_S:
+                    return
                 for child in psutil.Process(served.process.pid).children(recursive=True):
                     if child.is_running() and one in child.cmdline():
                         child.kill()
