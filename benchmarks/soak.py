@@ -87,7 +87,7 @@ class Soak(Race):
                 await asyncio.sleep(0.2)  # as clients do, who read Retry-After
 
     async def kill(self, served: Served, every: float) -> None:
-        """Kill engine and storer in turn until shortly before it is over: a storer that is dead then stores nothing more."""
+        """Kill engine and storer in turn until shortly before it is over."""
         while True:
             for one in (ENGINE, STORER):
                 await asyncio.sleep(every)

@@ -10,6 +10,7 @@ from traced.config import Settings
 from traced.executor.kept import Kept, Running
 from traced.executor.process import start
 from traced.models import resolve_model
+from traced.serving.gateway.spool import FILES
 from traced.serving.gateway.storing import GRACE_S
 from traced.serving.process import EngineProcess, start_embedded
 from traced.serving.vllm import VllmOptions, start_vllm
@@ -31,6 +32,15 @@ def storing(settings: Settings) -> Kept:
         return EngineProcess("", log_file, start(command, log=log_file), GRACE_S)
 
     return Kept("the way into the store", begin)
+
+
+def store_rest(settings: Settings) -> None:
+    """Bring what a storer that died has left into the store; what cannot be waits for the next one."""
+    if any((settings.data_dir / "spool").glob(FILES)):
+        command = ["-m", "traced.serving.gateway.storing", "--once", "--data-dir", str(settings.data_dir)]
+        child = start(command, log=settings.data_dir / "logs" / "storing.log")
+        child.wait(GRACE_S)
+        child.stop(0)
 
 
 def _embedded(settings: Settings, port: int) -> EngineProcess:

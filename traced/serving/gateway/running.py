@@ -25,7 +25,7 @@ from traced.outcomes.rule_file import read_rules
 from traced.serving.client import EngineClient
 from traced.serving.errors import ServingError
 from traced.serving.gateway.app import Gateway, serving
-from traced.serving.gateway.children import engine, storing
+from traced.serving.gateway.children import engine, store_rest, storing
 from traced.serving.gateway.deciding import Decisions
 from traced.serving.gateway.engines import Pool, Replica
 from traced.serving.gateway.feedback import Judges
@@ -63,6 +63,7 @@ async def serve(settings: Settings, ready: Callable[[str], None]) -> None:
         store = open_store(settings.store_url)
         stack.callback(store.dispose)
         beside = storing(settings)
+        stack.callback(store_rest, settings)
         stack.callback(beside.stop)
         await beside.start()
         urls, keepers = settings.serving.engines, [beside.keep]

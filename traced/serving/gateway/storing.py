@@ -1,6 +1,6 @@
 """The way from the spool into the store, and from exchanges to trajectories: a process beside the router.
 
-    python -m traced.serving.gateway.storing --data-dir DIR    (settings as the router's, from the file and environment)
+    python -m traced.serving.gateway.storing --data-dir DIR [--once]   (settings as the router's, file and environment)
     DIR/spool/damaged.jsonl    lines that cannot be read, kept aside
 
 Invariants: a file of the spool is deleted after the transaction that has its rows; rows have ids, so a file that is
@@ -168,6 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run until told to stop, or until the router has gone."""
     parser = argparse.ArgumentParser(prog="python -m traced.serving.gateway.storing")
     parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--once", action="store_true", help="store what is there, and end")
     given = parser.parse_args(arguments)
     settings = load_settings(given.data_dir)
     logs.configure(settings.log, settings.data_dir, now=lambda: datetime.now(UTC))
@@ -177,7 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for one in (signal.SIGTERM, signal.SIGINT):
             signal.signal(one, lambda *_: storer.over.set())
         follow_parent(grace_s=GRACE_S)
-        storer.keep()
+        if given.once:
+            storer.look()
+        else:
+            storer.keep()
     finally:
         store.dispose()
     return 0

@@ -21,6 +21,7 @@ from store.serving_records import Exchange
 from tests.unit.store.chain import T0
 from traced.config import load_settings
 from traced.serving.gateway import storing
+from traced.serving.gateway.children import store_rest
 from traced.serving.gateway.spool import Spool, line_of
 from traced.serving.gateway.storing import DAMAGED, Storer
 
@@ -136,6 +137,15 @@ def test_a_request_in_any_of_jsons_encodings_is_one_line(encoding: str) -> None:
     made = line_of(Exchange("e", "c", T0, "base", 200, 0.5), raw, asked, b"{}", streamed=False)
     assert made.count(b"\n") == 1
     assert json.loads(made)["request"] == asked
+
+
+def test_what_a_dead_storer_left_is_stored_when_the_router_ends(tmp_path: Path, store: Engine) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.add(line("e-1"))
+    asyncio.run(spool.turn())
+    store_rest(load_settings(tmp_path))
+    assert stored(store) == ["e-1"]
+    assert list(spool.folder.glob("exchanges-*")) == []
 
 
 def test_a_second_life_with_the_same_process_id_overwrites_nothing(tmp_path: Path, store: Engine) -> None:
