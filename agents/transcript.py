@@ -118,7 +118,7 @@ def observation(index: int, text: str) -> Observation:
     """Parse a tool's answer and tell whether it reports an error."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = text
     return Observation(index, text, value, _is_error(value))
 
@@ -179,7 +179,7 @@ def _function(call: dict[str, Any]) -> tuple[str, str, str]:
 def _arguments(raw: str) -> dict[str, Any] | None:
     try:
         value = json.loads(raw or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

@@ -16,7 +16,7 @@ from store.repositories.trajectories import get_trajectories
 from store.serving_records import ConversationRoute, Exchange, Feedback
 from store.serving_tables import ConversationRow
 from store.tables import TrajectoryRow
-from store.types import Outcome, Trajectory
+from store.types import EndCause, Outcome, Trajectory
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ def served(session: Session, model: str) -> Served:
     conversations, last = session.exec(own).one()
     decided = session.exec(select(func.count()).select_from(ConversationRow)).one()
     outcome = col(TrajectoryRow.outcome)
-    chosen = (TrajectoryRow.model == model, col(TrajectoryRow.cycle_id).is_(None))
-    rows = session.exec(select(outcome, func.count()).where(*chosen).group_by(outcome).order_by(outcome))
+    seen = (col(TrajectoryRow.cycle_id).is_(None), TrajectoryRow.end_cause != EndCause.SHADOW.value)
+    chosen = select(outcome, func.count()).where(TrajectoryRow.model == model, *seen)
+    rows = session.exec(chosen.group_by(outcome).order_by(outcome))
     return Served(conversations, decided, last, {Outcome(name): count for name, count in rows})

@@ -15,7 +15,7 @@ from sqlmodel.sql.expression import SelectOfScalar
 
 from store.content import digest, insert_new
 from store.errors import NotFound
-from store.serving_tables import ExchangeRow
+from store.serving_tables import ExchangeRow, FeedbackRow
 from store.tables import LabelRow, RoutingRow, ToolsetRow, TrajectoryRow, TurnsRow
 from store.turns import pack, unpack
 from store.types import EndCause, Outcome, Tool, Trajectory
@@ -82,6 +82,17 @@ def rejudge_trajectory(session: Session, trajectory: Trajectory) -> bool:
     row.outcome, row.reward, row.digest = trajectory.outcome.value, trajectory.reward, _digest(trajectory)
     session.add(row)
     session.flush()
+    return True
+
+
+def delete_reported(session: Session, trajectory_id: str) -> bool:
+    """Delete production's trajectory with the verdicts on it; False where evidence of a cycle refers to it."""
+    row = session.get(TrajectoryRow, trajectory_id, with_for_update=True)  # an analysis may be about to cite it
+    if row is None or row.cycle_id is not None or _is_cited(session, trajectory_id):
+        return False
+    session.expunge(row)
+    session.execute(delete(FeedbackRow).where(col(FeedbackRow.conversation_id) == trajectory_id))
+    _forget(session, [trajectory_id])
     return True
 
 

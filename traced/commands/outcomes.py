@@ -156,6 +156,8 @@ def agreement(
 @outcomes.command("show")
 def show(trajectory: Trajectory, data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
     """Show a trajectory's outcome, who says so, and everything that was said of it."""
+    import json
+
     from store.repositories.trajectories import get_trajectory
     from traced.commands.stored import looking
     from traced.outcomes.evidence import said_of, standing_of
@@ -173,8 +175,8 @@ def show(trajectory: Trajectory, data_dir: DataDir = None, given: Given = None, 
     lines = [f"{stored.id}, {stored.source} task {stored.task_id}: {stored.outcome}, said by {standing.by}{who}"]
     for one in said:
         what = one.label if one.score is None else f"{one.label or 'score'} {one.score:g}"
-        why = f": {one.comment}" if one.comment else ""
-        lines.append(f"{one.at:%Y-%m-%d %H:%M}  {one.who or 'a client'}  {what}{why}")
+        told = [text if text.isprintable() else json.dumps(text) for text in (one.who or "a client", what, one.comment)]
+        lines.append(f"{one.at:%Y-%m-%d %H:%M}  {told[0]}  {told[1]}{': ' if one.comment else ''}{told[2]}")
     for line in lines:
         console.print(line, highlight=False, markup=False)
 

@@ -54,6 +54,11 @@ def router_lines(told: Mapping[str, Any]) -> Iterator[str]:
     yield from _waiting(told["spool"])
 
 
+def _plain(name: str) -> str:
+    """A name that a client chose, without what a terminal would obey."""
+    return name if name.isprintable() else json.dumps(name)
+
+
 def conversation_lines(found: "Conversation") -> Iterator[str]:
     """The decision, the exchanges, the feedback, and what has become of it."""
     yield f"conversation {found.id}"
@@ -70,7 +75,8 @@ def conversation_lines(found: "Conversation") -> Iterator[str]:
         told = f" {json.dumps(one.detail[:200])}" if one.detail else ""
         became = f", part of {one.trajectory_id}" if one.trajectory_id else ""
         when = f"{one.at:%Y-%m-%d %H:%M:%S} UTC"
-        yield f"exchange     {when}: {one.model}, status {one.status}, {one.seconds:.2f} s, {tokens}{became}{told}"
+        took = f"{_plain(one.model)}, status {one.status}, {one.seconds:.2f} s"
+        yield f"exchange     {when}: {took}, {tokens}{became}{told}"
     for said in found.feedback:
         named = {"by": said.who, "on": said.response_id, "label": said.label, "comment": said.comment}
         parts = [f"score {said.score:g}"] if said.score is not None else []
@@ -78,7 +84,7 @@ def conversation_lines(found: "Conversation") -> Iterator[str]:
         yield f"feedback     {said.at:%Y-%m-%d %H:%M:%S} UTC: {', '.join(parts)}"
     for trajectory in found.trajectories:
         what = f"{trajectory.outcome}, reward {trajectory.reward:g}, {len(trajectory.messages)} messages"
-        yield f"trajectory   {trajectory.id}: {trajectory.model}, {what}"
+        yield f"trajectory   {trajectory.id}: {_plain(trajectory.model)}, {what}"
     if not found.trajectories:
         yield "trajectory   none yet: it is made when the conversation has been silent for serving.silence_s"
 

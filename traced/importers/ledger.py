@@ -76,7 +76,7 @@ class Ledger:
     def forget(self) -> None:
         """Begin anew."""
         self.counts, self.place, self.last, self._kept = Counts(), None, "", 0
-        self._aside.truncate(0)
+        self._cut(0)
         for path in (self._state, *self._scratch_files()):
             path.unlink(missing_ok=True)
 
@@ -117,7 +117,11 @@ class Ledger:
             self.forget()
             return
         self.counts, self.place, self.last, self._kept = counts, state["place"], state["last"], state["kept"]
-        self._aside.truncate(self._kept)
+        self._cut(self._kept)
+
+    def _cut(self, size: int) -> None:
+        self._aside.truncate(size)
+        self._aside.seek(0, os.SEEK_END)  # truncating does not move there
 
     def _sync(self) -> None:
         self._aside.flush()

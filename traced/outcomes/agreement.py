@@ -12,7 +12,7 @@ Not covered: whether the labelled conversations are like those that it will judg
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -84,8 +84,9 @@ def labelled(store: Engine, source: str, labels: Labels, against: By, limit: int
     found: list[Trajectory] = []
     for trajectory in trajectories(store, ids):
         with reading(store) as opened:
-            if standing_of(opened, trajectory, labels).by is against:
-                found.append(trajectory)
+            standing = standing_of(opened, trajectory, labels)
+        if standing.by is against:  # their word, also where evidence keeps the stored outcome as it was
+            found.append(replace(trajectory, outcome=standing.outcome))
         if len(found) == limit:
             break
     return found

@@ -47,7 +47,7 @@ class _Away(NoAnswer):
 
 
 def _without_password(url: str) -> str:
-    if url and _parsed(url).password:
+    if url and (_parsed(url).password or "password" in _parsed(url).query):
         raise ValueError("the URL holds a password; put it into an environment variable and name that in url_env")
     return url
 

@@ -212,8 +212,9 @@ async def _ask(model: "Runnable[Any, Any]", dialogue: list[Any]) -> dict[str, An
         return Decision(
             Outcome.UNKNOWN, reason=f"the judge's server refused it: {redacted_text(str(error))}", failed=True
         )
-    except openai.APIError as error:
-        return Decision(Outcome.UNKNOWN, reason=f"the judge did not answer: {redacted_text(str(error))}", failed=True)
+    except Exception as error:  # no answer in the API's form, or a text that cannot be sent: one conversation's matter
+        told = redacted_text(f"{type(error).__name__}: {error}")
+        return Decision(Outcome.UNKNOWN, reason=f"the judge did not answer: {told}", failed=True)
 
 
 def _literal(role: str, text: str) -> Any:

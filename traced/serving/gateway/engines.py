@@ -206,6 +206,7 @@ async def _rested(replica: Replica) -> bool:
             replica.asleep = True
             log.info("engine %s sleeps: %s", replica.url, told)
     except ServingError as error:
+        replica.asleep = None  # it may have heard all the same, and is asked before it takes requests
         told = f"it can be neither put to sleep nor woken: {error}"
         log.warning("engine %s: %s", replica.url, told)
     replica.well, replica.trouble = False, f"asleep: {told}" if replica.asleep else told

@@ -124,6 +124,8 @@ class Redactor:
                 return self.text(json.dumps(self.value(json.loads(text)), ensure_ascii=False))
             except ValueError:
                 pass
+            except RecursionError:
+                return GONE  # too deep to look for fields in
         return self.text(text)
 
     def _answer(self, line: dict[str, Any]) -> dict[str, Any]:

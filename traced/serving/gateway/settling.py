@@ -5,8 +5,8 @@ Exchanges of one conversation follow one another where a request's messages begi
 settling twice gives the same. People's feedback judges, else the rules, if there are any (``traced.outcomes``); what
 neither judges is unknown, which is no failure. An exchange that failed for a reason of the machinery (status 429, 5xx)
 is part of no trajectory. An answer in the shadow is a trajectory of its own, which no person's feedback judges.
-Feedback that comes later judges what is stored already; a conversation that goes on later becomes a longer trajectory,
-and the shorter one counts no more.
+Feedback that comes later judges what is stored already; a conversation that goes on later becomes a longer trajectory
+in the place of the shorter one.
 
 Invariants: one transaction settles a conversation, its rules' verdict included; one that cannot be settled holds up no
 other. Rules are asked before it, because they
@@ -27,7 +27,7 @@ from store.content import digest
 from store.database import reading, session
 from store.errors import StoreError
 from store.repositories import serving
-from store.repositories.trajectories import get_trajectory, rejudge_trajectory, save_trajectories
+from store.repositories.trajectories import delete_reported, get_trajectory, save_trajectories
 from store.serving_records import Exchange, Feedback
 from store.types import EndCause, Outcome, Trajectory
 from traced.outcomes import evidence
@@ -64,7 +64,7 @@ def settle_silent(store: Engine, *, target: str, judging: Judging, now: datetime
         silent = serving.open_conversations(opened, before=now - timedelta(seconds=silence_s), limit=TOGETHER)
     decided = None
     if silent and judging.rules is not None:
-        silent, decided = _ask(store, silent, target, judging.rules)
+        silent, decided = _ask(store, silent, target, judging.rules, now)
     if not silent:
         return 0
     for one in silent:
@@ -112,7 +112,7 @@ def settle(
 
 
 def _take_over(session: Session, trajectory: Trajectory) -> bool:
-    """Count a conversation once that had been settled and went on: what it was before is judged by nobody any more.
+    """Count a conversation once that had been settled and went on: what it was before goes.
 
     Its exchanges, and what was said of them, are the longer trajectory's then. What evidence refers to stays as it is.
     """
@@ -123,7 +123,7 @@ def _take_over(session: Session, trajectory: Trajectory) -> bool:
         goes_on = known < len(trajectory.messages) and (
             position(trajectory.messages[:known]) == position(shorter.messages)
         )
-        if goes_on and rejudge_trajectory(session, replace(shorter, outcome=Outcome.UNKNOWN, reward=0.0)):
+        if goes_on and delete_reported(session, earlier):
             serving.hand_over(session, earlier, trajectory.id)
             found = True
     return found
@@ -160,7 +160,7 @@ def _put_together(session: Session, conversation_id: str, target: str) -> _Branc
     return _Branches(made, chains, part_of)
 
 
-def _ask(store: Engine, silent: Sequence[str], target: str, rules: Rules) -> tuple[list[str], Decided]:
+def _ask(store: Engine, silent: Sequence[str], target: str, rules: Rules, now: datetime) -> tuple[list[str], Decided]:
     """What the rules say, and the conversations that there was time for."""
     decided = Decided(evidence.rules_name(rules.hash))
     asked: list[str] = []
@@ -168,10 +168,18 @@ def _ask(store: Engine, silent: Sequence[str], target: str, rules: Rules) -> tup
     for conversation_id in silent:
         if time.monotonic() > deadline:
             break
-        with reading(store) as opened:
-            made = _put_together(opened, conversation_id, target).made
-        decided.decisions |= {one.id: rules.decide(one) for one in made}  # no transaction is open
         asked.append(conversation_id)
+        try:
+            with reading(store) as opened:
+                made = _put_together(opened, conversation_id, target).made
+            decided.decisions |= {one.id: rules.decide(one) for one in made}  # no transaction is open
+        except StoreError:
+            raise
+        except Exception:
+            log.exception("conversation %s cannot be judged; its exchanges stay as they are", conversation_id)
+            asked.pop()
+            with session(store) as opened:
+                serving.set_aside(opened, conversation_id, at=now)
     return asked, decided
 
 
