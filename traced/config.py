@@ -28,7 +28,7 @@ from pydantic_settings import (
 from traced.devices.settings import DevicesSection
 from traced.errors import ConfigError
 from traced.executor.settings import ExecutorSection
-from traced.gates.settings import PromotionSection
+from traced.gates.settings import GateSection, PromotionSection
 from traced.host.settings import LogSection, ServiceSection
 from traced.location import FILE_NAME as FILE_NAME
 from traced.location import data_directory as data_directory
@@ -36,7 +36,7 @@ from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
 from traced.outcomes.settings import OutcomesSection
-from traced.section import Margin, Positive, Section, Share, Temperature
+from traced.section import Positive, Section, Share, Temperature
 from traced.service.settings import ApiSection, TriggersSection
 from traced.serving.gateway.settings import ServingSection
 from traced.upkeep.settings import RetentionSection
@@ -150,20 +150,6 @@ class TrainingSection(Section):
     temperature: float = Field(default=1.0, gt=0, le=5, description="sampling temperature of the rollouts")
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
     max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")
-
-
-class GateSection(Section):
-    """Paired comparison of adapter and base on the same seeds."""
-
-    seeds: Positive = Field(default=200, description="seeds added per round and comparison")
-    trials: Positive = Field(default=1, description="episodes per seed and model")
-    max_rounds: Positive = Field(default=3, description="rounds after which inconclusive is final")
-    level: float = Field(default=0.95, gt=0.5, lt=1, description="confidence over all rounds together")
-    environment_margin: Margin = Field(
-        default=0.02, description="gain that the low bound clears on the capability's environment; a loss if negative"
-    )
-    target_margin: Margin = Field(default=0.0, description="gain that the low bound clears on the target")
-    untouched_margin: Share = Field(default=0.05, description="loss that the low bound excludes on untouched tasks")
 
 
 class RoutingSection(Section):

@@ -13,7 +13,7 @@ from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Verdict
 from tests.unit.serving.test_hidden_state_router import KEPT
 from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
-from traced.config import GateSection
+from traced.gates.settings import GateSection
 from traced.models import ModelFiles, weights_digest
 from traced.serving.hidden_state_router import as_json
 from traced.stages.gate import GATE_SEEDS

@@ -1,10 +1,10 @@
-"""The settings of how an approved adapter goes live, ``[promotion]``."""
+"""The settings of the gate and of how an approved adapter goes live, ``[gate]`` and ``[promotion]``."""
 
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from traced.section import Positive, Section
+from traced.section import Margin, Positive, Section, Share
 
 Policy = Literal["immediate", "canary", "shadow"]
 
@@ -13,6 +13,20 @@ def _rising(steps: list[float]) -> list[float]:
     if not steps or any(not 0 < share < 1 for share in steps) or sorted(set(steps)) != steps:
         raise ValueError("shares rise, each above 0 and below 1, e.g. [0.05, 0.25, 0.5]")
     return steps
+
+
+class GateSection(Section):
+    """Paired comparison of adapter and base on the same seeds."""
+
+    seeds: Positive = Field(default=200, description="seeds added per round and comparison")
+    trials: Positive = Field(default=1, description="episodes per seed and model")
+    max_rounds: Positive = Field(default=3, description="rounds after which inconclusive is final")
+    level: float = Field(default=0.95, gt=0.5, lt=1, description="confidence over all rounds together")
+    environment_margin: Margin = Field(
+        default=0.02, description="gain that the low bound clears on the capability's environment; a loss if negative"
+    )
+    target_margin: Margin = Field(default=0.0, description="gain that the low bound clears on the target")
+    untouched_margin: Share = Field(default=0.05, description="loss that the low bound excludes on untouched tasks")
 
 
 class PromotionSection(Section):
