@@ -64,7 +64,7 @@ def settle_silent(store: Engine, *, target: str, judging: Judging, now: datetime
         silent = serving.open_conversations(opened, before=now - timedelta(seconds=silence_s), limit=TOGETHER)
     decided = None
     if silent and judging.rules is not None:
-        silent, decided = _ask(store, silent, target, judging.rules, now)
+        silent, decided = _ask(store, silent, target, judging.rules)
     if not silent:
         return 0
     for one in silent:
@@ -160,7 +160,7 @@ def _put_together(session: Session, conversation_id: str, target: str) -> _Branc
     return _Branches(made, chains, part_of)
 
 
-def _ask(store: Engine, silent: Sequence[str], target: str, rules: Rules, now: datetime) -> tuple[list[str], Decided]:
+def _ask(store: Engine, silent: Sequence[str], target: str, rules: Rules) -> tuple[list[str], Decided]:
     """What the rules say, and the conversations that there was time for."""
     decided = Decided(evidence.rules_name(rules.hash))
     asked: list[str] = []
@@ -172,15 +172,20 @@ def _ask(store: Engine, silent: Sequence[str], target: str, rules: Rules, now: d
         try:
             with reading(store) as opened:
                 made = _put_together(opened, conversation_id, target).made
-            decided.decisions |= {one.id: rules.decide(one) for one in made}  # no transaction is open
         except StoreError:
             raise
-        except Exception:
-            log.exception("conversation %s cannot be judged; its exchanges stay as they are", conversation_id)
-            asked.pop()
-            with session(store) as opened:
-                serving.set_aside(opened, conversation_id, at=now)
+        except Exception:  # who settles it meets the same, says so and sets it aside
+            continue
+        decided.decisions |= {one.id: _decide(rules, one) for one in made}  # no transaction is open
     return asked, decided
+
+
+def _decide(rules: Rules, trajectory: Trajectory) -> Decision:
+    try:
+        return rules.decide(trajectory)
+    except Exception:  # a defect of a rule is no reason to lose a conversation: nobody has judged it
+        log.exception("the rules failed on %s", trajectory.id)
+        return UNDECIDED
 
 
 def _verdict(trajectory_id: str, decided: Decided, at: datetime) -> list[Feedback]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Engine
@@ -17,11 +17,16 @@ from sqlalchemy import Engine
 from store.database import open_store, reading, sqlite_url
 from store.errors import StoreError
 from store.repositories.serving import list_exchanges, open_conversations
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.serving_records import Exchange
+from store.types import Outcome, Trajectory
 from tests.unit.store.chain import T0
 from traced.config import load_settings
+from traced.outcomes.evidence import Labels
+from traced.outcomes.rules import Decision, Rules
 from traced.serving.gateway import storing
 from traced.serving.gateway.children import store_rest
+from traced.serving.gateway.settling import Judging, settle_silent
 from traced.serving.gateway.spool import Spool, line_of
 from traced.serving.gateway.storing import DAMAGED, Storer
 
@@ -50,6 +55,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.unit.serving.gateway.test_spool import line
+from traced.serving.gateway.settling import Judging, settle_silent
 from traced.serving.gateway.spool import Spool
 spool = Spool(Path(sys.argv[1]) / "spool")
 for number in range(100):
@@ -207,3 +213,21 @@ def test_a_byte_order_mark_is_left_out() -> None:
     raw = json.dumps(asked).encode("utf-8-sig")
     made = line_of(Exchange("e", "c", T0, "base", 200, 0.5), raw, asked, b"{}", streamed=False)
     assert json.loads(made)["request"] == asked
+
+
+def test_rules_that_fail_leave_a_conversation_unjudged_and_stored(tmp_path: Path, store: Engine) -> None:
+    class Broken:
+        hash = "0" * 64
+
+        def decide(self, trajectory: Trajectory) -> Decision:
+            raise RecursionError("a defect of a rule")
+
+    spool = Spool(tmp_path / "spool")
+    spool.add(line("e-1"))
+    asyncio.run(spool.turn())
+    Storer(load_settings(tmp_path), store).store_files()
+    judging = Judging(Labels((), ()), cast(Rules, Broken()))
+    assert settle_silent(store, target="desk", judging=judging, now=T0 + timedelta(days=1), silence_s=1.0) == 1
+    with reading(store) as opened:
+        (made,) = list_trajectories(opened, TrajectoryFilter(source="desk"))
+    assert made.outcome is Outcome.UNKNOWN
