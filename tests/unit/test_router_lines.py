@@ -97,6 +97,9 @@ def test_a_conversation_in_full() -> None:
         'feedback     2026-03-14 09:26:53 UTC: label "good"',
         "trajectory   router-1: dates@v1, failure, reward 0.25, 3 messages",
     ]
+    odd = [Exchange("e3", "c-1", T0, "gpt\x1b[31m", 200, 0.5), *exchanges[1:]]
+    told = conversation_lines(Conversation("c-1", None, odd, [], [replace(made[0], model="gpt\x9b31m")]))
+    assert all(line.isprintable() for line in told)
     bare = list(conversation_lines(Conversation("c-2", None, [], [], [])))
     assert bare[1].startswith("decision     none: ")
     assert bare[-1].startswith("trajectory   none yet")

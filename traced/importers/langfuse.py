@@ -22,7 +22,7 @@ from traced.importers.reading import Reading, Resume, Step
 from traced.importers.shape import first_keys, is_array
 from traced.importers.source import beginning
 from traced.importers.spill import LONGEST_ERROR, Call, Score
-from traced.importers.traces import read_traces
+from traced.importers.traces import kept, read_traces
 
 SOURCE = "langfuse"
 CALL = "GENERATION"
@@ -42,11 +42,11 @@ def _take(reading: Reading, value: Any) -> list[Call | Score]:
     if isinstance(_get(value, "observations"), list):
         return list(_of_trace(reading, value))
     if _get(value, "dataType") is not None and "value" in value:
-        return [*_score(value, "", "")]
+        return [*_score(reading, value, "", "")]
     if isinstance(value.get("type"), str) and (_get(value, "startTime") or _get(value, "traceId")):
         return list(_of_observation(reading, value, ""))
     if value.get("id") and value.get("timestamp"):
-        return list(_scores(value, str(value["id"]), ""))
+        return list(_scores(reading, value, str(value["id"]), ""))
     raise Damage("neither an observation, a trace nor a score")
 
 
@@ -57,7 +57,7 @@ def _of_trace(reading: Reading, value: Mapping[str, Any]) -> Iterator[Call | Sco
     for observation in _get(value, "observations"):
         if isinstance(observation, Mapping):  # else it is only the observation's id
             yield from _of_observation(reading, observation, trace)
-    yield from _scores(value, trace, "")
+    yield from _scores(reading, value, trace, "")
 
 
 def _of_observation(reading: Reading, value: Mapping[str, Any], trace: str) -> Iterator[Call | Score]:
@@ -67,7 +67,7 @@ def _of_observation(reading: Reading, value: Mapping[str, Any], trace: str) -> I
         raise Damage("the observation has no 'id'")
     if str(value.get("type")).upper() == CALL:
         yield _call(reading, value, trace, key)
-    yield from _scores(value, trace, key)
+    yield from _scores(reading, value, trace, key)
 
 
 def _call(reading: Reading, value: Mapping[str, Any], trace: str, key: str) -> Call:
@@ -91,19 +91,19 @@ def _call(reading: Reading, value: Mapping[str, Any], trace: str, key: str) -> C
     )
 
 
-def _scores(value: Mapping[str, Any], trace: str, call: str) -> Iterator[Score]:
+def _scores(reading: Reading, value: Mapping[str, Any], trace: str, call: str) -> Iterator[Score]:
     """The scores that a trace or an observation holds: whole ones in a list, or values by their names."""
     found = value.get("scores")
     if isinstance(found, list):
         for one in found:
-            yield from _score(one, trace, call)
+            yield from _score(reading, one, trace, call)
     elif isinstance(found, Mapping):
         for name, values in found.items():
             for number, one in enumerate(values if isinstance(values, list) else [values]):
-                yield Score(trace, call, str(name), f"{call}-{number}", one)
+                yield kept(reading, Score(trace, call, str(name), f"{call}-{number}", one))
 
 
-def _score(value: Any, trace: str, call: str) -> Iterator[Score]:
+def _score(reading: Reading, value: Any, trace: str, call: str) -> Iterator[Score]:
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         return
     about = value.get("subject")
@@ -114,7 +114,7 @@ def _score(value: Any, trace: str, call: str) -> Iterator[Score]:
     labelled = _get(value, "dataType") in ("CATEGORICAL", "TEXT")
     said = _get(value, "stringValue") if labelled and _get(value, "stringValue") is not None else value.get("value")
     if trace:
-        yield Score(trace, call, value["name"], str(value.get("id") or ""), said)
+        yield kept(reading, Score(trace, call, value["name"], str(value.get("id") or ""), said))
 
 
 def _get(value: Mapping[str, Any], name: str) -> Any:

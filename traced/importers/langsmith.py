@@ -19,7 +19,7 @@ from traced.importers.errors import Damage
 from traced.importers.messages import kind, tools_of
 from traced.importers.reading import Reading, Resume, Step
 from traced.importers.spill import LONGEST_ERROR, Call, Score
-from traced.importers.traces import read_traces
+from traced.importers.traces import kept, read_traces
 
 SOURCE = "langsmith"
 CALLS = ("llm", "chat_model")
@@ -49,9 +49,9 @@ def _of_run(reading: Reading, run: Any, trace: str) -> Iterator[Call | Score]:
         yield _call(reading, run, trace, key)
     for name, value in _feedback(run.get("feedback_stats")):
         if is_call:
-            yield Score(trace, key, name, key, value)
+            yield kept(reading, Score(trace, key, name, key, value))
         if root:
-            yield Score(trace, "", name, key, value)
+            yield kept(reading, Score(trace, "", name, key, value))
     for child in run.get("child_runs") or []:
         yield from _of_run(reading, child, trace)
 

@@ -16,6 +16,7 @@ from typing import Any
 from store.content import digest
 from store.types import Message, Tool
 from traced.importers.errors import ImportFailed
+from traced.importers.reading import storable
 
 LONGEST_ERROR = 2000  # characters: the rest of it is a traceback
 SCHEMA = """
@@ -41,7 +42,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Score:
-    """What somebody said of a call, or of its trace where ``call`` is ""."""
+    """What somebody said of a call, or of its trace where ``call`` is "" (see ``traces.kept``)."""
 
     trace: str
     call: str
@@ -79,10 +80,10 @@ class Spill:
             trace = digest(part.trace)[:32]
             if isinstance(part, Call):
                 body = {key: value for key, value in vars(part).items() if key not in ("trace", "id", "at")}
-                self._put("calls", trace, digest(part.id)[:32], part.at, json.dumps(body))
+                self._put("calls", trace, digest(part.id)[:32], storable(part.at), json.dumps(body))
             else:
                 call = digest(part.call)[:32] if part.call else ""
-                self._put("scores", trace, call, part.name, digest(part.id)[:32], json.dumps(part.value))
+                self._put("scores", trace, call, storable(part.name), digest(part.id)[:32], json.dumps(part.value))
 
     def commit(self) -> None:
         """Let what was added survive a kill."""

@@ -14,6 +14,7 @@ Not covered: telling an agent's branch from those of the helpers it calls; conve
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from store.types import Message, Outcome, Trajectory
@@ -25,6 +26,7 @@ from traced.importers.reading import (
     Step,
     damaged,
     judge,
+    judged,
     place_of,
     records,
     resume_at,
@@ -79,6 +81,12 @@ def _collect(spill: Spill, take: Take, reading: Reading, resume: Resume | None, 
         whole = kept == element.end.offset
         yield Step(good=good, passed=not good, size=size * whole, place=resume_at(element.end) if whole else None)
     spill.commit()
+
+
+def kept(reading: Reading, score: Score) -> Score:
+    """A score as it may be kept: a value that judges nothing goes, and so does what a name must not hold."""
+    name = score.name if score.name == reading.score else reading.redactor.name(score.name)
+    return replace(score, name=name, value=score.value if judged(score.value, reading.labels) is not None else None)
 
 
 def together(source: str, reading: Reading, calls: Sequence[Call], scores: Sequence[Score]) -> list[Trajectory]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Answer = str | int | dict[str, Any] | float  # a text, a status, a whole message, seconds of silence
+Answer = str | int | dict[str, Any] | float | bytes  # a text, a status, a whole message, seconds of silence, a body
 USAGE = {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
 
 
@@ -25,7 +25,7 @@ class Scripted:
     most_at_once: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def respond(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    def respond(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, dict[str, Any] | bytes]:
         with self.lock:
             self.asked.append(body)
             self.headers.append(headers)
@@ -39,6 +39,8 @@ class Scripted:
         finally:
             with self.lock:
                 self.at_once -= 1
+        if isinstance(said, bytes):
+            return 200, said
         if isinstance(said, int):
             return said, {"error": {"message": "not now", "type": "server_error", "code": None, "param": None}}
         message = {"role": "assistant", "content": said} if isinstance(said, str) else {"role": "assistant", **said}
@@ -67,7 +69,7 @@ def scripted(answer: Callable[[dict[str, Any]], Answer] = by_words) -> Iterator[
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             status, told = made.respond(body, {key.lower(): value for key, value in self.headers.items()})
-            text = json.dumps(told).encode()
+            text = told if isinstance(told, bytes) else json.dumps(told).encode()
             try:
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")

@@ -81,6 +81,9 @@ def test_a_conversation_cannot_end_itself() -> None:
         (({"content": None, "refusal": "I would rather not"},), Outcome.UNKNOWN, False, "refused: I would rather", 1),
         ((400,), Outcome.UNKNOWN, True, "refused it", 1),
         ((5.0, 5.0, 5.0), Outcome.UNKNOWN, True, "did not answer", None),
+        ((b"<html>busy</html>",), Outcome.UNKNOWN, True, "did not answer", 1),
+        ((b'{"object": "error"}',), Outcome.UNKNOWN, True, "did not answer", 1),
+        ((b'{"choices": []}',), Outcome.UNKNOWN, True, "did not answer", 1),
     ],
 )
 def test_what_comes_of_an_answer(
@@ -94,6 +97,16 @@ def test_what_comes_of_an_answer(
     assert word in found.decision.reason
     if asked:
         assert found.prompt_tokens == (0 if failed else 11 * asked)
+
+
+def test_a_conversation_that_cannot_be_sent_is_its_own_matter() -> None:
+    half = conversation(said("assistant", "done \ud83d"), trajectory_id="half")
+    whole = conversation(said("assistant", "done"), trajectory_id="whole")
+    with scripted() as served:
+        found = {one.trajectory.id: one.decision for one in judged(judge_at(served), half, whole)}
+    assert (found["half"].outcome, found["half"].failed) == (Outcome.UNKNOWN, True)
+    assert "did not answer: UnicodeEncodeError" in found["half"].reason
+    assert found["whole"].outcome is Outcome.SUCCESS
 
 
 def test_a_server_that_knows_no_such_model_ends_it_at_once() -> None:

@@ -8,7 +8,8 @@ import pytest
 from store.types import Message, Outcome, Trajectory
 from tests.unit.importers.reading import reading_of
 from traced.importers.spill import Call, Score, Spill
-from traced.importers.traces import together
+from traced.importers.traces import kept, together
+from traced.serving.gateway.redaction import Redactor
 
 ASKED = [{"role": "user", "content": "hi"}]
 RATE = "RateLimitError: Error code: 429"
@@ -124,3 +125,24 @@ def test_one_that_says_the_machinery_broke_is_no_failure(put: Any) -> None:
         assert put(calls, *scores)[0].outcome is Outcome.INFRASTRUCTURE
     [found] = put(calls, Score("t", "", "ok", "s1", 1), Score("t", "", "tone", "s3", "infrastructure"))
     assert found.outcome is Outcome.INFRASTRUCTURE
+
+
+def test_the_scratch_database_holds_no_score_that_judges_nothing_and_takes_any_name(tmp_path: Path) -> None:
+    reading = reading_of(tmp_path, tmp_path, redactor=Redactor(["secret-[0-9]+"], []), score="told to secret-1")
+    said_of = [
+        Score("t", "", name, f"s{number}", value)
+        for number, (name, value) in enumerate(
+            [("half \ud83d", 1), ("secret-2", "secret-3"), ("secret-4", False), ("told to secret-1", "bad")]
+        )
+    ]
+    with Spill(tmp_path / "scratch") as spill:
+        spill.add([Call("t", "t", "1", "half \ud83d", ASKED, said("a"), [])])
+        spill.add([kept(reading, one) for one in said_of])
+        spill.commit()
+        [(_, calls, scores)] = spill.traces("")
+    assert len(calls) == 1
+    values = sorted((one.name.split("-")[0], one.value) for one in scores if one.value is not None)
+    assert values == [("[redacted", False), ("half \ufffd", 1), ("told to secret", "bad")]
+    found = (tmp_path / "scratch").read_bytes()
+    assert b"told to secret-1" in found  # it was named on the command line
+    assert not any(b"secret-%d" % number in found for number in (2, 3, 4))

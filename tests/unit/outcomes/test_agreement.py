@@ -10,18 +10,22 @@ from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
 from store.database import open_store, session
+from store.repositories.serving import save_feedback
+from store.repositories.trajectories import save_trajectories
+from store.serving_records import Feedback
 from store.types import Outcome
 from tests.unit.outcomes.conversations import conversation
 from tests.unit.store.chain import T0, later
-from traced.outcomes.agreement import cohen_kappa, interval, keep, kept, lacking, summed_up, trusted
+from traced.outcomes.agreement import cohen_kappa, interval, keep, kept, labelled, lacking, summed_up, trusted
 from traced.outcomes.errors import JudgeNotTrusted
-from traced.outcomes.evidence import By
+from traced.outcomes.evidence import By, Labels
 from traced.outcomes.judge import Judge, Judgement
 from traced.outcomes.rules import Decision
 from traced.outcomes.settings import JudgeSection
 
 COUNTS = st.lists(st.integers(0, 60), min_size=4, max_size=4).filter(any)
 SETTINGS = JudgeSection(model="m")
+NONE = Labels([], [])
 S, F, U = Outcome.SUCCESS, Outcome.FAILURE, Outcome.UNKNOWN
 
 
@@ -135,3 +139,12 @@ def test_another_prompt_or_model_is_another_judge() -> None:
     names = {Judge(JudgeSection(model=model), prompt).name for model in ("a", "b") for prompt in ("x", "y")}
     assert len(names) == 4
     assert Judge(JudgeSection(model="a", timeout_s=1), "x").name in names
+
+
+def test_what_people_say_counts_also_where_evidence_keeps_the_stored_outcome() -> None:
+    store = open_store("sqlite://")
+    with session(store) as opened:
+        save_trajectories(opened, [conversation(trajectory_id=name, outcome=F) for name in ("a", "b")])
+        save_feedback(opened, Feedback("a", T0, score=1.0, who="alice"))
+    assert [(one.id, one.outcome) for one in labelled(store, "shop", NONE, By.PEOPLE, 10)] == [("a", S)]
+    assert [(one.id, one.outcome) for one in labelled(store, "shop", NONE, By.SOURCE, 10)] == [("b", F)]

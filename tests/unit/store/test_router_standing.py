@@ -19,7 +19,7 @@ from store.repositories.trajectories import save_trajectories
 from store.router_standing import RouterStanding
 from store.serving_records import ConversationRoute, Exchange, Feedback
 from store.standing import standing
-from store.types import Outcome
+from store.types import EndCause, Outcome
 from tests.unit.store.chain import CYCLE, T0, adapter, save_chain, trajectory
 
 DATES = "dates@v1"
@@ -148,7 +148,8 @@ def test_what_an_adapter_was_given_of_how_many_and_how_it_went(store: Engine) ->
         serving.save_routes(opened, routes)
         kinds = {"r1": Outcome.SUCCESS, "r2": Outcome.FAILURE, "r3": Outcome.SUCCESS, "r4": Outcome.UNKNOWN}
         made = [trajectory(key, kind, cycle_id=None, model=DATES) for key, kind in kinds.items()]
-        save_trajectories(opened, [*made, trajectory("r5", cycle_id=None)])
+        shadow = replace(trajectory("r6", Outcome.SUCCESS, cycle_id=None, model=DATES), end_cause=EndCause.SHADOW)
+        save_trajectories(opened, [*made, trajectory("r5", cycle_id=None), shadow])
     with reading(store) as opened:
         found = served(opened, DATES)
     assert (found.conversations, found.decided, found.share, found.last) == (2, 4, 0.5, NOW)

@@ -19,6 +19,7 @@ from traced.serving.gateway.fast_json import read_json, write_json
 from traced.serving.gateway.reading import read_answer, read_stream
 
 GONE = "[redacted]"
+DEEPEST = 150  # levels of a value that are looked into; what lies deeper is taken out whole
 
 Keys = Mapping[str, Any]  # keys that are the protocol's, each with those of what is below it
 NONE: Keys = {}
@@ -61,7 +62,10 @@ class Redactor:
     def messages(self, value: Any) -> Any:
         """Messages, or one, that keep their form."""
         if isinstance(value, list):
-            return [self.messages(one) for one in value]
+            return [self._message(one) for one in value]
+        return self._message(value)
+
+    def _message(self, value: Any) -> Any:
         speaks = isinstance(value, dict) and value.get("role") in ("user", "system", "developer", "assistant")
         return self._known(value, MESSAGE if speaks else NAMED)
 
@@ -104,28 +108,31 @@ class Redactor:
         rest = {key: value for key, value in request.items() if key not in told}
         return {**self._known(rest, {"model": NONE, "instructions": NONE}), **told}
 
-    def _known(self, value: Any, keys: Keys) -> Any:
+    def _known(self, value: Any, keys: Keys, depth: int = 0) -> Any:
         """A value whose ``keys`` are no fields."""
         if isinstance(value, str):
-            return self._maybe_json(value)
+            return self._maybe_json(value, depth)
+        if isinstance(value, list | dict) and depth == DEEPEST:
+            return GONE
         if isinstance(value, list):
-            return [self._known(item, keys) for item in value]
+            return [self._known(item, keys, depth + 1) for item in value]
         if isinstance(value, dict):
+            hidden = self._fields.difference(keys)
             return {
-                key: GONE if key in self._fields and key not in keys else self._known(item, keys.get(key, NONE))
+                key: GONE if key in hidden else self._known(item, keys.get(key, NONE), depth + 1)
                 for key, item in value.items()
             }
         return value
 
-    def _maybe_json(self, text: str) -> str:
+    def _maybe_json(self, text: str, depth: int) -> str:
         """Arguments and results of tools are JSON in a text: fields are looked for in them too."""
         if self._fields and text[:1] in ("{", "["):
             try:
-                return self.text(json.dumps(self.value(json.loads(text)), ensure_ascii=False))
+                return self.text(json.dumps(self._known(json.loads(text), NONE, depth), ensure_ascii=False))
             except ValueError:
                 pass
             except RecursionError:
-                return GONE  # too deep to look for fields in
+                return GONE  # too deep to be read at all
         return self.text(text)
 
     def _answer(self, line: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from tests.unit.store.chain import T0
 from traced.config import load_settings
 from traced.errors import ConfigError
 from traced.serving.gateway.reading import exchange_of
-from traced.serving.gateway.redaction import Redactor
+from traced.serving.gateway.redaction import GONE, Redactor
 from traced.serving.gateway.spool import line_of
 
 CARD = r"\b(?:\d[ -]?){13,16}\b"
@@ -121,3 +121,14 @@ def test_names_that_differ_only_in_what_is_taken_out_stay_apart() -> None:
     assert ann.endswith("]/1")
     assert ann != bob
     assert redactor.name("ann@example.com/1") == ann
+
+
+@pytest.mark.parametrize("redactor", [Redactor([CARD], []), Redactor([], ["card"])])
+def test_what_lies_too_deep_to_look_into_is_taken_out(redactor: Redactor) -> None:
+    deep: Any = {"card": NUMBER}
+    for _ in range(600):
+        deep = [deep]
+    looked: Any = redactor.value({"deep": deep, "beside": "here", "inside": json.dumps(deep)})
+    assert "1111" not in json.dumps(looked)
+    assert GONE in json.dumps(looked["deep"])
+    assert looked["beside"] == "here"
