@@ -6,8 +6,9 @@
 it is). Killed with SIGKILL, in turn: the engine, and the process that brings records into the store. Conversations are
 settled meanwhile. In the end the store has to hold one exchange for every answer that a client got, with the status
 that it got (502 for a stream that broke off), and a reason for each that failed.
-Exit code 1 where a record is missing or too many, an answer is another adapter's, a failure has no reason, or a
-client's connection to the router broke. Not covered: kills of the router itself (``tests/integration/gateway``), vLLM.
+Exit code 1 where a record is missing or too many, an answer is another adapter's or that of a version that was rolled
+back more than ``LAG_S`` before, a failure has no reason, or a client's connection to the router broke.
+Not covered: kills of the router itself (``tests/integration/gateway``), vLLM.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from benchmarks.engines.signed import questions
 from benchmarks.versions import (
     CAPABILITIES,
     CONVERSATIONS,
+    LAG_S,
     NAMED,
     PAUSE_S,
     PLACES,
@@ -50,7 +52,7 @@ ENGINE, STORER = "traced.serving.embedded", "traced.serving.gateway.storing"
 BROKEN = 502  # what the record says of a stream that broke off
 SILENCE_S = 5.0
 MENDING_S = 10.0
-AIMS = {"lost": 0, "wrong": 0, "unexplained": 0, "broken_connections": 0}
+AIMS = {"lost": 0, "wrong": 0, "late": 0, "unexplained": 0, "broken_connections": 0}
 
 
 @dataclass
@@ -99,25 +101,36 @@ class Soak(Race):
                         self.kills[one.rpartition(".")[2]] += 1
 
 
-async def soak(made: Installation, served: Served, seconds: float, every: float, clients: int) -> Soak:
+@dataclass(frozen=True)
+class Plan:
+    """How long, how often something is killed, how many ask, and within what a rollback has to take effect."""
+
+    seconds: float
+    every: float
+    clients: int
+    lag_s: float = LAG_S
+
+
+async def soak(made: Installation, served: Served, plan: Plan) -> Soak:
     """The run; kills end a while before its end, so that what they broke is seen to mend."""
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         async with http.get(f"{served.url}/ready") as answer:
             (engine,) = (await answer.json())["engines"]
         await check_signatures(made, engine)
-        run = Soak(made, served.url, 0, random.Random(0), PAUSE_S, live=made.live(), over=time.monotonic() + seconds)
+        over = time.monotonic() + plan.seconds
+        run = Soak(made, served.url, 0, random.Random(0), PAUSE_S, live=made.live(), lag_s=plan.lag_s, over=over)
         for skill in range(CAPABILITIES):
             made.route([f"c-{number}" for number in range(skill, CONVERSATIONS, CAPABILITIES)], f"skill-{skill}@v1")
-        beside = [asyncio.create_task(run.promotions()), asyncio.create_task(run.kill(served, every))]
+        beside = [asyncio.create_task(run.promotions()), asyncio.create_task(run.kill(served, plan.every))]
         try:
-            await asyncio.gather(*(run.client(http, number) for number in range(clients)))
+            await asyncio.gather(*(run.client(http, number) for number in range(plan.clients)))
         finally:
             for task in beside:
                 task.cancel()
     return run
 
 
-def measure(seconds: float, every: float, clients: int) -> dict[str, Any]:
+def measure(plan: Plan) -> dict[str, Any]:
     """The figures of a run."""
     settings = [f"serving.max_adapters={PLACES}", f"serving.silence_s={SILENCE_S}"]
     with tempfile.TemporaryDirectory(prefix="tb-") as name:
@@ -126,18 +139,19 @@ def measure(seconds: float, every: float, clients: int) -> dict[str, Any]:
             with serving(made.data_dir, settings) as served:
                 process = psutil.Process(served.process.pid)
                 before = process.memory_info().rss
-                run = asyncio.run(soak(made, served, seconds, every, clients))
+                run = asyncio.run(soak(made, served, plan))
                 after = process.memory_info().rss
             stored, unexplained, settled = _stored(made)  # the router has ended, and brought in what it had
     lost = run.statuses - stored
     return {
-        "seconds": seconds,
+        "seconds": plan.seconds,
         "requests": run.statuses.total(),
         "statuses": {str(status): count for status, count in sorted(run.statuses.items())},
         "stored": {str(status): count for status, count in sorted(stored.items())},
         "lost": lost.total() + (stored - run.statuses).total(),
         "wrong": len(run.wrong),
-        "examples": run.wrong[:5],
+        "late": len(run.late),
+        "examples": [*run.wrong, *run.late][:5],
         "unexplained": unexplained,
         "broken_connections": len(run.broken),
         "kills": dict(run.kills),
@@ -166,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     given = parser.parse_args(arguments)
-    figures = measure(given.seconds, given.kill_every, given.clients)
+    figures = measure(Plan(given.seconds, given.kill_every, given.clients))
     figures["meets"] = all(figures[name] <= most for name, most in AIMS.items()) and bool(figures["kills"])
     print(f"{figures['requests']} requests, {figures['statuses']} by status; {figures['kills']} killed")
     print(", ".join(f"{figures[name]} {name.replace('_', ' ')}" for name in AIMS))

