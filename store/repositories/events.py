@@ -9,7 +9,8 @@ Not covered: deleting old ones (``traced.upkeep``); a listener that resumes befo
 
 from dataclasses import asdict
 
-from sqlalchemy import func, text
+from sqlalchemy import Text, cast, func, or_
+from sqlalchemy import text as sql
 from sqlmodel import Session, col, select
 
 from store.service_records import Event
@@ -21,7 +22,7 @@ ORDER_LOCK = 7_236_204  # any constant: PostgreSQL's advisory lock that orders t
 def save_event(session: Session, event: Event) -> int:
     """Add an event; returns its ``seq``. On PostgreSQL other writers of events wait until the transaction ends."""
     if session.get_bind().dialect.name == "postgresql":
-        session.execute(text(f"SELECT pg_advisory_xact_lock({ORDER_LOCK})"))
+        session.execute(sql(f"SELECT pg_advisory_xact_lock({ORDER_LOCK})"))
     values = asdict(event)
     del values["seq"]
     row = EventRow(**values)
@@ -36,6 +37,21 @@ def list_events(session: Session, *, after: int = 0, limit: int = 500, cycle_id:
     query = select(EventRow).where(col(EventRow.seq) > after).order_by(col(EventRow.seq)).limit(limit)
     if cycle_id is not None:
         query = query.where(EventRow.cycle_id == cycle_id)
+    return [Event(**row.model_dump()) for row in session.exec(query)]
+
+
+def newest_events(
+    session: Session, *, limit: int, before: int | None = None, kind: str = "", text: str = ""
+) -> list[Event]:
+    """The newest events, newest first: below ``before``, of kinds that begin with ``kind``, that hold ``text``."""
+    query = select(EventRow).order_by(col(EventRow.seq).desc()).limit(limit)
+    if before is not None:
+        query = query.where(col(EventRow.seq) < before)
+    if kind:
+        query = query.where(col(EventRow.kind).startswith(kind, autoescape=True))
+    if text:
+        held = [col(EventRow.kind), col(EventRow.subject), cast(EventRow.detail, Text)]
+        query = query.where(or_(*(column.icontains(text, autoescape=True) for column in held)))
     return [Event(**row.model_dump()) for row in session.exec(query)]
 
 

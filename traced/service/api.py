@@ -8,44 +8,32 @@ How it fails: a defect answers 500 with its type's name and is logged with its t
 Not covered: who may connect (``traced.service.doors``).
 """
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Header, Query, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.routing import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
-from starlette.concurrency import run_in_threadpool
 
 from store.errors import NotFound, StoreError, StoreUnavailable
 from traced import acts
 from traced.client.models import (
-    AdapterView,
     Approval,
-    AuditView,
-    CycleView,
-    Devices,
     Done,
-    EventView,
-    ParkedView,
     Problem,
     Readiness,
     Reason,
-    Status,
 )
 from traced.errors import TracedError
 from traced.service.control import Control
 from traced.service.doors import Caller, Door
 from traced.service.errors import ServiceError
-
-KEEPALIVE_S = 15.0
-POLL_S = 0.5
-PAGE = 500  # events per read
+from traced.service.looks import routers
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +42,8 @@ def control_api(control: Control, door: Door, ready: Callable[[], Readiness], me
     """The application; ``door`` says who asks, ``ready`` which parts are dead, ``metrics`` is Prometheus text."""
     app = FastAPI(title="traced", version="1", docs_url=None, redoc_url=None)
     app.include_router(_health(ready, metrics))
-    app.include_router(_looks(control, door))
+    for router in routers(control):
+        app.include_router(router, dependencies=[Depends(door)])
     app.include_router(_acts(control, door))
     for kind in (TracedError, StoreError, SQLAlchemyError, Exception):
         app.add_exception_handler(kind, _problem)
@@ -80,51 +69,6 @@ def _health(ready: Callable[[], Readiness], metrics: Callable[[], bytes]) -> API
     def prometheus() -> PlainTextResponse:
         """Figures in Prometheus' text format."""
         return PlainTextResponse(metrics(), media_type=CONTENT_TYPE_LATEST)
-
-    return router
-
-
-def _looks(control: Control, door: Door) -> APIRouter:
-    router = APIRouter(dependencies=[Depends(door)])
-    Limit = Annotated[int, Query(ge=1, le=1000)]
-
-    @router.get("/status")
-    def status() -> Status:
-        """The service at a glance."""
-        return control.status()
-
-    @router.get("/cycles")
-    def cycles(limit: Limit = 50) -> list[CycleView]:
-        """The newest cycles with their stages."""
-        return control.cycles(limit)
-
-    @router.get("/adapters")
-    def adapters() -> list[AdapterView]:
-        """All adapter versions, oldest first."""
-        return control.adapters()
-
-    @router.get("/devices")
-    def devices() -> Devices:
-        """What each device does now, whether training could begin on it, who holds it."""
-        return control.devices()
-
-    @router.get("/parked")
-    def parked() -> list[ParkedView]:
-        """Inputs that failed too often, newest first, with the evidence."""
-        return control.parked()
-
-    @router.get("/audit")
-    def audit(limit: Limit = 100) -> list[AuditView]:
-        """What was decided, newest first."""
-        return control.audit(limit)
-
-    @router.get("/events", response_class=StreamingResponse)
-    async def events(
-        request: Request, after: int = 0, last_event_id: Annotated[int | None, Header(ge=0)] = None
-    ) -> StreamingResponse:
-        """Events as server-sent events: those since ``Last-Event-ID``, after "missed" when some are kept no more."""
-        stream = _stream(control, request, after if last_event_id is None else last_event_id)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     return router
 
@@ -186,31 +130,6 @@ def _acts(control: Control, door: Door) -> APIRouter:
         return control.decide(caller, asked, partial(acts.release, parked_id=parked_id))
 
     return router
-
-
-async def _stream(control: Control, request: Request, after: int) -> AsyncIterator[str]:
-    quiet = 0.0
-    if (gone := await run_in_threadpool(control.missed, after)) is not None:
-        yield _as_sse(gone)
-        after = gone.seq
-    while not await request.is_disconnected() and control.state != "draining":
-        page = await run_in_threadpool(control.events, after, PAGE)
-        for event in page:
-            after = event.seq
-            yield _as_sse(event)
-        if page:
-            quiet = 0.0
-            continue
-        if quiet >= KEEPALIVE_S:
-            quiet = 0.0
-            yield ": still here\n\n"
-        await asyncio.sleep(POLL_S)
-        quiet += POLL_S
-
-
-def _as_sse(event: EventView) -> str:
-    """One event in the form of the WHATWG's server-sent events."""
-    return f"id: {event.seq}\nevent: {event.kind}\ndata: {event.model_dump_json()}\n\n"
 
 
 def _problem(request: Request, error: Exception) -> JSONResponse:

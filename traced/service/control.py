@@ -23,7 +23,7 @@ from store.errors import NotFound
 from store.records import CycleState
 from store.repositories.audit import list_audit
 from store.repositories.cycles import ENDED, UNFINISHED, get_cycle, list_cycles, set_cycle_state
-from store.repositories.events import list_events, span
+from store.repositories.events import list_events, newest_events, span
 from store.repositories.leases import list_leases
 from store.repositories.targets import ask_for_cycle, pause_target, resume_target, target_standing
 from traced import acts
@@ -47,6 +47,7 @@ from traced.service import views
 from traced.service.doors import Caller
 from traced.service.errors import Busy, NoSuchThing, NotAllowed
 from traced.service.loop import CycleLoop
+from traced.service.present import Present
 from traced.service.reload import change
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class Control:
     reread: Callable[[], Settings] | None = None  # the settings as they are written now
     apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # says what else it read again
     tell: Callable[[Settings], None] = field(default=lambda settings: None)  # who else follows the settings
+    present: Present = field(default_factory=Present)
 
     @property
     def target(self) -> str:
@@ -123,6 +125,12 @@ class Control:
         """Events with a number above ``after``."""
         with reading(self.store) as opened:
             return [EventView(**vars(event)) for event in list_events(opened, after=after, limit=limit)]
+
+    def last_events(self, limit: int, before: int | None, kind: str, text: str) -> list[EventView]:
+        """The newest events before a number whose kind begins so and that hold the text, newest first."""
+        with reading(self.store) as opened:
+            found = newest_events(opened, limit=limit, before=before, kind=kind, text=text)
+            return [EventView(**vars(event)) for event in found]
 
     def missed(self, after: int) -> EventView | None:
         """What tells who resumes after ``after`` that some events behind it are kept no more; None when all are."""

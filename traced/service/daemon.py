@@ -103,6 +103,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
         reread=read,
         apply=partial(_apply, tokens),
         tell=partial(_tell, triggers),
+        present=loop.present,
     )
     ready = parts_of(control)
     figures = partial(prometheus, control)

@@ -50,6 +50,7 @@ from traced.models import resolve_model
 from traced.notices.message import announce, approval_needed, cycle_failed, parked, trouble
 from traced.notices.troubles import Troubles
 from traced.progress import Progress
+from traced.service.present import PROGRESS, Present
 from traced.stages.context import Context
 from traced.stages.errors import CycleChanged
 from traced.targets.registry import check_seeds, target
@@ -74,6 +75,7 @@ class CycleLoop:
     tidy: Callable[[], object] = lambda: None  # called when a cycle's stages have ended, however they did
     running: str | None = None
     doing: list[str] = field(default_factory=list)
+    present: Present = field(default_factory=Present)  # how far the stages at work are
     _asked: str = ""
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
     _home: asyncio.AbstractEventLoop | None = None
@@ -149,6 +151,7 @@ class CycleLoop:
             return True
         finally:
             self.running, self._work, self.doing = None, None, []
+            self.present.clear(PROGRESS)
 
     async def _tidied(self) -> None:
         """``tidy``, with the loop alive meanwhile: a Docker engine that hangs makes it wait."""
@@ -266,6 +269,8 @@ class CycleLoop:
                 telling.add_done_callback(self._telling.discard)
         elif told.kind is ReportKind.STARTED:
             log.info("%s begins", stage, extra={"pid": told.data.get("pid")})
+        elif told.kind is ReportKind.PROGRESS:
+            self.present.tell(PROGRESS, stage, self.now(), told.data, self.running)
 
     async def _tell_trouble(self, stage: str, reason: str, since: datetime) -> None:
         message = trouble(stage, reason, "traced doctor", since)

@@ -18,6 +18,8 @@ from sandbox.policy import SandboxLimits
 from store.database import open_store, reading, session
 from store.records import StageEvent, StageState
 from store.repositories.cycles import save_stage_event
+from store.repositories.events import save_event
+from store.service_records import Event
 from traced.config import Settings
 from traced.host.owner import sandbox_owner
 from traced.meter import Meter
@@ -118,7 +120,11 @@ class Context:
     def event(self, stage: str, state: StageState, capability: str | None = None, **detail: Any) -> None:
         """Record what happened to a stage."""
         with self.writing() as opened:
-            save_stage_event(opened, StageEvent(self.cycle_id, stage, state, self.now(), capability, detail))
+            at = self.now()
+            save_stage_event(opened, StageEvent(self.cycle_id, stage, state, at, capability, detail))
+            save_event(
+                opened, Event(at, f"stage {state.value}", stage, self.cycle_id, {"capability": capability} | detail)
+            )
 
     @contextmanager
     def stage(self, stage: str, title: str, capability: str | None = None, total: int = 0) -> Iterator["Shown"]:

@@ -1,0 +1,100 @@
+"""HTTP to one daemon, over the Unix socket of a data directory or over TCP with a token.
+
+Invariants: one connection pool; the environment's proxies are not asked. How it fails: ``NoDaemon`` where nothing
+answers, ``Refused`` with the daemon's own words.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import BaseModel, TypeAdapter
+
+from traced.client.errors import NoDaemon, Refused
+from traced.client.models import Done, Problem
+
+Answer = TypeVar("Answer", bound=BaseModel)
+STREAM_TIMEOUT = httpx.Timeout(30.0, read=60.0)  # the daemon sends a comment every 15 s
+
+
+class Transport:
+    """Asks one daemon. ``socket`` or ``url`` (with ``token``) says where it is."""
+
+    def __init__(self, socket: Path | None, url: str, token: str, timeout_s: float) -> None:
+        self.where = str(socket) if socket else url
+        self._http = httpx.AsyncClient(
+            base_url=url,
+            timeout=timeout_s,
+            transport=httpx.AsyncHTTPTransport(uds=str(socket)) if socket else None,
+            headers={"Authorization": f"Bearer {token}"} if token else {},
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close the pool."""
+        await self._http.aclose()
+
+    async def get(self, path: str, kind: type[Answer], /, **query: Any) -> Answer:
+        """One object; what is None is not asked for."""
+        return kind.model_validate_json((await self.ask("GET", path, query=_given(query))).content)
+
+    async def list(self, path: str, kind: type[Answer], /, **query: Any) -> list[Answer]:
+        """A list of objects."""
+        content = (await self.ask("GET", path, query=_given(query))).content
+        return TypeAdapter(list[kind]).validate_json(content)  # type: ignore[valid-type]
+
+    async def post(self, path: str, body: BaseModel, *, patient: bool = False) -> Done:
+        """``patient``: the answer comes at the next safe point, an iteration of training away at most."""
+        answer = await self.ask("POST", path, body=body.model_dump(), patient=patient)
+        return Done.model_validate_json(answer.content)
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: Any = None,
+        accept: tuple[int, ...] = (200,),
+        patient: bool = False,
+    ) -> httpx.Response:
+        """The response to a request; raises unless its status is one of ``accept``."""
+        timeout = httpx.Timeout(self._http.timeout.connect, read=None) if patient else self._http.timeout
+        try:
+            response = await self._http.request(method, path, params=query, json=body, timeout=timeout)
+        except httpx.TransportError as error:
+            raise NoDaemon(f"no daemon answers at {self.where} ({error})", hint="traced up") from error
+        if response.status_code not in accept:
+            raise _refusal(response)
+        return response
+
+    async def stream(self, path: str, after: int, **query: Any) -> AsyncIterator[dict[str, Any]]:
+        """The data of server-sent events behind ``after``, until the connection ends (raises httpx.TransportError)."""
+        headers, timeout = {"Last-Event-ID": str(after)}, STREAM_TIMEOUT
+        async with self._http.stream("GET", path, headers=headers, params=_given(query), timeout=timeout) as response:
+            if response.status_code != httpx.codes.OK:
+                await response.aread()
+                raise _refusal(response)
+            async for line in response.aiter_lines():
+                if line.startswith("data:"):
+                    yield json.loads(line.removeprefix("data:"))
+
+
+def part(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="@")
+
+
+def _given(query: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in query.items() if value is not None}
+
+
+def _refusal(response: httpx.Response) -> Refused:
+    try:
+        problem = Problem.model_validate(response.json())
+    except ValueError:
+        problem = Problem(type="Unknown", message=response.text[:500] or response.reason_phrase)
+    return Refused(problem.message, hint=problem.hint, status=response.status_code)

@@ -1,0 +1,15 @@
+"""What can be looked at: one module of paths per subject, over the store's repositories.
+
+Invariants: nothing here writes; each answer is of one moment of the store. Who may look is the door's
+(``traced.service.api``).
+"""
+
+from fastapi import APIRouter
+
+from traced.service.control import Control
+from traced.service.looks import events, glance
+
+
+def routers(control: Control) -> list[APIRouter]:
+    """The paths of every subject."""
+    return [glance.router(control), events.router(control)]

@@ -1,0 +1,137 @@
+"""The application: one screen per mode, one connection, and what all screens know.
+
+Invariants: the daemon is asked through one client; acts go through ``act``, which tells how they went and never raises.
+Nothing is asked of the daemon when the app ends. Not covered: which contents a screen has (``tui.screens``).
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, ClassVar
+
+from textual import work
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+
+from traced.client import ClientError
+from traced.client.models import Done, Status
+from tui.help import Help
+from tui.jump import Jump
+from tui.link import Link, Linked, Lost, News
+from tui.plain import line
+from tui.screens.live import Live
+from tui.screens.log import Log
+from tui.screens.overview import Overview
+from tui.where import Where
+from tui.widgets.top_line import TopLine
+
+SCREENS: dict[str, type[Live]] = {"overview": Overview, "log": Log}
+LIGHT, DARK = "textual-light", "textual-dark"
+
+
+class TracedApp(App[None]):
+    """What `traced tui` runs."""
+
+    TITLE = "traced"
+    CSS_PATH = "traced.tcss"
+    ENABLE_COMMAND_PALETTE = True
+    DEFAULT_MODE = "overview"
+    MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = dict(SCREENS)
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *(
+            Binding(str(number), f"show('{name}')", kind.TITLE_TEXT)
+            for number, (name, kind) in enumerate(SCREENS.items(), 1)
+        ),
+        Binding("question_mark", "help", "Help", key_display="?"),
+        Binding("ctrl+o", "jump", "Jump", show=False),
+        Binding("t", "light_or_dark", "Theme", show=False),
+        Binding("q", "quit", "Quit"),
+    ]
+
+    def __init__(self, where: Where) -> None:
+        super().__init__()
+        self.where = where
+        self.client = where.client()
+        self.linked: bool | None = None  # None until the first answer
+        self.trouble = ""
+        self.status: Status | None = None
+
+    def on_mount(self) -> None:
+        """Begin to listen."""
+        self.run_worker(Link(self.client, self.post_message).follow(), name="link", exit_on_error=True)
+
+    async def on_unmount(self) -> None:
+        """Let go of the connection."""
+        await self.client.__aexit__()
+
+    def on_linked(self, message: Linked) -> None:
+        """It answers: whatever is shown may be out of date."""
+        self.linked, self.trouble = True, ""
+        self._know()
+        for screen in self.shown():
+            screen.changed()
+        if message.again:
+            self.notify("The daemon answers again.", timeout=4)
+
+    def on_lost(self, message: Lost) -> None:
+        """It does not."""
+        self.linked = False
+        doing = "refused" if message.refused else "no answer"
+        hint = f"; {line(message.hint)}" if message.hint else ""
+        self.trouble = f"{doing}, asked again in {message.pause_s:g} s: {line(message.why)}{hint}"
+        self._tell()
+
+    def on_news(self, message: News) -> None:
+        """Tell the screens."""
+        self._know()
+        for screen in self.shown():
+            screen.news(message.events)
+
+    def shown(self) -> list[Live]:
+        """All screens that have been opened, the one in front among them."""
+        return [one for stack in self._screen_stacks.values() for one in stack if isinstance(one, Live)]
+
+    @work(exclusive=True, group="status")
+    async def _know(self) -> None:
+        try:
+            self.status = await self.client.status()
+        except ClientError:
+            return  # the link tells of it
+        self._tell()
+
+    def _tell(self) -> None:
+        for top in self.screen.query(TopLine):
+            top.tell()
+
+    async def act(self, asked: Awaitable[Done]) -> Done | None:
+        """Do what a person has confirmed; says how it went, None where it was refused."""
+        try:
+            done = await asked
+        except ClientError as error:
+            hint = f"\n{line(error.hint)}" if error.hint else ""
+            self.notify(f"{line(error.message, 400)}{hint}", severity="error", timeout=12, markup=False)
+            return None
+        self.notify(line(done.said, 400), markup=False)
+        self._know()
+        return done
+
+    def action_show(self, mode: str) -> None:
+        """Bring a screen to the front."""
+        self.switch_mode(mode)
+
+    def action_help(self) -> None:
+        """The keys that work here."""
+        self.push_screen(Help(self.screen))
+
+    def action_jump(self) -> None:
+        """Labels on everything that can be focused."""
+        self.push_screen(Jump(self.screen))
+
+    def action_light_or_dark(self) -> None:
+        """The other one."""
+        self.theme = DARK if self.theme == LIGHT else LIGHT
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Every screen by its name, beside Textual's own."""
+        yield from super().get_system_commands(screen)
+        for name, kind in SCREENS.items():
+            yield SystemCommand(kind.TITLE_TEXT, f"Go to {kind.TITLE_TEXT}", lambda name=name: self.action_show(name))

@@ -1,0 +1,101 @@
+"""The one connection on which the daemon tells what happens.
+
+Invariants: every event reaches the app once and in order, in groups of what came within ``TOGETHER_S``, so that a
+burst costs one update and not hundreds. A connection that breaks is made again, sooner at first, for as long as the
+app runs; the app is told of each change. How it fails: a refusal (a token that is none) is told and tried again at the
+longest pause.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import httpx
+from textual.message import Message
+
+from traced.client import Client, ClientError, Refused
+from traced.client.models import EventView
+
+TOGETHER_S = 0.1
+PAUSES_S = (0.5, 1.0, 2.0, 5.0)
+
+
+@dataclass
+class Linked(Message):
+    """The daemon answers; ``again`` after it had been lost."""
+
+    again: bool
+
+
+@dataclass
+class Lost(Message):
+    """It does not answer, or refuses; it is asked again in ``pause_s``."""
+
+    why: str
+    hint: str
+    refused: bool
+    pause_s: float
+
+
+@dataclass
+class News(Message):
+    """What has happened, in order."""
+
+    events: list[EventView]
+
+
+@dataclass
+class Link:
+    """Follows the daemon's events and posts what comes of it."""
+
+    client: Client
+    post: Callable[[Message], object]
+    _waiting: list[EventView] = field(default_factory=list)
+    _last: int | None = None
+    _was_lost: bool = False
+
+    async def follow(self) -> None:
+        """For ever."""
+        tries = 0
+        while True:
+            try:
+                if self._last is None:
+                    newest = await self.client.last_events(limit=1)
+                    self._last = newest[0].seq if newest else 0
+                else:
+                    await self.client.status()
+                tries = 0
+                self.post(Linked(again=self._was_lost))
+                self._was_lost = False
+                await self._listen()
+            except (ClientError, httpx.TransportError) as error:
+                pause = PAUSES_S[-1] if isinstance(error, Refused) else PAUSES_S[min(tries, len(PAUSES_S) - 1)]
+                tries += 1
+                self._was_lost = True
+                told = (getattr(error, "message", str(error)), getattr(error, "hint", ""))
+                self.post(Lost(*told, isinstance(error, Refused), pause))
+                await asyncio.sleep(pause)
+
+    async def _listen(self) -> None:
+        """Until the connection ends."""
+        telling = asyncio.create_task(self._tell())
+        try:
+            async for event in self.client.listen(self._last or 0, present=True):
+                self._last = event.seq
+                self._waiting.append(event)
+        finally:
+            telling.cancel()
+            with suppress(asyncio.CancelledError):
+                await telling
+            self._post_waiting()
+
+    async def _tell(self) -> None:
+        while True:
+            await asyncio.sleep(TOGETHER_S)
+            self._post_waiting()
+
+    def _post_waiting(self) -> None:
+        if self._waiting:
+            self.post(News(self._waiting))
+            self._waiting = []

@@ -1,0 +1,110 @@
+"""What all screens share: they show what the daemon says, and ask again when it tells of a change that concerns them.
+
+Invariants: a screen asks when it is first shown, when news concern it and when the daemon is back, never by a clock;
+one request is on its way at a time, and news that come meanwhile lead to one more; a screen that is not in front asks
+when it comes to the front. Until the first answer it says that it loads; a refusal is shown with what to do about it,
+above the last known contents. Subclasses say ``CONCERNS``, and ``load`` and ``show`` what they need.
+"""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.screen import Screen
+from textual.widget import Widget
+from textual.widgets import Footer, Static
+
+from traced.client import Client, ClientError, NoDaemon
+from traced.client.models import EventView
+from tui.plain import line
+from tui.widgets.top_line import TopLine
+
+if TYPE_CHECKING:
+    from tui.app import TracedApp
+
+SOON_S = 0.15  # what changes within this time is asked for once
+
+
+class Live(Screen[None]):
+    """A screen over the daemon's answers."""
+
+    TITLE_TEXT: ClassVar[str] = ""
+    CONCERNS: ClassVar[tuple[str, ...]] = ()  # beginnings of the kinds of events; "" is every kind
+
+    app: "TracedApp"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stale = True
+        self._due = False
+        self._known = False
+
+    def compose(self) -> ComposeResult:
+        """The state above, the contents, the keys below."""
+        yield TopLine()
+        yield Static("Loading…", id="note", markup=False)
+        yield from self.contents()
+        yield Footer(compact=True)
+
+    def contents(self) -> Iterable[Widget]:
+        """The screen's own widgets."""
+        return ()
+
+    async def load(self, client: Client) -> Any:
+        """Ask the daemon for what is shown."""
+        raise NotImplementedError
+
+    def show(self, found: Any) -> None:
+        """Show what ``load`` has found."""
+        raise NotImplementedError
+
+    def on_screen_resume(self) -> None:
+        """Ask if something has changed meanwhile."""
+        self.query_one(TopLine).tell()
+        if self._stale:
+            self.ask_soon()
+
+    def news(self, events: list[EventView]) -> None:
+        """Ask again if any of these concerns this screen."""
+        if any(event.kind.startswith(self.CONCERNS) for event in events):
+            self.changed()
+
+    def changed(self) -> None:
+        """What is shown may be out of date."""
+        self._stale = True
+        if self.is_current:
+            self.ask_soon()
+
+    def ask_soon(self) -> None:
+        """Ask once for all that happens within a moment."""
+        if not self._due:
+            self._due = True
+            self.set_timer(SOON_S if self._known else 0.001, self._ask)
+
+    def note(self, text: str) -> None:
+        """A line above the contents; "" takes it away."""
+        there = self.query_one("#note", Static)
+        there.update(text)
+        there.display = bool(text)
+
+    @work(group="ask", exclusive=False)
+    async def _ask(self) -> None:
+        self._stale = False
+        try:
+            found = await self.load(self.app.client)
+        except NoDaemon:
+            self._stale = True  # the link tells when it is back
+            self.note("" if self._known else "The daemon does not answer yet; this fills as soon as it does.")
+        except ClientError as error:
+            self._stale = True
+            self.note(
+                f"Not allowed or not known: {line(error.message)}" + (f" — {line(error.hint)}" if error.hint else "")
+            )
+        else:
+            self.note("")
+            self._known = True
+            self.show(found)
+        self._due = False
+        if self._stale and self._known and self.app.linked and self.is_current:
+            self.ask_soon()
