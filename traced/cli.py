@@ -21,6 +21,7 @@ from traced.commands import (
     setup,
     show,
     steps,
+    tui,
     upkeep,
 )
 from traced.commands.boundary import Verbs, stop_on_sigterm
@@ -64,6 +65,7 @@ app.command()(decide.reject)
 app.command()(decide.rollback)
 app.command()(decide.release)
 app.command()(show.status)
+app.command()(tui.tui)
 app.command()(show.explain)
 app.add_typer(show.show, name="show")
 app.command()(upkeep.backup)

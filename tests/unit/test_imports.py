@@ -8,11 +8,13 @@ import sys
 import pytest
 
 OURS = {"traced", "agents", "sandbox", "store", "benchmarks", "tui"}
+CLIENT = {"traced.client", *(f"traced.client.{name}" for name in ("client", "errors", "models", "transport"))}
 # What each may load beyond itself; the synthesizer's runtime is written into the container, beside the contract.
 ALLOWED = {
     "store": set(),
     "sandbox": {"store", "store.types"},
     "agents": {"store", "store.types", "sandbox", "sandbox.contract"},
+    "tui": {"traced", "traced.errors", "traced.location"} | CLIENT,
 }
 
 LOAD_ALL = """

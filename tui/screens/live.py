@@ -29,6 +29,7 @@ SOON_S = 0.15  # what changes within this time is asked for once
 class Live(Screen[None]):
     """A screen over the daemon's answers."""
 
+    AUTO_FOCUS = "KeyedTable"
     TITLE_TEXT: ClassVar[str] = ""
     CONCERNS: ClassVar[tuple[str, ...]] = ()  # beginnings of the kinds of events; "" is every kind
 

@@ -1,0 +1,298 @@
+"""The store itself, in the order of the data's way."""
+
+import hashlib
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from sqlmodel import Session
+
+from benchmarks.seeded.talks import trajectory
+from store.database import session
+from store.records import (
+    AdapterVersion,
+    Approval,
+    Cycle,
+    CycleState,
+    Decision,
+    EnvironmentRecord,
+    Finding,
+    IterationMetrics,
+    Promotion,
+    PromotionState,
+    RoutingChoice,
+    RunState,
+    StageEvent,
+    StageState,
+    TrainingRun,
+)
+from store.repositories import adapters, analysis, cycles, environments, gates, promotions, routing, serving, training
+from store.repositories.events import save_event
+from store.repositories.trajectories import save_trajectories
+from store.service_records import Event
+from store.serving_records import ConversationRoute, Exchange, Feedback
+from store.types import (
+    AdmissionReport,
+    Capability,
+    Check,
+    EndCause,
+    GateAnswer,
+    GateResult,
+    Label,
+    Outcome,
+    PairedDifference,
+    Trajectory,
+    Verdict,
+)
+
+SOURCE = (Path(__file__).parents[2] / "tests" / "data" / "environments" / "lamp_shop.py").read_text("utf-8")
+DAY = timedelta(days=1)
+BATCH = 2000  # trajectories of production in a transaction; the first of them have exchanges
+RUNS, LABELLED, TASKS, TRIALS, ITERATIONS = 5, 60, 30, 4, 16
+CAPABILITIES = [
+    Capability(
+        "date-reasoning",
+        "Date reasoning",
+        "Works out from dates and periods what is still allowed.",
+        "A rule speaks of days, and the customer of a date.",
+        "Computes the days before promising anything.",
+        "Promises without looking at the date.",
+    ),
+    Capability(
+        "compound-requests",
+        "Compound requests",
+        "Finishes every part of a request that has several.",
+        "One message asks for two things or more.",
+        "Goes on until the last part is done.",
+        "Stops after the first part and says that all is done.",
+    ),
+    Capability(
+        "payment-methods",
+        "Payment methods",
+        "Changes how an order is paid, within what is allowed.",
+        "The customer wants to pay otherwise.",
+        "Looks up the method before it is changed.",
+        "Names a method that the customer does not have.",
+    ),
+    Capability(
+        "policy-checks",
+        "Policy checks",
+        "Looks the policy up before acting on it.",
+        "An act depends on a condition of the shop's.",
+        "Looks first.",
+        "Acts, and is refused by the tool.",
+    ),
+]
+CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("contract", {"reset": "same bytes for the same seed", "seeds": [0, 1, 2]}),
+    ("oracle", {"reached": 32, "of": 32, "seeds": [0, 31]}),
+    ("floor", {"empty": 0.0, "refusing": 0.0, "random_calls": 0.03}),
+    ("exploits", {"highest": 0.12, "by": "call the final tool first", "pass_mark": 0.5}),
+    ("diversity", {"distinct": 187, "of": 200}),
+    ("leak", {"found": []}),
+    ("spread", {"mean": 0.41, "mixed": 0.62}),
+)
+
+
+@dataclass(frozen=True)
+class Seeded:
+    """The names of what is there."""
+
+    cycles: list[str]
+    waiting: str
+    live: str
+    canary: str
+    rejected: str
+    environments: dict[str, str]
+    trajectories: int
+
+
+@dataclass(frozen=True)
+class _Version:
+    """An adapter version to make, and by how much it is better on the target."""
+
+    capability: str
+    number: int
+    cycle: str
+    at: datetime
+    gain: float
+
+
+def seed_store(store: sqlalchemy.Engine, at: datetime, *, trajectories: int = 360, seed: int = 0) -> Seeded:
+    """Fill an empty store as of ``at``; ``trajectories`` of them in all, most of production where there are many."""
+    rng = random.Random(seed)
+    names = ["c-0001", "c-0002", "c-0003"]
+    made: dict[str, str] = {}
+    with session(store) as opened:
+        for number, name in enumerate(names):
+            begun = at - (len(names) - number) * DAY
+            _cycle(opened, rng, name, begun, number)
+            for capability in CAPABILITIES[: number + 2]:
+                made[capability.name] = _environment(opened, name, capability.name, begun + DAY / 8)
+        live = _adapter(opened, rng, _Version("date-reasoning", 1, names[0], at - 2.6 * DAY, 0.14), made)
+        rejected = _adapter(opened, rng, _Version("compound-requests", 1, names[1], at - 1.6 * DAY, 0.05), made)
+        canary = _adapter(opened, rng, _Version("compound-requests", 2, names[2], at - 0.6 * DAY, 0.11), made)
+        waiting = _adapter(opened, rng, _Version("policy-checks", 1, names[2], at - 0.5 * DAY, 0.17), made)
+        for name, decision in ((live, Decision.APPROVED), (rejected, Decision.REJECTED), (canary, Decision.APPROVED)):
+            why = "too little for what it costs" if decision is Decision.REJECTED else "reads well"
+            promotions.save_approval(opened, Approval(name, decision, "ada", at - 0.4 * DAY, why))
+        promotions.promote(opened, live, who="ada", at=at - 0.4 * DAY)
+        promotions.put_on_trial(opened, Promotion(canary, PromotionState.CANARY, "ada", at - 0.3 * DAY, share=0.25))
+    kept = _production(store, rng, at, max(trajectories - len(names) * TASKS * TRIALS, 40), [live, canary])
+    return Seeded(names, waiting, live, canary, rejected, made, kept + len(names) * TASKS * TRIALS)
+
+
+def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, number: int) -> None:
+    last = number == 2
+    state = CycleState.WAITING if last else CycleState.FINISHED
+    rate = 0.40 + 0.07 * number
+    summary = {} if last else {"base": rate, "routed": rate + 0.09}
+    config = {"target": "desk", "training": {"iterations": ITERATIONS}}
+    ended = None if last else begun + DAY / 2
+    cycles.save_cycle(opened, Cycle(name, "desk", "bundled", number, config, state, begun, ended, summary))
+    stages = ("collect", "analyze", "synthesize", "admit", "train", "gate")
+    for place, stage in enumerate(stages):
+        for offset, what in ((0, StageState.STARTED), (0.8, StageState.FINISHED)):
+            moment = begun + DAY / 20 * (place + offset)
+            of = CAPABILITIES[number].name if place >= 2 else None
+            cycles.save_stage_event(opened, StageEvent(name, stage, what, moment, of))
+            save_event(opened, Event(moment, f"stage {what.value}", stage, name, {"capability": of}))
+    recorded = list(_collected(rng, name, rate))
+    save_trajectories(opened, recorded)
+    known = CAPABILITIES[: number + 2]
+    analysis.save_capabilities(opened, name, known)
+    analysed = recorded[:LABELLED]
+    analysis.save_labels(opened, name, [one for each in known for one in _labels(rng, each.name, analysed)])
+    findings = []
+    for place, each in enumerate(known):
+        plus = rng.uniform(0.05, 0.15)
+        minus = plus + rng.uniform(0.05, 0.55) / (place * 0.4 + 1)
+        delta, counts = minus - plus, {"lacking_in_failures": rng.randrange(8, 30)}
+        agreeing = RUNS - place % 3
+        kept = delta >= 0.2
+        findings.append(
+            Finding(name, each.name, delta, rng.uniform(0.1, 0.5), plus, minus, RUNS, agreeing, kept, counts)
+        )
+    analysis.save_findings(opened, findings)
+
+
+def _collected(rng: random.Random, cycle: str, rate: float) -> Iterator[Trajectory]:
+    for task in range(TASKS):
+        for trial in range(TRIALS):
+            outcome = Outcome.SUCCESS if rng.random() < rate else Outcome.FAILURE
+            if rng.random() < 0.02:
+                outcome = Outcome.INFRASTRUCTURE
+            key = f"{cycle}-{task:03d}-{trial}"
+            yield trajectory(rng, key, outcome, task_id=str(task), trial=trial, cycle_id=cycle)
+
+
+def _labels(rng: random.Random, capability: str, analysed: list[Trajectory]) -> Iterator[Label]:
+    for one in analysed:
+        needed = rng.random() < 0.6
+        lacks = rng.random() < (0.75 if one.outcome is Outcome.FAILURE else 0.12)
+        for run in range(RUNS):
+            verdict = (Verdict.LACKING if lacks else Verdict.PRESENT) if needed else Verdict.NA
+            if rng.random() < 0.06:
+                verdict = rng.choice(list(Verdict))
+            cited = None if verdict is Verdict.NA else rng.randrange(2, len(one.messages))
+            yield Label(one.id, capability, run, verdict, cited)
+
+
+def _environment(opened: Session, cycle: str, capability: str, at: datetime) -> str:
+    source = f'"""For {capability}, made in {cycle}."""\n{SOURCE}'
+    key = hashlib.sha256(source.encode()).hexdigest()
+    environments.save_environment(opened, EnvironmentRecord(key, source, cycle, capability, 7, "builtin", at))
+    failed = "diversity" if (cycle, capability) == ("c-0003", "payment-methods") else ""
+    checks = [Check(name, name != failed, evidence, 0.4 + 0.3 * len(name)) for name, evidence in CHECKS]
+    environments.save_admission(opened, AdmissionReport(key, not failed, checks), cycle_id=cycle, at=at)
+    return key
+
+
+def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, str]) -> str:
+    capability, cycle, at, gain = of.capability, of.cycle, of.at, of.gain
+    name, run, environment = f"{capability}@v{of.number}", f"run-{capability}-{of.number}", made[capability]
+    config = {"lr": 2e-3, "groups": 8, "rollouts": 8, "iterations": ITERATIONS}
+    begun = at - timedelta(minutes=40)
+    made_by = TrainingRun(run, cycle, capability, environment, "bundled", 7, config, RunState.RUNNING, begun)
+    training.save_training_run(opened, made_by)
+    training.save_iterations(
+        opened, [IterationMetrics(run, number, _figures(rng, number)) for number in range(ITERATIONS)]
+    )
+    training.set_training_state(opened, run, RunState.FINISHED, at=at, rollouts=64 * ITERATIONS)
+    files = {"adapter_model.safetensors": hashlib.sha256(name.encode()).hexdigest()}
+    version = AdapterVersion(name, capability, of.number, f"adapters/{name}", files, cycle, run, environment, at)
+    adapters.save_adapter(opened, version)
+    figures = {
+        "environment": (200, 0.31, 3 * gain, 2.4 * gain, 3.6 * gain, 0.05),
+        "target": (300, 0.47, gain, 0.35 * gain, 1.6 * gain, 0.0),
+        "untouched": (300, 0.61, -0.01, -0.028, 0.012, -0.03),
+    }
+    compared = [
+        PairedDifference(on, seeds, base, base + by, by, low, high, 0.95, required, GateAnswer.PASS)
+        for on, (seeds, base, by, low, high, required) in figures.items()
+    ]
+    gates.save_gate(opened, GateResult(name, GateAnswer.PASS, compared, 2), cycle_id=cycle, at=at)
+    pairs = []
+    for seed in range(60):
+        base = rng.random() < 0.47
+        better = (rng.random() < 0.9) if base else (rng.random() < 2 * gain)
+        for model, well in (("base", base), (name, better)):
+            outcome = Outcome.SUCCESS if well else Outcome.FAILURE
+            key = f"{name}-gate-{seed:03d}-{model}"
+            pairs.append(
+                trajectory(rng, key, outcome, split="gate", task_id=str(10_000 + seed), model=model, cycle_id=cycle)
+            )
+    save_trajectories(opened, pairs)
+    options = {"base": -0.4, name: -1.1}
+    routing.save_routing(opened, [RoutingChoice(pairs[1].id, name, options, 0.012)])
+    save_event(opened, Event(at, "stage finished", "gate", cycle, {"capability": capability, "answer": "pass"}))
+    return name
+
+
+def _figures(rng: random.Random, iteration: int) -> dict[str, float]:
+    grown = 1 - math.exp(-iteration / 6)
+    return {
+        "iteration": iteration,
+        "reward": 0.22 + 0.5 * grown + rng.gauss(0, 0.02),
+        "success": 0.15 + 0.5 * grown + rng.gauss(0, 0.03),
+        "mixed_groups": max(0.75 - 0.3 * grown + rng.gauss(0, 0.05), 0),
+        "entropy": 1.1 - 0.5 * grown + rng.gauss(0, 0.02),
+        "loss": rng.gauss(0, 0.01),
+        "tokens_per_second": 900 + rng.gauss(0, 40),
+        "seconds": 31 + rng.gauss(0, 2),
+    }
+
+
+def _production(store: sqlalchemy.Engine, rng: random.Random, at: datetime, count: int, models: list[str]) -> int:
+    for first in range(0, count, BATCH):
+        with session(store) as opened:
+            recorded, routes, exchanges, feedback = [], [], [], []
+            for number in range(first, min(first + BATCH, count)):
+                model = rng.choices(["base", *models], (6, 3, 1))[0]
+                outcome = rng.choices(list(Outcome), (5, 3, 0.2, 4))[0]
+                moment = at - DAY * rng.uniform(0.01, 6)
+                key, conversation = f"router-{number:06d}", f"conv-{number:06d}"
+                told = trajectory(rng, key, outcome, split="", task_id=conversation, model=model)
+                recorded.append(replace(told, end_cause=EndCause.SILENCE, parts={}))
+                if number < BATCH:
+                    scores = {"base": -rng.uniform(0.1, 2), **{each: -rng.uniform(0.1, 4) for each in models}}
+                    why = "no decision within 2 s" if rng.random() < 0.02 else ""
+                    routes.append(ConversationRoute(conversation, model, {} if why else scores, 0.015, why, moment))
+                    status = 200 if rng.random() < 0.98 else 502
+                    tokens = (rng.randrange(200, 900), rng.randrange(10, 90))
+                    exchanges.append(
+                        Exchange(f"e-{number:06d}", conversation, moment, model, status, rng.uniform(0.1, 2), *tokens)
+                    )
+                    if rng.random() < 0.2:
+                        feedback.append(Feedback(conversation, moment, score=float(rng.random() < 0.7), who="customer"))
+            save_trajectories(opened, recorded)
+            serving.save_routes(opened, routes)
+            serving.save_exchanges(opened, exchanges)
+            for one in feedback:
+                serving.save_feedback(opened, one)
+    return count

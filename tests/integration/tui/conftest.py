@@ -1,0 +1,87 @@
+"""The app over the real control API of a seeded store, on a real socket."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from sqlalchemy import Engine
+from textual.pilot import Pilot
+
+from benchmarks.seeded import Seeded, seed_store
+from store.database import open_store, sqlite_url
+from tests.integration.service.conftest import WrittenDown
+from tests.integration.service.served import served
+from tests.integration.tui.screens import until
+from traced.client import Client
+from traced.config import load_settings
+from traced.service.control import Control
+from tui.app import TracedApp
+from tui.where import Where
+
+AT = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+
+
+@dataclass
+class Running:
+    """The app on a screen of some size, a client of the same daemon, and what is in its store."""
+
+    app: TracedApp
+    pilot: Pilot[None]
+    client: Client
+    control: Control
+    seeded: Seeded
+
+
+class Opened(Protocol):
+    """Opens the app."""
+
+    def __call__(
+        self, size: tuple[int, int] = (120, 40), *, read_only: bool = False
+    ) -> AbstractAsyncContextManager[Running]:
+        """On a screen of ``size``."""
+
+
+@pytest.fixture(scope="session")
+def seeded_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seeded]:
+    """A seeded store, to be copied."""
+    path = tmp_path_factory.mktemp("seeded") / "traced.db"
+    store = open_store(sqlite_url(path))
+    seeded = seed_store(store, AT)
+    store.dispose()
+    return path, seeded
+
+
+@pytest.fixture
+def store(tmp_path: Path, seeded_file: tuple[Path, Seeded]) -> Iterator[Engine]:
+    """A copy of it."""
+    (tmp_path / "traced.db").write_bytes(seeded_file[0].read_bytes())
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    yield store
+    store.dispose()
+
+
+@pytest.fixture
+def control(tmp_path: Path, store: Engine) -> Control:
+    """The daemon's acts, with a loop that does no work and a clock that tells minutes."""
+    times = iter(AT + timedelta(minutes=minute) for minute in range(100_000))
+    return Control(load_settings(tmp_path), store, WrittenDown(), lambda: next(times), AT, state="ready")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, control: Control, seeded_file: tuple[Path, Seeded]) -> Opened:
+    """Opens the app, as often as a test wants."""
+
+    @asynccontextmanager
+    async def opening(size: tuple[int, int] = (120, 40), *, read_only: bool = False) -> AsyncIterator[Running]:
+        path = tmp_path / "traced.sock"
+        async with served(control, path) as client:
+            app = TracedApp(Where(path, read_only=read_only))
+            async with app.run_test(size=size) as pilot:
+                await until(pilot, lambda: app.linked and app.status is not None)
+                yield Running(app, pilot, client, control, seeded_file[1])
+
+    return opening

@@ -1,0 +1,57 @@
+"""What all screens have: the connection's state, the keys, help, jumping, and text that does no harm."""
+
+import asyncio
+
+from tests.integration.tui.conftest import Opened
+from tests.integration.tui.screens import text_of, until
+from tui.app import SCREENS
+from tui.widgets.keyed_table import KeyedTable
+
+
+def test_each_screen_has_its_number(opened: Opened) -> None:
+    async def press() -> None:
+        async with opened() as on:
+            for number, name in enumerate(SCREENS, 1):
+                await on.pilot.press(str(number))
+                await until(on.pilot, lambda name=name: on.app.current_mode == name)
+
+    asyncio.run(press())
+
+
+def test_what_is_done_elsewhere_is_seen_without_asking(opened: Opened) -> None:
+    async def act() -> None:
+        async with opened() as on:
+            await until(on.pilot, lambda: on.seeded.waiting in text_of(on.app))
+            await on.client.pause("a look")
+            await until(on.pilot, lambda: "paused by" in text_of(on.app))
+            await on.client.reject(on.seeded.waiting)
+            await until(on.pilot, lambda: "✓ nothing" in text_of(on.app))
+
+    asyncio.run(act())
+
+
+def test_help_names_the_keys_that_work_here(opened: Opened) -> None:
+    async def ask() -> None:
+        async with opened() as on:
+            await on.pilot.press("question_mark")
+            await until(on.pilot, lambda: "Keys that work here" in text_of(on.app))
+            shown = text_of(on.app)
+            for kind in SCREENS.values():
+                assert kind.TITLE_TEXT in shown
+            await on.pilot.press("escape")
+            assert "Keys that work here" not in text_of(on.app)
+
+    asyncio.run(ask())
+
+
+def test_a_letter_jumps(opened: Opened) -> None:
+    async def jump() -> None:
+        async with opened() as on:
+            await until(on.pilot, lambda: on.seeded.waiting in text_of(on.app))
+            await on.pilot.press("ctrl+o")
+            await on.pilot.press("b")
+            focused = on.app.focused
+            assert isinstance(focused, KeyedTable)
+            assert focused.id == "devices"
+
+    asyncio.run(jump())
