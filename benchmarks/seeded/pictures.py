@@ -1,4 +1,4 @@
-"""The pictures in the README, made from a seeded store: ``python -m benchmarks.seeded.pictures [--into docs/pictures]``.
+"""The pictures in the README, from a seeded store: ``python -m benchmarks.seeded.pictures [--into docs/pictures]``.
 
 A real service on the store, and the app on a screen of 120x36 in this process; what it shows is written as SVG. Times
 are those of the moment, so that every run changes the pictures a little.
