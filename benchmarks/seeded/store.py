@@ -88,15 +88,47 @@ CAPABILITIES = [
         "Acts, and is refused by the tool.",
     ),
 ]
+RATES = {"reward": 0.0, "success": 0.0}
 CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("contract", {"reset": "same bytes for the same seed", "seeds": [0, 1, 2]}),
-    ("oracle", {"reached": 32, "of": 32, "seeds": [0, 31]}),
-    ("floor", {"empty": 0.0, "refusing": 0.0, "random_calls": 0.03}),
-    ("exploits", {"highest": 0.12, "by": "call the final tool first", "pass_mark": 0.5}),
-    ("diversity", {"distinct": 187, "of": 200}),
-    ("leak", {"found": []}),
-    ("spread", {"mean": 0.41, "mixed": 0.62}),
+    ("source", {"bytes": 6114, "refused": []}),
+    ("runs", {"seeds": [0, 1]}),
+    ("determinism", {"seeds": 8, "processes": 2, "interleaved": True}),
+    ("oracle", {"seeds": 32, "failed": 0, "mean_turns": 5.31}),
+    (
+        "diversity",
+        {"seeds": 200, "distinct": 1.0, "distinct_required": 0.9, "shapes": 41, "shape_fraction": 0.205}
+        | {"shapes_required": 8, "commonest_shape": 0.145, "commonest_allowed": 0.5},
+    ),
+    (
+        "floor",
+        {"empty": RATES, "refusing": RATES, "random_calls": {"reward": 0.03, "success": 0.0}}
+        | {"allowed": {"reward": 0.1, "success": 0.0}, "seeds": 32},
+    ),
+    (
+        "exploits",
+        {"success_words": RATES, "last_tool_first": {"reward": 0.12, "success": 0.0}, "every_tool": RATES}
+        | {"allowed": {"reward": 0.5, "success": 0.0}, "seeds": 32},
+    ),
+    ("interface", {"tools": 4, "of_the_target": 4, "error_forms": ["error"]}),
+    ("leak", {"share": 0.0, "allowed": 0.05, "seeds": 32}),
+    ("latency", {"reset_p95": 0.000212, "reset_allowed": 0.5, "step_p95": 0.000094, "step_allowed": 0.2}),
+    ("effects", {"events": [], "printed_characters": 0}),
+    (
+        "spread",
+        {"groups": 16, "rollouts": 8, "mean": 0.41, "mean_allowed": [0.05, 0.95], "mixed": 0.62}
+        | {"mixed_required": 0.5},
+    ),
 )
+FAILED: dict[str, dict[str, Any]] = {
+    "diversity": {"seeds": 200, "distinct": 0.935, "distinct_required": 0.9, "shapes": 3, "shape_fraction": 0.015}
+    | {"shapes_required": 8, "commonest_shape": 0.71, "commonest_allowed": 0.5},
+    "leak": {
+        "share": 0.25,
+        "allowed": 0.05,
+        "seeds": 32,
+        "first": {"seed": 3, "text": '{"order_id": "W4411", "method": "gift card", "reason": "the customer asked"}'},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -207,8 +239,10 @@ def _environment(opened: Session, cycle: str, capability: str, at: datetime) -> 
     source = f'"""For {capability}, made in {cycle}."""\n{SOURCE}'
     key = hashlib.sha256(source.encode()).hexdigest()
     environments.save_environment(opened, EnvironmentRecord(key, source, cycle, capability, 7, "builtin", at))
-    failed = "diversity" if (cycle, capability) == ("c-0003", "payment-methods") else ""
-    checks = [Check(name, name != failed, evidence, 0.4 + 0.3 * len(name)) for name, evidence in CHECKS]
+    failed = FAILED if (cycle, capability) == ("c-0003", "payment-methods") else {}
+    checks = [
+        Check(name, name not in failed, failed.get(name, evidence), 0.4 + 0.3 * len(name)) for name, evidence in CHECKS
+    ]
     environments.save_admission(opened, AdmissionReport(key, not failed, checks), cycle_id=cycle, at=at)
     return key
 
