@@ -92,26 +92,31 @@ RATES = {"reward": 0.0, "success": 0.0}
 CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("source", {"bytes": 6114, "refused": []}),
     ("runs", {"seeds": [0, 1]}),
-    ("determinism", {"seeds": 8, "processes": 2, "interleaved": True}),
+    ("determinism", {"seeds": 12, "processes": 2, "interleaved": True}),
     ("oracle", {"seeds": 32, "failed": 0, "mean_turns": 5.31}),
     (
         "diversity",
-        {"seeds": 200, "distinct": 1.0, "distinct_required": 0.9, "shapes": 41, "shape_fraction": 0.205}
-        | {"shapes_required": 8, "commonest_shape": 0.145, "commonest_allowed": 0.5},
+        {"seeds": 160, "distinct": 1.0, "distinct_required": 0.9, "shapes": 41, "shape_fraction": 0.256}
+        | {"shapes_required": 6, "commonest_shape": 0.145, "commonest_allowed": 0.5},
     ),
     (
         "floor",
-        {"empty": RATES, "refusing": RATES, "random_calls": {"reward": 0.03, "success": 0.0}}
-        | {"allowed": {"reward": 0.1, "success": 0.0}, "seeds": 32},
+        {"empty": RATES, "refusing": RATES, "random": {"reward": 0.03, "success": 0.0}}
+        | {"allowed": {"reward": 0.2, "success": 0.05}, "seeds": 32},
     ),
     (
         "exploits",
-        {"success_words": RATES, "last_tool_first": {"reward": 0.12, "success": 0.0}, "every_tool": RATES}
-        | {"allowed": {"reward": 0.5, "success": 0.0}, "seeds": 32},
+        {
+            "say_success": RATES,
+            "write_first": RATES,
+            "repeat_calls": RATES,
+            "every_tool": {"reward": 0.12, "success": 0.0},
+        }
+        | {"allowed": {"reward": 0.5, "success": 0.1}, "seeds": 32},
     ),
-    ("interface", {"tools": 4, "of_the_target": 4, "error_forms": ["error"]}),
+    ("interface", {"tools": 4, "foreign": [], "changed": [], "unanswered": [], "odd_errors": [], "junk_seeds": 8}),
     ("leak", {"share": 0.0, "allowed": 0.05, "seeds": 32}),
-    ("latency", {"reset_p95": 0.000212, "reset_allowed": 0.5, "step_p95": 0.000094, "step_allowed": 0.2}),
+    ("latency", {"reset_p95": 0.000212, "reset_allowed": 0.5, "step_p95": 0.000094, "step_allowed": 0.25}),
     ("effects", {"events": [], "printed_characters": 0}),
     (
         "spread",
@@ -120,8 +125,8 @@ CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
 )
 FAILED: dict[str, dict[str, Any]] = {
-    "diversity": {"seeds": 200, "distinct": 0.935, "distinct_required": 0.9, "shapes": 3, "shape_fraction": 0.015}
-    | {"shapes_required": 8, "commonest_shape": 0.71, "commonest_allowed": 0.5},
+    "diversity": {"seeds": 160, "distinct": 0.938, "distinct_required": 0.9, "shapes": 3, "shape_fraction": 0.019}
+    | {"shapes_required": 6, "commonest_shape": 0.71, "commonest_allowed": 0.5},
     "leak": {
         "share": 0.25,
         "allowed": 0.05,

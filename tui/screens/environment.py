@@ -102,7 +102,7 @@ class Environment(Live):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """What works now."""
-        if not self.is_mounted:
+        if not self.query(Play):
             return True
         if action == "play":
             return not self.app.where.read_only

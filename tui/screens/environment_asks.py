@@ -51,7 +51,8 @@ class ChooseTool(ModalScreen[int | None]):
 
     DEFAULT_CSS = """
     ChooseTool { align: center middle; }
-    ChooseTool > OptionList { width: 90; max-width: 90%; height: auto; max-height: 80%; border: round $accent; }
+    ChooseTool > OptionList { width: 90; max-width: 90%; height: auto; max-height: 80%; }
+    ChooseTool > OptionList, ChooseTool > OptionList:focus { border: round $accent; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "None")]
 
@@ -76,10 +77,10 @@ class FillCall(ModalScreen[tuple[CallSaid, bool] | None]):
 
     DEFAULT_CSS = """
     FillCall { align: center middle; }
-    FillCall > Vertical { width: 100; max-width: 95%; height: 90%; max-height: 30; padding: 0 1; }
+    FillCall > Vertical { width: 100; max-width: 95%; height: 90%; max-height: 24; padding: 0 1; }
     FillCall > Vertical { border: round $accent; }
-    FillCall TextArea { height: 2fr; min-height: 5; }
-    FillCall VerticalScroll { height: 1fr; min-height: 3; }
+    FillCall TextArea { height: 1fr; min-height: 5; margin-top: 1; }
+    FillCall VerticalScroll { height: auto; max-height: 40%; }
     FillCall #wrong { height: auto; color: $text-error; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -216,8 +216,8 @@ class Play(Vertical):
 
     def _tell(self, stands: str | None = None) -> None:
         """How it stands, and which keys work."""
-        waits = f", {len(self._by_now)} tool calls wait to go with it" if self._by_now else ""
-        playing = f"● seed {self.seed}: {self._said} said{waits}"
+        waits = f"; {len(self._by_now)} tool calls wait to go with the next" if self._by_now else ""
+        playing = f"● playing seed {self.seed}: {self._said} sent{waits}"
         self.query_one("#stands", Static).update(playing if stands is None else stands)
         field = self.query_one("#say", Input)
         field.display = self.running

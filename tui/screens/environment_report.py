@@ -62,16 +62,21 @@ class Report(Tree[str]):
         """Show this one; nothing moves where it is shown already."""
         if self._shown is None or self._shown.id != admission.id:
             self._shown = admission
-            self._fill({check.name for check in admission.checks if not check.passed})
+            self._fill({check.name for check in admission.checks if not check.passed}, "")
 
     def on_resize(self, event: Resize) -> None:
         """Long texts are broken for the width."""
         if self._shown is not None and event.size.width != self._width:
-            self._fill({node.data or "" for node in self.root.children if node.is_expanded})
+            node = self.cursor_node
+            while node is not None and node.parent is not None and node.parent is not self.root:
+                node = node.parent
+            at = "" if node is None else node.data or ""
+            self._fill({node.data or "" for node in self.root.children if node.is_expanded}, at)
 
-    def _fill(self, opened: set[str]) -> None:
+    def _fill(self, opened: set[str], at: str) -> None:
+        """All checks anew, some of them open, with the cursor on one."""
         assert self._shown is not None
-        at, self._width = self.cursor_line, self.size.width
+        self._width = self.size.width
         self.clear()
         checks = sorted(self._shown.checks, key=lambda check: check.passed)  # stable: in the order of the admission
         widest = max((len(line(check.name, 24)) for check in checks), default=0)
@@ -82,7 +87,11 @@ class Report(Tree[str]):
             for told in evidence_lines(check.evidence, max(self._width - INDENT - 2, 40)):
                 node.add_leaf(told)
         self.root.expand()
-        self.cursor_line = max(at, 0)
+        chosen = next((node for node in self.root.children if node.data == at), None)
+        if chosen is None:
+            self.cursor_line = 0
+        else:
+            self.call_after_refresh(self.move_cursor, chosen)
 
 
 def _label(check: CheckView, widest: int, width: int) -> Text:
@@ -116,7 +125,7 @@ def evidence_lines(evidence: Mapping[str, Any], width: int) -> Iterator[Text]:
         records = {}
     rest = {name: value for name, value in evidence.items() if name not in records}
     bounds = {bound for name, (bound, _) in BOUNDS.items() if name in rest}
-    widest = min(max((len(line(name, 30)) for name in rest), default=0), 30)
+    widest = min(max((len(line(name, 30)) for name in rest if name not in bounds), default=0), 30)
     for name, value in rest.items():
         if name not in bounds:
             yield from _entry(name, value, rest, widest, width)
@@ -151,7 +160,7 @@ def _entry(name: str, value: Any, all_of_it: Mapping[str, Any], widest: int, wid
         told = Text(shown + _value(value), no_wrap=True)
         bound, sign = BOUNDS.get(name, ("", ""))
         if bound in all_of_it:
-            told.append(f"  {sign} {_value(all_of_it[bound])}", "dim")
+            told.append(f"  needs {sign} {_value(all_of_it[bound])}", "dim")
         yield told
 
 

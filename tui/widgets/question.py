@@ -16,6 +16,7 @@ class Question(ModalScreen[bool]):
     Question { align: center middle; }
     Question > Vertical { width: auto; max-width: 90%; height: auto; padding: 0 2; border: round $warning; }
     Question Static { width: auto; max-width: 100%; }
+    Question #asked { text-style: bold; }
     Question #keys { color: $text-muted; margin-top: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -30,6 +31,6 @@ class Question(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         """The question, what follows from it, the keys."""
         with Vertical():
-            yield Static(self._asked, markup=False, classes="title")
+            yield Static(self._asked, markup=False, id="asked")
             yield Static(self._told, markup=False)
             yield Static("y yes   n no", id="keys", markup=False)

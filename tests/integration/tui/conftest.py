@@ -90,6 +90,7 @@ def opened(tmp_path: Path, control: Control, seeded_file: tuple[Path, Seeded]) -
         path = tmp_path / "traced.sock"
         async with served(control, path) as client, _none_is_played_after(control):
             app = TracedApp(Where(path, read_only=read_only))
+            app.animation_level = "none"  # a picture is of the end of a movement
             async with app.run_test(size=size) as pilot:
                 await until(pilot, lambda: app.linked and app.status is not None)
                 yield Running(app, pilot, client, control, seeded_file[1])
