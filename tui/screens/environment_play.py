@@ -189,10 +189,10 @@ class Play(Vertical):
 
     def _put_message(self, message: dict[str, Any], name: str = "") -> None:
         role = str(message.get("role"))
-        parts = [block(_spread(message["content"], role))] if message.get("content") else []
+        parts = [_spread(message["content"], role)] if message.get("content") else []
         for call in message.get("tool_calls") or []:
             function = call["function"]
-            parts.append(f"→ {line(function['name'], 100)} {block(_spread(function['arguments'], 'tool'))}")
+            parts.append(f"→ {line(function['name'], 100)} {_spread(function['arguments'], 'tool')}")
         title = {"user": "user", "assistant": "you, as the agent", "tool": f"tool {line(name, 60)}"}.get(role, role)
         self._put(title, "\n".join(parts) or "(empty)", role)
 
