@@ -58,8 +58,22 @@ async def type_over(on: Running, text: str) -> None:
 
 
 @pytest.mark.docker
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_an_episode_is_played_by_keys(opened: Opened, containers: Callable[[str], int], size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("size", SIZES[1:], ids=str)
+def test_what_an_agent_sees_first_looks_as_it_did(opened: Opened, image: object, size: tuple[int, int]) -> None:
+    async def play(on: Running) -> None:
+        await begin(on, on.seeded.environments["policy-checks"])
+        same_picture(on.app, "environment-play")
+        await on.pilot.press("ctrl+t")
+        await until(on.pilot, lambda: isinstance(on.app.screen, ChooseTool))
+        await on.pilot.press("down", "down", "enter")
+        await until(on.pilot, lambda: isinstance(on.app.screen, FillCall))
+        same_picture(on.app, "environment-call")
+
+    press(opened, play, size)
+
+
+@pytest.mark.docker
+def test_an_episode_is_played_by_keys(opened: Opened, containers: Callable[[str], int]) -> None:
     async def play(on: Running) -> None:
         key = on.seeded.environments["policy-checks"]
         await begin(on, key)
@@ -95,7 +109,7 @@ def test_an_episode_is_played_by_keys(opened: Opened, containers: Callable[[str]
         assert containers(key) == 0
         assert (await on.client.audit())[0].subject == key
 
-    press(opened, play, size)
+    press(opened, play, SIZES[0])
 
 
 @pytest.mark.docker
