@@ -90,15 +90,52 @@ CAPABILITIES = [
         "Acts, and is refused by the tool.",
     ),
 ]
+RATES = {"reward": 0.0, "success": 0.0}
 CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("contract", {"reset": "same bytes for the same seed", "seeds": [0, 1, 2]}),
-    ("oracle", {"reached": 32, "of": 32, "seeds": [0, 31]}),
-    ("floor", {"empty": 0.0, "refusing": 0.0, "random_calls": 0.03}),
-    ("exploits", {"highest": 0.12, "by": "call the final tool first", "pass_mark": 0.5}),
-    ("diversity", {"distinct": 187, "of": 200}),
-    ("leak", {"found": []}),
-    ("spread", {"mean": 0.41, "mixed": 0.62}),
+    ("source", {"bytes": 6114, "refused": []}),
+    ("runs", {"seeds": [0, 1]}),
+    ("determinism", {"seeds": 12, "processes": 2, "interleaved": True}),
+    ("oracle", {"seeds": 32, "failed": 0, "mean_turns": 5.31}),
+    (
+        "diversity",
+        {"seeds": 160, "distinct": 1.0, "distinct_required": 0.9, "shapes": 41, "shape_fraction": 0.256}
+        | {"shapes_required": 6, "commonest_shape": 0.145, "commonest_allowed": 0.5},
+    ),
+    (
+        "floor",
+        {"empty": RATES, "refusing": RATES, "random": {"reward": 0.03, "success": 0.0}}
+        | {"allowed": {"reward": 0.2, "success": 0.05}, "seeds": 32},
+    ),
+    (
+        "exploits",
+        {
+            "say_success": RATES,
+            "write_first": RATES,
+            "repeat_calls": RATES,
+            "every_tool": {"reward": 0.12, "success": 0.0},
+        }
+        | {"allowed": {"reward": 0.5, "success": 0.1}, "seeds": 32},
+    ),
+    ("interface", {"tools": 4, "foreign": [], "changed": [], "unanswered": [], "odd_errors": [], "junk_seeds": 8}),
+    ("leak", {"share": 0.0, "allowed": 0.05, "seeds": 32}),
+    ("latency", {"reset_p95": 0.000212, "reset_allowed": 0.5, "step_p95": 0.000094, "step_allowed": 0.25}),
+    ("effects", {"events": [], "printed_characters": 0}),
+    (
+        "spread",
+        {"groups": 16, "rollouts": 8, "mean": 0.41, "mean_allowed": [0.05, 0.95], "mixed": 0.62}
+        | {"mixed_required": 0.5},
+    ),
 )
+FAILED: dict[str, dict[str, Any]] = {
+    "diversity": {"seeds": 160, "distinct": 0.938, "distinct_required": 0.9, "shapes": 3, "shape_fraction": 0.019}
+    | {"shapes_required": 6, "commonest_shape": 0.71, "commonest_allowed": 0.5},
+    "leak": {
+        "share": 0.25,
+        "allowed": 0.05,
+        "seeds": 32,
+        "first": {"seed": 3, "text": '{"order_id": "W4411", "method": "gift card", "reason": "the customer asked"}'},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -211,8 +248,10 @@ def _environment(opened: Session, cycle: str, capability: str, at: datetime) -> 
     source = f'"""For {capability}, made in {cycle}."""\n{SOURCE}'
     key = hashlib.sha256(source.encode()).hexdigest()
     environments.save_environment(opened, EnvironmentRecord(key, source, cycle, capability, 7, "builtin", at))
-    failed = "diversity" if (cycle, capability) == ("c-0003", "payment-methods") else ""
-    checks = [Check(name, name != failed, evidence, 0.4 + 0.3 * len(name)) for name, evidence in CHECKS]
+    failed = FAILED if (cycle, capability) == ("c-0003", "payment-methods") else {}
+    checks = [
+        Check(name, name not in failed, failed.get(name, evidence), 0.4 + 0.3 * len(name)) for name, evidence in CHECKS
+    ]
     environments.save_admission(opened, AdmissionReport(key, not failed, checks), cycle_id=cycle, at=at)
     return key
 

@@ -19,6 +19,7 @@ from tests.integration.tui.screens import until
 from traced.client import Client
 from traced.config import load_settings
 from traced.service.control import Control
+from traced.service.playing import Playing
 from tui.app import TracedApp
 from tui.where import Where
 
@@ -71,6 +72,15 @@ def control(tmp_path: Path, store: Engine) -> Control:
     return Control(load_settings(tmp_path), store, WrittenDown(), lambda: next(times), AT, state="ready")  # type: ignore[arg-type]
 
 
+@asynccontextmanager
+async def _none_is_played_after(control: Control) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await control.playing.close()
+        control.playing = Playing()
+
+
 @pytest.fixture
 def opened(tmp_path: Path, control: Control, seeded_file: tuple[Path, Seeded]) -> Opened:
     """Opens the app, as often as a test wants."""
@@ -78,8 +88,9 @@ def opened(tmp_path: Path, control: Control, seeded_file: tuple[Path, Seeded]) -
     @asynccontextmanager
     async def opening(size: tuple[int, int] = (120, 40), *, read_only: bool = False) -> AsyncIterator[Running]:
         path = tmp_path / "traced.sock"
-        async with served(control, path) as client:
+        async with served(control, path) as client, _none_is_played_after(control):
             app = TracedApp(Where(path, read_only=read_only))
+            app.animation_level = "none"  # a picture is of the end of a movement
             async with app.run_test(size=size) as pilot:
                 await until(pilot, lambda: app.linked and app.status is not None)
                 yield Running(app, pilot, client, control, seeded_file[1])
