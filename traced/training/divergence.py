@@ -46,5 +46,6 @@ def kl_from_base(trainer: GRPOTrainer, model: Any, rows: Batch, tokens: int) -> 
 def _logprobs(trainer: GRPOTrainer, model: Any, chunk: Batch) -> torch.Tensor:
     ids = torch.cat([chunk["prompt_ids"], chunk["completion_ids"]], dim=1)
     mask = torch.cat([chunk["prompt_mask"], chunk["completion_mask"]], dim=1)
-    found: torch.Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, chunk["completion_ids"].size(1))[0]
+    length = chunk["completion_ids"].size(1)
+    found: torch.Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, length)[0]
     return found

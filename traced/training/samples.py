@@ -3,8 +3,9 @@
 The group is the first whose rewards differ; without one the first that was scored. Written when an iteration's
 rollouts are played, before its update.
 
-Invariants: the file is replaced whole, and holds one iteration; its size is bounded: messages up to ``IN_ALL``
-characters per rollout, each text of ``CHARACTERS`` at most, and what was left out is said. Text is valid Unicode, whatever an environment said.
+Invariants: the file is replaced whole, and holds one iteration; its size is bounded (messages up to ``IN_ALL``
+characters per rollout, each text of ``CHARACTERS`` at most), and what was left out is said. Text is valid Unicode,
+whatever an environment said.
 Not covered: rollouts that nobody reads again (what an iteration came to is in ``metrics``).
 """
 
