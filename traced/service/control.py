@@ -20,7 +20,7 @@ from sqlmodel import Session
 
 from store.database import reading, session
 from store.errors import NotFound
-from store.records import CycleState, TrainingRun
+from store.records import CycleState, RunState, TrainingRun
 from store.repositories.audit import list_audit
 from store.repositories.cycles import ENDED, UNFINISHED, get_cycle, list_cycles, set_cycle_state
 from store.repositories.events import list_events, newest_events, span
@@ -199,7 +199,8 @@ class Control:
 
     def training_at_work(self, run: TrainingRun) -> bool:
         """Whether this service has the run's process at work."""
-        return self.loop.running == run.cycle_id and f"train {run.capability}" in self.loop.doing
+        here = self.loop.running == run.cycle_id and f"train {run.capability}" in self.loop.doing
+        return here and run.state is RunState.RUNNING
 
     async def stop_training(self, caller: Caller, run_id: str, asked: Reason) -> Done:
         """End a training at its next safe point, and go on without its capability. Raises ``Busy`` if none is at work.

@@ -144,13 +144,14 @@ def test_stopping_is_audited_and_needs_one_at_work(
     asyncio.run(act())
 
 
-def test_a_reader_stops_nothing(control: Control, loop: WrittenDown) -> None:
+def test_a_reader_stops_nothing(control: Control, store: Engine, tmp_path: Path, loop: WrittenDown) -> None:
+    begun(store, tmp_path)
     loop.running, loop.doing = "c1", ["train date-reasoning"]
 
     async def act() -> None:
         async with on_tcp(control, READER) as client:
-            assert (await client.trainings.newest())[0].id == "r1"
-            assert (await refused(client.trainings.stop("r1"))).status == 403
+            assert (await client.trainings.newest())[0].at_work
+            assert (await refused(client.trainings.stop("c1/date-reasoning/abc"))).status == 403
 
     asyncio.run(act())
     assert loop.asked == []
