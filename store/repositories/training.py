@@ -103,8 +103,8 @@ def stretches(session: Session, run_ids: Iterable[str]) -> dict[str, Stretch]:
     ends = ends.where(col(IterationRow.run_id).in_(list(run_ids))).group_by(col(IterationRow.run_id))
     found = {}
     for run_id, first, last, count in session.exec(ends).all():
-        both = [session.get_one(IterationRow, (run_id, at)) for at in (first, last)]
-        found[run_id] = Stretch(*map(_iteration, both), count)
+        begins, ends_with = (_iteration(session.get_one(IterationRow, (run_id, at))) for at in (first, last))
+        found[run_id] = Stretch(begins, ends_with, count)
     return found
 
 

@@ -54,6 +54,7 @@ class Training(Live):
     TITLE_TEXT = "Training"
     CONCERNS = ("stage", "cycle", "pause", "resume", "cancel", "start", "stop training", "missed")
     DEFAULT_CSS = """
+    Training .title { text-wrap: nowrap; text-overflow: ellipsis; }
     Training KeyedTable { scrollbar-size-horizontal: 0; }
     Training #runs { height: auto; min-height: 5; max-height: 25%; }
     Training #curves { grid-size: 3 2; grid-gutter: 0 1; height: 1fr; min-height: 10; padding: 0 1; }

@@ -61,7 +61,7 @@ def heading(run: TrainingView) -> Text:
     """What is to be said of one run in a line."""
     told = Text(no_wrap=True, overflow="ellipsis", end="")
     told.append(line(run.capability, 60), "bold")
-    told.append(f" · {line(run.cycle_id, 60)} · iteration {_how_far(run)} · {_time(run)}")
+    told.append(f" · {line(run.cycle_id, 60)} · iteration {_how_far(run)}")
     if run.adapter:
         told.append(f" · gave {line(run.adapter, 80)}")
     if run.detail:

@@ -44,7 +44,7 @@ class Curve(Widget):
         if not known:
             shown.append(f"\n{self._why_empty}", "dim")
             return shown
-        shown.append(f"  {short(known[-1])}", "bold reverse" if self.app.no_color else "bold")
+        shown.append(f"  {short(known[-1])}", "bold")
         rows, columns = height - 1, width - AXIS
         if rows < 1 or columns < 1:
             return shown

@@ -4,17 +4,24 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
-from store.database import session
+from store.database import open_store, session, sqlite_url
 from store.records import RunState
 from store.repositories.training import get_training_run, save_training_run
+from tests.integration.service.conftest import WrittenDown
+from tests.integration.service.served import served
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.integration.tui.training_at_work import CAPABILITY, CYCLE, RUN, AtWork, begin
+from traced.config import load_settings
+from traced.service.control import Control
+from tui.app import TracedApp
 from tui.screens import training
 from tui.screens.training import Training
+from tui.where import Where
 from tui.widgets.curve import Curve
 from tui.widgets.keyed_table import KeyedTable
 from tui.widgets.question import Question
@@ -39,6 +46,13 @@ def points(on: Running, figure: str = "reward") -> list[float]:
 async def shown(on: Running) -> None:
     await on.pilot.press("2")
     await until(on.pilot, lambda: on.app.current_mode == "training" and "Rollouts" in text_of(on.app))
+
+
+async def asks(on: Running, key: str, *then: str) -> None:
+    """Press a key, and others once its question stands."""
+    await on.pilot.press(key)
+    await until(on.pilot, lambda: isinstance(on.app.screen, Question) and on.app.focused is not None)
+    await on.pilot.press(*then)
 
 
 def opens(opened: Opened, test: Callable[[Running, AtWork], Awaitable[None]], **how: object) -> None:
@@ -116,7 +130,10 @@ def test_one_that_ends_is_told_from_the_store(opened: Opened) -> None:
         at_work.ended(RunState.INTERRUPTED)
         await on.client.pause()
         await until(on.pilot, lambda: "‖ interrupted" in text_of(on.app))
-        assert "not recorded" in text_of(on.app) or "not yet" in text_of(on.app)
+        (at_work.folder / "metrics.jsonl").unlink()
+        await on.client.resume()
+        await until(on.pilot, lambda: "p Pause" in text_of(on.app))
+        assert points(on) == [1, 2, 3, 4, 5, 6]
         assert "took 60 min" in text_of(on.app)
 
     opens(opened, end)
@@ -148,13 +165,12 @@ def test_rollouts_are_read_as_conversations(opened: Opened) -> None:
 def test_stopping_a_training_names_it_and_is_audited(opened: Opened) -> None:
     async def stop(on: Running, at_work: AtWork) -> None:
         await on.pilot.press("x")
-        await until(on.pilot, lambda: isinstance(on.app.screen, Question))
-        asked = " ".join(text_of(on.app).replace("│", " ").split())
-        assert f"The training of {CAPABILITY} in {CYCLE} ends at its next safe point" in asked
+        await until(on.pilot, lambda: f"The training of {CAPABILITY} in {CYCLE} ends" in text_of(on.app))
+        assert isinstance(on.app.screen, Question)
         await on.pilot.press("escape")
         assert await on.client.audit() == []
-        await on.pilot.press("x", *"dull", "enter")
-        await until(on.pilot, lambda: "is stopped" in text_of(on.app))
+        await asks(on, "x", *"dull", "enter")
+        await until(on.pilot, lambda: any("is stopped" in told.message for told in on.app._notifications))
         [entry] = await on.client.audit()
         assert (entry.action, entry.subject, entry.reason) == ("stop training", RUN, "dull")
         await until(on.pilot, lambda: not screen(on).check_action("stop", ()))
@@ -170,7 +186,7 @@ def test_the_service_is_paused_and_resumed(opened: Opened) -> None:
         await on.pilot.press("tab", "tab", "enter")  # by its button
         await until(on.pilot, lambda: "p Resume" in text_of(on.app))
         assert (await on.client.status()).target.paused_at is not None
-        await on.pilot.press("p", "enter")
+        await asks(on, "p", "enter")
         await until(on.pilot, lambda: "p Pause" in text_of(on.app))
         assert (await on.client.status()).target.paused_at is None
         assert [one.action for one in await on.client.audit()] == ["resume", "pause"]
@@ -184,7 +200,7 @@ def test_a_cycle_is_cancelled_from_its_training(opened: Opened) -> None:
         await until(on.pilot, lambda: f"Ends {CYCLE} for good" in text_of(on.app))
         await on.pilot.press("tab", "enter")  # the button that leaves it
         assert (await on.client.cycles())[0].state == "running"
-        await on.pilot.press("c", "enter")
+        await asks(on, "c", "enter")
         await until(on.pilot, lambda: not screen(on).check_action("cancel", ()))
         assert (await on.client.cycles())[0].state == "cancelled"
 
@@ -236,6 +252,22 @@ def test_hostile_text_does_no_harm(opened: Opened) -> None:
             assert not set("\x1b\u202e\x07\ud800") & set(text_of(on.app))
 
     asyncio.run(act())
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_nothing_trained_yet(tmp_path: Path, size: tuple[int, int]) -> None:
+    async def look() -> None:
+        store = open_store(sqlite_url(tmp_path / "traced.db"))
+        empty = Control(load_settings(tmp_path), store, WrittenDown(), lambda: AT, AT, state="ready")  # type: ignore[arg-type]
+        async with served(empty, tmp_path / "traced.sock"):
+            app = TracedApp(Where(tmp_path / "traced.sock"))
+            async with app.run_test(size=size) as pilot:
+                await pilot.press("2")
+                await until(pilot, lambda: "No adapter has been trained yet" in text_of(app))
+                same_picture(app, "training-empty")
+        store.dispose()
+
+    asyncio.run(look())
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

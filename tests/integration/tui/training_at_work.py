@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from store.database import session
-from store.records import Cycle, CycleState, RunState, TrainingRun
+from store.records import Cycle, CycleState, IterationMetrics, RunState, TrainingRun
 from store.repositories.cycles import save_cycle
-from store.repositories.training import save_training_run, set_training_state
+from store.repositories.training import save_iterations, save_training_run, set_training_state
 from tests.integration.tui.conftest import AT, Running
 from traced.training.job import METRICS, SAMPLES, folder_of_run
-from traced.training.metrics import append
+from traced.training.metrics import append, read_metrics
 from traced.training.rollouts import Rollout
 from traced.training.samples import write_samples
 
@@ -43,10 +43,12 @@ class AtWork:
         write_samples(self.folder / SAMPLES, iteration, played)
 
     def ended(self, state: RunState) -> None:
-        """The process is gone."""
+        """The process is gone, and its figures are in the store."""
         loop: Any = self.on.control.loop
         loop.doing = []
+        told = read_metrics(self.folder / METRICS)
         with session(self.on.control.store) as opened:
+            save_iterations(opened, [IterationMetrics(RUN, int(one["iteration"]), one) for one in told])
             set_training_state(opened, RUN, state, at=AT + timedelta(hours=1))
 
 
