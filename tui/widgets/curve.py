@@ -77,7 +77,10 @@ def short(value: float) -> str:
 
 
 def braille(points: Sequence[Point], columns: int, rows: int, low: float, high: float) -> list[str]:
-    """The line through the points as ``rows`` strings of ``columns`` characters; gaps where a value is None."""
+    """The line through the points as ``rows`` strings of ``columns`` characters; gaps where a value is None.
+
+    Every value lies in ``low`` to ``high``, which differ.
+    """
     grid = [[0] * columns for _ in range(rows)]
     wide, tall = 2 * columns - 1, 4 * rows - 1
     first, last = points[0][0], points[-1][0]
@@ -90,8 +93,7 @@ def braille(points: Sequence[Point], columns: int, rows: int, low: float, high: 
         return round((at - first) / span * wide), round((high - value) / (high - low) * tall)
 
     def dot(x: int, y: int) -> None:
-        if 0 <= x <= wide and 0 <= y <= tall:
-            grid[y // 4][x // 2] |= (LEFT, RIGHT)[x % 2][y % 4]
+        grid[y // 4][x // 2] |= (LEFT, RIGHT)[x % 2][y % 4]
 
     places = [place(point) for point in points]
     for before, after in pairwise(places):

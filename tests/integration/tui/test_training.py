@@ -125,6 +125,18 @@ def test_the_chosen_run_stays_while_others_come(opened: Opened) -> None:
     opens(opened, move)
 
 
+def test_it_shrinks_and_grows_and_keeps_its_place(opened: Opened) -> None:
+    async def resize(on: Running, at_work: AtWork) -> None:
+        await on.pilot.press("down")
+        for width, height in (*SIZES, SIZES[0]):
+            await on.pilot.resize_terminal(width, height)
+            await until(on.pilot, lambda width=width: on.app.size.width == width)
+            assert runs(on).cursor_row == 1
+            assert all(screen(on).query_one(f"#{figure}", Curve).size.height >= 4 for figure in training.CURVES)
+
+    opens(opened, resize)
+
+
 def test_one_that_ends_is_told_from_the_store(opened: Opened) -> None:
     async def end(on: Running, at_work: AtWork) -> None:
         at_work.ended(RunState.INTERRUPTED)
