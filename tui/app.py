@@ -22,10 +22,16 @@ from tui.screens.environments import Environments
 from tui.screens.live import Live
 from tui.screens.log import Log
 from tui.screens.overview import Overview
+from tui.screens.training import Training
 from tui.where import Where
 from tui.widgets.top_line import TopLine
 
-SCREENS: dict[str, type[Live]] = {"overview": Overview, "environments": Environments, "log": Log}
+SCREENS: dict[str, type[Live]] = {
+    "overview": Overview,
+    "environments": Environments,
+    "training": Training,
+    "log": Log,
+}
 LIGHT, DARK = "textual-light", "textual-dark"
 
 
@@ -39,7 +45,7 @@ class TracedApp(App[None]):
     MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = dict(SCREENS)
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
-            Binding(str(number), f"show('{name}')", kind.TITLE_TEXT)
+            Binding(str(number), f"show('{name}')", kind.TITLE_TEXT, show=False)
             for number, (name, kind) in enumerate(SCREENS.items(), 1)
         ),
         Binding("question_mark", "help", "Help", key_display="?"),
@@ -56,6 +62,11 @@ class TracedApp(App[None]):
         self.linked: bool | None = None  # None until the first answer
         self.trouble = ""
         self.status: Status | None = None
+
+    @property
+    def titles(self) -> list[str]:
+        """The screens' names, in the order of their keys."""
+        return [kind.TITLE_TEXT for kind in SCREENS.values()]
 
     def on_mount(self) -> None:
         """Begin to listen."""

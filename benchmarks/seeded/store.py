@@ -312,6 +312,7 @@ def _figures(rng: random.Random, iteration: int) -> dict[str, float]:
         "loss": rng.gauss(0, 0.01),
         "tokens_per_second": 900 + rng.gauss(0, 40),
         "seconds": 31 + rng.gauss(0, 2),
+        "kl_from_base": 0.04 * grown**2,
     }
 
 

@@ -28,6 +28,7 @@ from traced.client.models import (
     Reason,
     Status,
 )
+from traced.client.trainings import Trainings
 from traced.client.transport import Transport, part
 
 RECONNECT_S = 1.0
@@ -41,6 +42,7 @@ class Client:
     ) -> None:
         self._daemon = Transport(socket, url, token, timeout_s)
         self.environments = Environments(self._daemon)
+        self.trainings = Trainings(self._daemon)
 
     async def __aenter__(self) -> "Client":
         return self

@@ -89,6 +89,11 @@ def _acts(control: Control, door: Door) -> APIRouter:
         """End an unfinished cycle for good."""
         return await control.cancel(caller, cycle_id, asked)
 
+    @router.post("/trainings/{run:path}/stop")
+    async def stop_training(run: str, asked: Reason, caller: Who) -> Done:
+        """End a training at its next safe point; its cycle goes on without the capability."""
+        return await control.stop_training(caller, run, asked)
+
     @router.post("/pause")
     async def pause(asked: Reason, caller: Who) -> Done:
         """Stop at the next safe point, and begin no cycle until resumed."""

@@ -21,13 +21,14 @@ from sqlmodel import Session
 from sandbox.policy import SandboxLimits
 from store.database import reading, session
 from store.errors import NotFound
-from store.records import CycleState
+from store.records import CycleState, RunState, TrainingRun
 from store.repositories.audit import list_audit
 from store.repositories.cycles import ENDED, UNFINISHED, get_cycle, list_cycles, set_cycle_state
 from store.repositories.environments import get_environment
 from store.repositories.events import list_events, newest_events, span
 from store.repositories.leases import list_leases
 from store.repositories.targets import ask_for_cycle, pause_target, resume_target, target_standing
+from store.repositories.training import get_training_run
 from traced import acts
 from traced.acts import Act
 from traced.client.environments import Answer, Begin, Played, Said
@@ -201,6 +202,32 @@ class Control:
                 raise Busy(f"cycle {cycle_id} is {state.value} already", hint="traced status")
             set_cycle_state(opened, cycle_id, CycleState.CANCELLED, at=act.at)
             acts.note(opened, act, "cancel", cycle_id, cycle_id=cycle_id)
+
+    def training_at_work(self, run: TrainingRun) -> bool:
+        """Whether this service has the run's process at work."""
+        here = self.loop.running == run.cycle_id and f"train {run.capability}" in self.loop.doing
+        return here and run.state is RunState.RUNNING
+
+    async def stop_training(self, caller: Caller, run_id: str, asked: Reason) -> Done:
+        """End a training at its next safe point, and go on without its capability. Raises ``Busy`` if none is at work.
+
+        A service that ends before the training does has it go on at the next start.
+        """
+        act = self._act(caller, asked)
+        run = await asyncio.to_thread(self._stop_training, act, run_id)
+        why = f"{act.who} has stopped its training" + (f": {act.reason}" if act.reason else "")
+        if not await self.loop.stop_training(run.cycle_id, run.capability, why):
+            raise Busy(f"training {run_id} was over before it could be stopped", hint="traced status")
+        said = f"the training of {run.capability} is stopped; {run.cycle_id} goes on without it"
+        return Done(said=said, subject=run_id)
+
+    def _stop_training(self, act: Act, run_id: str) -> TrainingRun:
+        with session(self.store) as opened:
+            run = get_training_run(opened, run_id)
+            if not self.training_at_work(run):
+                raise Busy(f"training {run_id} is not at work ({run.state.value})", hint="traced status")
+            acts.note(opened, act, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
+            return run
 
     def decide(self, caller: Caller, asked: Reason, decision: Callable[[Session, Act], Done]) -> Done:
         """Make one of ``traced.acts``' decisions; the cycle that waited for it goes on."""

@@ -18,6 +18,7 @@ from textual.widgets import Footer, Static
 from traced.client import Client, ClientError, NoDaemon
 from traced.client.models import EventView
 from tui.plain import line
+from tui.widgets.modes import Modes
 from tui.widgets.top_line import TopLine
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Live(Screen[None]):
     def compose(self) -> ComposeResult:
         """The state above, the contents, the keys below."""
         yield TopLine()
+        yield Modes(self.app.titles, self.TITLE_TEXT)
         yield Static("Loading…", id="note", markup=False)
         yield from self.contents()
         yield Footer(compact=True)

@@ -7,9 +7,10 @@ Invariants: nothing here writes; each answer is of one moment of the store. Who 
 from fastapi import APIRouter
 
 from traced.service.control import Control
-from traced.service.looks import environments, events, glance
+from traced.service.looks import environments, events, glance, trainings
 
 
 def routers(control: Control) -> list[APIRouter]:
     """The paths of every subject."""
-    return [glance.router(control), events.router(control), environments.router(control)]
+    subjects = (environments, events, glance, trainings)
+    return [subject.router(control) for subject in subjects]
