@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from traced.client.models import Model
-from traced.client.transport import Transport, part
+from traced.client.transport import Transport
 
 Standing = Literal[
     "found",
@@ -144,16 +144,15 @@ class Capabilities:
 
     async def history(self, name: str, limit: int = 100) -> CapabilityHistory:
         """One over its cycles."""
-        return await self._daemon.get(f"/capabilities/{part(name)}", CapabilityHistory, limit=limit)
+        return await self._daemon.get("/capability", CapabilityHistory, name=name, limit=limit)
 
-    async def in_cycle(self, name: str, cycle_id: str, limit: int = 500) -> CapabilityInCycle:
+    async def in_cycle(self, name: str, cycle: str, limit: int = 1000) -> CapabilityInCycle:
         """Its texts and labels in one cycle, of at most ``limit`` trajectories."""
-        path = f"/capabilities/{part(name)}/cycles/{part(cycle_id)}"
-        return await self._daemon.get(path, CapabilityInCycle, limit=limit)
+        return await self._daemon.get("/capability/labels", CapabilityInCycle, name=name, cycle=cycle, limit=limit)
 
     async def cited(
-        self, name: str, cycle_id: str, *, limit: int = 30, offset: int = 0, trajectory: str | None = None
+        self, name: str, cycle: str, *, limit: int = 30, offset: int = 0, trajectory: str | None = None
     ) -> Cited:
         """The messages that its labels of a cycle cite, of all its table's trajectories or of one."""
-        path = f"/capabilities/{part(name)}/cycles/{part(cycle_id)}/cited"
-        return await self._daemon.get(path, Cited, limit=limit, offset=offset, trajectory=trajectory)
+        asked = {"name": name, "cycle": cycle, "limit": limit, "offset": offset, "trajectory": trajectory}
+        return await self._daemon.get("/capability/cited", Cited, **asked)

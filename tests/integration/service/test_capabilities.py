@@ -22,7 +22,7 @@ from store.records import (
 )
 from store.repositories import adapters, analysis, cycles, environments, gates, promotions, training
 from store.repositories.trajectories import save_trajectories
-from store.types import AdmissionReport, Capability, GateAnswer, GateResult, Label, Outcome, Verdict
+from store.types import AdmissionReport, Capability, GateAnswer, GateResult, Label, Message, Outcome, Verdict
 from tests.integration.service.served import refused, served
 from tests.unit.store.chain import CAPABILITY, HASH, SOURCE, T0, approval, later, trajectory
 from traced.client import Client
@@ -54,7 +54,7 @@ def second_cycle(store: Engine) -> list[Label]:
     ]
     with session(store) as opened:
         cycles.save_cycle(opened, Cycle("c2", "desk", "bundled", 8, {}, CycleState.RUNNING, at))
-        hostile = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+        hostile: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
         calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
         hostile.append({"role": "assistant", "content": HOSTILE + "x" * 2000, "tool_calls": calls})
         save_trajectories(opened, [trajectory(key, told, cycle_id="c2", trial=3) for key, told in ids.items()])
@@ -104,7 +104,7 @@ def test_the_table_of_labels_has_failures_first(control: Control, store: Engine,
     assert [row.cited for row in found.rows][:2] == [[2, 2, 2], [None, 2, None]]
     assert found.finding.agreement == float(agreement(labels) or 0)
     fewer = asked(control, path, lambda client: client.capabilities.in_cycle(NAME, "c2", limit=2))
-    assert ([row.trajectory for row in fewer.rows], fewer.trajectories) == (["c", "b"], 4)
+    assert ([row.trajectory for row in fewer.rows], fewer.trajectories) == (["c", "a"], 4)
     without = asked(control, path, lambda client: client.capabilities.in_cycle(OTHER.name, "c2"))
     assert (without.runs, without.rows, without.trajectories) == ([], [], 0)
 
@@ -147,13 +147,6 @@ def test_what_nobody_named_is_not_found(control: Control, path: Path) -> None:
 
 def test_the_word_follows_the_way_of_a_capability(control: Control, store: Engine, path: Path) -> None:
     second_cycle(store)
-    words = []
-
-    def note() -> None:
-        found = asked(control, path, lambda client: client.capabilities.history(OTHER.name)).findings[0].standing
-        listed = asked(control, path, lambda client: client.capabilities.list())
-        words.append((found, next(one.standing for one in listed if one.name == OTHER.name)))
-
     name, made = f"{OTHER.name}@v1", EnvironmentRecord(HASH, SOURCE, "c2", OTHER.name, 7, "builtin", later(2))
     run = TrainingRun("r2", "c2", OTHER.name, HASH, "bundled", 7, {}, RunState.RUNNING, later(4))
     version = AdapterVersion(name, OTHER.name, 1, "p", {}, "c2", "r2", HASH, later(5))
@@ -172,10 +165,18 @@ def test_the_word_follows_the_way_of_a_capability(control: Control, store: Engin
         lambda opened: promotions.roll_back(opened, name, who="ada", at=later(9)),
         lambda opened: promotions.save_approval(opened, approval(name, Decision.REJECTED, 10)),
     ]
-    for step in steps:
-        with session(store) as opened:
-            step(opened)
-        note()
+
+    async def follow(client: Client) -> list[tuple[str, str]]:
+        words = []
+        for step in steps:
+            with session(store) as opened:
+                step(opened)
+            found = (await client.capabilities.history(OTHER.name)).findings[0].standing
+            listed = [one for one in await client.capabilities.list() if one.name == OTHER.name]
+            words.append((found, listed[0].standing))
+        return words
+
+    words = asked(control, path, follow)
     assert [of_cycle for of_cycle, _ in words] == [
         "environment",
         "refused",

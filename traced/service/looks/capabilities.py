@@ -58,7 +58,7 @@ Key = tuple[str, str]  # cycle and capability
 
 
 def router(control: Control) -> APIRouter:
-    """Its paths."""
+    """Its paths; names are whatever an analyst made up, so they are no part of a path."""
     router = APIRouter()
     known: dict[Key, float | None] = {}
 
@@ -68,7 +68,7 @@ def router(control: Control) -> APIRouter:
         with reading(control.store) as opened:
             return _all(opened, limit, known)
 
-    @router.get("/capabilities/{name}")
+    @router.get("/capability")
     def one(name: str, limit: Limit = 100) -> CapabilityHistory:
         """A capability over its cycles, newest first."""
         with reading(control.store) as opened:
@@ -78,33 +78,33 @@ def router(control: Control) -> APIRouter:
             findings = [_finding(each, made, marks) for each in found]
             return CapabilityHistory(name=name, title=found[0].capability.title, findings=findings, adapters=marks)
 
-    @router.get("/capabilities/{name}/cycles/{cycle_id}")
-    def in_cycle(name: str, cycle_id: str, limit: Limit = 500) -> CapabilityInCycle:
+    @router.get("/capability/labels")
+    def in_cycle(name: str, cycle: str, limit: Limit = 1000) -> CapabilityInCycle:
         """Its texts and labels in one cycle."""
         with reading(control.store) as opened:
-            named = named_in(opened, name, cycle_id)
-            table = label_table(opened, cycle_id, name, limit=TRAJECTORIES)
-            known[cycle_id, name] = _agreement(table.labels)
-            finding = _finding(named, made_for(opened, [cycle_id]), _marks(opened).get(name, []), known)
+            named = named_in(opened, name, cycle)
+            table = label_table(opened, cycle, name, limit=TRAJECTORIES)
+            known[cycle, name] = _agreement(table.labels)
+            finding = _finding(named, made_for(opened, [cycle]), _marks(opened).get(name, []), known)
             return CapabilityInCycle(
                 **vars(named.capability),
                 finding=finding,
                 runs=table.runs,
                 trajectories=table.trajectories,
-                rows=_rows(table, told_of(opened, _ids(table)))[:limit],
+                rows=_few(_rows(table, told_of(opened, _ids(table))), limit),
             )
 
-    @router.get("/capabilities/{name}/cycles/{cycle_id}/cited")
+    @router.get("/capability/cited")
     def cited(
         name: str,
-        cycle_id: str,
+        cycle: str,
         limit: Limit = 30,
         offset: Annotated[int, Query(ge=0)] = 0,
         trajectory: str | None = None,
     ) -> Cited:
         """The messages that its labels of a cycle cite, those first that most runs hold to lack it."""
         with reading(control.store) as opened:
-            table = label_table(opened, cycle_id, name, limit=TRAJECTORIES)
+            table = label_table(opened, cycle, name, limit=TRAJECTORIES)
             labels = [one for one in table.labels if trajectory in (None, one.trajectory_id)]
             found = _citations(labels, told_of(opened, sorted({one.trajectory_id for one in labels})))
             return Cited(messages=_with_texts(opened, found[offset : offset + limit]), total=len(found))
@@ -202,6 +202,13 @@ def _rows(table: LabelTable, told: dict[str, Told]) -> list[LabelledRow]:
         )
         for key in sorted(of, key=place)
     ]
+
+
+def _few(rows: list[LabelledRow], limit: int) -> list[LabelledRow]:
+    """At most ``limit`` of them, the first of the failures and the first of the others."""
+    failures = [row for row in rows if row.outcome == Outcome.FAILURE]
+    others = [row for row in rows if row.outcome != Outcome.FAILURE]
+    return [*failures[: max(limit - len(others), (limit + 1) // 2)], *others][:limit]
 
 
 def _citations(labels: Sequence[Label], told: dict[str, Told]) -> list[CitedMessage]:
