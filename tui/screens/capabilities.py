@@ -287,7 +287,7 @@ class Capabilities(Live):
         if (cell := self.query_one(LabelGrid).cell) is not None and self._one is not None:
             row, place = cell
             verdict = {"na": "not needed", None: "no label"}.get(row.verdicts[place], row.verdicts[place])
-            cites = "" if row.cited[place] is None else f", cites message {row.cited[place]}"
+            cites = ", cites no message" if row.cited[place] is None else f", cites message {row.cited[place]}"
             told.append(
                 f"run {self._one.inside.runs[place]}: {verdict}{cites} · task {line(row.task_id, 30)}/{row.trial}"
             )
@@ -295,15 +295,11 @@ class Capabilities(Live):
 
     def on_label_grid_chosen(self) -> None:
         """Read what the cell cites."""
-        cell = self.query_one(LabelGrid).cell
-        if cell is None:
-            return
-        row, place = cell
-        index = row.cited[place]
-        if index is None:
-            self.app.notify("This label cites no message.", timeout=3)
-        else:
-            self._open(row.trajectory, index)
+        if (cell := self.query_one(LabelGrid).cell) is not None:
+            row, place = cell
+            index = row.cited[place]
+            if index is not None:
+                self._open(row.trajectory, index)
 
     def _open(self, trajectory: str, index: int) -> None:
         if self._chosen:
