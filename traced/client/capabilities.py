@@ -1,7 +1,7 @@
 """Capabilities as the control API shows them: over all cycles, one over its cycles, and one in a cycle with its labels.
 
-Invariants as of ``traced.client.models``. A table of labels holds the first trajectories by id and says how many there
-are; its rows are failures first, and among them those first that lack the capability most often.
+Invariants as of ``traced.client.models``. A table of labels holds the first 1,000 trajectories by id and says how many
+there are; its rows are failures first, and among them those first that lack the capability most often.
 """
 
 from datetime import datetime
@@ -146,9 +146,9 @@ class Capabilities:
         """One over its cycles."""
         return await self._daemon.get("/capability", CapabilityHistory, name=name, limit=limit)
 
-    async def in_cycle(self, name: str, cycle: str, limit: int = 1000) -> CapabilityInCycle:
-        """Its texts and labels in one cycle, of at most ``limit`` trajectories."""
-        return await self._daemon.get("/capability/labels", CapabilityInCycle, name=name, cycle=cycle, limit=limit)
+    async def in_cycle(self, name: str, cycle: str) -> CapabilityInCycle:
+        """Its texts and labels in one cycle."""
+        return await self._daemon.get("/capability/labels", CapabilityInCycle, name=name, cycle=cycle)
 
     async def cited(
         self, name: str, cycle: str, *, limit: int = 30, offset: int = 0, trajectory: str | None = None

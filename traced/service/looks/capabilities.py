@@ -47,7 +47,7 @@ from traced.service.control import Control
 from traced.service.looks.paging import Limit
 from traced.service.looks.standing import mark, of_cycle, standing
 
-TRAJECTORIES = 2000  # of a table of labels
+TRAJECTORIES = 1000  # of a table of labels
 TEXT = 1000  # characters of a cited message
 ORDER = (Outcome.FAILURE, Outcome.SUCCESS, Outcome.INFRASTRUCTURE, Outcome.UNKNOWN)
 UNDONE: dict[PromotionState, Standing] = {
@@ -79,7 +79,7 @@ def router(control: Control) -> APIRouter:
             return CapabilityHistory(name=name, title=found[0].capability.title, findings=findings, adapters=marks)
 
     @router.get("/capability/labels")
-    def in_cycle(name: str, cycle: str, limit: Limit = 1000) -> CapabilityInCycle:
+    def in_cycle(name: str, cycle: str) -> CapabilityInCycle:
         """Its texts and labels in one cycle."""
         with reading(control.store) as opened:
             named = named_in(opened, name, cycle)
@@ -91,7 +91,7 @@ def router(control: Control) -> APIRouter:
                 finding=finding,
                 runs=table.runs,
                 trajectories=table.trajectories,
-                rows=_few(_rows(table, told_of(opened, _ids(table))), limit),
+                rows=_rows(table, told_of(opened, _ids(table))),
             )
 
     @router.get("/capability/cited")
@@ -202,13 +202,6 @@ def _rows(table: LabelTable, told: dict[str, Told]) -> list[LabelledRow]:
         )
         for key in sorted(of, key=place)
     ]
-
-
-def _few(rows: list[LabelledRow], limit: int) -> list[LabelledRow]:
-    """At most ``limit`` of them, the first of the failures and the first of the others."""
-    failures = [row for row in rows if row.outcome == Outcome.FAILURE]
-    others = [row for row in rows if row.outcome != Outcome.FAILURE]
-    return [*failures[: max(limit - len(others), (limit + 1) // 2)], *others][:limit]
 
 
 def _citations(labels: Sequence[Label], told: dict[str, Told]) -> list[CitedMessage]:
