@@ -39,7 +39,7 @@ STANDINGS: dict[Standing, tuple[str, str]] = {
     "superseded": ("↷", "dim"),
 }
 ROOMY = 110  # columns from which figures have bars and adapters words
-OTHERS = 64  # columns that a list takes beside its names where it is not roomy
+OTHERS = 60  # columns that a list takes beside its names where it is not roomy
 TAIL = 18  # characters of a long cycle's id, from its end
 
 

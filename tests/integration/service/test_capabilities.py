@@ -165,7 +165,7 @@ def test_the_word_follows_the_way_of_a_capability(control: Control, store: Engin
     ]
 
     async def follow(client: Client) -> list[tuple[str, str]]:
-        words = []
+        words: list[tuple[str, str]] = []
         for step in steps:
             with session(store) as opened:
                 step(opened)
