@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from textual.widgets import Static
 
 from store.database import open_store, session, sqlite_url
@@ -175,6 +175,39 @@ def test_the_heat_map_is_walked_and_a_cell_is_read(opened: Opened) -> None:
             assert on.app.screen is screen
 
     asyncio.run(walk())
+
+
+def test_the_heat_map_stays_at_its_trajectory_under_another_capability(opened: Opened) -> None:
+    async def walk() -> None:
+        async with opened() as on:
+            screen = await shown(on)
+            grid = screen.query_one(LabelGrid)
+            await on.pilot.press("l", "down", "down", "right", "escape", "down")
+            assert grid.cell is not None
+            at = grid.cell[0].trajectory
+            await until(on.pilot, lambda: "compound-requests" in told(screen, "#texts"))
+            found = await on.client.capabilities.in_cycle("compound-requests", "c-0003")
+            assert grid.cell == (next(row for row in found.rows if row.trajectory == at), 1)
+
+    asyncio.run(walk())
+
+
+def test_a_refusal_is_told_and_not_asked_for_again_at_once(opened: Opened, store: Engine) -> None:
+    async def break_it() -> None:
+        async with opened() as on:
+            screen = await shown(on)
+            with session(store) as broken:
+                broken.execute(text("ALTER TABLE findings RENAME TO elsewhere"))
+            screen.changed()
+            await until(on.pilot, lambda: "no such table" in text_of(on.app))
+            assert not screen._due
+            assert "payment-methods" in text_of(on.app)
+            with session(store) as broken:
+                broken.execute(text("ALTER TABLE elsewhere RENAME TO findings"))
+            screen.changed()
+            await until(on.pilot, lambda: "no such table" not in text_of(on.app))
+
+    asyncio.run(break_it())
 
 
 def test_a_cited_message_is_read_and_more_come_at_the_end(opened: Opened) -> None:

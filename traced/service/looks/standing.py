@@ -12,7 +12,7 @@ from store.repositories.capabilities import Made, Named
 from traced.client.capabilities import AdapterMark, Standing
 from traced.client.models import AdapterView
 
-FIRST: tuple[Standing, ...] = ("waiting", "canary", "shadow", "live")
+FIRST: tuple[Standing, ...] = ("canary", "shadow", "live")
 GATES: dict[str, Standing] = {"fail": "gate failed", "inconclusive": "inconclusive", "none": "to gate"}
 
 
