@@ -18,6 +18,7 @@ from tui.help import Help
 from tui.jump import Jump
 from tui.link import Link, Linked, Lost, News
 from tui.plain import line
+from tui.screens.capabilities import Capabilities
 from tui.screens.environments import Environments
 from tui.screens.live import Live
 from tui.screens.log import Log
@@ -28,6 +29,7 @@ from tui.widgets.top_line import TopLine
 
 SCREENS: dict[str, type[Live]] = {
     "overview": Overview,
+    "capabilities": Capabilities,
     "environments": Environments,
     "training": Training,
     "log": Log,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from traced.client.capabilities import Capabilities
 from traced.client.environments import Environments
 from traced.client.errors import Refused
 from traced.client.models import (
@@ -43,6 +44,7 @@ class Client:
         self._daemon = Transport(socket, url, token, timeout_s)
         self.environments = Environments(self._daemon)
         self.trainings = Trainings(self._daemon)
+        self.capabilities = Capabilities(self._daemon)
 
     async def __aenter__(self) -> "Client":
         return self

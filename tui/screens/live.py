@@ -48,7 +48,7 @@ class Live(Screen[None]):
         yield Modes(self.app.titles, self.TITLE_TEXT)
         yield Static("Loading…", id="note", markup=False)
         yield from self.contents()
-        yield Footer(compact=True)
+        yield Footer(compact=True, show_command_palette=False)
 
     def contents(self) -> Iterable[Widget]:
         """The screen's own widgets."""
@@ -93,14 +93,14 @@ class Live(Screen[None]):
 
     @work(group="ask", exclusive=False)
     async def _ask(self) -> None:
-        self._stale = False
+        self._stale = refused = False
         try:
             found = await self.load(self.app.client)
         except NoDaemon:
             self._stale = True  # the link tells when it is back
             self.note("" if self.known else "The daemon does not answer yet; this fills as soon as it does.")
         except ClientError as error:
-            self._stale = True
+            refused = True  # a refusal stands until something changes: asking at once would get it again
             self.note(
                 f"Not allowed or not known: {line(error.message)}" + (f" — {line(error.hint)}" if error.hint else "")
             )
@@ -111,3 +111,4 @@ class Live(Screen[None]):
         self._due = False
         if self._stale and self.known and self.app.linked and self.is_current:
             self.ask_soon()
+        self._stale = self._stale or refused
