@@ -21,10 +21,11 @@ from tui.plain import line
 from tui.screens.live import Live
 from tui.screens.log import Log
 from tui.screens.overview import Overview
+from tui.screens.trajectories import Trajectories
 from tui.where import Where
 from tui.widgets.top_line import TopLine
 
-SCREENS: dict[str, type[Live]] = {"overview": Overview, "log": Log}
+SCREENS: dict[str, type[Live]] = {"overview": Overview, "trajectories": Trajectories, "log": Log}
 LIGHT, DARK = "textual-light", "textual-dark"
 
 

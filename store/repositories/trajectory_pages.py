@@ -29,11 +29,16 @@ GROUP = 250  # rows that are read at once while looking for what fits
 PATIENCE_S = 0.5
 WORDS = 200  # characters of the first user message
 SUMMARISED = 50  # conversations in memory at a time
+SHOWN = ("id", "source", "split", "task_id", "trial", "model", "outcome", "reward", "end_cause", "cycle_id", "messages")
+COLUMNS = [col(getattr(TrajectoryRow, name)) for name in SHOWN]
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which trajectories; None and "" leave a property open. A capability or a verdict needs the ``cycle_id``."""
+    """Which trajectories; None and "" leave a property open. With ``cycle_id`` only what that cycle labelled.
+
+    A capability and a verdict are of the cycle's labels, and need it.
+    """
 
     outcome: Outcome | None = None
     source: str = ""
@@ -45,7 +50,7 @@ class Wanted:
     @property
     def labelled(self) -> bool:
         """Whether only what a cycle has labelled is wanted."""
-        return bool(self.capability or self.verdict)
+        return bool(self.cycle_id or self.capability or self.verdict)
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,7 @@ def _group(session: Session, wanted: Wanted, after: str | None, size: int) -> Se
     if wanted.labelled:
         query = query.where(col(TrajectoryRow.id).in_(select(LabelRow.trajectory_id).where(_label(wanted))))
     if after is not None:
-        place = session.exec(select(*order).where(TrajectoryRow.id == after)).first()  # type: ignore[call-overload]
+        place = session.exec(select(*order).where(TrajectoryRow.id == after)).first()
         if place is None:
             raise NotFound("trajectory", after, "take `after` from the page before")
         query = query.where(tuple_(*order) > tuple_(*place))
@@ -241,26 +246,8 @@ def _summaries(session: Session, wanted: Wanted, ids: Sequence[str]) -> list[Sum
     return [found[key] for key in ids]
 
 
-COLUMNS: tuple[ColumnElement[Any], ...] = tuple(
-    col(getattr(TrajectoryRow, name))
-    for name in (
-        "id",
-        "source",
-        "split",
-        "task_id",
-        "trial",
-        "model",
-        "outcome",
-        "reward",
-        "end_cause",
-        "cycle_id",
-        "messages",
-    )
-)
-
-
 def _runs(session: Session, wanted: Wanted, ids: Sequence[str]) -> dict[str, Counter[Verdict]]:
-    if not (wanted.labelled and wanted.capability):
+    if not wanted.capability:
         return {}
     chosen = (LabelRow.cycle_id == wanted.cycle_id, LabelRow.capability == wanted.capability)
     query = select(LabelRow.trajectory_id, LabelRow.verdict).where(*chosen, col(LabelRow.trajectory_id).in_(ids))

@@ -12,6 +12,21 @@ OutcomeName = Literal["success", "failure", "infrastructure", "unknown"]
 VerdictName = Literal["lacking", "present", "na"]
 
 
+class TrajectoryQuery(Model):
+    """What is asked for; "" and None leave a property open. Without a cycle labels are the newest labelled one's."""
+
+    outcome: OutcomeName | None = None
+    source: str = ""
+    text: str = Field(default="", max_length=500, description="part of what was said, of the id, the task or the model")
+    cycle: str = Field(default="", description="what this cycle has labelled")
+    capability: str = ""
+    label: VerdictName | None = Field(default=None, description="given by at least one run")
+    limit: int = Field(default=100, ge=1, le=200)
+
+
+EVERYTHING = TrajectoryQuery()
+
+
 class TrajectorySummary(Model):
     """A trajectory in a line."""
 
@@ -107,23 +122,9 @@ class Trajectories:
     def __init__(self, daemon: Transport) -> None:
         self._daemon = daemon
 
-    async def page(
-        self,
-        *,
-        limit: int = 100,
-        after: str | None = None,
-        outcome: OutcomeName | None = None,
-        source: str | None = None,
-        text: str | None = None,
-        cycle: str | None = None,
-        capability: str | None = None,
-        label: VerdictName | None = None,
-    ) -> TrajectoryPage:
-        """Those that fit, behind ``after``; labels are those of ``cycle``, or of the newest that has any."""
-        asked = {"outcome": outcome, "source": source, "text": text, "capability": capability, "label": label}
-        return await self._daemon.get(
-            "/trajectories", TrajectoryPage, limit=limit, after=after, cycle=cycle, **asked
-        )
+    async def page(self, asked: TrajectoryQuery = EVERYTHING, *, after: str | None = None) -> TrajectoryPage:
+        """What fits, behind the cursor of the page before."""
+        return await self._daemon.get("/trajectories", TrajectoryPage, after=after, **asked.model_dump())
 
     async def choices(self) -> TrajectoryChoices:
         """What there is to filter by."""

@@ -18,20 +18,17 @@ from traced.client.trajectories import (
     CapabilityLabels,
     FullTrajectory,
     LabelledCycle,
-    OutcomeName,
     RunLabel,
     Said,
     TrajectoryChoices,
     TrajectoryPage,
+    TrajectoryQuery,
     TrajectorySummary,
-    VerdictName,
 )
 from traced.outcomes.evidence import Labels, standing_of
 from traced.service.control import Control
 
 CYCLES, SOURCES, TRIALS = 20, 100, 200  # the most that are told of
-PageLimit = Annotated[int, Query(ge=1, le=200)]
-Text = Annotated[str, Query(max_length=500)]
 
 
 def router(control: Control) -> APIRouter:
@@ -39,26 +36,27 @@ def router(control: Control) -> APIRouter:
     router = APIRouter()
 
     @router.get("/trajectories")
-    def page(
-        limit: PageLimit = 100,
-        after: str | None = None,
-        outcome: OutcomeName | None = None,
-        source: str = "",
-        text: Text = "",
-        cycle: str = "",
-        capability: str = "",
-        label: VerdictName | None = None,
-    ) -> TrajectoryPage:
-        """Those that fit, in a stable order; labels are those of ``cycle``, or of the newest that has any."""
+    def page(asked: Annotated[TrajectoryQuery, Query()], after: str | None = None) -> TrajectoryPage:
+        """Those that fit, in a stable order, behind the cursor ``after`` of the page before."""
         with reading(control.store) as opened:
-            by_label = bool(capability or label)
-            of = (cycle or _newest(opened)) if by_label else ""
-            given = (Outcome(outcome) if outcome else None, source, text.strip(), of, capability)
-            wanted = pages.Wanted(*given, Verdict(label) if label else None)
-            found = pages.trajectory_page(opened, wanted, limit=limit, after=after)
-        rows = [_summary(one) for one in found.rows]
-        told = {"next": found.next, "looked_at": found.looked_at, "gave_up": found.gave_up}
-        return TrajectoryPage(rows=rows, cycle_id=of, **told)
+            by_label = bool(asked.cycle or asked.capability or asked.label)
+            cycle = (asked.cycle or _newest(opened)) if by_label else ""
+            wanted = pages.Wanted(
+                outcome=Outcome(asked.outcome) if asked.outcome else None,
+                source=asked.source,
+                text=asked.text.strip(),
+                cycle_id=cycle,
+                capability=asked.capability,
+                verdict=Verdict(asked.label) if asked.label else None,
+            )
+            found = pages.trajectory_page(opened, wanted, limit=asked.limit, after=after)
+        return TrajectoryPage(
+            rows=[_summary(one) for one in found.rows],
+            next=found.next,
+            looked_at=found.looked_at,
+            gave_up=found.gave_up,
+            cycle_id=cycle,
+        )
 
     @router.get("/trajectories/choices")
     def choices() -> TrajectoryChoices:
