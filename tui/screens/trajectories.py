@@ -87,7 +87,9 @@ class Trajectories(Live):
 
     def contents(self) -> ComposeResult:
         """The filters, the table, what it holds."""
-        yield Input(placeholder="/ Search what was said, and ids, tasks, models", id="text", compact=True, max_length=500)
+        yield Input(
+            placeholder="/ Search what was said, and ids, tasks, models", id="text", compact=True, max_length=500
+        )
         with Horizontal(id="filters"):
             outcomes = [(f"{mark} {name}", name) for name, (mark, _) in OUTCOMES.items()]
             verdicts = [(f"{mark} {name}", name) for name, (mark, _) in VERDICTS.items()]
@@ -210,6 +212,8 @@ class Trajectories(Live):
         """Keys are offered where they do something."""
         if action == "further":
             return self._window.gave_up
+        if action in ("choose", "choose_all", "export") and not self._window.rows and not self._chosen:
+            return False
         return not self.app.is_web if action == "export" else True
 
     @property
@@ -282,7 +286,7 @@ class Trajectories(Live):
         if top:
             table.move_cursor(row=0, animate=False)
             table.scroll_to(y=0, animate=False)
-        elif table.cursor_row != before:
+        elif table.cursor_row != before and offset:  # at the top, what comes above is to be seen
             table.scroll_to(y=max(offset + table.cursor_row - before, 0), animate=False)
         self._tell()
         self.refresh_bindings()
