@@ -259,6 +259,7 @@ class Trajectories(Live):
             self.note(line(error.message))
         finally:
             self._loading = False
+            self.call_after_refresh(self._near_an_end)  # somebody may have gone on meanwhile
 
     @work(group="further")
     async def _before(self) -> None:
@@ -275,6 +276,7 @@ class Trajectories(Live):
             self.note(line(error.message))
         finally:
             self._loading = False
+            self.call_after_refresh(self._near_an_end)  # somebody may have gone on meanwhile
 
     def _put(self, *, top: bool = False) -> None:
         """Show what is held; the row under the cursor stays where it is on the screen."""

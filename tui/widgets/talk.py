@@ -31,8 +31,6 @@ class Piece(Static):
 
     DEFAULT_CSS = """
     Piece { height: auto; padding: 0 1 0 0; border-left: blank; }
-    Piece.-chosen { border-left: vkey $panel-lighten-2; }
-    Talk:focus Piece.-chosen { border-left: outer $accent; background: $boost; }
     """
 
     def __init__(self, block: Block) -> None:
@@ -59,6 +57,10 @@ class Piece(Static):
 class Talk(VerticalScroll):
     """The blocks of one conversation; ``tell`` gives it them."""
 
+    DEFAULT_CSS = """
+    Talk Piece.-chosen { border-left: vkey $panel-lighten-2; }
+    Talk:focus Piece.-chosen { border-left: outer $accent; background: $boost; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down,j", "next", "Next block", show=False),
         Binding("up,k", "previous", "Block before", show=False),

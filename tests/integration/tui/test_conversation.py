@@ -27,6 +27,11 @@ async def read(on: Running, key: str, capability: str | None = None) -> Conversa
     return found
 
 
+def told(on: Running) -> list[str]:
+    """What was told in passing."""
+    return [one.message for one in on.app._notifications]
+
+
 def talk(on: Running, side: str = "one") -> Talk:
     return on.app.screen.query_one(f"#{side} Talk", Talk)
 
@@ -38,7 +43,7 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
             await read(on, FAILURE)
             same_picture(on.app, "conversation")
             await on.pilot.press("f", "s")
-            await until(on.pilot, lambda: text_of(on.app).count("#0") == 2)
+            await until(on.pilot, lambda: text_of(on.app).count("#1 ") == 2)
             same_picture(on.app, "conversation-beside")
 
     asyncio.run(take())
@@ -116,7 +121,7 @@ def test_a_task_of_one_trial_says_so(opened: Opened) -> None:
         async with opened() as on:
             await read(on, "router-000001")
             await on.pilot.press("s")
-            await until(on.pilot, lambda: "only trial of its task" in text_of(on.app))
+            await until(on.pilot, lambda: "This is the only trial of its task." in told(on))
 
     asyncio.run(compare())
 

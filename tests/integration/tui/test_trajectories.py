@@ -64,7 +64,7 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
             await choose(on, "capability", "date-reasoning")
             await choose(on, "label", "lacking")
             await on.pilot.press("escape", "down", "space", "space")
-            await until(on.pilot, loaded(on, 32))
+            await until(on.pilot, loaded(on, 19))
             same_picture(on.app, "trajectories-lacking")
             await on.pilot.press("e")
             await until(on.pilot, lambda: isinstance(on.app.screen, Export))
@@ -174,7 +174,7 @@ def test_enter_reads_with_the_capability_that_is_filtered(opened: Opened) -> Non
             await look(on)
             await choose(on, "capability", "date-reasoning")
             await choose(on, "label", "lacking")
-            await until(on.pilot, loaded(on, 32))
+            await until(on.pilot, loaded(on, 19))
             await on.pilot.press("escape", "enter")
             await until(on.pilot, lambda: "cited: ✗ date-reasoning lacking" in text_of(on.app))
             read = on.app.screen
