@@ -53,7 +53,7 @@ def test_filters_keep_what_fits(many: Session) -> None:
     for text in ("GDAŃSK", "gdańsk", "wo ist\ngda"):
         assert walked(many, Wanted(text=text)) == ["far"]
     assert walked(many, Wanted(text="m05")) == walked(many, Wanted(text="I am m05"))
-    for words in ("role", "tool_calls", "content", '"', "%", "_"):
+    for words in ("role", "assistant", "tool_calls", "content", '"', "%", "_"):
         assert walked(many, Wanted(text=words)) == []
 
 
