@@ -30,6 +30,7 @@ from tui.widgets.top_line import TopLine
 SCREENS: dict[str, type[Live]] = {
     "overview": Overview,
     "capabilities": Capabilities,
+    "trajectories": Trajectories,
     "environments": Environments,
     "training": Training,
     "log": Log,

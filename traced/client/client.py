@@ -30,6 +30,7 @@ from traced.client.models import (
     Status,
 )
 from traced.client.trainings import Trainings
+from traced.client.trajectories import Trajectories
 from traced.client.transport import Transport, part
 
 RECONNECT_S = 1.0
@@ -45,6 +46,7 @@ class Client:
         self.environments = Environments(self._daemon)
         self.trainings = Trainings(self._daemon)
         self.capabilities = Capabilities(self._daemon)
+        self.trajectories = Trajectories(self._daemon)
 
     async def __aenter__(self) -> "Client":
         return self
