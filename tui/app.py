@@ -21,10 +21,11 @@ from tui.plain import line
 from tui.screens.live import Live
 from tui.screens.log import Log
 from tui.screens.overview import Overview
+from tui.screens.serving import Serving
 from tui.where import Where
 from tui.widgets.top_line import TopLine
 
-SCREENS: dict[str, type[Live]] = {"overview": Overview, "log": Log}
+SCREENS: dict[str, type[Live]] = {"overview": Overview, "serving": Serving, "log": Log}
 LIGHT, DARK = "textual-light", "textual-dark"
 
 
