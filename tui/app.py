@@ -52,13 +52,14 @@ class TracedApp(App[None]):
         super().__init__()
         self.where = where
         self.client = where.client()
+        self.link = Link(self.client, self.post_message)
         self.linked: bool | None = None  # None until the first answer
         self.trouble = ""
         self.status: Status | None = None
 
     def on_mount(self) -> None:
         """Begin to listen."""
-        self.run_worker(Link(self.client, self.post_message).follow(), name="link", exit_on_error=True)
+        self.run_worker(self.link.follow(), name="link")
 
     async def on_unmount(self) -> None:
         """Let go of the connection."""

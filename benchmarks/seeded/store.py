@@ -3,6 +3,7 @@
 import hashlib
 import math
 import random
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -50,6 +51,7 @@ from store.types import (
     Trajectory,
     Verdict,
 )
+from traced.gates.publication import REQUIRED, publish
 
 SOURCE = (Path(__file__).parents[2] / "tests" / "data" / "environments" / "lamp_shop.py").read_text("utf-8")
 DAY = timedelta(days=1)
@@ -125,8 +127,10 @@ class _Version:
     gain: float
 
 
-def seed_store(store: sqlalchemy.Engine, at: datetime, *, trajectories: int = 360, seed: int = 0) -> Seeded:
-    """Fill an empty store as of ``at``; ``trajectories`` of them in all, most of production where there are many."""
+def seed_store(
+    store: sqlalchemy.Engine, folder: Path, at: datetime, *, trajectories: int = 360, seed: int = 0
+) -> Seeded:
+    """Fill an empty store as of ``at``, and publish its adapters in ``folder``; ``trajectories`` of them in all."""
     rng = random.Random(seed)
     names = ["c-0001", "c-0002", "c-0003"]
     made: dict[str, str] = {}
@@ -136,10 +140,10 @@ def seed_store(store: sqlalchemy.Engine, at: datetime, *, trajectories: int = 36
             _cycle(opened, rng, name, begun, number)
             for capability in CAPABILITIES[: number + 2]:
                 made[capability.name] = _environment(opened, name, capability.name, begun + DAY / 8)
-        live = _adapter(opened, rng, _Version("date-reasoning", 1, names[0], at - 2.6 * DAY, 0.14), made)
-        rejected = _adapter(opened, rng, _Version("compound-requests", 1, names[1], at - 1.6 * DAY, 0.05), made)
-        canary = _adapter(opened, rng, _Version("compound-requests", 2, names[2], at - 0.6 * DAY, 0.11), made)
-        waiting = _adapter(opened, rng, _Version("policy-checks", 1, names[2], at - 0.5 * DAY, 0.17), made)
+        live = _adapter(opened, rng, _Version("date-reasoning", 1, names[0], at - 2.6 * DAY, 0.14), made, folder)
+        rejected = _adapter(opened, rng, _Version("compound-requests", 1, names[1], at - 1.6 * DAY, 0.05), made, folder)
+        canary = _adapter(opened, rng, _Version("compound-requests", 2, names[2], at - 0.6 * DAY, 0.11), made, folder)
+        waiting = _adapter(opened, rng, _Version("policy-checks", 1, names[2], at - 0.5 * DAY, 0.17), made, folder)
         for name, decision in ((live, Decision.APPROVED), (rejected, Decision.REJECTED), (canary, Decision.APPROVED)):
             why = "too little for what it costs" if decision is Decision.REJECTED else "reads well"
             promotions.save_approval(opened, Approval(name, decision, "ada", at - 0.4 * DAY, why))
@@ -218,7 +222,7 @@ def _environment(opened: Session, cycle: str, capability: str, at: datetime) -> 
     return key
 
 
-def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, str]) -> str:
+def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, str], folder: Path) -> str:
     capability, cycle, at, gain = of.capability, of.cycle, of.at, of.gain
     name, run, environment = f"{capability}@v{of.number}", f"run-{capability}-{of.number}", made[capability]
     config = {"lr": 2e-3, "groups": 8, "rollouts": 8, "iterations": ITERATIONS}
@@ -229,8 +233,12 @@ def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, 
         opened, [IterationMetrics(run, number, _figures(rng, number)) for number in range(ITERATIONS)]
     )
     training.set_training_state(opened, run, RunState.FINISHED, at=at, rollouts=64 * ITERATIONS)
-    files = {"adapter_model.safetensors": hashlib.sha256(name.encode()).hexdigest()}
-    version = AdapterVersion(name, capability, of.number, f"adapters/{name}", files, cycle, run, environment, at)
+    with tempfile.TemporaryDirectory() as made_there:
+        for file in REQUIRED:
+            (Path(made_there) / file).write_text(name)  # no weights: it can be approved and not be served
+        published = publish(Path(made_there), folder / "adapters", capability, origin=run)
+    path, files = str(published.path), published.files
+    version = AdapterVersion(name, capability, of.number, path, files, cycle, run, environment, at)
     adapters.save_adapter(opened, version)
     figures = {
         "environment": (200, 0.31, 3 * gain, 2.4 * gain, 3.6 * gain, 0.05),

@@ -39,7 +39,7 @@ class Live(Screen[None]):
         super().__init__()
         self._stale = True
         self._due = False
-        self._known = False
+        self.known = False
 
     def compose(self) -> ComposeResult:
         """The state above, the contents, the keys below."""
@@ -81,7 +81,7 @@ class Live(Screen[None]):
         """Ask once for all that happens within a moment."""
         if not self._due:
             self._due = True
-            self.set_timer(SOON_S if self._known else 0.001, self._ask)
+            self.set_timer(SOON_S if self.known else 0.001, self._ask)
 
     def note(self, text: str) -> None:
         """A line above the contents; "" takes it away."""
@@ -96,7 +96,7 @@ class Live(Screen[None]):
             found = await self.load(self.app.client)
         except NoDaemon:
             self._stale = True  # the link tells when it is back
-            self.note("" if self._known else "The daemon does not answer yet; this fills as soon as it does.")
+            self.note("" if self.known else "The daemon does not answer yet; this fills as soon as it does.")
         except ClientError as error:
             self._stale = True
             self.note(
@@ -104,8 +104,8 @@ class Live(Screen[None]):
             )
         else:
             self.note("")
-            self._known = True
+            self.known = True
             self.show(found)
         self._due = False
-        if self._stale and self._known and self.app.linked and self.is_current:
+        if self._stale and self.known and self.app.linked and self.is_current:
             self.ask_soon()

@@ -50,7 +50,7 @@ def seeded_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seeded]
     """A seeded store, to be copied."""
     path = tmp_path_factory.mktemp("seeded") / "traced.db"
     store = open_store(sqlite_url(path))
-    seeded = seed_store(store, AT)
+    seeded = seed_store(store, path.parent, AT)
     store.dispose()
     return path, seeded
 
