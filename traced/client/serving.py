@@ -90,19 +90,19 @@ class Models(Model):
 
 
 class RouterView(Model):
-    """What is known of the router. ``trouble`` is why it could not be asked, ``engines`` what it says of each."""
+    """What is known of the router; ``engines`` is {URL: "ok", or what is wrong with it}."""
 
+    state: Literal["ready", "not ready", "away", "unknown"] = Field(
+        description='"away": nobody answers; "unknown": its port is not fixed, so it is not asked'
+    )
     address: str
-    with_service: bool
-    answers: bool
-    ready: bool
-    trouble: str
+    expected: bool = Field(description="whether the service runs a router itself, so that being away is a trouble")
     engines: dict[str, str]
-    recording: str
-    decided_by: str
-    waiting_files: int
+    trouble: str
+    decided_by: str = Field(description="what gives conversations to the live adapters; empty where none is live")
+    waiting_files: int = Field(description="of the spool, which are not in the store yet")
     waiting_s: float
-    damaged: int
+    damaged: int = Field(description="recorded exchanges that could not be read")
 
 
 class DecisionView(Model):

@@ -1,50 +1,60 @@
 """How the router is, asked of the router itself: it alone knows its engines.
 
-Invariants: the answer comes within ``PATIENCE_S``. How it fails: what keeps it from answering is its ``trouble``.
-Not covered: routers elsewhere that use the same store; this asks the one that the settings name.
+Invariants: the answer comes within ``PATIENCE_S``. How it fails: what keeps it from answering is its ``trouble``. It
+blocks: call it from a thread. Not covered: routers elsewhere that use the same store; this asks the one that the
+settings name.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 import httpx
+from pydantic import BaseModel
 
 from traced.serving.gateway.settings import ServingSection
 
 PATIENCE_S = 1.0
-EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
-SHOWN = 200  # characters of an engine's trouble
-MOST = 50  # engines
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+TOLD = 50  # engines; the rest is left out
+
+
+class _Ready(BaseModel):
+    """The router's ``GET /ready``."""
+
+    ready: bool
+    engines: dict[str, str]
+    recording: str
 
 
 @dataclass(frozen=True)
 class RouterHealth:
-    """What it says of itself; ``answers`` is False, with the ``trouble``, where it says nothing."""
+    """What it says of itself, as ``traced.client.serving.RouterView`` has it."""
 
+    state: Literal["ready", "not ready", "away", "unknown"]
     address: str
-    answers: bool
-    ready: bool = False
-    trouble: str = ""
+    expected: bool
     engines: dict[str, str] = field(default_factory=dict)
-    recording: str = ""
+    trouble: str = ""
 
 
-def ask_router(settings: ServingSection) -> RouterHealth:
+def router_health(section: ServingSection) -> RouterHealth:
     """Ask the router of these settings."""
-    host = EVERYWHERE.get(settings.host, f"[{settings.host}]" if ":" in settings.host else settings.host)
-    address = f"http://{host}:{settings.port}"
-    if not settings.port:
-        return RouterHealth(address, False, trouble="serving.port is 0: its port is told only in its log")
+    expected = section.with_service
+    if not section.port:
+        return RouterHealth("unknown", "", expected)
+    host = ANYWHERE.get(section.host, section.host)
+    address = f"http://[{host}]:{section.port}" if ":" in host else f"http://{host}:{section.port}"
     try:
-        with httpx.Client(timeout=PATIENCE_S, trust_env=False) as http:
-            told = http.get(f"{address}/ready").json()
-        return _answered(address, told)
-    except httpx.TransportError as error:
-        return RouterHealth(address, False, trouble=f"no router answers ({error})")
-    except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError):
-        return RouterHealth(address, False, trouble="something else than a router answers there")
-
-
-def _answered(address: str, told: Any) -> RouterHealth:
-    engines = {str(url): str(how)[:SHOWN] for url, how in list(told["engines"].items())[:MOST]}
-    return RouterHealth(address, True, told["ready"] is True, "", engines, str(told["recording"])[:SHOWN])
+        answer = httpx.get(f"{address}/ready", timeout=PATIENCE_S, trust_env=False)
+        told = _Ready.model_validate_json(answer.content)
+    except httpx.HTTPError as error:
+        return RouterHealth("away", address, expected, trouble=str(error) or "no answer in time")
+    except ValueError:
+        return RouterHealth("away", address, expected, trouble="what answers there is no router")
+    return RouterHealth(
+        "ready" if told.ready else "not ready",
+        address,
+        expected,
+        dict(list(told.engines.items())[:TOLD]),
+        "" if told.recording == "ok" else f"recording: {told.recording}",
+    )

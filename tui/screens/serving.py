@@ -61,7 +61,9 @@ class Serving(Live):
     CONCERNS = ("traffic", "canary", "approve", "rollback", "stage finished", "reload", "restart")
     HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-narrow"), (160, "-wide")]
     DEFAULT_CSS = """
-    Serving #router { height: auto; max-height: 2; padding: 0 1; }
+    Serving #router { height: 2; padding: 0 1; }
+    Serving #router, Serving #decisions-title { text-wrap: nowrap; text-overflow: ellipsis; }
+    Serving KeyedTable { scrollbar-size-horizontal: 0; }
     Serving #above { height: auto; max-height: 65%; }
     Serving #models { height: auto; max-height: 8; }
     Serving #chosen { height: auto; max-height: 9; padding: 0 1; }
@@ -211,7 +213,7 @@ class Serving(Live):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Offer a rollback of what stands, to those who may."""
         if action == "roll_back":
-            model = self._chosen() if self._known else None
+            model = self._chosen() if self.known else None
             return model is not None and model.state in STANDING and not self.app.where.read_only
         return super().check_action(action, parameters)
 

@@ -111,19 +111,22 @@ def canary_told(canary: CanaryView) -> Text:
 
 def router_told(router: RouterView, by_default: Mapping[str, int]) -> Text:
     """One line on the router's health, one on how it decides."""
-    told = Text(no_wrap=True, overflow="ellipsis")
-    told.append("Router ", "bold")
-    if not router.answers:
-        told.append(f"✗ {line(router.trouble, 90)}", "bold red").append(f" at {line(router.address, 60)}")
-        told.append("" if router.with_service else "; traced serve starts one")
+    told = Text.assemble(("Router ", "bold"))
+    if router.state == "away":
+        told.append("✗ does not answer", "bold red").append(
+            f" at {line(router.address, 60)}: {line(router.trouble, 90)}"
+        )
+        told.append("" if router.expected else "; traced serve starts one")
+    elif router.state == "unknown":
+        told.append("? its port is not fixed, so that it cannot be asked")
     else:
         well = sum(how == "ok" for how in router.engines.values())
-        told.append("● ready" if router.ready else "✗ not ready", "green" if router.ready else "bold red")
+        is_ready = router.state == "ready"
+        told.append("● ready" if is_ready else "✗ not ready", "green" if is_ready else "bold red")
         told.append(f" at {line(router.address, 60)} · {well} of {len(router.engines)} engines well")
         for url, how in router.engines.items():
             told.append("" if how == "ok" else f" · ✗ {line(url, 60)}: {line(how, 80)}", "bold red")
-        if router.recording != "ok":
-            told.append(f" · ! {line(router.recording, 120)}", "yellow")
+        told.append(f" · ! {line(router.trouble, 120)}" if router.trouble else "", "yellow")
     if router.waiting_s > LATE_S:
         files = f"{router.waiting_files} files of conversations wait to be stored"
         told.append(f" · ! {files}, the oldest for {router.waiting_s:.0f} s", "yellow")

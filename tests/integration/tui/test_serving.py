@@ -6,13 +6,14 @@ import pytest
 
 from tests.integration.tui.conftest import Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
+from tui.app import SCREENS
 
 
 async def on_serving(on: Running) -> None:
     """Bring it to the front and wait for its contents; no router answers where nothing can listen."""
     settings = on.control.settings
     on.control.settings = settings.model_copy(update={"serving": settings.serving.model_copy(update={"port": 9})})
-    await on.pilot.press("2")
+    await on.pilot.press(str(1 + list(SCREENS).index("serving")))
     await until(on.pilot, lambda: "Decided by" in text_of(on.app))
 
 

@@ -16,7 +16,7 @@ from traced.outcomes.evidence import Labels
 from traced.service import serving_views
 from traced.service.control import Control
 from traced.service.looks.paging import Limit
-from traced.service.router_health import ask_router
+from traced.service.router_health import router_health
 from traced.serving.fitted import decided_by
 from traced.serving.spooled import spooled
 
@@ -45,8 +45,7 @@ def router(control: Control) -> APIRouter:
             cycles = fitting_cycles(opened)
         waiting = spooled(settings.data_dir / "spool")
         return RouterView(
-            **asdict(ask_router(settings.serving)),
-            with_service=settings.serving.with_service,
+            **asdict(router_health(settings.serving)),
             decided_by=decided_by(settings.data_dir, cycles, live, by_labels=settings.routing.router == "labels"),
             waiting_files=waiting.files,
             waiting_s=waiting.oldest_s,
