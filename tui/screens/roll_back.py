@@ -45,7 +45,7 @@ class RollBack(ModalScreen[str | None]):
         told.append("Requests in flight end as they began.")
         with Vertical() as frame:
             frame.border_title = Text(f"Roll back {name}")
-            yield Static(told)
+            yield Static(told, id="what")
             yield Input(placeholder="Why? It is kept in the audit.", id="why", max_length=LONGEST, compact=True)
             with Horizontal():
                 yield Button(Text("Leave it"), id="leave", compact=True)

@@ -24,12 +24,20 @@ from tui.plain import line
 from tui.screens.conversation import Conversation
 from tui.screens.live import Live
 from tui.screens.roll_back import RollBack
-from tui.screens.serving_told import canary_told, decision_cells, legend, letters, model_cells, router_told, standing
+from tui.screens.serving_told import (
+    STANDING,
+    canary_told,
+    decision_cells,
+    legend,
+    letters,
+    model_cells,
+    router_told,
+    standing,
+)
 from tui.widgets.keyed_table import KeyedTable, Row
 
 PAGE = 50
 KEPT = 1000  # decisions that are shown
-STANDING = ("live", "canary", "shadow")  # what can be rolled back
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Serving(Live):
     DEFAULT_CSS = """
     Serving #router { height: 2; padding: 0 1; }
     Serving #router, Serving #decisions-title { text-wrap: nowrap; text-overflow: ellipsis; }
-    Serving KeyedTable { scrollbar-size-horizontal: 0; }
+    Serving KeyedTable { scrollbar-size-horizontal: 0; scrollbar-size-vertical: 1; }
     Serving #above { height: auto; max-height: 65%; }
     Serving #models { height: auto; max-height: 8; }
     Serving #chosen { height: auto; max-height: 9; padding: 0 1; }
@@ -81,6 +89,7 @@ class Serving(Live):
     def __init__(self) -> None:
         super().__init__()
         self._models: dict[str, ModelView] = {}
+        self._partial = False
         self._decisions: dict[str, DecisionView] = {}  # newest first
         self._next: str | None = None
         self._only = ""
@@ -90,7 +99,7 @@ class Serving(Live):
         """The router, its models beside the chosen one, the decisions."""
         yield Static("", id="router")
         with Container(id="above"):
-            columns = ("model", "state", "of day", "hour/day", "p50/p99 s", "failed", "feedback", "succeeded")
+            columns = ("model", "state", "day %", "hour/day", "p50/p99 s", "fails", "liked", "succeeded")
             yield ModelTable(*columns, id="models")
             with VerticalScroll(id="chosen"):
                 yield Static("", id="told")
@@ -118,9 +127,8 @@ class Serving(Live):
         """All of it."""
         self._models = {model.name: model for model in found.models.models}
         self.query_one("#router", Static).update(router_told(found.router, found.models.by_default))
-        table = self.query_one("#models", ModelTable)
-        table.put([Row(model.name, model_cells(model)) for model in found.models.models])
-        table.border_subtitle = "of the newest exchanges only" if found.models.partial else ""
+        self._partial = found.models.partial
+        self.query_one("#models", ModelTable).put([Row(one.name, model_cells(one)) for one in found.models.models])
         self._show_chosen()
         if found.only == self._only:
             self._add_newest(found.page)
@@ -157,7 +165,7 @@ class Serving(Live):
         model = self._chosen()
         told = Text()
         if model is not None:
-            told.append_text(standing(model))
+            told.append_text(standing(model, self._partial))
             if model.canary is not None:
                 told.append("\n").append_text(canary_told(model.canary))
         told.rstrip()
@@ -181,9 +189,9 @@ class Serving(Live):
             self.query_one("#decisions").focus()
         elif event.row_key.value is not None:
             self._open = Conversation(event.row_key.value)
-            self.app.push_screen(self._open, self._closed)
+            self.app.push_screen(self._open, self._left)
 
-    def _closed(self, _: None) -> None:
+    def _left(self, _: None) -> None:
         self._open = None
 
     def action_only(self) -> None:

@@ -16,7 +16,9 @@ from tui.plain import cell, line
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LATE_S = 10.0  # files of the spool that wait for longer
+LEAST, MOST = 0.01, 10  # e-values that are told with two digits
 OFFERED = 8  # options of a decision that get a letter
+STANDING = ("live", "canary", "shadow")  # what can be rolled back
 STATES = {
     "base": ("○ base", ""),
     "live": ("● live", "bold green"),
@@ -39,46 +41,47 @@ def model_cells(model: ModelView) -> list[Text]:
     """Its row."""
     sign, style = STATES[model.state]
     if model.share is not None:
-        sign = f"{sign} {100 * model.share:g} %"
-    part = "" if model.of_day is None else f"{100 * model.of_day:.0f} %"
-    took = "" if model.p50_s is None or model.p99_s is None else f"{_seconds(model.p50_s)} / {_seconds(model.p99_s)}"
+        sign = f"{sign} {100 * model.share:g}%"
+    part = "" if model.of_day is None else f"{100 * model.of_day:.0f}"
+    took = "" if model.p50_s is None or model.p99_s is None else f"{_seconds(model.p50_s)}/{_seconds(model.p99_s)}"
     failed = sum(model.failures.values())
     said = f"+{model.liked} −{model.disliked}" if model.liked or model.disliked else ""
     judged = model.outcomes.get("success", 0) + model.outcomes.get("failure", 0)
     well = f"{100 * model.outcomes.get('success', 0) / judged:.0f} % of {judged}" if judged else ""
-    talks = f"{model.hour} / {model.day}" if model.day or not model.shadowed else f"◌ {model.shadowed}"
     return [
-        cell(model.name, limit=22),
+        _clipped(model.name, 20, "bold" if model.state in STANDING else ""),
         cell(sign, style),
-        _right(part, 6),
-        _right(talks, 9),
-        _right(took, 11),
+        _right(part, 5),
+        _right(f"{model.hour}/{model.day}", 8),
+        _right(took, 9),
         cell(f"! {failed}", "bold red") if failed else cell(""),
         cell(said),
         cell(well),
     ]
 
 
-def standing(model: ModelView) -> Text:
-    """How it stands, in full."""
+def standing(model: ModelView, partial: bool) -> Text:
+    """How it stands, in full; ``partial`` where the day had more exchanges than are counted."""
     told = Text()
     sign, style = STATES[model.state]
     told.append(f"{line(model.name, 60)} ", "bold").append(sign, style)
     if model.since is not None:
         told.append(f" since {model.since:%m-%d %H:%M} by {line(model.who, 40)}")
-        told.append(f": {line(model.reason, 300)}" if model.reason else "")
     if model.brought_back:
-        leaves = "the base model" if model.brought_back == "base" else line(model.brought_back, 60)
-        told.append(f"  ↶ a rollback leaves {leaves}", "dim")
-    counted = [f"{count} with status {status}" for status, count in model.failures.items()]
+        told.append(f"  ↶ leaves {line(model.brought_back, 60)}", "dim")
+    told.append(f"\n“{line(model.reason, 300)}”" if model.reason else "", "italic")
+    failed = ", ".join(f"{count}×{status}" for status, count in model.failures.items())
     facts = [
-        f"{model.requests:,} requests in a day" if model.requests else "no request in a day",
-        f"{', '.join(counted)} failed" if counted else "",
-        f"{model.shadowed} conversations in the shadow" if model.shadowed else "",
-        f"feedback: {model.liked} good, {model.disliked} bad, {model.remarks} neither" if _heard(model) else "",
+        f"{model.requests:,} requests a day{' or more' if partial else ''}"
+        if model.requests
+        else "no request in a day",
+        f"failed: {failed}" if failed else "",
+        f"◌ {model.shadowed} in the shadow" if model.shadowed else "",
+        f"feedback +{model.liked} −{model.disliked}" if model.liked or model.disliked else "",
+        f"{model.remarks} remarks" if model.remarks else "",
         f"became {_counts(model.outcomes)}" if model.outcomes else "",
     ]
-    told.append("\n" + "  ·  ".join(fact for fact in facts if fact))
+    told.append("\n" + "  ".join(fact for fact in facts if fact))
     return told
 
 
@@ -103,9 +106,9 @@ def canary_told(canary: CanaryView) -> Text:
         if step.state != "next":
             told.append(f"  {100 * step.share:>3g} %  ", "dim").append(f"with it {_rate(step.challenger)}")
             told.append(f"   {control} {_rate(step.control)}\n")
-    told.append(_evidence("worse", canary.harm, canary.enough, "it is rolled back", "red"))
-    fine = f"it goes live after {100 * max(step.share for step in canary.steps):g} %"
-    told.append(_evidence(f"within {100 * canary.margin:g} %", canary.fine, canary.enough, fine, "green"))
+    told.append(_evidence("worse", canary.harm, canary.enough, "rolled back", "red"))
+    fine = f"live, after {100 * max(step.share for step in canary.steps):g} %"
+    told.append(_evidence(f"not worse by {100 * canary.margin:g} %", canary.fine, canary.enough, fine, "green"))
     return told
 
 
@@ -113,10 +116,9 @@ def router_told(router: RouterView, by_default: Mapping[str, int]) -> Text:
     """One line on the router's health, one on how it decides."""
     told = Text.assemble(("Router ", "bold"))
     if router.state == "away":
-        told.append("✗ does not answer", "bold red").append(
-            f" at {line(router.address, 60)}: {line(router.trouble, 90)}"
-        )
-        told.append("" if router.expected else "; traced serve starts one")
+        told.append("✗ away", "bold red")
+        told.append(": the service starts it again" if router.expected else ": traced serve starts it")
+        told.append(f" · {line(router.address, 60)}: {line(router.trouble, 90)}")
     elif router.state == "unknown":
         told.append("? its port is not fixed, so that it cannot be asked")
     else:
@@ -159,32 +161,38 @@ def decision_cells(decision: DecisionView, named: Mapping[str, str], newest: dat
     today = decision.at.date() == newest.date()
     trial = ""
     if decision.trial is not None:
-        wanted = max(decision.logprobs, key=lambda option: likely(decision.logprobs[option]), default="")
-        trial = "◔ with it" if decision.model == wanted else "◔ control"
+        trial = "◔ with it" if decision.model == likeliest(decision) else "◔ control"
     return [
         cell(f"{decision.at:%H:%M:%S}" if today else f"{decision.at:%m-%d %H:%M}"),
-        cell(decision.model, "bold" if decision.model != "base" else "", limit=20),
+        _clipped(decision.model, 20, "bold" if decision.model != "base" else ""),
         options_told(decision, named),
-        _right(f"{1000 * decision.seconds:.0f} ms", 7),
+        _right(f"{1000 * decision.seconds:.0f} ms" if decision.seconds < 1 else f"{decision.seconds:.1f} s", 6),
         cell(trial, "yellow"),
-        cell(decision.id, limit=40),
+        _clipped(decision.id, 40),
     ]
 
 
 def options_told(decision: DecisionView, named: Mapping[str, str]) -> Text:
     """Bars in the order of the letters; in words why, where nothing was asked."""
     if decision.why:
-        return cell(f"! {decision.why}", "yellow", limit=60)
+        return _clipped(f"! {decision.why}", 60, "yellow")
     told = Text(no_wrap=True, overflow="ellipsis", end="")
+    wanted = likeliest(decision)
     for option, letter in named.items():
         if option not in decision.logprobs:
-            told.append(" " * 14)
+            told.append(" " * 13)
             continue
-        style = "bold green" if option == decision.model else "dim"
-        told.append(f"{letter} ", style).append(bar(likely(decision.logprobs[option]), 4), style)
-        told.append(f" {logprob(decision.logprobs[option]):>5}  ", "" if option == decision.model else "dim")
+        found = decision.logprobs[option]
+        style = "bold green" if option == wanted else "dim"
+        told.append(f"{letter} ", style).append(bar(likely(found), 3), style)
+        told.append(f" {logprob(found):>5}  ", "" if option == wanted else "dim")
     told.rstrip()
     return told
+
+
+def likeliest(decision: DecisionView) -> str:
+    """The option that was asked for; "" where nothing was asked."""
+    return max(decision.logprobs, key=lambda option: likely(decision.logprobs[option]), default="")
 
 
 def likely(found: float | None) -> float:
@@ -200,21 +208,18 @@ def logprob(found: float | None) -> str:
 
 
 def _evidence(what: str, known: float, enough: float, then: str, style: str) -> Text:
-    told = Text(f"  {what:<13}")
-    told.append("▕", "dim").append(bar(known / enough, 20), style).append("▏", "dim")
-    return told.append(f" {_times(known)} of {_times(enough)}: at that {then}\n")
+    told = Text(f"  {what:<18}")
+    told.append("▕", "dim").append(bar(known / enough, 16), style).append("▏", "dim")
+    return told.append(f" {_times(known)} of {_times(enough)} → {then}\n")
 
 
 def _times(log: float) -> str:
-    return f"{math.exp(min(log, 50.0)):.3g}"
+    times = math.exp(min(log, 20.0))
+    return f"{times:.2g}" if LEAST < times < MOST else f"{times:,.0f}" if times >= MOST else f"< {LEAST:g}"
 
 
 def _rate(arm: Arm) -> str:
     return f"{arm.successes} of {arm.judged}" + (f" ({100 * arm.successes / arm.judged:.0f} %)" if arm.judged else "")
-
-
-def _heard(model: ModelView) -> bool:
-    return bool(model.liked or model.disliked or model.remarks)
 
 
 def _counts(counted: Mapping[str, int]) -> str:
@@ -223,6 +228,11 @@ def _counts(counted: Mapping[str, int]) -> str:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.2f}" if seconds < 10 else f"{seconds:.0f}"
+
+
+def _clipped(text: str, width: int, style: str = "") -> Text:
+    whole = line(text)
+    return cell(whole if len(whole) <= width else f"{whole[: width - 1]}…", style)
 
 
 def _right(text: str, width: int) -> Text:
