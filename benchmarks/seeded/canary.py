@@ -1,5 +1,6 @@
 """What a canary was given so far, with what people thought of it, and the requests that failed meanwhile."""
 
+import math
 import random
 from datetime import datetime, timedelta
 
@@ -21,8 +22,8 @@ def canary_talks(opened: Session, rng: random.Random, at: datetime, live: str, c
         rng.shuffle(given)
         for place, model in enumerate(given):
             moment = at - ago + place * ago / (len(given) + 20)
-            chosen = -rng.uniform(0.05, 0.6)
-            options = {"base": chosen - rng.uniform(0.5, 3), live: chosen - rng.uniform(1, 5), canary: chosen}
+            odds = {"base": rng.uniform(0.05, 0.6), live: rng.uniform(0.01, 0.3), canary: 1.0}
+            options = {option: math.log(share / sum(odds.values())) for option, share in odds.items()}
             key, seconds = f"talk-{trial}-{place:03d}", 0.008 + rng.random() / 100
             _talk(opened, rng, ConversationRoute(key, model, options, seconds, "", moment, trial))
 

@@ -306,8 +306,8 @@ def _production(store: sqlalchemy.Engine, rng: random.Random, at: datetime, coun
             save_trajectories(opened, recorded)
             serving.save_routes(opened, routes)
             serving.save_exchanges(opened, exchanges)
-            for one in exchanges:
-                serving.settle(opened, {one.id: f"router{one.id[1:]}"}, at=one.at + SILENCE)
+            for exchange in exchanges:
+                serving.settle(opened, {exchange.id: f"router{exchange.id[1:]}"}, at=exchange.at + SILENCE)
             for one in feedback:
                 serving.save_feedback(opened, one)
     return count

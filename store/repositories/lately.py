@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, literal_column, tuple_
+from sqlalchemy import SQLColumnExpression, literal_column, tuple_
 from sqlalchemy import select as sql_select
 from sqlmodel import Session, col, select
 
@@ -97,8 +97,8 @@ def lately(session: Session, now: datetime) -> Lately:
             failures.setdefault(one.model, Counter())[one.status] += 1
     for model, counted in failures.items():
         models[model].failures = dict(sorted(counted.items()))
-    for model in models.values():
-        model.seconds.sort()
+    for found in models.values():
+        found.seconds.sort()
     shown = [one for one in seen if one.shadow_of is None]
     for model, count in _conversations(shown).items():
         models[model].day = count
@@ -115,7 +115,7 @@ def decisions(session: Session, *, limit: int, before: str | None = None, model:
     """The newest decisions, newest first: behind the cursor ``before``, and of one ``model``."""
     by_row = session.get_bind().dialect.name == "sqlite"
     at, key = col(ConversationRow.at), col(ConversationRow.id)
-    number: ColumnElement[Any] = literal_column("conversations.rowid") if by_row else at
+    number: SQLColumnExpression[Any] = literal_column("conversations.rowid") if by_row else at
     query = sql_select(ConversationRow, number).order_by(number.desc(), key.desc()).limit(limit + 1)
     if model:
         query = query.where(col(ConversationRow.model) == model)

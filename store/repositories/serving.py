@@ -99,7 +99,7 @@ def list_exchanges(
     if unsettled:
         query = query.where(col(ExchangeRow.settled_at).is_(None))
     if not bodies:
-        query = query.options(defer(col(ExchangeRow.body)))
+        query = query.options(defer(ExchangeRow.body))  # type: ignore[arg-type]  # SQLModel types it as its value
     rows = session.exec(query.order_by(col(ExchangeRow.at), col(ExchangeRow.id)))
     return [_exchange(row, bodies=bodies) for row in rows]
 

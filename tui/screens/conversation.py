@@ -114,8 +114,8 @@ def _decision(text: Text, decision: DecisionView | None) -> None:
     options = sorted(decision.logprobs.items(), key=lambda one: -likely(one[1]))
     for option, found in options:
         style = "bold" if option == decision.model else "dim"
-        text.append(f"  {line(option, 30):<31}", style).append("▕", "dim").append(bar(likely(found), 20), "green")
-        text.append("▏", "dim").append(f" {100 * likely(found):5.1f} %  log-prob {logprob(found)}\n")
+        text.append(f"  {line(option, 30):<24} ", style).append("▕", "dim").append(bar(likely(found), 16), "green")
+        text.append("▏", "dim").append(f" {100 * likely(found):5.1f} %   {logprob(found):>5} nats\n")
 
 
 def _heading(text: Text, heading: str) -> None:

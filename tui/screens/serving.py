@@ -67,7 +67,7 @@ class Serving(Live):
 
     TITLE_TEXT = "Serving"
     CONCERNS = ("traffic", "canary", "approve", "rollback", "stage finished", "reload", "restart")
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]]] = [(0, "-narrow"), (160, "-wide")]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (160, "-wide")]  # noqa: RUF012  # Textual has it as an instance's
     DEFAULT_CSS = """
     Serving #router { height: 2; padding: 0 1; }
     Serving #router, Serving #decisions-title { text-wrap: nowrap; text-overflow: ellipsis; }
@@ -155,7 +155,7 @@ class Serving(Live):
         if self._only:
             told.append(f" of {line(self._only, 40)} only", "yellow")
         if not shown:
-            told.append(": none yet. An agent that asks for the model auto has its conversations decided.", "dim")
+            told.append(": none yet; agents that ask for the model auto bring them", "dim")
         else:
             told.append(f" {len(shown):,}{' and older' if self._next else ''} ", "dim")
         told.append_text(legend(named))

@@ -67,6 +67,8 @@ def standing(model: ModelView, partial: bool) -> Text:
     told.append(f"{line(model.name, 60)} ", "bold").append(sign, style)
     if model.since is not None:
         told.append(f" since {model.since:%m-%d %H:%M} by {line(model.who, 40)}")
+    if model.state == "base":
+        told.append(" answers whatever no adapter is given", "dim")
     if model.brought_back:
         told.append(f"  ↶ leaves {line(model.brought_back, 60)}", "dim")
     told.append(f"\n“{line(model.reason, 300)}”" if model.reason else "", "italic")

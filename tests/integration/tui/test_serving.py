@@ -84,7 +84,7 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
             same_picture(on.app, "serving-canary")
             decisions(on).focus()
             await on.pilot.press("enter")
-            await until(on.pilot, lambda: "log-prob" in text_of(on.app) and "Trajectories (0)" in text_of(on.app))
+            await until(on.pilot, lambda: "nats" in text_of(on.app) and "Trajectories (0)" in text_of(on.app))
             same_picture(on.app, "serving-conversation")
             await on.pilot.press("escape")
             await choose(on, on.seeded.live)
