@@ -306,10 +306,10 @@ def test_news_of_traffic_are_seen_without_asking(opened: Opened, store: Engine) 
     async def look() -> None:
         async with opened() as on:
             await on_serving(on)
-            assert "! 12" not in text_of(on.app)
+            assert "×503" not in text_of(on.app)
             with told_of(on), session(store) as opened_store:
                 late = Exchange("late", "late", AT - timedelta(seconds=1), "base", 503, 0.1)
                 serving.save_exchanges(opened_store, [late])
-            await until(on.pilot, lambda: "! 12" in text_of(on.app))
+            await until(on.pilot, lambda: "1×503" in text_of(on.app))
 
     asyncio.run(look())
