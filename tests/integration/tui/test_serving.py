@@ -25,6 +25,7 @@ from tui.screens.roll_back import RollBack
 from tui.screens.serving import PAGE
 from tui.widgets.keyed_table import KeyedTable
 
+STILL = 10  # looks
 HOSTILE = "\x1b[31mred\u202e [bold]x[/] \ud800" + "y" * 500
 
 
@@ -39,11 +40,26 @@ async def on_serving(on: Running) -> None:
 
 
 async def choose(on: Running, name: str) -> None:
-    """Put the cursor on a model."""
+    """Put the cursor on a model, and wait for what the footer offers of it."""
     table = on.app.screen.query_one("#models", KeyedTable)
     assert table.point_at(name)
     table.focus()
-    await until(on.pilot, lambda: text_of(on.app).count(name) >= 2)
+    state = str(table.get_row(name)[1])
+    offered = not on.app.where.read_only and state.startswith(("●", "◔", "◌"))
+    await until(on.pilot, lambda: name in str(on.app.screen.query_one("#told", Static).content))
+    await until(on.pilot, lambda: ("r Roll back" in text_of(on.app)) is offered)
+
+
+async def settled(on: Running) -> None:
+    """Wait until what is shown changes no more: layout follows contents, and bars of scrolling follow layout."""
+    seen: list[str] = []
+    on.app.screen.refresh(layout=True)  # a dialog's first picture may come before that of what lies behind it
+
+    def still() -> bool:
+        seen.append(text_of(on.app))
+        return len(seen) >= STILL and len(set(seen[-STILL:])) == 1
+
+    await until(on.pilot, still)
 
 
 def decisions(on: Running) -> KeyedTable:
@@ -79,17 +95,21 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
     async def look() -> None:
         async with opened(size) as on:
             await on_serving(on)
+            await settled(on)
             same_picture(on.app, "serving")
             await choose(on, on.seeded.canary)
+            await settled(on)
             same_picture(on.app, "serving-canary")
             decisions(on).focus()
             await on.pilot.press("enter")
             await until(on.pilot, lambda: "nats" in text_of(on.app) and "Trajectories (0)" in text_of(on.app))
+            await settled(on)
             same_picture(on.app, "serving-conversation")
             await on.pilot.press("escape")
             await choose(on, on.seeded.live)
             await on.pilot.press("r")
             await until(on.pilot, lambda: "Why?" in text_of(on.app))
+            await settled(on)
             same_picture(on.app, "serving-roll-back")
 
     asyncio.run(look())
@@ -102,6 +122,7 @@ def test_nothing_served_yet(opened: Opened, size: tuple[int, int]) -> None:
             empty = open_store(sqlite_url(on.control.settings.data_dir / "empty.db"))
             on.control.store = empty
             await on_serving(on)
+            await settled(on)
             same_picture(on.app, "serving-empty")
             empty.dispose()
 
