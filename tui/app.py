@@ -23,7 +23,9 @@ from tui.screens.environments import Environments
 from tui.screens.live import Live
 from tui.screens.log import Log
 from tui.screens.overview import Overview
+from tui.screens.serving import Serving
 from tui.screens.training import Training
+from tui.screens.trajectories import Trajectories
 from tui.where import Where
 from tui.widgets.top_line import TopLine
 
@@ -33,6 +35,7 @@ SCREENS: dict[str, type[Live]] = {
     "trajectories": Trajectories,
     "environments": Environments,
     "training": Training,
+    "serving": Serving,
     "log": Log,
 }
 LIGHT, DARK = "textual-light", "textual-dark"

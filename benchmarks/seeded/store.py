@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session
 
+from benchmarks.seeded.canary import canary_talks
 from benchmarks.seeded.talks import trajectory
 from store.database import session
 from store.records import (
@@ -54,6 +55,7 @@ from traced.gates.publication import REQUIRED, publish
 
 SOURCE = (Path(__file__).parents[2] / "tests" / "data" / "environments" / "lamp_shop.py").read_text("utf-8")
 DAY = timedelta(days=1)
+SILENCE = timedelta(minutes=15)
 BATCH = 2000  # trajectories of production in a transaction; the first of them have exchanges
 RUNS, LABELLED, TASKS, TRIALS, ITERATIONS = 5, 60, 30, 4, 16
 CAPABILITIES = [
@@ -183,8 +185,11 @@ def seed_store(
             why = "too little for what it costs" if decision is Decision.REJECTED else "reads well"
             promotions.save_approval(opened, Approval(name, decision, "ada", at - 0.4 * DAY, why))
         promotions.promote(opened, live, who="ada", at=at - 0.4 * DAY)
+        promotions.put_on_trial(opened, Promotion(canary, PromotionState.CANARY, "ada", at - 0.38 * DAY, share=0.05))
         promotions.put_on_trial(opened, Promotion(canary, PromotionState.CANARY, "ada", at - 0.3 * DAY, share=0.25))
     kept = _production(store, rng, at, max(trajectories - len(names) * TASKS * TRIALS, 40), [live, canary])
+    with session(store) as opened:
+        canary_talks(opened, random.Random(seed), at, live, canary)
     return Seeded(names, waiting, live, canary, rejected, made, kept + len(names) * TASKS * TRIALS)
 
 
@@ -341,6 +346,8 @@ def _production(store: sqlalchemy.Engine, rng: random.Random, at: datetime, coun
             save_trajectories(opened, recorded)
             serving.save_routes(opened, routes)
             serving.save_exchanges(opened, exchanges)
+            for exchange in exchanges:
+                serving.settle(opened, {exchange.id: f"router{exchange.id[1:]}"}, at=exchange.at + SILENCE)
             for one in feedback:
                 serving.save_feedback(opened, one)
     return count

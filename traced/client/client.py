@@ -29,6 +29,7 @@ from traced.client.models import (
     Reason,
     Status,
 )
+from traced.client.serving import Serving
 from traced.client.trainings import Trainings
 from traced.client.trajectories import Trajectories
 from traced.client.transport import Transport, part
@@ -47,6 +48,7 @@ class Client:
         self.trainings = Trainings(self._daemon)
         self.capabilities = Capabilities(self._daemon)
         self.trajectories = Trajectories(self._daemon)
+        self.serving = Serving(self._daemon)
 
     async def __aenter__(self) -> "Client":
         return self
