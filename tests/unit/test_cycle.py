@@ -33,6 +33,7 @@ class Script:
     failing: dict[str, str] = field(default_factory=dict)  # capability -> stage that raises CapabilityError
     gates: dict[str, bool] = field(default_factory=dict)  # adapter -> passes
     decided: dict[str, bool] = field(default_factory=dict)  # adapter -> approved
+    asked: dict[str, int] = field(default_factory=dict)  # adapter -> the look that somebody wants
     cut: str = ""  # "stage argument": the next such call ends the process
     calls: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
@@ -105,7 +106,17 @@ class Script:
         async def drop(cycle: str, capability: str, stage: str, reason: str) -> None:
             self.dropped[capability] = f"{stage}: {reason}"
 
-        return Stages(collect, analyze, synthesize, admit, train, gate, waiting, promote, evaluate, report, drop)
+        async def asked(cycle: str, adapters: list[str]) -> dict[str, int]:
+            return {name: look for name, look in self.asked.items() if name in adapters}
+
+        async def look(cycle: str, adapter: str, number: int) -> bool:
+            await self.hit("look", adapter.partition("@")[0])
+            del self.asked[adapter]
+            return True
+
+        return Stages(
+            collect, analyze, synthesize, admit, train, gate, waiting, promote, evaluate, report, drop, asked, look
+        )
 
 
 def run(script: Script, data_dir: Path, attempts: int = 3) -> Standing:

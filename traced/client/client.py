@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from traced.client.approvals import Approvals
 from traced.client.errors import Refused
 from traced.client.models import (
     AdapterView,
@@ -39,6 +40,7 @@ class Client:
         self, socket: Path | None = None, *, url: str = "http://traced", token: str = "", timeout_s: float = 30.0
     ) -> None:
         self._daemon = Transport(socket, url, token, timeout_s)
+        self.approvals = Approvals(self._daemon)
 
     async def __aenter__(self) -> "Client":
         return self
