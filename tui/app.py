@@ -18,13 +18,14 @@ from tui.help import Help
 from tui.jump import Jump
 from tui.link import Link, Linked, Lost, News
 from tui.plain import line
+from tui.screens.approvals import Approvals
 from tui.screens.live import Live
 from tui.screens.log import Log
 from tui.screens.overview import Overview
 from tui.where import Where
 from tui.widgets.top_line import TopLine
 
-SCREENS: dict[str, type[Live]] = {"overview": Overview, "log": Log}
+SCREENS: dict[str, type[Live]] = {"overview": Overview, "approvals": Approvals, "log": Log}
 LIGHT, DARK = "textual-light", "textual-dark"
 
 

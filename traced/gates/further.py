@@ -43,13 +43,11 @@ def outstanding(session: Session, cycle_id: str) -> dict[str, Asked]:
         return {}
     found: dict[str, Asked] = {}
     for event in list_stage_events(session, cycle_id):
-        if event.stage != GATE or event.capability is None:
-            continue
-        if "look" in event.detail:
-            found[event.capability] = _asked(event)
-        elif event.state is not StageState.STARTED:
-            found.pop(event.capability, None)
-    return {one.adapter: one for one in found.values() if latest_approval(session, one.adapter) is None}
+        if event.stage == GATE and "look" in event.detail:
+            found[event.detail["adapter"]] = _asked(event)
+        elif event.stage == GATE and event.state is not StageState.STARTED:
+            found = {name: one for name, one in found.items() if not _is_answer(event, name)}
+    return {name: one for name, one in found.items() if latest_approval(session, name) is None}
 
 
 def ask(session: Session, adapter: str, rounds: int, *, who: str, at: datetime, reason: str = "") -> Asked:
@@ -94,6 +92,11 @@ def _next_look(session: Session, adapter: str, cycle: Cycle, rounds: int) -> int
             hint="gate.max_rounds gives later cycles more",
         )
     return gate.result.rounds + 1
+
+
+def _is_answer(event: StageEvent, adapter: str) -> bool:
+    """A stage that failed names its capability alone."""
+    return event.detail.get("adapter", adapter) == adapter and event.capability == adapter.partition("@")[0]
 
 
 def _asked(event: StageEvent) -> Asked:

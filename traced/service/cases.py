@@ -43,7 +43,7 @@ from traced.gates.further import looks, outstanding
 from traced.service.errors import NoSuchThing
 
 BASE = "base"  # what episodes call the base model
-MOST = 12  # pairs that are shown of each kind, and tasks that are named
+MOST = 8  # pairs that are shown of each kind, and tasks that are named
 
 
 def standing(one: Judged) -> ApprovalView:
