@@ -5,8 +5,10 @@ asked for. Fails: ``NotFound`` for what is not stored, ``NoSuchThing`` for a ver
 Not covered: which target tasks the capability does not touch (the gate's own analysis says it and keeps no list).
 """
 
+import json
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from sqlmodel import Session
 
@@ -98,8 +100,14 @@ def episode(session: Session, adapter: str, trajectory_id: str) -> Episode:
     version, found = get_adapter(session, adapter), get_trajectory(session, trajectory_id, tokens=False)
     if found.cycle_id != version.cycle_id or found.model not in (BASE, adapter):
         raise NotFound(f"episode of the gate of {adapter!r}", trajectory_id)
-    values = {name: getattr(found, name) for name in ("id", "model", "task_id", "reward", "detail", "messages")}
-    return Episode(**values, outcome=found.outcome.value, end_cause=found.end_cause.value)
+    values = {name: _in_unicode(getattr(found, name)) for name in ("id", "model", "task_id", "detail", "messages")}
+    return Episode(**values, reward=found.reward, outcome=found.outcome.value, end_cause=found.end_cause.value)
+
+
+def _in_unicode(stored: Any) -> Any:
+    """What was stored, with a sign for each half of a character: those cannot be sent."""
+    text = json.dumps(stored, ensure_ascii=False)
+    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _pairs(session: Session, version: AdapterVersion, cycle: Cycle) -> dict[str, list[PlayedPair]]:

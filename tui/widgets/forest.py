@@ -81,7 +81,7 @@ class _Scale:
     def of(cls, compared: Sequence[ComparisonView], room: int) -> "_Scale":
         found = [0.0, *(value for one in compared for value in (one.low, one.high, one.required, one.difference))]
         low, high = max(min(found), -1.0), min(max(found), 1.0)
-        spare = max((high - low) * 0.04, 0.005)
+        spare = max((high - low) * 2 / (room - 5), 0.005)  # two characters, for a bound beside an interval's end
         return cls(low - spare, high + spare, room)
 
     def at(self, value: float) -> int:
