@@ -1,6 +1,6 @@
 """What a terminal shows, as text, and the kept pictures that it is compared with.
 
-A picture is the screen's text alone: a reader of a diff sees what a user would see. ``TRACED_PICTURES=new`` writes them
+A picture is the screen's text alone: a reader of a diff sees what a user would see. ``PICTURES=new`` writes them
 anew; look at each before it is kept.
 """
 
@@ -28,7 +28,7 @@ def same_picture(app: App[object], name: str) -> None:
     width, height = app.size
     kept = PICTURES / f"{name}-{width}x{height}.txt"
     found = text_of(app)
-    if os.environ.get("TRACED_PICTURES") == "new":
+    if os.environ.get("PICTURES") == "new":
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(found, "utf-8")
     assert found == kept.read_text("utf-8"), f"{kept} looks otherwise:\n{found}"
