@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from sqlalchemy import select as columns
 from sqlmodel import Session, and_, case, col, func, select
 
 from store.records import Approval, Decision
@@ -61,7 +62,7 @@ def list_judged(session: Session, *, limit: int, name: str | None = None) -> lis
     decision_of = and_(col(ApprovalRow.adapter) == col(AdapterRow.name), col(ApprovalRow.seq).in_(newest_decision))
     waits = and_(col(ApprovalRow.seq).is_(None), col(GateRow.answer) == GateAnswer.PASS.value)
     query = (
-        select(AdapterRow.name, AdapterRow.capability, AdapterRow.cycle_id, GateRow, ApprovalRow)
+        columns(col(AdapterRow.name), col(AdapterRow.capability), col(AdapterRow.cycle_id), GateRow, ApprovalRow)
         .join(GateRow, gate_of)
         .join(ApprovalRow, decision_of, isouter=True)
         .order_by(
@@ -72,10 +73,10 @@ def list_judged(session: Session, *, limit: int, name: str | None = None) -> lis
         .limit(limit)
     )
     if name is not None:
-        query = query.where(AdapterRow.name == name)
+        query = query.where(col(AdapterRow.name) == name)
     return [
         Judged(key, capability, cycle, GateAnswer(gate.answer), gate.rounds, gate.at, _decision(decided))
-        for key, capability, cycle, gate, decided in session.exec(query)
+        for key, capability, cycle, gate, decided in session.execute(query)
     ]
 
 
@@ -90,10 +91,15 @@ def gate_pairs(
 
 def _played(session: Session, model: str, cycle_id: str, source: str, split: str) -> dict[tuple[str, int], Played]:
     row = TrajectoryRow
-    query = select(row.task_id, row.trial, row.id, row.reward, row.outcome).where(
-        row.source == source, row.split == split, row.model == model, row.cycle_id == cycle_id
+    query = columns(col(row.task_id), col(row.trial), col(row.id), col(row.reward), col(row.outcome)).where(
+        col(row.source) == source,
+        col(row.split) == split,
+        col(row.model) == model,
+        col(row.cycle_id) == cycle_id,
     )
-    return {(task, trial): Played(key, reward, Outcome(told)) for task, trial, key, reward, told in session.exec(query)}
+    return {
+        (task, trial): Played(key, reward, Outcome(told)) for task, trial, key, reward, told in session.execute(query)
+    }
 
 
 def _decision(row: ApprovalRow | None) -> Approval | None:

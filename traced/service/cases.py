@@ -145,8 +145,8 @@ def _changes(on: str, pairs: Sequence[PlayedPair]) -> ChangesView:
 
 def _gate(record: GateRecord) -> GateView:
     compared = [ComparisonView(**{**vars(one), "answer": one.answer.value}) for one in record.result.comparisons]
-    answer, rounds = record.result.answer.value, record.result.rounds
-    return GateView(id=record.id, at=record.at, answer=answer, rounds=rounds, comparisons=compared)
+    result = record.result
+    return GateView(id=record.id, at=record.at, answer=result.answer.value, rounds=result.rounds, comparisons=compared)
 
 
 def _decision(one: Approval) -> DecisionView:

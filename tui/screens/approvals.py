@@ -48,7 +48,6 @@ class Approvals(Live):
 
     TITLE_TEXT = "Approvals"
     CONCERNS = ("approve", "reject", "more-episodes", "rollback", "stage", "cycle")
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (110, "-wide")]
     DEFAULT_CSS = """
     Approvals #desk { height: 1fr; }
     Approvals.-wide #desk { layout: horizontal; }
@@ -71,6 +70,7 @@ class Approvals(Live):
 
     def __init__(self) -> None:
         super().__init__()
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]
         self._found = Found([], None)
         self._wanted: str | None = None  # the adapter to look at, while its case is on its way
         self._mine: set[tuple[str, str]] = set()  # acts of this person, whose events are no news to them

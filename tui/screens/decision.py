@@ -112,9 +112,8 @@ class Decision(ModalScreen[Answer | None]):
                         yield _Way(means + usual, value=policy == self.case.policy, name=policy)
             with Horizontal():
                 yield Button("Leave", id="leave", compact=True)
-                style = "error" if self.what == "reject" else "success"
                 label = Text(f" {self._act.verb} {name} ", no_wrap=True)
-                yield Button(label, id="confirm", variant=style, compact=True)
+                yield Button(label, id="confirm", variant="error" if self.what == "reject" else "success", compact=True)
 
     def overtaken(self, told: str) -> None:
         """Somebody else was first."""

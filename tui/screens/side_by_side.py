@@ -21,7 +21,6 @@ ROLES = {"system": "dim", "user": "bold cyan", "assistant": "bold green", "tool"
 class SideBySide(ModalScreen[None]):
     """Closed by Escape."""
 
-    HORIZONTAL_BREAKPOINTS: ClassVar[list[tuple[int, str]] | None] = [(0, "-narrow"), (110, "-wide")]
     DEFAULT_CSS = """
     SideBySide > Container { height: 1fr; background: $surface; }
     SideBySide.-wide > Container { layout: horizontal; }
@@ -37,6 +36,7 @@ class SideBySide(ModalScreen[None]):
 
     def __init__(self, title: str, *episodes: Episode) -> None:
         super().__init__()
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]
         self._title, self._episodes = title, episodes
 
     def compose(self) -> ComposeResult:
