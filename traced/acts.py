@@ -1,8 +1,9 @@
-"""What people decide: approve, reject, roll back, release; the same for the control API and for the command line.
+"""What people decide: approve, reject, ask for more episodes, roll back, release; for the control API and the verbs.
 
 Invariants: an act is done in the transaction that it is given, with its audit entry (who, when, why) and its event, so
 that none of the three is stored without the others. Repeating an act changes nothing and adds no entry: what was
-decided first stands, with the name and reason it was given then. An act that is refused leaves nothing behind.
+decided first stands, with the name and reason it was given then. An act that is refused leaves nothing behind; one
+that says which gate result was looked at is refused when it comes second or when that result is not the newest.
 How it fails: PromotionError, and the store's NotFound, NotApproved and NotLive.
 Not covered: who may act (``traced.service.control``), and waking a service (it looks by itself every few seconds).
 """
@@ -14,15 +15,16 @@ from typing import Any
 
 from sqlmodel import Session
 
-from store.records import Approval, CycleState, Promotion, PromotionState
+from store.records import Approval, CycleState, Decision, Promotion, PromotionState
 from store.repositories import attempts
+from store.repositories.adapters import get_adapter
 from store.repositories.audit import save_audit
 from store.repositories.cycles import get_cycle, set_cycle_state
 from store.repositories.events import save_event
 from store.repositories.promotions import latest_approval, list_promotions
 from store.service_records import AuditEntry, Event
 from traced.client.models import Done
-from traced.gates import promotion
+from traced.gates import further, promotion
 from traced.gates.settings import Policy
 
 
@@ -50,9 +52,17 @@ def note(opened: Session, act: Act, action: str, subject: str, *, cycle_id: str 
 
 
 def approve(
-    opened: Session, act: Act, adapter: str, policy: Policy = "immediate", steps: Sequence[float] = (0.05,)
+    opened: Session,
+    act: Act,
+    adapter: str,
+    policy: Policy = "immediate",
+    steps: Sequence[float] = (0.05,),
+    *,
+    seen: str = "",
 ) -> Done:
     """Approve an adapter version that passed its gate and put it live, or on trial where the policy is another."""
+    if seen:
+        promotion.check_seen(opened, adapter, seen, Decision.APPROVED, who=act.who)
     before = _standing(opened, adapter)
     decision = promotion.approve(opened, adapter, **act.signed)
     promoted = promotion.begin(opened, adapter, policy, steps, **act.signed)
@@ -67,14 +77,30 @@ def approve(
     )
 
 
-def reject(opened: Session, act: Act, adapter: str) -> Done:
+def reject(opened: Session, act: Act, adapter: str, seen: str = "") -> Done:
     """Decide against an adapter version."""
+    if seen:
+        promotion.check_seen(opened, adapter, seen, Decision.REJECTED, who=act.who)
     before = _standing(opened, adapter)
     decision = promotion.reject(opened, adapter, **act.signed)
     live = promotion.live(opened)
     if _standing(opened, adapter) != before:
         note(opened, act, "reject", adapter, live=live)
     return Done(said=f"{adapter} is rejected", subject=adapter, live=live, detail={"decision": asdict(decision)})
+
+
+def more_episodes(opened: Session, act: Act, adapter: str, rounds: int, seen: str = "") -> Done:
+    """Have the gate of an adapter version that waits take its next look; ``rounds`` as in ``further.ask``."""
+    if seen:
+        promotion.check_seen(opened, adapter, seen, None, who=act.who)
+    asked = further.ask(opened, adapter, rounds, who=act.who, at=act.at, reason=act.reason)
+    if asked == further.Asked(adapter, asked.look, act.who, act.at, act.reason):
+        cycle_id = get_adapter(opened, adapter).cycle_id
+        note(opened, act, "more-episodes", adapter, cycle_id=cycle_id, look=asked.look)
+        said = f"the gate of {adapter} takes look {asked.look} on more episodes; {adapter} waits for it"
+    else:
+        said = f"{asked.who} asked for more episodes for {adapter} before, on {asked.at:%Y-%m-%d at %H:%M} UTC"
+    return Done(said=said, subject=adapter, live=promotion.live(opened), detail={"asked": asdict(asked)})
 
 
 def roll_back(opened: Session, act: Act, adapter: str | None) -> Done:

@@ -4,7 +4,7 @@ Invariants: the state holds ids and names only, everything else is in the store;
 was killed half-way is simply run again; a capability that fails is recorded with its reason and the others go on;
 admission and gate fill the machine and have it to themselves; trainings run side by side where the caller says how many
 fit, or beside everything where each sees to its own device. The approval node asks the store who still
-waits, so that the store, and not the resume value, decides.
+waits, so that the store, and not the resume value, decides; before that it plays the episodes that people asked for.
 
 How it fails: a ``CapabilityError`` of a capability's stage drops that capability only. Anything else (engine, Docker,
 disk, Ctrl-C) leaves the graph at its last checkpoint and is raised to the caller; ``advance`` carries on from there.
@@ -79,6 +79,8 @@ class Stages:
     evaluate: Callable[[str, list[str]], Awaitable[None]]
     report: Callable[[str], Awaitable[None]]
     drop: Callable[[str, str, str, str], Awaitable[None]]  # cycle, capability, stage, reason
+    asked: Callable[[str, list[str]], Awaitable[dict[str, int]]]  # adapter versions -> looks that a person wants
+    look: Callable[[str, str, int], Awaitable[bool]]  # cycle, adapter version, number: its gate once more
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,15 @@ def _capability_nodes(stages: Stages, attempts: int, room: Room) -> dict[str, No
     return {name: _dropping(stages, name, node) for name, node in nodes.items()}
 
 
+async def _look_again(stages: Stages, cycle_id: str, adapters: list[str]) -> None:
+    """Play what people asked for while they decide; a version that loses its pass waits no more."""
+    for adapter, look in (await stages.asked(cycle_id, adapters)).items():
+        try:
+            await stages.look(cycle_id, adapter, look)
+        except CapabilityError as error:
+            await stages.drop(cycle_id, adapter.partition("@")[0], "gate", str(error))
+
+
 def _unless_dropped(following: str) -> Callable[[CapabilityState], str]:
     return lambda state: END if state.get("dropped") else following
 
@@ -221,6 +232,7 @@ def build_graph(
         return {"capabilities": await stages.analyze(state["cycle_id"])}
 
     async def approval(state: CycleState) -> dict[str, Any]:
+        await _look_again(stages, state["cycle_id"], state.get("adapters", []))
         while waiting := await stages.waiting(state["cycle_id"], state.get("adapters", [])):
             interrupt({"adapters": waiting})
         return {}

@@ -106,6 +106,12 @@ def cycle_stages(context: Context) -> Stages:
     async def waiting_(cycle_id: str, adapters: list[str]) -> list[str]:
         return promote.waiting(context, adapters)
 
+    async def asked_(cycle_id: str, adapters: list[str]) -> dict[str, int]:
+        return promote.asked(context, adapters)
+
+    async def look_(cycle_id: str, adapter: str, number: int) -> bool:
+        return (await gate.gate(context, adapter, number)).answer is GateAnswer.PASS
+
     async def report_(cycle_id: str) -> None:
         await report.report(context)
 
@@ -128,6 +134,8 @@ def cycle_stages(context: Context) -> Stages:
         evaluate=evaluate_,
         report=report_,
         drop=drop_,
+        asked=asked_,
+        look=look_,
     )
 
 

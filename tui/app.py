@@ -18,6 +18,7 @@ from tui.help import Help
 from tui.jump import Jump
 from tui.link import Link, Linked, Lost, News
 from tui.plain import line
+from tui.screens.approvals import Approvals
 from tui.screens.capabilities import Capabilities
 from tui.screens.environments import Environments
 from tui.screens.live import Live
@@ -35,6 +36,7 @@ SCREENS: dict[str, type[Live]] = {
     "trajectories": Trajectories,
     "environments": Environments,
     "training": Training,
+    "approvals": Approvals,
     "serving": Serving,
     "log": Log,
 }

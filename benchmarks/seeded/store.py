@@ -181,6 +181,7 @@ def seed_store(
         rejected = _adapter(opened, rng, _Version("compound-requests", 1, names[1], at - 1.6 * DAY, 0.05), made, folder)
         canary = _adapter(opened, rng, _Version("compound-requests", 2, names[2], at - 0.6 * DAY, 0.11), made, folder)
         waiting = _adapter(opened, rng, _Version("policy-checks", 1, names[2], at - 0.5 * DAY, 0.17), made, folder)
+        _played_in_environment(opened, waiting, names[2], made["policy-checks"])
         for name, decision in ((live, Decision.APPROVED), (rejected, Decision.REJECTED), (canary, Decision.APPROVED)):
             why = "too little for what it costs" if decision is Decision.REJECTED else "reads well"
             promotions.save_approval(opened, Approval(name, decision, "ada", at - 0.4 * DAY, why))
@@ -296,14 +297,24 @@ def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, 
         for model, well in (("base", base), (name, better)):
             outcome = Outcome.SUCCESS if well else Outcome.FAILURE
             key = f"{name}-gate-{seed:03d}-{model}"
-            pairs.append(
-                trajectory(rng, key, outcome, split="gate", task_id=str(10_000 + seed), model=model, cycle_id=cycle)
-            )
+            task = str(10_000 * of.number + seed)
+            pairs.append(trajectory(rng, key, outcome, split="gate", task_id=task, model=model, cycle_id=cycle))
     save_trajectories(opened, pairs)
     options = {"base": -0.4, name: -1.1}
     routing.save_routing(opened, [RoutingChoice(pairs[1].id, name, options, 0.012)])
     save_event(opened, Event(at, "stage finished", "gate", cycle, {"capability": capability, "answer": "pass"}))
     return name
+
+
+def _played_in_environment(opened: Session, name: str, cycle: str, environment: str) -> None:
+    """The gate's episodes in the synthetic environment."""
+    rng = random.Random(name)
+    for seed in range(100_000, 100_040):
+        base = rng.random() < 0.31
+        for model, well in (("base", base), (name, base or rng.random() < 0.7)):
+            outcome = Outcome.SUCCESS if well and rng.random() < 0.97 else Outcome.FAILURE
+            of = {"source": f"env:{environment[:12]}", "split": "", "task_id": str(seed), "model": model}
+            save_trajectories(opened, [trajectory(rng, f"{name}-env-{seed}-{model}", outcome, **of, cycle_id=cycle)])
 
 
 def _figures(rng: random.Random, iteration: int) -> dict[str, float]:

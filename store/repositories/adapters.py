@@ -37,6 +37,11 @@ def get_adapter(session: Session, name: str) -> AdapterVersion:
     return AdapterVersion(**row.model_dump())
 
 
+def hold_adapter(session: Session, name: str) -> None:
+    """Until the end of the transaction nobody else holds this version (SQLite has one writer anyway)."""
+    session.exec(select(AdapterRow.name).where(AdapterRow.name == name).with_for_update()).all()
+
+
 def list_adapters(
     session: Session, *, cycle_id: str | None = None, capability: str | None = None
 ) -> list[AdapterVersion]:

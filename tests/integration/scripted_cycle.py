@@ -77,7 +77,15 @@ def stations(context: Context, cut: str) -> Stages:
     async def drop(cycle: str, capability: str, stage: str, reason: str) -> None:
         context.event(stage, StageState.FAILED, capability, reason=reason)
 
-    return Stages(collect, analyze, synthesize, admit, train, gate, waiting, promote, evaluate, report, drop)
+    async def asked(cycle: str, adapters: list[str]) -> dict[str, int]:
+        return {}
+
+    async def look(cycle: str, adapter: str, number: int) -> bool:
+        return await gate(cycle, adapter)
+
+    return Stages(
+        collect, analyze, synthesize, admit, train, gate, waiting, promote, evaluate, report, drop, asked, look
+    )
 
 
 def main(directory: Path, cut: str) -> None:

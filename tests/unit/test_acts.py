@@ -9,14 +9,17 @@ from sqlmodel import Session
 
 from store.database import open_store, session
 from store.errors import NotFound
-from store.records import CycleState
+from store.records import CycleState, StageEvent, StageState
 from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, list_parked, park
 from store.repositories.audit import list_audit
-from store.repositories.cycles import get_cycle, set_cycle_state
+from store.repositories.cycles import get_cycle, save_stage_event, set_cycle_state
 from store.repositories.events import list_events
+from store.repositories.gates import latest_gate, save_gate
+from store.types import GateAnswer, GateResult
 from tests.unit.gates.chain import hour, seed_adapter, seed_cycle
-from traced.acts import Act, approve, reject, release, roll_back
+from traced.acts import Act, approve, more_episodes, reject, release, roll_back
 from traced.gates.errors import PromotionError
+from traced.gates.further import outstanding
 
 ADAPTER, SECOND = "error-recovery@v1", "error-recovery@v2"
 ANN = Act("ann", "local", hour(30), "looked at it")
@@ -89,6 +92,85 @@ def test_a_refused_decision_leaves_nothing(opened: Session, decide: Any) -> None
     with pytest.raises(Exception, match=r"is live|is not live"):
         decide(opened, ANN)
     assert audited(opened) == before
+
+
+def gate_of(opened: Session, adapter: str = ADAPTER) -> str:
+    gate = latest_gate(opened, adapter)
+    assert gate is not None
+    return gate.id
+
+
+def test_who_comes_second_is_told_who_was_first(opened: Session) -> None:
+    seen, bob = gate_of(opened), Act("bob", "operator", hour(31), "too slow")
+    approve(opened, ANN, ADAPTER, seen=seen)
+    before = audited(opened)
+    for decide in (approve, reject):
+        with pytest.raises(PromotionError) as refused:
+            decide(opened, bob, ADAPTER, seen=seen)
+        assert refused.value.message == (
+            f"somebody was first: ann approved {ADAPTER} on 2026-01-02 at 06:00 UTC: looked at it"
+        )
+    with pytest.raises(PromotionError, match="somebody was first: ann approved"):
+        more_episodes(opened, bob, ADAPTER, 3, seen=seen)
+    assert audited(opened) == before
+    assert approve(opened, ANN, ADAPTER, seen=seen).live == [ADAPTER]  # who did not get the answer asks again
+
+
+def test_a_decision_on_figures_that_are_not_the_newest_is_refused(opened: Session) -> None:
+    seen = gate_of(opened)
+    newer = GateResult(ADAPTER, GateAnswer.PASS, [], 2)
+    save_gate(opened, newer, cycle_id="c1", at=hour(29))
+    for decide in (approve, reject):
+        with pytest.raises(PromotionError, match="has answered again since you looked, on 2026-01-02 at 05:00 UTC"):
+            decide(opened, ANN, ADAPTER, seen=seen)
+    assert audited(opened) == []
+    assert reject(opened, ANN, ADAPTER, seen=gate_of(opened)).said == f"{ADAPTER} is rejected"
+
+
+def test_more_episodes_are_asked_for_once_and_keep_others_from_approving(opened: Session) -> None:
+    done = more_episodes(opened, ANN, ADAPTER, 3)
+    assert (done.detail["asked"]["look"], done.said) == (
+        2,
+        f"the gate of {ADAPTER} takes look 2 on more episodes; {ADAPTER} waits for it",
+    )
+    bob = Act("bob", "operator", hour(31))
+    assert more_episodes(opened, bob, ADAPTER, 3).said.startswith(f"ann asked for more episodes for {ADAPTER} before")
+    with pytest.raises(PromotionError, match="cannot be approved yet: ann asked for more episodes"):
+        approve(opened, bob, ADAPTER)
+    assert approve(opened, bob, SECOND).live == [SECOND]
+    assert audited(opened) == [
+        ("more-episodes", ADAPTER, "ann", "looked at it"),
+        ("approve", SECOND, "bob", ""),
+    ]
+    assert list(outstanding(opened, "c1")) == [ADAPTER]
+    reject(opened, bob, ADAPTER)
+    assert outstanding(opened, "c1") == {}
+
+
+@pytest.mark.parametrize("end", [StageState.FINISHED, StageState.FAILED])
+def test_the_gates_next_end_answers_what_was_asked_for(opened: Session, end: StageState) -> None:
+    more_episodes(opened, ANN, ADAPTER, 3)
+    detail = {"adapter": ADAPTER, "answer": "pass"} if end is StageState.FINISHED else {"reason": "parked"}
+    for state, found in ((StageState.STARTED, {}), (end, detail)):
+        assert list(outstanding(opened, "c1")) == [ADAPTER]
+        save_stage_event(opened, StageEvent("c1", "gate", state, hour(32), "error-recovery", found))
+    assert outstanding(opened, "c1") == {}
+    assert more_episodes(opened, ANN, ADAPTER, 3).detail["asked"]["look"] == 2
+
+
+def test_a_gate_without_a_look_left_and_what_does_not_wait_are_refused(opened: Session) -> None:
+    with pytest.raises(PromotionError, match="has taken all of its 1 looks; its intervals hold for no more"):
+        more_episodes(opened, ANN, ADAPTER, 1)
+    save_gate(opened, GateResult(ADAPTER, GateAnswer.FAIL, [], 2), cycle_id="c1", at=hour(29))
+    with pytest.raises(PromotionError, match="waits for nobody: its gate answered fail"):
+        more_episodes(opened, ANN, ADAPTER, 3)
+    set_cycle_state(opened, "c1", CycleState.CANCELLED, at=hour(29))
+    with pytest.raises(PromotionError, match="cycle c1 is cancelled"):
+        more_episodes(opened, ANN, SECOND, 3)
+    approve(opened, ANN, SECOND)
+    with pytest.raises(PromotionError, match=f"ann approved {SECOND}"):
+        more_episodes(opened, ANN, SECOND, 3)
+    assert [action for action, *_ in audited(opened)] == ["approve"]
 
 
 def parked(opened: Session, stage: str, capability: str) -> str:

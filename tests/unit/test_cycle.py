@@ -33,6 +33,7 @@ class Script:
     failing: dict[str, str] = field(default_factory=dict)  # capability -> stage that raises CapabilityError
     gates: dict[str, bool] = field(default_factory=dict)  # adapter -> passes
     decided: dict[str, bool] = field(default_factory=dict)  # adapter -> approved
+    asked: dict[str, int] = field(default_factory=dict)  # adapter -> the look that somebody wants
     cut: str = ""  # "stage argument": the next such call ends the process
     calls: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
@@ -105,7 +106,17 @@ class Script:
         async def drop(cycle: str, capability: str, stage: str, reason: str) -> None:
             self.dropped[capability] = f"{stage}: {reason}"
 
-        return Stages(collect, analyze, synthesize, admit, train, gate, waiting, promote, evaluate, report, drop)
+        async def asked(cycle: str, adapters: list[str]) -> dict[str, int]:
+            return {name: look for name, look in self.asked.items() if name in adapters}
+
+        async def look(cycle: str, adapter: str, number: int) -> bool:
+            await self.hit("look", adapter.partition("@")[0])
+            del self.asked[adapter]
+            return True
+
+        return Stages(
+            collect, analyze, synthesize, admit, train, gate, waiting, promote, evaluate, report, drop, asked, look
+        )
 
 
 def run(script: Script, data_dir: Path, attempts: int = 3) -> Standing:
@@ -256,6 +267,30 @@ def test_a_failed_gate_never_waits_for_approval(tmp_path: Path) -> None:
     script = Script(gates={"alpha@v1": False}, decided=approved("beta"))
     ended = run(script, tmp_path)
     assert (ended.state["adapters"], ended.state["dropped"]) == (["beta@v1"], ["alpha"])
+
+
+def test_more_episodes_are_played_before_people_are_asked_again(tmp_path: Path) -> None:
+    script = Script()
+    assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1"]
+    script.calls.clear()
+    script.asked = {"alpha@v1": 2}
+    assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1"]
+    assert script.calls[0] == "look alpha"
+    assert script.calls.count("look alpha") == 1
+    script.asked, script.cut = {"beta@v1": 2}, "look beta"
+    with pytest.raises(PowerCut):
+        run(script, tmp_path)
+    assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1"]
+    script.decided = approved("alpha", "beta")
+    assert run(script, tmp_path).state["promoted"] == ["alpha@v1", "beta@v1"]
+
+
+def test_a_look_that_loses_the_pass_drops_the_capability_and_the_others_wait_on(tmp_path: Path) -> None:
+    script = Script()
+    run(script, tmp_path)
+    script.asked, script.failing = {"alpha@v1": 2}, {"alpha": "look"}
+    assert run(script, tmp_path).waiting == ["alpha@v1", "beta@v1"]  # the store says who waits: not this script
+    assert script.dropped == {"alpha": "gate: look of alpha failed"}
 
 
 def test_nothing_retained_goes_straight_to_the_report(tmp_path: Path) -> None:

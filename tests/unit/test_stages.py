@@ -12,7 +12,7 @@ from rich.console import Console
 
 from store.database import open_store, session, sqlite_url
 from store.repositories.analysis import save_capabilities, save_labels
-from store.types import Label, Verdict
+from store.types import GateAnswer, GateResult, Label, Verdict
 from tests.unit.store.chain import CAPABILITY, save_chain
 from traced.config import load_settings
 from traced.gates.errors import GateError
@@ -60,6 +60,30 @@ def test_the_synthesizer_sees_the_labels_of_every_capability(context: Context, m
         save_labels(opened, "c1", [Label("t2", "tool-choice", 0, Verdict.LACKING, 1)])
     asyncio.run(synthesize.synthesize(context, "date-reasoning", 0))
     assert {label.capability for label in seen} == {"date-reasoning", "tool-choice"}
+
+
+def test_a_stored_answer_stands_unless_a_later_look_is_asked_for(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    async def look(adapter: str, gather: Any, policy: Any, first_look: int) -> GateResult:
+        looked.append(first_look)
+        return GateResult(adapter, GateAnswer.INCONCLUSIVE, [], first_look)
+
+    async def served(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(gate, "run_gate", look)
+    monkeypatch.setattr(Context, "serve", served)
+    name = "date-reasoning@v1"
+    assert asyncio.run(gate.gate(context, name)).rounds == 2
+    assert asyncio.run(gate.gate(context, name, 2)).answer is GateAnswer.PASS
+    assert looked == []
+    for _ in range(2):  # killed and run again, it is not played again
+        with pytest.raises(CapabilityError, match="answered inconclusive"):
+            asyncio.run(gate.gate(context, name, 3))
+    assert looked == [3]
 
 
 def test_a_gate_that_cannot_compare_stops_the_cycle_and_not_its_capability(

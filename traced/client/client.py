@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from traced.client.approvals import Approvals
 from traced.client.capabilities import Capabilities
 from traced.client.environments import Environments
 from traced.client.errors import Refused
@@ -49,6 +50,7 @@ class Client:
         self.capabilities = Capabilities(self._daemon)
         self.trajectories = Trajectories(self._daemon)
         self.serving = Serving(self._daemon)
+        self.approvals = Approvals(self._daemon)
 
     async def __aenter__(self) -> "Client":
         return self

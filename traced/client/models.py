@@ -189,7 +189,13 @@ class Reason(Model):
     who: str = Field(default="", max_length=200)
 
 
-class Approval(Reason):
+class Decided(Reason):
+    """A decision on an adapter; with ``seen`` only as the first one, and on the figures that were looked at."""
+
+    seen: str = Field(default="", max_length=100, description="the id of the gate result that was looked at")
+
+
+class Approval(Decided):
     """A decision for an adapter; without a policy it goes live as the service's settings say."""
 
     policy: Policy | None = None

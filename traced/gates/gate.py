@@ -13,7 +13,9 @@ never a pass.
 Error control. Looking up to R times at growing data would inflate the error, so each look's interval is computed at
 1 - (1 - level) / R: Bonferroni over the looks, by which the chance that any look's interval misses is at most 1 - level
 whatever the sample sizes (Pocock 1977 and O'Brien and Fleming 1979 are tighter but need equal looks). By the same
-bound an answered comparison keeps its answer in later rounds. All three must pass, so requiring three needs no further
+bound an answered comparison keeps its answer in later rounds. A look that was left over may be taken because a person
+asks for it (``traced.gates.further``): it judges all comparisons anew on all pairs, and its answer replaces the earlier
+one, a pass included. All three must pass, so requiring three needs no further
 correction (intersection-union test, Berger 1982, Technometrics 24:295-300). Not covered: correction over several
 adapters gated in one cycle; each is a decision of its own, and a person approves it.
 """
@@ -83,11 +85,15 @@ async def run_gate(
     adapter: str,
     gather: Callable[[int, Sequence[str]], Awaitable[Mapping[ComparisonName, Sequence[Pair]]]],
     policy: GatePolicy,
+    first_look: int = 1,
 ) -> GateResult:
     """Rounds until the answer is final; ``gather(round, names)`` returns the new pairs of the named comparisons.
 
-    A first round without untouched tasks leaves that comparison out: every task needs the capability.
+    A first round without untouched tasks leaves that comparison out: every task needs the capability. The answer is
+    first asked for after round ``first_look``, on the pairs of all rounds until then: somebody wants more episodes.
     """
+    if not 1 <= first_look <= policy.max_rounds:
+        raise GateError(f"look {first_look} is outside 1..{policy.max_rounds}", hint="raise gate.max_rounds")
     evidence: dict[ComparisonName, list[Pair]] = {}
     result: GateResult | None = None
     names: Sequence[str] = ["environment", "target", "untouched"]
@@ -95,6 +101,8 @@ async def run_gate(
         for name, pairs in (await gather(round_number, names)).items():
             if pairs or name != "untouched":
                 evidence.setdefault(name, []).extend(pairs)
+        if round_number < first_look:
+            continue
         result = judge(adapter, evidence, policy, round_number=round_number, earlier=result)
         names = open_comparisons(result, policy)
         if not names:

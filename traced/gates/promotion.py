@@ -3,7 +3,7 @@
 Invariants: only a version whose newest gate passed can be approved (inconclusive is never a pass); only an approved
 version whose files are what was published goes live or on trial (canary, shadow); one ``roll_back`` undoes the last
 promotion and brings back the version that was live before, or ends a trial. Repeating a decision or a promotion changes
-nothing.
+nothing. Who says which gate result they looked at decides on that one and is the first to, or is refused with who was.
 
 How it fails: PromotionError, or the store's NotFound, NotApproved and NotLive. Not covered: who may decide; ``who`` is
 recorded as given.
@@ -17,9 +17,10 @@ from sqlmodel import Session
 
 from store.records import Approval, Decision, Promotion, PromotionState
 from store.repositories import promotions
-from store.repositories.adapters import get_adapter
+from store.repositories.adapters import get_adapter, hold_adapter
 from store.repositories.gates import latest_gate
 from store.types import GateAnswer
+from traced.gates import further
 from traced.gates.errors import PromotionError
 from traced.gates.publication import verify
 from traced.gates.settings import Policy
@@ -33,6 +34,10 @@ def approve(session: Session, adapter: str, *, who: str, at: datetime, reason: s
         answer = "has not been run" if gate is None else f"answered {gate.result.answer.value}"
         hint = "traced evaluate" if gate is None else f"traced explain {adapter}"
         raise PromotionError(f"{adapter} cannot be approved: its gate {answer}", hint=hint)
+    asked = further.outstanding(session, gate.cycle_id).get(adapter)
+    if asked is not None:
+        why = f"{asked.who} asked for more episodes on {asked.at:%Y-%m-%d at %H:%M} UTC"
+        raise PromotionError(f"{adapter} cannot be approved yet: {why}", hint="wait for its gate, or reject it")
     return _decide(session, Approval(adapter, Decision.APPROVED, who, at, reason, gate.id))
 
 
@@ -44,6 +49,23 @@ def reject(session: Session, adapter: str, *, who: str, at: datetime, reason: st
         standing = f"on trial ({on_trial[adapter]})" if adapter in on_trial else "live"
         raise PromotionError(f"{adapter} is {standing}", hint=f"traced rollback {adapter}")
     return _decide(session, Approval(adapter, Decision.REJECTED, who, at, reason))
+
+
+def check_seen(session: Session, adapter: str, gate_id: str, decision: Decision | None, *, who: str) -> None:
+    """Refuse a decision on figures that are no longer the newest, or one that comes second.
+
+    The same decision by the same person is no second one: they may not have got the answer. Raises PromotionError.
+    """
+    hold_adapter(session, adapter)
+    decided, gate = promotions.latest_approval(session, adapter), latest_gate(session, adapter)
+    if decided is not None and (decided.decision, decided.who) != (decision, who):
+        first = f"somebody was first: {further.who_decided(decided)}"
+        raise PromotionError(first, hint=f"traced explain {adapter}")
+    if gate is not None and gate.id != gate_id:
+        raise PromotionError(
+            f"the gate of {adapter} has answered again since you looked, on {gate.at:%Y-%m-%d at %H:%M} UTC",
+            hint="look at its new figures first",
+        )
 
 
 def undecided(session: Session, adapters: Iterable[str]) -> list[str]:

@@ -25,6 +25,7 @@ from traced import acts
 from traced.client.environments import Answer, Begin, Played, Said
 from traced.client.models import (
     Approval,
+    Decided,
     Done,
     Problem,
     Readiness,
@@ -108,13 +109,21 @@ def _acts(control: Control, door: Door) -> APIRouter:
     def approve(adapter: str, asked: Approval, caller: Who) -> Done:
         """Approve an adapter that passed its gate and put it live."""
         chosen = control.settings.promotion
-        how = partial(acts.approve, adapter=adapter, policy=asked.policy or chosen.policy, steps=chosen.steps)
+        policy = asked.policy or chosen.policy
+        how = partial(acts.approve, adapter=adapter, policy=policy, steps=chosen.steps, seen=asked.seen)
         return control.decide(caller, asked, how)
 
     @router.post("/adapters/{adapter}/reject")
-    def reject(adapter: str, asked: Reason, caller: Who) -> Done:
+    def reject(adapter: str, asked: Decided, caller: Who) -> Done:
         """Decide against an adapter."""
-        return control.decide(caller, asked, partial(acts.reject, adapter=adapter))
+        return control.decide(caller, asked, partial(acts.reject, adapter=adapter, seen=asked.seen))
+
+    @router.post("/adapters/{adapter}/more-episodes")
+    def more_episodes(adapter: str, asked: Decided, caller: Who) -> Done:
+        """Have the gate of an adapter that waits take its next look, on more episodes."""
+        rounds = control.settings.gate.max_rounds
+        how = partial(acts.more_episodes, adapter=adapter, rounds=rounds, seen=asked.seen)
+        return control.decide(caller, asked, how)
 
     @router.post("/adapters/{adapter}/rollback")
     def roll_back(adapter: str, asked: Reason, caller: Who) -> Done:

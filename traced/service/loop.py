@@ -1,8 +1,8 @@
 """The loop that does the work: which cycle is due, and one cycle at a time carried on to its next stop.
 
 Invariants: the store says what is due, so a restart goes on where the last process stopped; a cycle that waits for a
-person is carried on once nobody has to be waited for any more; a paused target begins and carries on nothing; the
-settings of a cycle are those it began with, whatever was changed since.
+person is carried on once nobody has to be waited for any more, or somebody asks for more episodes; a paused target
+begins and carries on nothing; the settings of a cycle are those it began with, whatever was changed since.
 How it fails: a cycle whose common stage is parked is failed with the reason and told; a defect fails the cycle, not the
 service. A store or disk that fails is waited for: what could not be done is done at the next look. Cancelling ends the
 running stage at its next safe point and leaves the cycle interrupted; what a killed stage left behind is cleared away.
@@ -36,6 +36,7 @@ from store.repositories.cycles import (
     set_cycle_state,
 )
 from store.repositories.events import save_event
+from store.repositories.gates import latest_gate
 from store.repositories.targets import note_cannot_begin, note_start, target_standing
 from store.service_records import Event
 from traced.config import APART, Settings, configuration, load_settings
@@ -43,6 +44,7 @@ from traced.errors import ConfigError, TracedError
 from traced.executor.blame import Blame, blame, describe
 from traced.executor.job import Ended, Executor, Report, ReportKind
 from traced.executor.ledger import Ledger
+from traced.gates.further import outstanding
 from traced.gates.promotion import undecided
 from traced.host.logs import working_on
 from traced.meter import Meter
@@ -181,7 +183,7 @@ class CycleLoop:
                 return None
             unfinished = list_cycles(opened, target=name, states=UNFINISHED)
             for cycle in unfinished:
-                if cycle.state is not CycleState.WAITING or not _waits(opened, cycle):
+                if cycle.state is not CycleState.WAITING or not _rests(opened, cycle):
                     return cycle
         cause = standing.asked_for or self._asked
         if not cause or unfinished:
@@ -292,7 +294,9 @@ class CycleLoop:
     def _wait_for_people(self, cycle: Cycle, adapters: list[str], opened: Session) -> None:
         self._set(opened, cycle, CycleState.WAITING, {"adapters": adapters})
         for name in adapters:
-            announce(opened, approval_needed(name, cycle.id), self.settings.notify.names, at=self.now())
+            gate = latest_gate(opened, name)  # one that looked again is told again
+            message = approval_needed(name, gate.id if gate else cycle.id)
+            announce(opened, message, self.settings.notify.names, at=self.now())
 
     def _tell_parked(self, opened: Session, left: ParkedInput) -> None:
         message = parked(left.id, left.key.stage, left.key.capability, left.reason)
@@ -360,6 +364,7 @@ def _is_outside(error: Exception) -> bool:
     return blame(Ended.FAILED, describe(error), None) is Blame.SURROUNDINGS
 
 
-def _waits(opened: Session, cycle: Cycle) -> bool:
+def _rests(opened: Session, cycle: Cycle) -> bool:
+    """Whether it waits for people and for nothing else: nobody has asked for more episodes."""
     names = [version.name for version in list_adapters(opened, cycle_id=cycle.id)]
-    return bool(undecided(opened, names))
+    return bool(undecided(opened, names)) and not outstanding(opened, cycle.id)

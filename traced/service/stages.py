@@ -137,6 +137,9 @@ class Stations:
         async def waiting(cycle_id: str, adapters: list[str]) -> list[str]:
             return await asyncio.to_thread(promote.waiting, self.context, adapters)
 
+        async def asked(cycle_id: str, adapters: list[str]) -> dict[str, int]:
+            return await asyncio.to_thread(promote.asked, self.context, adapters)
+
         async def drop(cycle_id: str, capability: str, stage: str, reason: str) -> None:
             await asyncio.to_thread(self.context.event, stage, StageState.FAILED, capability, reason=reason)
 
@@ -152,4 +155,8 @@ class Stations:
             evaluate=lambda cycle_id, promoted: nothing("evaluate", promoted),
             report=lambda cycle_id: nothing("report"),
             drop=drop,
+            asked=asked,
+            look=lambda cycle_id, adapter, number: self.run(
+                "gate", adapter, number, capability=adapter.partition("@")[0]
+            ),
         )

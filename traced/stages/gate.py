@@ -1,8 +1,9 @@
 """Gate: base and adapter on the same seeds of the capability's environment and of the target's gate split.
 
 Invariants: the base's episodes on the gate split are run once and serve every adapter; each round takes seeds that no
-earlier round took; the tasks that the capability does not touch are those that the analyst labels NA in the base's own
-episodes. How it fails: anything but a pass ends the capability (``CapabilityError`` with the figures).
+earlier round took, so that a later look plays only what it adds; the tasks that the capability does not touch are those
+that the analyst labels NA in the base's own episodes. How it fails: anything but a pass ends the capability
+(``CapabilityError`` with the figures).
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +30,15 @@ from traced.stages.train import TRAINING_SEEDS, adapter_path
 GATE_SEEDS = TRAINING_SEEDS[1]  # a synthetic environment's gate seeds begin here
 
 
-async def gate(context: Context, adapter: str) -> GateResult:
-    """The gate's result on an adapter version; raises CapabilityError unless it passed."""
+async def gate(context: Context, adapter: str, look: int = 1) -> GateResult:
+    """The result on an adapter version after ``look`` rounds or more; raises CapabilityError unless it passed."""
     capability = adapter.partition("@")[0]
-    total = 4 * context.settings.gate.seeds * context.settings.gate.trials
+    total = 4 * context.settings.gate.seeds * context.settings.gate.trials * look
     with context.stage("gate", f"Gate {adapter}", capability, total) as shown:
-        result = stored_gate(context, adapter) or await _compare(context, adapter, capability, shown)
+        stored = stored_gate(context, adapter)
+        if stored is None or stored.rounds < look:
+            stored = await _compare(context, adapter, look, shown)
+        result = stored
         shown.found = {"adapter": adapter, "answer": result.answer.value}
         shown.figure = result.answer.value
     if result.answer is not GateAnswer.PASS:
@@ -59,8 +63,8 @@ def _sentence(one: PairedDifference) -> str:
     return f"{one.name} {points(one.difference)} {interval} over {one.seeds} seeds, {one.answer.value}"
 
 
-async def _compare(context: Context, adapter: str, capability: str, shown: Shown) -> GateResult:
-    settings = context.settings.gate
+async def _compare(context: Context, adapter: str, look: int, shown: Shown) -> GateResult:
+    settings, capability = context.settings.gate, adapter.partition("@")[0]
     policy = GatePolicy(
         settings.level,
         settings.max_rounds,
@@ -77,7 +81,7 @@ async def _compare(context: Context, adapter: str, capability: str, shown: Shown
     ):
         rounds = _Rounds(context, adapter, capability, environment, target, shown)
         try:
-            result = await run_gate(adapter, rounds.gather, policy)
+            result = await run_gate(adapter, rounds.gather, policy, look)
         except GateError as error:
             raise StageError(
                 f"the gate of {adapter} could not compare: {error}",

@@ -15,6 +15,7 @@ from store.repositories.cycles import get_cycle, list_stage_events
 from store.repositories.promotions import latest_approval
 from traced.acts import Act, approve, reject
 from traced.gates import promotion
+from traced.gates.further import outstanding
 from traced.serving.fitted import capability_of
 from traced.stages.context import Context
 
@@ -26,6 +27,13 @@ def waiting(context: Context, adapters: Sequence[str]) -> list[str]:
     """Those of ``adapters`` that passed their gate and that nobody has decided about."""
     with context.reading() as session:
         return promotion.undecided(session, adapters)
+
+
+def asked(context: Context, adapters: Sequence[str]) -> dict[str, int]:
+    """Those of ``adapters`` for which a person wants more episodes, with the number of the look that has them."""
+    with context.reading() as session:
+        wanted = outstanding(session, context.cycle_id)
+    return {name: wanted[name].look for name in adapters if name in wanted}
 
 
 def decide(context: Context, adapter: str, approved: bool, *, who: str, reason: str = "") -> None:

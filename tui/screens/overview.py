@@ -5,15 +5,17 @@ from datetime import datetime, timedelta
 
 from rich.text import Text
 from textual.app import ComposeResult
-from textual.widgets import Static
+from textual.widgets import DataTable, Static
 
 from traced.client import Client
 from traced.client.models import CycleView, Devices, EventView, StageView, Status
 from tui.plain import cell, line
+from tui.screens.approvals import Approvals
 from tui.screens.live import Live
 from tui.widgets.keyed_table import KeyedTable, Row
 
 STAGES = ("collect", "analyze", "synthesize", "admit", "train", "gate", "approve", "evaluate", "report")
+DECIDE = "approve or reject"
 MARKS = {"started": "▶", "finished": "✓", "failed": "✗", "skipped": "–"}
 STYLES = {"started": "bold cyan", "finished": "green", "failed": "bold red", "skipped": "dim"}
 
@@ -68,8 +70,16 @@ class Overview(Live):
         self._show_cycle(found.status)
         self._show_devices(found.devices)
 
+    async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Go to what waits."""
+        key = event.row_key.value or ""
+        if event.data_table.id == "waiting" and key.startswith(DECIDE):
+            await self.app.switch_mode("approvals")
+            if isinstance(self.app.screen, Approvals):
+                self.app.screen.look_at(key.removeprefix(f"{DECIDE} "))
+
     def _show_waiting(self, status: Status) -> None:
-        waits = [("approve or reject", name, "its gate passed") for name in status.waiting]
+        waits = [(DECIDE, name, "its gate passed") for name in status.waiting]
         waits += [("release", f"{one.stage} {one.capability}", one.reason) for one in status.parked]
         waits += [("held up", f"{one.stage} {one.capability}", one.reason) for one in status.held_up]
         rows = [Row(" ".join(told[:2]), [cell(f"! {told[0]}", "bold"), *map(cell, told[1:])]) for told in waits]

@@ -14,10 +14,18 @@ from sqlalchemy import Engine
 
 from sandbox.hashing import environment_hash
 from store.database import session
-from store.records import AdapterVersion, CycleState, EnvironmentRecord, RunState, TrainingRun
+from store.records import (
+    AdapterVersion,
+    CycleState,
+    EnvironmentRecord,
+    RunState,
+    StageEvent,
+    StageState,
+    TrainingRun,
+)
 from store.repositories.adapters import get_adapter, save_adapter
 from store.repositories.analysis import save_capabilities
-from store.repositories.cycles import get_cycle, set_cycle_state
+from store.repositories.cycles import get_cycle, save_stage_event, set_cycle_state
 from store.repositories.environments import save_environment
 from store.repositories.events import save_event
 from store.repositories.gates import save_gate
@@ -25,8 +33,10 @@ from store.repositories.training import save_training_run
 from store.service_records import Event
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 from tests.unit.store.chain import T0
+from traced.executor.blame import describe
 from traced.executor.job import Ended, Evidence, Failure, Job, Report, ReportKind, Result
 from traced.gates.publication import publish
+from traced.stages.errors import CapabilityError
 
 FINISHED = Evidence(0, None, "exit code 0", [], 0, 0.0, "", {})
 CRASHED = Result(Ended.CRASHED, None, None, Evidence(None, "SIGSEGV", "ended by SIGSEGV", [], 0, 0.0, "", {}))
@@ -47,6 +57,7 @@ class Scripted:
     ends: dict[str, list[Result]] = field(default_factory=dict)  # "train alpha" -> ends of its first attempts
     before: dict[str, Callable[[], Any]] = field(default_factory=dict)  # called as the stage begins
     held: set[str] = field(default_factory=set)  # stages that go on until they are cancelled
+    looks: dict[str, GateAnswer] = field(default_factory=dict)  # what a gate that looks again answers, if no pass
     ran: list[str] = field(default_factory=list)
 
     async def run(self, job: Job, on_report: Callable[[Report], None]) -> Result:
@@ -58,7 +69,10 @@ class Scripted:
             await asyncio.Event().wait()
         if self.ends.get(name):
             return self.ends[name].pop(0)
-        value = getattr(self, f"_{job.stage}")(job.cycle_id, *job.arguments["given"])
+        try:
+            value = getattr(self, f"_{job.stage}")(job.cycle_id, *job.arguments["given"])
+        except CapabilityError as error:
+            return Result(Ended.FAILED, None, describe(error), FINISHED)
         return Result(Ended.FINISHED, {"value": value}, None, FINISHED)
 
     def _collect(self, cycle_id: str) -> None:
@@ -98,12 +112,17 @@ class Scripted:
             save_adapter(opened, version)
         return published.name
 
-    def _gate(self, cycle_id: str, adapter: str) -> bool:
+    def _gate(self, cycle_id: str, adapter: str, look: int = 1) -> bool:
         figures = PairedDifference("target", 9, 0.4, 0.6, 0.2, 0.1, 0.3, 0.95, 0.0, GateAnswer.PASS)
         with session(self.store) as opened:
             version = get_adapter(opened, adapter)
-            at = version.created_at + timedelta(hours=1)
-            save_gate(opened, GateResult(adapter, GateAnswer.PASS, [figures], 1), cycle_id=cycle_id, at=at)
+            at = version.created_at + timedelta(hours=look)
+            answer = self.looks.get(adapter, GateAnswer.PASS) if look > 1 else GateAnswer.PASS
+            save_gate(opened, GateResult(adapter, answer, [figures], look), cycle_id=cycle_id, at=at)
+            ended = StageEvent(cycle_id, "gate", StageState.FINISHED, at, version.capability, {"adapter": adapter})
+            save_stage_event(opened, ended)
+        if answer is not GateAnswer.PASS:
+            raise CapabilityError(f"the gate of {adapter} answered {answer.value}")
         return True
 
     def _evaluate(self, cycle_id: str, promoted: list[str]) -> None:

@@ -106,6 +106,55 @@ def test_an_adapter_that_changes_nothing_rarely_passes_however_often_we_look() -
     assert passes / 600 < 0.025 + 0.013  # one-sided 2.5 % and two standard errors of 600 runs
 
 
+def test_a_look_that_somebody_asks_for_judges_everything_anew_on_all_pairs() -> None:
+    asked: list[list[str]] = []
+
+    async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
+        asked.append(list(names))
+        worse = EVEN if number == 2 else GOOD  # what the first round had shown was luck
+        return {"environment": worse, "target": GOOD, "untouched": UNCHANGED}
+
+    first = asyncio.run(run_gate("c@v1", gather, POLICY))
+    asked.clear()
+    again = asyncio.run(run_gate("c@v1", gather, POLICY, 2))
+    assert asked == [["environment", "target", "untouched"]] * 2
+    assert (first.rounds, again.rounds) == (1, 2)
+    assert {c.name: c.seeds for c in first.comparisons} == {"environment": 165, "target": 165, "untouched": 400}
+    # the fixtures repeat their task names, so that seeds stay; the rates show that both rounds count
+    assert again.comparisons[0].difference == pytest.approx(55 / (165 + 42))
+    assert {c.level for c in again.comparisons} == {POLICY.level_per_look}
+    with pytest.raises(GateError, match=r"look 4 is outside 1\.\.3"):
+        asyncio.run(run_gate("c@v1", gather, POLICY, 4))
+
+
+def test_asking_for_every_look_buys_no_pass_and_its_intervals_hold() -> None:
+    """Somebody asks whenever it has passed: no more of them pass in the end, and few of all intervals miss."""
+    rng = np.random.default_rng(11)
+    policy = GatePolicy(max_rounds=3, environment_margin=0.0, untouched_margin=0.0)
+    passed, in_the_end, missed, runs = 0, 0, 0, 600
+    for _ in range(runs):
+        rounds: dict[int, list[Pair]] = {}
+        for number in range(1, policy.max_rounds + 1):
+            draws = rng.random((40, 2)) < 0.4
+            rounds[number] = [Pair(str(number * 1000 + i), 0, bool(b), bool(a)) for i, (b, a) in enumerate(draws)]
+
+        async def gather(
+            number: int, names: Sequence[str], rounds: dict[int, list[Pair]] = rounds
+        ) -> Mapping[ComparisonName, Sequence[Pair]]:
+            return {name: rounds[number] for name in names}  # type: ignore[misc]
+
+        result = asyncio.run(run_gate("c@v1", gather, policy))
+        passed += result.answer is GateAnswer.PASS
+        seen = [result]
+        while result.answer is GateAnswer.PASS and result.rounds < policy.max_rounds:
+            result = asyncio.run(run_gate("c@v1", gather, policy, result.rounds + 1))
+            seen.append(result)
+        in_the_end += result.answer is GateAnswer.PASS
+        missed += any(not c.low <= 0 <= c.high for one in seen for c in one.comparisons)
+    assert in_the_end <= passed
+    assert missed / runs < 0.05 + 0.018  # 5 % and two standard errors of 600 runs
+
+
 def test_missing_evidence_and_rounds_out_of_range_are_refused() -> None:
     with pytest.raises(GateError, match="'target'"):
         judge("c@v1", {"environment": GOOD}, POLICY, round_number=1)

@@ -1,0 +1,65 @@
+"""The forest plot: whatever the figures, each row is as wide as it may be and says by signs where its interval lies."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traced.client.approvals import ComparisonView
+from tui.widgets.forest import plot
+
+POINTS = st.floats(-1, 1, allow_nan=False)
+
+
+def compared(low: float, middle: float, high: float, required: float, name: str = "target") -> ComparisonView:
+    answer = "pass" if low > required else "fail" if high < required else "inconclusive"
+    return ComparisonView(
+        name=name,
+        seeds=200,
+        base=0.4,
+        adapter=0.5,
+        difference=middle,
+        low=low,
+        high=high,
+        level=0.95,
+        required=required,
+        answer=answer,
+    )
+
+
+def test_signs_tell_where_the_interval_lies() -> None:
+    rows = [
+        compared(0.1, 0.2, 0.3, 0.0),
+        compared(-0.3, -0.2, -0.1, 0.0, "environment"),
+        compared(-0.1, 0.1, 0.3, 0.05),
+    ]
+    head, *shown, axis, key = plot(rows, 78).plain.splitlines()
+    assert head.split() == ["adapter", "less", "base,", "points", "change", "interval", "needs", "seeds"]
+    assert [row[0] for row in shown] == ["✓", "✗", "?"]
+    passed, failed, open_ = (row[13:45] for row in shown)
+    assert passed.index("┃") < passed.index("├") < passed.index("●") < passed.index("┤")
+    assert failed.index("┤") < failed.index("┃")
+    assert open_.index("├") < open_.index("╂") < open_.index("┤")
+    assert "0" in axis
+    assert key.startswith("├──●──┤ interval")
+    assert shown[0].endswith("+20.0  [+10.0, +30.0]    > 0    200")
+
+
+def test_a_bound_that_is_cleared_by_less_than_a_character_stands_beside_the_interval() -> None:
+    [_, row, *_] = plot([compared(0.0001, 0.5, 1.0, 0.0)], 60).plain.splitlines()
+    assert row.index("┃") < row.index("├")
+
+
+@given(
+    st.lists(st.tuples(st.tuples(POINTS, POINTS, POINTS), POINTS), min_size=1, max_size=4),
+    st.integers(60, 220),
+)
+def test_any_figures_fit(figures: list[tuple[tuple[float, float, float], float]], width: int) -> None:
+    rows = [compared(*sorted(values), required) for values, required in figures]
+    shown = plot(rows, width).plain.splitlines()
+    assert len(shown) == len(rows) + 3
+    for row in shown[1:-2]:
+        assert "●" in row
+        assert len(row) <= max(width, 72)
+
+
+def test_nothing_compared_is_nothing_shown() -> None:
+    assert plot([], 80).plain == ""

@@ -1,0 +1,215 @@
+"""The cases of adapter versions: what their gates found, where they come from, and people's decisions on them.
+
+Invariants: as ``traced.client.models``; rewards and rates lie in 0-1, differences and intervals in -1-1. A decision
+that is made here names the gate result that was looked at, so that the daemon refuses one that comes second.
+"""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from traced.client.models import Approval, Decided, Done, Model, Policy
+from traced.client.transport import Transport, part
+
+Answer = Literal["pass", "fail", "inconclusive"]
+Standing = Literal["waiting", "approved", "rejected", "not passed"]
+
+
+class DecisionView(Model):
+    """Who decided what, when and why, with the gate result that they had before them."""
+
+    decision: Literal["approved", "rejected"]
+    who: str
+    at: datetime
+    reason: str
+    gate_id: str | None
+
+
+class AskedView(Model):
+    """Who asked for more episodes; the gate's ``look``-th look has them."""
+
+    look: int
+    who: str
+    at: datetime
+    reason: str
+
+
+class ApprovalView(Model):
+    """An adapter version whose gate has answered, and how it stands with people."""
+
+    name: str
+    capability: str
+    cycle_id: str
+    standing: Standing
+    answer: Answer
+    rounds: int
+    at: datetime = Field(description="of the gate's answer")
+    decision: DecisionView | None = None
+
+
+class ComparisonView(Model):
+    """Adapter minus base on the same seeds, with the interval at ``level``; ``low`` has to clear ``required``."""
+
+    name: str
+    seeds: int
+    base: float
+    adapter: float
+    difference: float
+    low: float
+    high: float
+    level: float
+    required: float
+    answer: Answer
+
+
+class GateView(Model):
+    """One answer of the gate, after so many rounds."""
+
+    id: str
+    at: datetime
+    answer: Answer
+    rounds: int
+    comparisons: list[ComparisonView]
+
+
+class EpisodeView(Model):
+    """One episode without its messages."""
+
+    id: str
+    reward: float
+    outcome: str
+
+
+class PairView(Model):
+    """The same task and trial, played by the base and by the adapter."""
+
+    on: str = Field(description='the comparison: "environment" or "target"')
+    task_id: str
+    trial: int
+    base: EpisodeView
+    adapter: EpisodeView
+
+    @property
+    def change(self) -> float:
+        """The adapter's reward less the base's."""
+        return self.adapter.reward - self.base.reward
+
+
+class ChangesView(Model):
+    """All pairs of one comparison that are stored: how many success rates moved, and in which tasks it was lost."""
+
+    on: str
+    pairs: int
+    gained: int
+    lost: int
+    lost_tasks: list[str] = Field(description="the first of them")
+    infrastructure: int = Field(description="pairs that count for nothing: the machinery failed in one of the two")
+
+
+class CapabilityLineage(Model):
+    """What is trained, and how it was found."""
+
+    name: str
+    title: str
+    description: str
+    delta: float | None
+    coverage: float | None
+    runs: int
+    runs_agreeing: int
+
+
+class EnvironmentLineage(Model):
+    """What it was trained in; ``failed`` names the checks that its newest admission did not pass."""
+
+    hash: str
+    synthesizer: str
+    seed: int
+    admitted: bool | None
+    checks: int
+    failed: list[str]
+
+
+class TrainingLineage(Model):
+    """How it was trained; rewards are those of the first and the last iteration."""
+
+    id: str
+    model: str
+    seed: int
+    seeds: list[int] = Field(description="first, and first behind them, of the environment's training tasks")
+    state: str
+    iterations: int
+    rollouts: int
+    first_reward: float | None
+    last_reward: float | None
+    started_at: datetime
+    finished_at: datetime | None
+
+
+class Case(Model):
+    """Everything that a decision on an adapter version stands on."""
+
+    adapter: ApprovalView
+    live: bool
+    trial: str = ""
+    gates: list[GateView] = Field(description="newest first")
+    looks: int = Field(description="that the gate may take in all")
+    asked: AskedView | None = None
+    policy: Policy = Field(description="how it goes live unless somebody says otherwise")
+    changes: list[ChangesView]
+    improved: list[PairView] = Field(description="most first")
+    harmed: list[PairView] = Field(description="most first")
+    capability: CapabilityLineage
+    environment: EnvironmentLineage
+    training: TrainingLineage
+    cycle_id: str
+    target: str
+    cycle_state: str
+    decisions: list[DecisionView] = Field(description="newest first")
+
+
+class Episode(Model):
+    """One episode to read."""
+
+    id: str
+    model: str
+    task_id: str
+    reward: float
+    outcome: str
+    end_cause: str
+    detail: str
+    messages: list[dict[str, Any]]
+
+
+class Approvals:
+    """The calls."""
+
+    def __init__(self, daemon: Transport) -> None:
+        self._daemon = daemon
+
+    async def list(self, limit: int = 100) -> list[ApprovalView]:
+        """Adapter versions that wait, then the others, newest first."""
+        return await self._daemon.list("/approvals", ApprovalView, limit=limit)
+
+    async def case(self, adapter: str) -> Case:
+        """The whole case of one."""
+        return await self._daemon.get(f"/adapters/{part(adapter)}/case", Case)
+
+    async def episode(self, adapter: str, trajectory_id: str) -> Episode:
+        """One of the episodes that its gate has compared."""
+        return await self._daemon.get(f"/adapters/{part(adapter)}/episodes/{part(trajectory_id)}", Episode)
+
+    async def approve(self, case: Case, reason: str, policy: Policy) -> Done:
+        """Put it live, as the first who decides."""
+        asked = Approval(reason=reason, policy=policy, seen=case.gates[0].id)
+        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/approve", asked)
+
+    async def reject(self, case: Case, reason: str) -> Done:
+        """Decide against it, as the first who decides."""
+        asked = Decided(reason=reason, seen=case.gates[0].id)
+        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/reject", asked)
+
+    async def more_episodes(self, case: Case, reason: str) -> Done:
+        """Have its gate look again, on more episodes."""
+        asked = Decided(reason=reason, seen=case.gates[0].id)
+        return await self._daemon.post(f"/adapters/{part(case.adapter.name)}/more-episodes", asked)

@@ -1,0 +1,223 @@
+"""Adapters that wait for a decision: the whole case of each on one screen, and the decision itself.
+
+Invariants: a decision is made in a dialog that names the adapter, on the figures that were on the screen: the daemon
+refuses it where they are no longer the newest or somebody else was first. What others decide while one looks is told.
+With a read-only connection no act is offered. Not covered: adapters that are live (Serving rolls them back).
+"""
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, VerticalScroll
+from textual.widgets import DataTable, Static
+
+from traced.client import Client, ClientError
+from traced.client.approvals import ApprovalView, Case, PairView
+from traced.client.models import Done, EventView
+from tui.plain import cell, line
+from tui.screens.decision import ACTS, Answer, Decision
+from tui.screens.live import Live
+from tui.screens.side_by_side import SideBySide
+from tui.widgets.case import decided, lineage, moved, pair_row, standing
+from tui.widgets.forest import Forest
+from tui.widgets.keyed_table import KeyedTable, Row
+
+STANDINGS = {
+    "waiting": ("! waits", "bold yellow"),
+    "approved": ("✓ approved", "green"),
+    "rejected": ("✗ rejected", "red"),
+    "not passed": ("– not passed", "dim"),
+}
+NOBODY = "No adapter waits for a decision and none was decided: a cycle brings one here once its gate has passed."
+
+
+@dataclass
+class Found:
+    """What the daemon said: all of them, and the case of the one that is looked at."""
+
+    all: list[ApprovalView]
+    case: Case | None
+
+
+class Approvals(Live):
+    """The sixth screen."""
+
+    TITLE_TEXT = "Approvals"
+    CONCERNS = ("approve", "reject", "more-episodes", "rollback", "stage", "cycle")
+    DEFAULT_CSS = """
+    Approvals #desk { height: 1fr; }
+    Approvals.-wide #desk { layout: horizontal; }
+    Approvals #adapters { height: auto; max-height: 5; }
+    Approvals.-wide #adapters { width: 38; height: 1fr; max-height: 100%; border-right: solid $panel-lighten-2; }
+    Approvals #case { height: 1fr; }
+    Approvals.-wide #case { width: 1fr; }
+    Approvals #stands { height: auto; padding: 0 1; background: $boost; }
+    Approvals #case:focus #stands { background: $accent 30%; }
+    Approvals #moved, Approvals #lineage, Approvals #decided { height: auto; padding: 0 1; }
+    Approvals #lineage { margin-top: 1; text-wrap: nowrap; text-overflow: ellipsis; }
+    Approvals #pairs { height: auto; max-height: 8; }
+    Approvals.-wide #pairs { max-height: 18; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("a", "decide('approve')", "Approve"),
+        Binding("r", "decide('reject')", "Reject"),
+        Binding("m", "decide('more')", "More episodes"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]
+        self._found = Found([], None)
+        self._wanted: str | None = None  # the adapter to look at, while its case is on its way
+        self._mine: set[tuple[str, str]] = set()  # acts of this person, whose events are no news to them
+        self._asking: Decision | None = None
+
+    def contents(self) -> ComposeResult:
+        """Who waits, and the case of the one under the cursor."""
+        with Container(id="desk"):
+            yield KeyedTable("adapter", "stands", id="adapters")
+            with VerticalScroll(id="case"):
+                yield Static("", id="stands", markup=False)
+                yield Forest(id="forest")
+                yield Static("", id="moved", markup=False)
+                yield KeyedTable("", "on", "task", "base", "adapter", "change", id="pairs")
+                yield Static("", id="lineage", markup=False)
+                yield Static("", id="decided", markup=False)
+
+    async def load(self, client: Client) -> Found:
+        """All that wait or were decided, and the case that is looked at."""
+        every = await client.approvals.list()
+        names = [one.name for one in every]
+        chosen = self._wanted or self.query_one("#adapters", KeyedTable).selected
+        if chosen not in names:
+            chosen = names[0] if names else None
+        return Found(every, await client.approvals.case(chosen) if chosen else None)
+
+    def show(self, found: Found) -> None:
+        """All of it."""
+        self._found = found
+        table = self.query_one("#adapters", KeyedTable)
+        table.put([_row(one) for one in found.all])
+        if self._wanted and table.point_at(self._wanted):
+            self._wanted = None
+        self.query_one("#case").display = found.case is not None
+        if found.case is None:
+            self.note(NOBODY)
+        else:
+            self._show_case(found.case)
+        self.refresh_bindings()
+
+    def look_at(self, adapter: str) -> None:
+        """Show the case of this one."""
+        self._wanted = adapter
+        self.changed()
+
+    def news(self, events: list[EventView]) -> None:
+        """Tell of others' decisions, and ask again."""
+        for event in events:
+            if event.kind not in ACTS:
+                continue
+            if (event.kind, event.subject) in self._mine:
+                self._mine.discard((event.kind, event.subject))
+                continue
+            told = f"{line(event.detail.get('who') or 'somebody', 60)} {ACTS[event.kind].did} {line(event.subject, 80)}"
+            why = line(event.detail.get("reason") or "", 200)
+            told += f": {why}" if why else ""
+            if self.is_current or self._asking is not None:
+                self.app.notify(told, title="Decided meanwhile", markup=False, timeout=10)
+            if self._asking is not None and self._asking.case.adapter.name == event.subject:
+                self._asking.overtaken(told)
+        super().news(events)
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Look at the one under the cursor."""
+        case = self._found.case
+        if event.data_table.id != "adapters" or case is None or event.row_key.value in (None, case.adapter.name):
+            return
+        if self._wanted is None:
+            self.changed()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Go on from an adapter to its episodes; read both episodes of a pair."""
+        case, key = self._found.case, event.row_key.value
+        if event.data_table.id == "adapters":
+            self.query_one("#pairs" if case and (case.improved or case.harmed) else "#case").focus()
+        elif case is not None and key is not None:
+            pair = next((one for one in (*case.improved, *case.harmed) if _key(one) == key), None)
+            if pair is not None:
+                self._read(case, pair)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Only what waits can be decided, and by nobody who only looks."""
+        if action != "decide":
+            return True
+        case = self._found.case
+        if self.app.where.read_only or case is None or case.adapter.standing != "waiting":
+            return False
+        if case.asked is not None:
+            return parameters == ("reject",)
+        return parameters != ("more",) or case.gates[0].rounds < case.looks
+
+    def action_decide(self, what: str) -> None:
+        """Ask for the reason and whether it is meant."""
+        case = self._found.case
+        if case is None or case.adapter.name != self.query_one("#adapters", KeyedTable).selected:
+            return  # the case of the one under the cursor is on its way
+        self._asking = Decision(case, what)
+        self.app.push_screen(self._asking, self._answered)
+
+    def _answered(self, answer: Answer | None) -> None:
+        asked, self._asking = self._asking, None
+        if asked is not None and answer is not None:
+            self._do(asked.case, asked.what, answer)
+
+    @work(group="act")
+    async def _do(self, case: Case, what: str, answer: Answer) -> None:
+        approvals = self.app.client.approvals
+        if what == "approve":
+            asked: Awaitable[Done] = approvals.approve(case, answer.reason, answer.policy)
+        elif what == "reject":
+            asked = approvals.reject(case, answer.reason)
+        else:
+            asked = approvals.more_episodes(case, answer.reason)
+        mine = (next(kind for kind, act in ACTS.items() if act.key == what), case.adapter.name)
+        self._mine.add(mine)
+        if await self.app.act(asked) is None:
+            self._mine.discard(mine)
+        self.changed()
+
+    @work(group="read", exclusive=True)
+    async def _read(self, case: Case, pair: PairView) -> None:
+        approvals, name = self.app.client.approvals, case.adapter.name
+        try:
+            base = await approvals.episode(name, pair.base.id)
+            adapter = await approvals.episode(name, pair.adapter.id)
+        except ClientError as error:
+            self.app.notify(line(error.message, 400), severity="error", markup=False)
+            return
+        self.app.push_screen(SideBySide(f"{pair.on}, task {line(pair.task_id, 60)}", base, adapter))
+
+    def _show_case(self, case: Case) -> None:
+        newest = case.gates[0]
+        self.query_one("#stands", Static).update(standing(case))
+        self.query_one("#forest", Forest).tell(newest.comparisons)
+        self.query_one("#moved", Static).update(moved(case))
+        pairs = [Row(_key(one), pair_row(one)) for one in (*case.harmed, *case.improved)]
+        table = self.query_one("#pairs", KeyedTable)
+        table.put(pairs)
+        table.display = bool(pairs)
+        self.query_one("#lineage", Static).update(lineage(case))
+        self.query_one("#decided", Static).update(decided(case))
+
+
+def _row(one: ApprovalView) -> Row:
+    told, style = STANDINGS[one.standing]
+    return Row(one.name, [cell(one.name, limit=60), cell(told, style)])
+
+
+def _key(pair: PairView) -> str:
+    return f"{pair.base.id} {pair.adapter.id}"
