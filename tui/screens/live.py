@@ -45,7 +45,8 @@ class Live(Screen[None]):
     def compose(self) -> ComposeResult:
         """The state above, the contents, the keys below."""
         yield TopLine()
-        yield Modes(self.app.titles, self.TITLE_TEXT)
+        if self.TITLE_TEXT in self.app.titles:  # what is pushed over a screen is left by Escape
+            yield Modes(self.app.titles, self.TITLE_TEXT)
         yield Static("Loading…", id="note", markup=False)
         yield from self.contents()
         yield Footer(compact=True, show_command_palette=False)

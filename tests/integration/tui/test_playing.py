@@ -179,7 +179,7 @@ def test_tabs_and_screens_change_while_it_is_played(opened: Opened, image: objec
         assert "Call a tool" not in text_of(on.app)
         await on.pilot.press("1")
         await until(on.pilot, lambda: on.app.current_mode == "overview")
-        await on.pilot.press("2")
+        await on.pilot.press("4")
         await until(on.pilot, lambda: on.app.screen is screen)
         await on.pilot.press("p")  # back to it, nothing is asked
         await until(on.pilot, lambda: "● playing seed 7: 0 sent" in text_of(on.app))

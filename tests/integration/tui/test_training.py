@@ -44,7 +44,7 @@ def points(on: Running, figure: str = "reward") -> list[float]:
 
 
 async def shown(on: Running) -> None:
-    await on.pilot.press("2")
+    await on.pilot.press("5")
     await until(on.pilot, lambda: on.app.current_mode == "training" and "Rollouts" in text_of(on.app))
 
 
@@ -274,7 +274,7 @@ def test_nothing_trained_yet(tmp_path: Path, size: tuple[int, int]) -> None:
         async with served(empty, tmp_path / "traced.sock"):
             app = TracedApp(Where(tmp_path / "traced.sock"))
             async with app.run_test(size=size) as pilot:
-                await pilot.press("2")
+                await pilot.press("5")
                 await until(pilot, lambda: "No adapter has been trained yet" in text_of(app))
                 same_picture(app, "training-empty")
         store.dispose()
