@@ -80,7 +80,7 @@ def test_the_case_has_the_gate_the_pairs_and_the_lineage(control: Control, path:
             ]
             assert (gate.rounds, case.looks, case.asked, case.policy) == (2, 3, None, "immediate")
             assert (case.capability.title, case.capability.runs) == ("Policy checks", 5)
-            assert (case.environment.admitted, case.environment.checks, case.environment.failed) == (True, 7, [])
+            assert (case.environment.admitted, case.environment.checks, case.environment.failed) == (True, 12, [])
             assert case.environment.hash == seeded.environments["policy-checks"]
             assert case.training.iterations == 16
             assert case.training.first_reward is not None
