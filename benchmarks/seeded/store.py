@@ -52,6 +52,7 @@ from store.types import (
 
 SOURCE = (Path(__file__).parents[2] / "tests" / "data" / "environments" / "lamp_shop.py").read_text("utf-8")
 DAY = timedelta(days=1)
+SETTLE = 7  # exchanges that are not settled yet
 BATCH = 2000  # trajectories of production in a transaction; the first of them have exchanges
 RUNS, LABELLED, TASKS, TRIALS, ITERATIONS = 5, 60, 30, 4, 16
 CAPABILITIES = [
@@ -88,6 +89,8 @@ CAPABILITIES = [
         "Acts, and is refused by the tool.",
     ),
 ]
+WORKED_ON = (("date-reasoning",), ("compound-requests",), ("compound-requests", "payment-methods", "policy-checks"))
+REFUSED = ("c-0003", "payment-methods")  # whose environment was not admitted
 CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("contract", {"reset": "same bytes for the same seed", "seeds": [0, 1, 2]}),
     ("oracle", {"reached": 32, "of": 32, "seeds": [0, 31]}),
@@ -151,17 +154,22 @@ def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, numb
     last = number == 2
     state = CycleState.WAITING if last else CycleState.FINISHED
     rate = 0.40 + 0.07 * number
-    summary = {} if last else {"base": rate, "routed": rate + 0.09}
+    summary = {} if last else {"base": rate, "routed": rate + 0.09, "test_seeds": 100}
     config = {"target": "desk", "training": {"iterations": ITERATIONS}}
     ended = None if last else begun + DAY / 2
     cycles.save_cycle(opened, Cycle(name, "desk", "bundled", number, config, state, begun, ended, summary))
     stages = ("collect", "analyze", "synthesize", "admit", "train", "gate")
     for place, stage in enumerate(stages):
-        for offset, what in ((0, StageState.STARTED), (0.8, StageState.FINISHED)):
-            moment = begun + DAY / 20 * (place + offset)
-            of = CAPABILITIES[number].name if place >= 2 else None
-            cycles.save_stage_event(opened, StageEvent(name, stage, what, moment, of))
-            save_event(opened, Event(moment, f"stage {what.value}", stage, name, {"capability": of}))
+        for of in WORKED_ON[number] if place >= 2 else (None,):
+            refused = (name, of) == REFUSED
+            if refused and place > 3:
+                continue
+            end = StageState.FAILED if refused and place == 3 else StageState.FINISHED
+            for offset, what in ((0, StageState.STARTED), (0.8, end)):
+                moment = begun + DAY / 20 * (place + offset)
+                detail = {} if what is StageState.STARTED else _detail(stage, of, rate, refused=refused)
+                cycles.save_stage_event(opened, StageEvent(name, stage, what, moment, of, detail))
+                save_event(opened, Event(moment, f"stage {what.value}", stage, name, {"capability": of} | detail))
     recorded = list(_collected(rng, name, rate))
     save_trajectories(opened, recorded)
     known = CAPABILITIES[: number + 2]
@@ -179,6 +187,19 @@ def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, numb
             Finding(name, each.name, delta, rng.uniform(0.1, 0.5), plus, minus, RUNS, agreeing, kept, counts)
         )
     analysis.save_findings(opened, findings)
+
+
+def _detail(stage: str, capability: str | None, rate: float, *, refused: bool) -> dict[str, Any]:
+    """What the closing event of a stage tells."""
+    if refused and stage == "admit":
+        return {"reason": "no environment was admitted in 3 attempts: diversity"}
+    told: dict[str, dict[str, Any]] = {
+        "collect": {"episodes": TASKS * TRIALS, "success": rate, "infrastructure": 2},
+        "admit": {"admitted": True, "refused_by": []},
+        "train": {"adapter": f"{capability}@v1"},
+        "gate": {"answer": "pass"},
+    }
+    return told.get(stage, {})
 
 
 def _collected(rng: random.Random, cycle: str, rate: float) -> Iterator[Trajectory]:
@@ -207,7 +228,7 @@ def _environment(opened: Session, cycle: str, capability: str, at: datetime) -> 
     source = f'"""For {capability}, made in {cycle}."""\n{SOURCE}'
     key = hashlib.sha256(source.encode()).hexdigest()
     environments.save_environment(opened, EnvironmentRecord(key, source, cycle, capability, 7, "builtin", at))
-    failed = "diversity" if (cycle, capability) == ("c-0003", "payment-methods") else ""
+    failed = "diversity" if (cycle, capability) == REFUSED else ""
     checks = [Check(name, name != failed, evidence, 0.4 + 0.3 * len(name)) for name, evidence in CHECKS]
     environments.save_admission(opened, AdmissionReport(key, not failed, checks), cycle_id=cycle, at=at)
     return key
@@ -293,6 +314,8 @@ def _production(store: sqlalchemy.Engine, rng: random.Random, at: datetime, coun
             save_trajectories(opened, recorded)
             serving.save_routes(opened, routes)
             serving.save_exchanges(opened, exchanges)
+            parts: dict[str, str | None] = {one.id: one.id.replace("e-", "router-") for one in exchanges[:-SETTLE]}
+            serving.settle(opened, parts, at=at)
             for one in feedback:
                 serving.save_feedback(opened, one)
     return count

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 OURS = {"traced", "agents", "sandbox", "store", "benchmarks", "tui"}
-CLIENT = {"traced.client", *(f"traced.client.{name}" for name in ("client", "errors", "models", "transport"))}
+CLIENT = {"traced.client", *(f"traced.client.{name}" for name in ("client", "errors", "models", "overview", "transport"))}
 # What each may load beyond itself; the synthesizer's runtime is written into the container, beside the contract.
 ALLOWED = {
     "store": set(),

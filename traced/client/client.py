@@ -27,6 +27,7 @@ from traced.client.models import (
     Reason,
     Status,
 )
+from traced.client.overview import OverviewCalls
 from traced.client.transport import Transport, part
 
 RECONNECT_S = 1.0
@@ -39,6 +40,7 @@ class Client:
         self, socket: Path | None = None, *, url: str = "http://traced", token: str = "", timeout_s: float = 30.0
     ) -> None:
         self._daemon = Transport(socket, url, token, timeout_s)
+        self.overview = OverviewCalls(self._daemon)
 
     async def __aenter__(self) -> "Client":
         return self

@@ -7,9 +7,9 @@ Invariants: nothing here writes; each answer is of one moment of the store. Who 
 from fastapi import APIRouter
 
 from traced.service.control import Control
-from traced.service.looks import events, glance
+from traced.service.looks import events, glance, overview
 
 
 def routers(control: Control) -> list[APIRouter]:
     """The paths of every subject."""
-    return [glance.router(control), events.router(control)]
+    return [glance.router(control), events.router(control), overview.router(control)]
