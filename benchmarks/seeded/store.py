@@ -167,7 +167,7 @@ def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, numb
             end = StageState.FAILED if refused and place == 3 else StageState.FINISHED
             for offset, what in ((0, StageState.STARTED), (0.8, end)):
                 moment = begun + DAY / 20 * (place + offset)
-                detail = {} if what is StageState.STARTED else _detail(stage, of, rate, refused=refused)
+                detail = {} if what is StageState.STARTED else _detail(stage, of, rate, number, refused=refused)
                 cycles.save_stage_event(opened, StageEvent(name, stage, what, moment, of, detail))
                 save_event(opened, Event(moment, f"stage {what.value}", stage, name, {"capability": of} | detail))
     recorded = list(_collected(rng, name, rate))
@@ -189,14 +189,15 @@ def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, numb
     analysis.save_findings(opened, findings)
 
 
-def _detail(stage: str, capability: str | None, rate: float, *, refused: bool) -> dict[str, Any]:
+def _detail(stage: str, capability: str | None, rate: float, number: int, *, refused: bool) -> dict[str, Any]:
     """What the closing event of a stage tells."""
     if refused and stage == "admit":
         return {"reason": "no environment was admitted in 3 attempts: diversity"}
+    version = sum(capability in worked_on for worked_on in WORKED_ON[: number + 1])
     told: dict[str, dict[str, Any]] = {
         "collect": {"episodes": TASKS * TRIALS, "success": rate, "infrastructure": 2},
         "admit": {"admitted": True, "refused_by": []},
-        "train": {"adapter": f"{capability}@v1"},
+        "train": {"adapter": f"{capability}@v{version}"},
         "gate": {"answer": "pass"},
     }
     return told.get(stage, {})

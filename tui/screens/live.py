@@ -83,6 +83,12 @@ class Live(Screen[None]):
             self._due = True
             self.set_timer(SOON_S if self._known else 0.001, self._ask)
 
+    def point_at(self, key: str) -> None:
+        """Show the thing of this key; a screen that has none of its kind does nothing, nor one that does not know it.
+
+        It may come before the first answer: a screen remembers it until then.
+        """
+
     def note(self, text: str) -> None:
         """A line above the contents; "" takes it away."""
         there = self.query_one("#note", Static)

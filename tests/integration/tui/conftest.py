@@ -1,6 +1,6 @@
 """The app over the real control API of a seeded store, on a real socket."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,16 +13,31 @@ from textual.pilot import Pilot
 
 from benchmarks.seeded import Seeded, seed_store
 from store.database import open_store, sqlite_url
+from store.repositories.leases import Lease
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.integration.tui.screens import until
 from traced.client import Client
+from traced.client.models import Devices, DeviceView, LeaseView
 from traced.config import load_settings
+from traced.devices.settings import DevicesSection
 from traced.service.control import Control
 from tui.app import TracedApp
 from tui.where import Where
 
 AT = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+
+
+def two_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
+    """A GPU and the processors, which do the same on every machine that the tests run on."""
+    held = {lease.device: LeaseView(**vars(lease)) for lease in leases}
+    common = {"foreign": [], "mig": "none"}
+    gpu = {"id": "GPU-5f2c9a1e", "kind": "cuda", "name": "NVIDIA L4", "memory_total": 24 * 2**30, **common}
+    cpu = {"id": "cpu", "kind": "cpu", "name": "x86_64, 8 cores", "memory_total": 32 * 2**30, **common}
+    busy = {"memory_used": 17 * 2**30, "utilisation": 0.86, "idle": False, "why_not": ["utilisation 86 % is over 25 %"]}
+    rest = {"memory_used": 6 * 2**30, "utilisation": 0.12, "idle": True, "why_not": []}
+    seen = [gpu | busy | {"lease": held.get("GPU-5f2c9a1e")}, cpu | rest | {"lease": held.get("cpu")}]
+    return Devices(devices=[DeviceView(**one) for one in seen], leases=list(held.values()), problems=[])
 
 
 @dataclass
@@ -68,7 +83,8 @@ def store(tmp_path: Path, seeded_file: tuple[Path, Seeded]) -> Iterator[Engine]:
 def control(tmp_path: Path, store: Engine) -> Control:
     """The daemon's acts, with a loop that does no work and a clock that tells minutes."""
     times = iter(AT + timedelta(minutes=minute) for minute in range(100_000))
-    return Control(load_settings(tmp_path), store, WrittenDown(), lambda: next(times), AT, state="ready")  # type: ignore[arg-type]
+    settings = load_settings(tmp_path, {"serving.port": 0})
+    return Control(settings, store, WrittenDown(), lambda: next(times), AT, state="ready", look=two_devices)  # type: ignore[arg-type]
 
 
 @pytest.fixture
