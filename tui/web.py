@@ -79,6 +79,10 @@ class Loopback(Server):
         if len(self._open) >= MOST:
             raise web.HTTPServiceUnavailable(text=f"{MOST} visitors are here already")
         connection = web.WebSocketResponse(heartbeat=15, timeout=END_S)
+
+        async def close() -> None:
+            await connection.close()
+
         self._open.add(connection)
         try:
             await connection.prepare(request)
@@ -86,7 +90,7 @@ class Loopback(Server):
                 self.command,
                 write_bytes=connection.send_bytes,
                 write_str=connection.send_str,
-                close=connection.close,
+                close=close,
                 download_manager=self.download_manager,
             )
             try:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import exists, not_
+from sqlalchemy import select as columns
 from sqlmodel import Session, col, func, select
 
 from store.repositories.trajectories import IDS_PER_QUERY
@@ -49,16 +50,17 @@ def judged_since(
     """
     exchange = (col(ExchangeRow.trajectory_id), col(ExchangeRow.at))
     newest = (
-        select(*exchange)
+        columns(*exchange)
         .where(col(ExchangeRow.settled_at) > since, exchange[0].is_not(None), col(ExchangeRow.shadow_of).is_(None))
         .order_by(col(ExchangeRow.settled_at).desc())
         .limit(most)
         .subquery()
     )
-    last = select(newest.c.trajectory_id, func.max(newest.c.at).label("at"), func.count().label("exchanges"))
+    last = columns(newest.c.trajectory_id, func.max(newest.c.at).label("at"), func.count().label("exchanges"))
     ended = last.group_by(newest.c.trajectory_id).subquery()
-    query = select(ended.c.at, TrajectoryRow.outcome, TrajectoryRow.source, TrajectoryRow.cycle_id, ended.c.exchanges)
-    rows = session.exec(query.join(ended, ended.c.trajectory_id == TrajectoryRow.id)).all()
+    of = (col(TrajectoryRow.outcome), col(TrajectoryRow.source), col(TrajectoryRow.cycle_id))
+    query = columns(ended.c.at, *of, ended.c.exchanges)
+    rows = session.execute(query.join(ended, ended.c.trajectory_id == col(TrajectoryRow.id))).all()
     found = [
         (at, outcome == Outcome.SUCCESS.value)
         for at, outcome, its_source, cycle_id, _ in rows

@@ -74,7 +74,7 @@ class KeyedTable(DataTable[Text]):
             self._put(row)
         self._arrange(list(wanted))
         if wanted:
-            kept = self._order.index(_stays(before, chosen, wanted) or self._order[-1])
+            kept = self._order.index(_stays(before, chosen, wanted) or self._order[0])
             self.set_reactive(DataTable.cursor_coordinate, Coordinate(kept, 0))
             self._scroll(across, self._top_after(top, chosen, kept))
         if self.selected != at:
@@ -148,6 +148,6 @@ class KeyedTable(DataTable[Text]):
 
 
 def _stays(before: Sequence[str], cursor: int, wanted: dict[str, Row]) -> str | None:
-    """The row that the cursor is on, or the first one after it that stays, or the last one before it."""
+    """The row that the cursor is on, or the first one after it that stays, or the last one before it; None: none stays."""
     after = (key for key in before[cursor:] if key in wanted)
     return next(after, None) or next((key for key in reversed(before[:cursor]) if key in wanted), None)
