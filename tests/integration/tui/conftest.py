@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,7 @@ from traced.client.models import Devices, DeviceView, LeaseView
 from traced.config import load_settings
 from traced.devices.settings import DevicesSection
 from traced.service.control import Control
+from traced.service.present import Present
 from tui.app import TracedApp
 from tui.where import Where
 
@@ -90,14 +91,25 @@ def control(tmp_path: Path, store: Engine) -> Control:
 @pytest.fixture
 def opened(tmp_path: Path, control: Control, seeded_file: tuple[Path, Seeded]) -> Opened:
     """Opens the app, as often as a test wants."""
+    return _opening(tmp_path / "traced.sock", control, seeded_file[1])
 
+
+@pytest.fixture
+def empty(tmp_path: Path, control: Control) -> Iterator[Opened]:
+    """Opens the app over a store in which nothing has happened yet."""
+    store = open_store(sqlite_url(tmp_path / "empty.db"))
+    nothing = Seeded([], "", "", "", "", {}, 0)
+    yield _opening(tmp_path / "traced.sock", replace(control, store=store, present=Present()), nothing)
+    store.dispose()
+
+
+def _opening(path: Path, control: Control, seeded: Seeded) -> Opened:
     @asynccontextmanager
     async def opening(size: tuple[int, int] = (120, 40), *, read_only: bool = False) -> AsyncIterator[Running]:
-        path = tmp_path / "traced.sock"
         async with served(control, path) as client:
             app = TracedApp(Where(path, read_only=read_only))
-            async with app.run_test(size=size) as pilot:
+            async with app.run_test(size=size, notifications=True) as pilot:
                 await until(pilot, lambda: app.linked and app.status is not None)
-                yield Running(app, pilot, client, control, seeded_file[1])
+                yield Running(app, pilot, client, control, seeded)
 
     return opening

@@ -14,6 +14,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 PICTURES = Path(__file__).parent / "pictures"
+ANEW = os.environ.get("TRACED_PICTURES") == "new"  # read before tests take such variables away
 SIZES = ((80, 24), (120, 40), (200, 60))
 
 
@@ -28,7 +29,7 @@ def same_picture(app: App[object], name: str) -> None:
     width, height = app.size
     kept = PICTURES / f"{name}-{width}x{height}.txt"
     found = text_of(app)
-    if os.environ.get("TRACED_PICTURES") == "new":
+    if ANEW:
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(found, "utf-8")
     assert found == kept.read_text("utf-8"), f"{kept} looks otherwise:\n{found}"
