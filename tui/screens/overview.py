@@ -107,13 +107,18 @@ class Overview(Live):
         client, told = self.app.client, self._told
         try:
             told.rates = await client.overview.rates()
-            self._show_rates()
+            self._show_dear()
             told.health = await client.overview.health()
-            self._show_health()
+            self._show_dear()
             told.readiness = await client.ready()
-            self._show_health()
+            self._show_dear()
         except ClientError:
             self._more = True  # the link, and the status, tell why
+
+    def _show_dear(self) -> None:
+        if self.is_attached and self.is_running:  # the app may have ended meanwhile
+            self._show_rates()
+            self._show_health()
 
     def changed(self) -> None:
         """All of it may be out of date."""

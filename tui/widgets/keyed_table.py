@@ -81,6 +81,10 @@ class KeyedTable(DataTable[Text]):
             self._tell()
         self.refresh()
 
+    def on_resize(self) -> None:
+        """Keep the cursor's row in sight."""
+        self._scroll_cursor_into_view()
+
     def point_at(self, key: str) -> bool:
         """Put the cursor on a row; False where it is not shown."""
         if key not in self._shown:

@@ -1,6 +1,6 @@
 """What a terminal shows, as text, and the kept pictures that it is compared with.
 
-A picture is the screen's text alone: a reader of a diff sees what a user would see. ``TRACED_PICTURES=new`` writes them
+A picture is the screen's text alone: a reader of a diff sees what a user would see. ``PICTURES=new`` writes them
 anew; look at each before it is kept.
 """
 
@@ -14,7 +14,6 @@ from textual.app import App
 from textual.pilot import Pilot
 
 PICTURES = Path(__file__).parent / "pictures"
-ANEW = os.environ.get("TRACED_PICTURES") == "new"  # read before tests take such variables away
 SIZES = ((80, 24), (120, 40), (200, 60))
 
 
@@ -29,7 +28,7 @@ def same_picture(app: App[object], name: str) -> None:
     width, height = app.size
     kept = PICTURES / f"{name}-{width}x{height}.txt"
     found = text_of(app)
-    if ANEW:
+    if os.environ.get("PICTURES") == "new":
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(found, "utf-8")
     assert found == kept.read_text("utf-8"), f"{kept} looks otherwise:\n{found}"
