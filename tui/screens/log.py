@@ -81,7 +81,7 @@ class Log(Live):
         """Filters and the state, the events, the one under the cursor in full."""
         with Horizontal(id="bar"):
             yield Input(placeholder="kind begins with", id="kind", compact=True)
-            yield Input(placeholder="text: part of a kind, a subject or a detail", id="filter", compact=True)
+            yield Input(placeholder="part of its text", id="filter", compact=True)
             yield Static("", id="state", markup=False)
         with Container(id="both"):
             yield Events("time (UTC)", "event", "about", "detail", id="events")
@@ -105,8 +105,9 @@ class Log(Live):
 
     def news(self, events: list[EventView]) -> None:
         """Add what fits, without asking."""
-        fits = [event for event in events if event.kind not in PRESENT and self._fits(event)]
-        if not fits or not self._known:
+        newest = next(reversed(self._events), 0)  # what the stream has yet to tell of is shown already
+        fits = [one for one in events if one.kind not in PRESENT and one.seq > newest and self._fits(one)]
+        if not fits:
             return
         if not self._following:
             self._newer += len(fits)
@@ -116,7 +117,7 @@ class Log(Live):
         for seq in list(self._events)[:-KEPT]:
             del self._events[seq]
             self._beginning = False
-        if self.is_current:
+        if self.is_current and self._known:
             self._put()
         else:
             self._stale = True

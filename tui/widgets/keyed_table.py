@@ -152,6 +152,6 @@ class KeyedTable(DataTable[Text]):
 
 
 def _stays(before: Sequence[str], cursor: int, wanted: dict[str, Row]) -> str | None:
-    """The row that the cursor is on, or the first one after it that stays, or the last one before it; None: none stays."""
+    """The row that the cursor is on, or the first one after it that stays, or the last one before it."""
     after = (key for key in before[cursor:] if key in wanted)
     return next(after, None) or next((key for key in reversed(before[:cursor]) if key in wanted), None)

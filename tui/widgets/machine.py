@@ -24,7 +24,7 @@ def _device(one: DeviceView) -> list[Text]:
         wanted = f", wanted by {one.lease.wanted_by}" if one.lease.wanted_by else ""
         held = cell(f"▶ {one.lease.purpose}{wanted}", "bold cyan", 80)
     elif one.idle:
-        held = cell("✓ free for training", "green")
+        held = cell("✓ free", "green")
     else:
         held = cell(f"· {'; '.join(one.why_not)}", "dim", 120)
     return [cell(name, limit=32), _use(one.utilisation), cell(f"{memory:>10}"), held]

@@ -181,7 +181,7 @@ def how_far(told: EventView) -> str:
     if not total:
         return figure
     left = time_left(told.detail, told.at, done, total)
-    return ", ".join(part for part in (f"{done} of {total}", left, figure) if part)
+    return ", ".join(part for part in (f"{done}/{total}", left, figure) if part)
 
 
 def time_left(detail: Mapping[str, Any], at: datetime, done: int, total: int) -> str:

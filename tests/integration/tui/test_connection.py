@@ -117,7 +117,7 @@ def test_the_palette_finds_each_screen(opened: Opened) -> None:
                 await on.pilot.press("ctrl+p")
                 await on.pilot.press(*kind.TITLE_TEXT.lower())
                 await until(on.pilot, lambda kind=kind: f"Go to {kind.TITLE_TEXT}" in text_of(on.app))
-                await on.pilot.press("enter", "enter")
+                await on.pilot.press("enter")
                 await until(on.pilot, lambda name=name: on.app.current_mode == name)
 
     asyncio.run(find())

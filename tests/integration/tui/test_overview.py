@@ -56,9 +56,9 @@ def test_a_stage_at_work_says_how_far_it_is_and_how_long_it_takes(opened: Opened
             await filled(on)
             running(on)
             advanced(on, 8)
-            await until(on.pilot, lambda: "8 of 16" in text_of(on.app) and "▶ c-0003" in text_of(on.app))
+            await until(on.pilot, lambda: "8/16" in text_of(on.app) and "▶ c-0003" in text_of(on.app))
             advanced(on, 10)
-            await until(on.pilot, lambda: "10 of 16" in text_of(on.app))
+            await until(on.pilot, lambda: "10/16" in text_of(on.app))
             same_picture(on.app, "overview-running")
             if size[0] > 80:
                 assert "≈12 min left" in text_of(on.app)
@@ -89,7 +89,7 @@ def test_devices_and_the_router_come_by_themselves(opened: Opened) -> None:
             devices = on.control.devices().model_dump(mode="json")
             devices["devices"][0] |= {"utilisation": 0.02, "idle": True, "why_not": []}
             on.control.present.tell(DEVICES, DEVICES, AT, devices)
-            await until(on.pilot, lambda: text_of(on.app).count("✓ free for training") == 2)
+            await until(on.pilot, lambda: text_of(on.app).count("✓ free") == 2)
             health = on.control.health().model_dump(mode="json")
             health["router"] |= {"state": "ready", "address": "http://10.0.0.7:8100", "engines": {"http://a:1": "ok"}}
             health["router"]["engines"] |= {"http://b:2": "no answer \x1b[2J"}

@@ -17,9 +17,9 @@ def told(**detail: object) -> EventView:
 
 def test_the_rest_takes_as_long_as_what_was_seen_of_it() -> None:
     since = (AT - timedelta(minutes=4)).isoformat()
-    assert how_far(told(done=4, total=12, since=since, done_then=0)) == "4 of 12, ≈8 min left"
+    assert how_far(told(done=4, total=12, since=since, done_then=0)) == "4/12, ≈8 min left"
     assert how_far(told(done=8, total=12, since=since, done_then=6, figure="reward 0.4")) == (
-        "8 of 12, ≈8 min left, reward 0.4"
+        "8/12, ≈8 min left, reward 0.4"
     )
 
 
