@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.seeded import seed_store
 from store.database import open_store, sqlite_url
-from tests.integration.gateway.place import place
+from tests.integration.gateway.place import place, until
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from traced.client.models import DEVICES, Devices, EventView
@@ -68,8 +68,7 @@ def test_devices_are_looked_at_only_while_somebody_watches(seeded: Control, path
                 seen = await first(told, DEVICES)
                 assert Devices.model_validate(seen.detail).problems == ["none here"]
                 assert seeded.watch.at_work
-            while seeded.watch.at_work:
-                await asyncio.sleep(0.02)
+            await until(lambda: not seeded.watch.at_work)
             assert seeded.present.of(DEVICES) == []
 
     asyncio.run(asyncio.wait_for(watch(), 20))
