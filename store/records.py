@@ -119,6 +119,23 @@ class EnvironmentRecord:
 
 
 @dataclass(frozen=True)
+class EnvironmentStanding:
+    """An environment without its source: its newest origin, its newest admission, what was trained on it.
+
+    ``admitted`` is None where no admission has judged it; ``failed`` names the checks of the newest that failed.
+    """
+
+    hash: str
+    capability: str
+    cycle_id: str
+    synthesizer: str
+    at: datetime
+    admitted: bool | None
+    failed: list[str]
+    adapters: list[str]
+
+
+@dataclass(frozen=True)
 class AdmissionRecord:
     """One admission of one environment, with its time and cycle."""
 

@@ -2,7 +2,8 @@
 
 Invariants: the same command carries on an unfinished cycle from its last checkpoint; nothing is approved silently:
 ``--yes`` says so on the screen, a terminal is asked with the gate's figures, and without one the demo stops and names
-the command that goes on. Ctrl-C passes through as KeyboardInterrupt once the children have ended.
+the command that goes on; with ``--keep`` it does so always. Ctrl-C passes through as KeyboardInterrupt once the
+children have ended.
 
 Not covered: what is printed at the end (``traced.commands``).
 """
@@ -21,6 +22,7 @@ from sandbox.image import ensure_image
 from store.database import open_store, session
 from store.records import Cycle, CycleState
 from store.repositories.cycles import set_cycle_state
+from store.repositories.targets import pause_target
 from traced.config import Settings
 from traced.figures import ON_TARGET, CycleFigures, as_json
 from traced.host.lock import CYCLES, hold
@@ -47,6 +49,7 @@ class DemoOptions:
     console: Console
     yes: bool = False
     compare: bool = False
+    keep: bool = False  # everything is left to be looked at: nothing is asked, and nothing begins by itself afterwards
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,24 @@ def _held(options: DemoOptions) -> DemoResult:
         progress.plan(f"train {ON_TARGET}", COMPARISON, expected_s(options.settings, TYPICAL_CAPABILITIES))
     with Meter() as meter, progress.shown():
         result = asyncio.run(_run(options, cycle.id, progress, meter))
-        while result.waiting and options.console.is_terminal:
+        while result.waiting and options.console.is_terminal and not options.keep:
             with progress.paused():
                 if not _ask(options, result):
                     break
             result = asyncio.run(_run(options, cycle.id, progress, meter))
+    if options.keep:
+        _pause(options.settings)
     return result
+
+
+def _pause(settings: Settings) -> None:
+    """Have a service begin no cycle of the target until a person says so."""
+    store = open_store(settings.store_url)
+    try:
+        with session(store) as opened_session:
+            pause_target(opened_session, settings.target.name, who="traced demo --keep", at=utc_now())
+    finally:
+        store.dispose()
 
 
 async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: Meter) -> DemoResult:

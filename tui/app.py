@@ -18,13 +18,26 @@ from tui.help import Help
 from tui.jump import Jump
 from tui.link import Link, Linked, Lost, News
 from tui.plain import line
+from tui.screens.capabilities import Capabilities
+from tui.screens.environments import Environments
 from tui.screens.live import Live
 from tui.screens.log import Log
 from tui.screens.overview import Overview
+from tui.screens.serving import Serving
+from tui.screens.training import Training
+from tui.screens.trajectories import Trajectories
 from tui.where import Where
 from tui.widgets.top_line import TopLine
 
-SCREENS: dict[str, type[Live]] = {"overview": Overview, "log": Log}
+SCREENS: dict[str, type[Live]] = {
+    "overview": Overview,
+    "capabilities": Capabilities,
+    "trajectories": Trajectories,
+    "environments": Environments,
+    "training": Training,
+    "serving": Serving,
+    "log": Log,
+}
 LIGHT, DARK = "textual-light", "textual-dark"
 
 
@@ -38,7 +51,7 @@ class TracedApp(App[None]):
     MODES: ClassVar[dict[str, str | Callable[[], Screen[Any]]]] = dict(SCREENS)
     BINDINGS: ClassVar[list[BindingType]] = [
         *(
-            Binding(str(number), f"show('{name}')", kind.TITLE_TEXT)
+            Binding(str(number), f"show('{name}')", kind.TITLE_TEXT, show=False)
             for number, (name, kind) in enumerate(SCREENS.items(), 1)
         ),
         Binding("question_mark", "help", "Help", key_display="?"),
@@ -51,13 +64,19 @@ class TracedApp(App[None]):
         super().__init__()
         self.where = where
         self.client = where.client()
+        self.link = Link(self.client, self.post_message)
         self.linked: bool | None = None  # None until the first answer
         self.trouble = ""
         self.status: Status | None = None
 
+    @property
+    def titles(self) -> list[str]:
+        """The screens' names, in the order of their keys."""
+        return [kind.TITLE_TEXT for kind in SCREENS.values()]
+
     def on_mount(self) -> None:
         """Begin to listen."""
-        self.run_worker(Link(self.client, self.post_message).follow(), name="link", exit_on_error=True)
+        self.run_worker(self.link.follow(), name="link")
 
     async def on_unmount(self) -> None:
         """Let go of the connection."""
@@ -127,11 +146,15 @@ class TracedApp(App[None]):
         """Bring the thing of this key to the front, on the screen that shows such things; False without that screen."""
         if not self.has(mode):
             return False
-        self.switch_mode(mode)
+        self._go(mode, key)
+        return True
+
+    @work(exclusive=True, group="go")
+    async def _go(self, mode: str, key: str) -> None:
+        await self.switch_mode(mode)
         for screen in self._screen_stacks[mode]:
             if isinstance(screen, Live):
                 screen.point_at(key)
-        return True
 
     def action_help(self) -> None:
         """The keys that work here."""

@@ -52,7 +52,7 @@ class Link:
     client: Client
     post: Callable[[Message], object]
     _waiting: list[EventView] = field(default_factory=list)
-    _last: int | None = None
+    last: int | None = None  # the number of the newest event that was heard
     _was_lost: bool = False
 
     async def follow(self) -> None:
@@ -60,9 +60,9 @@ class Link:
         tries = 0
         while True:
             try:
-                if self._last is None:
+                if self.last is None:
                     newest = await self.client.last_events(limit=1)
-                    self._last = newest[0].seq if newest else 0
+                    self.last = newest[0].seq if newest else 0
                 else:
                     await self.client.status()
                 tries = 0
@@ -81,8 +81,8 @@ class Link:
         """Until the connection ends."""
         telling = asyncio.create_task(self._tell())
         try:
-            async for event in self.client.listen(self._last or 0, present=True):
-                self._last = event.seq
+            async for event in self.client.listen(self.last or 0, present=True):
+                self.last = event.seq
                 self._waiting.append(event)
         finally:
             telling.cancel()

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import random
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session
 
+from benchmarks.seeded.canary import canary_talks
 from benchmarks.seeded.talks import trajectory
 from store.database import session
 from store.records import (
@@ -49,10 +51,11 @@ from store.types import (
     Trajectory,
     Verdict,
 )
+from traced.gates.publication import REQUIRED, publish
 
 SOURCE = (Path(__file__).parents[2] / "tests" / "data" / "environments" / "lamp_shop.py").read_text("utf-8")
 DAY = timedelta(days=1)
-SETTLE = 7  # exchanges that are not settled yet
+SILENCE = timedelta(minutes=15)
 BATCH = 2000  # trajectories of production in a transaction; the first of them have exchanges
 RUNS, LABELLED, TASKS, TRIALS, ITERATIONS = 5, 60, 30, 4, 16
 CAPABILITIES = [
@@ -91,15 +94,52 @@ CAPABILITIES = [
 ]
 WORKED_ON = (("date-reasoning",), ("compound-requests",), ("compound-requests", "payment-methods", "policy-checks"))
 REFUSED = ("c-0003", "payment-methods")  # whose environment was not admitted
+RATES = {"reward": 0.0, "success": 0.0}
 CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("contract", {"reset": "same bytes for the same seed", "seeds": [0, 1, 2]}),
-    ("oracle", {"reached": 32, "of": 32, "seeds": [0, 31]}),
-    ("floor", {"empty": 0.0, "refusing": 0.0, "random_calls": 0.03}),
-    ("exploits", {"highest": 0.12, "by": "call the final tool first", "pass_mark": 0.5}),
-    ("diversity", {"distinct": 187, "of": 200}),
-    ("leak", {"found": []}),
-    ("spread", {"mean": 0.41, "mixed": 0.62}),
+    ("source", {"bytes": 6114, "refused": []}),
+    ("runs", {"seeds": [0, 1]}),
+    ("determinism", {"seeds": 12, "processes": 2, "interleaved": True}),
+    ("oracle", {"seeds": 32, "failed": 0, "mean_turns": 5.31}),
+    (
+        "diversity",
+        {"seeds": 160, "distinct": 1.0, "distinct_required": 0.9, "shapes": 41, "shape_fraction": 0.256}
+        | {"shapes_required": 6, "commonest_shape": 0.145, "commonest_allowed": 0.5},
+    ),
+    (
+        "floor",
+        {"empty": RATES, "refusing": RATES, "random": {"reward": 0.03, "success": 0.0}}
+        | {"allowed": {"reward": 0.2, "success": 0.05}, "seeds": 32},
+    ),
+    (
+        "exploits",
+        {
+            "say_success": RATES,
+            "write_first": RATES,
+            "repeat_calls": RATES,
+            "every_tool": {"reward": 0.12, "success": 0.0},
+        }
+        | {"allowed": {"reward": 0.5, "success": 0.1}, "seeds": 32},
+    ),
+    ("interface", {"tools": 4, "foreign": [], "changed": [], "unanswered": [], "odd_errors": [], "junk_seeds": 8}),
+    ("leak", {"share": 0.0, "allowed": 0.05, "seeds": 32}),
+    ("latency", {"reset_p95": 0.000212, "reset_allowed": 0.5, "step_p95": 0.000094, "step_allowed": 0.25}),
+    ("effects", {"events": [], "printed_characters": 0}),
+    (
+        "spread",
+        {"groups": 16, "rollouts": 8, "mean": 0.41, "mean_allowed": [0.05, 0.95], "mixed": 0.62}
+        | {"mixed_required": 0.5},
+    ),
 )
+FAILED: dict[str, dict[str, Any]] = {
+    "diversity": {"seeds": 160, "distinct": 0.938, "distinct_required": 0.9, "shapes": 3, "shape_fraction": 0.019}
+    | {"shapes_required": 6, "commonest_shape": 0.71, "commonest_allowed": 0.5},
+    "leak": {
+        "share": 0.25,
+        "allowed": 0.05,
+        "seeds": 32,
+        "first": {"seed": 3, "text": '{"order_id": "W4411", "method": "gift card", "reason": "the customer asked"}'},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -126,8 +166,10 @@ class _Version:
     gain: float
 
 
-def seed_store(store: sqlalchemy.Engine, at: datetime, *, trajectories: int = 360, seed: int = 0) -> Seeded:
-    """Fill an empty store as of ``at``; ``trajectories`` of them in all, most of production where there are many."""
+def seed_store(
+    store: sqlalchemy.Engine, folder: Path, at: datetime, *, trajectories: int = 360, seed: int = 0
+) -> Seeded:
+    """Fill an empty store as of ``at``, and publish its adapters in ``folder``; ``trajectories`` of them in all."""
     rng = random.Random(seed)
     names = ["c-0001", "c-0002", "c-0003"]
     made: dict[str, str] = {}
@@ -137,16 +179,19 @@ def seed_store(store: sqlalchemy.Engine, at: datetime, *, trajectories: int = 36
             _cycle(opened, rng, name, begun, number)
             for capability in CAPABILITIES[: number + 2]:
                 made[capability.name] = _environment(opened, name, capability.name, begun + DAY / 8)
-        live = _adapter(opened, rng, _Version("date-reasoning", 1, names[0], at - 2.6 * DAY, 0.14), made)
-        rejected = _adapter(opened, rng, _Version("compound-requests", 1, names[1], at - 1.6 * DAY, 0.05), made)
-        canary = _adapter(opened, rng, _Version("compound-requests", 2, names[2], at - 0.6 * DAY, 0.11), made)
-        waiting = _adapter(opened, rng, _Version("policy-checks", 1, names[2], at - 0.5 * DAY, 0.17), made)
+        live = _adapter(opened, rng, _Version("date-reasoning", 1, names[0], at - 2.6 * DAY, 0.14), made, folder)
+        rejected = _adapter(opened, rng, _Version("compound-requests", 1, names[1], at - 1.6 * DAY, 0.05), made, folder)
+        canary = _adapter(opened, rng, _Version("compound-requests", 2, names[2], at - 0.6 * DAY, 0.11), made, folder)
+        waiting = _adapter(opened, rng, _Version("policy-checks", 1, names[2], at - 0.5 * DAY, 0.17), made, folder)
         for name, decision in ((live, Decision.APPROVED), (rejected, Decision.REJECTED), (canary, Decision.APPROVED)):
             why = "too little for what it costs" if decision is Decision.REJECTED else "reads well"
             promotions.save_approval(opened, Approval(name, decision, "ada", at - 0.4 * DAY, why))
         promotions.promote(opened, live, who="ada", at=at - 0.4 * DAY)
+        promotions.put_on_trial(opened, Promotion(canary, PromotionState.CANARY, "ada", at - 0.38 * DAY, share=0.05))
         promotions.put_on_trial(opened, Promotion(canary, PromotionState.CANARY, "ada", at - 0.3 * DAY, share=0.25))
     kept = _production(store, rng, at, max(trajectories - len(names) * TASKS * TRIALS, 40), [live, canary])
+    with session(store) as opened:
+        canary_talks(opened, random.Random(seed), at, live, canary)
     return Seeded(names, waiting, live, canary, rejected, made, kept + len(names) * TASKS * TRIALS)
 
 
@@ -229,13 +274,15 @@ def _environment(opened: Session, cycle: str, capability: str, at: datetime) -> 
     source = f'"""For {capability}, made in {cycle}."""\n{SOURCE}'
     key = hashlib.sha256(source.encode()).hexdigest()
     environments.save_environment(opened, EnvironmentRecord(key, source, cycle, capability, 7, "builtin", at))
-    failed = "diversity" if (cycle, capability) == REFUSED else ""
-    checks = [Check(name, name != failed, evidence, 0.4 + 0.3 * len(name)) for name, evidence in CHECKS]
+    failed = FAILED if (cycle, capability) == REFUSED else {}
+    checks = [
+        Check(name, name not in failed, failed.get(name, evidence), 0.4 + 0.3 * len(name)) for name, evidence in CHECKS
+    ]
     environments.save_admission(opened, AdmissionReport(key, not failed, checks), cycle_id=cycle, at=at)
     return key
 
 
-def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, str]) -> str:
+def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, str], folder: Path) -> str:
     capability, cycle, at, gain = of.capability, of.cycle, of.at, of.gain
     name, run, environment = f"{capability}@v{of.number}", f"run-{capability}-{of.number}", made[capability]
     config = {"lr": 2e-3, "groups": 8, "rollouts": 8, "iterations": ITERATIONS}
@@ -246,8 +293,12 @@ def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, 
         opened, [IterationMetrics(run, number, _figures(rng, number)) for number in range(ITERATIONS)]
     )
     training.set_training_state(opened, run, RunState.FINISHED, at=at, rollouts=64 * ITERATIONS)
-    files = {"adapter_model.safetensors": hashlib.sha256(name.encode()).hexdigest()}
-    version = AdapterVersion(name, capability, of.number, f"adapters/{name}", files, cycle, run, environment, at)
+    with tempfile.TemporaryDirectory() as made_there:
+        for file in REQUIRED:
+            (Path(made_there) / file).write_text(name)  # no weights: it can be approved and not be served
+        published = publish(Path(made_there), folder / "adapters", capability, origin=run)
+    path, files = str(published.path), published.files
+    version = AdapterVersion(name, capability, of.number, path, files, cycle, run, environment, at)
     adapters.save_adapter(opened, version)
     figures = {
         "environment": (200, 0.31, 3 * gain, 2.4 * gain, 3.6 * gain, 0.05),
@@ -287,6 +338,7 @@ def _figures(rng: random.Random, iteration: int) -> dict[str, float]:
         "loss": rng.gauss(0, 0.01),
         "tokens_per_second": 900 + rng.gauss(0, 40),
         "seconds": 31 + rng.gauss(0, 2),
+        "kl_from_base": 0.04 * grown**2,
     }
 
 
@@ -315,8 +367,8 @@ def _production(store: sqlalchemy.Engine, rng: random.Random, at: datetime, coun
             save_trajectories(opened, recorded)
             serving.save_routes(opened, routes)
             serving.save_exchanges(opened, exchanges)
-            parts: dict[str, str | None] = {one.id: one.id.replace("e-", "router-") for one in exchanges[:-SETTLE]}
-            serving.settle(opened, parts, at=at)
+            for exchange in exchanges:
+                serving.settle(opened, {exchange.id: f"router{exchange.id[1:]}"}, at=exchange.at + SILENCE)
             for one in feedback:
                 serving.save_feedback(opened, one)
     return count

@@ -4,6 +4,7 @@ Invariants: a version is immutable and named ``capability@vN``, once; it comes f
 Fails: ``StoreConflict`` when a name is saved with other content or does not fit its capability; ``NotFound``.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict
 
 from sqlmodel import Session, col, func, select
@@ -46,6 +47,13 @@ def list_adapters(
     if capability is not None:
         query = query.where(AdapterRow.capability == capability)
     return [AdapterVersion(**row.model_dump()) for row in session.exec(query)]
+
+
+def adapters_of_runs(session: Session, run_ids: Iterable[str]) -> dict[str, str]:
+    """The names of the versions that these training runs have given, by run."""
+    wanted = col(AdapterRow.training_run_id).in_(list(run_ids))
+    query = select(col(AdapterRow.training_run_id), col(AdapterRow.name)).where(wanted)
+    return {run_id: name for run_id, name in session.exec(query)}
 
 
 def fitting_cycles(session: Session) -> list[str]:

@@ -6,15 +6,17 @@ Fails: ``StoreConflict`` when hash and source disagree, ``NotFound``, ``BrokenRe
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 
+from sqlalchemy import func
 from sqlmodel import Session, col, select
 
 from store.content import digest, insert_new
 from store.errors import NotFound, StoreConflict
-from store.records import AdmissionRecord, EnvironmentRecord
-from store.tables import AdmissionRow, CheckRow, EnvironmentOriginRow, EnvironmentRow
+from store.records import AdmissionRecord, EnvironmentRecord, EnvironmentStanding
+from store.tables import AdapterRow, AdmissionRow, CheckRow, EnvironmentOriginRow, EnvironmentRow
 from store.types import AdmissionReport, Check
 
 
@@ -42,6 +44,35 @@ def list_environments(session: Session, cycle_id: str) -> list[EnvironmentRecord
     return _list(session, cycle_id=cycle_id)
 
 
+def list_origins(session: Session, environment_hash: str) -> list[EnvironmentRecord]:
+    """The environment once for each cycle and capability that made it, oldest first."""
+    return _list(session, environment_hash=environment_hash)
+
+
+def newest_environments(session: Session, *, limit: int, after: str | None = None) -> list[EnvironmentStanding]:
+    """Environments of all cycles, newest first, those behind ``after`` (a hash); raises ``NotFound`` for it.
+
+    Reads no source. An environment is as new as its newest origin.
+    """
+    hashed, at = col(EnvironmentOriginRow.environment_hash), func.max(EnvironmentOriginRow.at)
+    newest = select(hashed, at).group_by(hashed).order_by(at.desc(), hashed.desc()).limit(limit)
+    if after is not None:
+        made = session.exec(select(at).where(hashed == after)).one()
+        if made is None:
+            raise NotFound("environment", after)
+        newest = newest.having((at < made) | ((at == made) & (hashed < after)))
+    return _standing(session, [name for name, _ in session.exec(newest)])
+
+
+def list_trained_on(session: Session, hashes: Sequence[str]) -> dict[str, list[str]]:
+    """The adapter versions that were trained on each of these, oldest first."""
+    query = select(AdapterRow.environment_hash, AdapterRow.name).where(col(AdapterRow.environment_hash).in_(hashes))
+    found: dict[str, list[str]] = {name: [] for name in hashes}
+    for environment, adapter in session.exec(query.order_by(col(AdapterRow.created_at), col(AdapterRow.name))):
+        found[environment].append(adapter)
+    return found
+
+
 def save_admission(session: Session, report: AdmissionReport, *, cycle_id: str, at: datetime) -> str:
     """Store an admission and its checks; returns its id."""
     key = digest([asdict(report), cycle_id, at])
@@ -58,6 +89,35 @@ def list_admissions(session: Session, environment_hash: str, *, cycle_id: str | 
     if cycle_id is not None:
         query = query.where(AdmissionRow.cycle_id == cycle_id)
     return [_admission(session, row) for row in session.exec(query.order_by(col(AdmissionRow.seq)))]
+
+
+def _standing(session: Session, hashes: list[str]) -> list[EnvironmentStanding]:
+    """These, in this order."""
+    origin, admission = EnvironmentOriginRow, AdmissionRow
+    by_age = select(origin).where(col(origin.environment_hash).in_(hashes)).order_by(col(origin.at))
+    made = {row.environment_hash: row for row in session.exec(by_age)}
+    by_writing = select(admission).where(col(admission.environment_hash).in_(hashes)).order_by(col(admission.seq))
+    judged = {row.environment_hash: row for row in session.exec(by_writing)}
+    of = {row.id: row.environment_hash for row in judged.values()}
+    check = CheckRow
+    failing = select(check.admission_id, check.name).where(col(check.admission_id).in_(list(of)), ~col(check.passed))
+    failed: dict[str, list[str]] = {name: [] for name in hashes}
+    for admitted, name in session.exec(failing.order_by(col(check.position))):
+        failed[of[admitted]].append(name)
+    trained = list_trained_on(session, hashes)
+    return [
+        EnvironmentStanding(
+            name,
+            made[name].capability,
+            made[name].cycle_id,
+            made[name].synthesizer,
+            made[name].at,
+            judged[name].admitted if name in judged else None,
+            failed[name],
+            trained[name],
+        )
+        for name in hashes
+    ]
 
 
 def _list(

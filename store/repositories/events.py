@@ -1,15 +1,17 @@
 """The service's event stream.
 
-Invariants: events are only added, ``seq`` grows in the order in which they become visible: writers of one database wait
-for each other (SQLite's write lock; on PostgreSQL an advisory lock until commit), so that a listener that has read up
-to ``seq`` n never misses a smaller one that is committed later.
+Invariants: events are only added, but for those that only say that something goes on (``take_back``). ``seq`` grows in
+the order in which they become visible: writers of one database wait for each other (SQLite's write lock; on PostgreSQL
+an advisory lock until commit), so that a listener that has read up to ``seq`` n never misses a smaller one that is
+committed later.
 Not covered: deleting old ones (``traced.upkeep``); a listener that resumes before the oldest kept one is told by
 ``span``.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Text, cast, func, or_
+from sqlalchemy import Text, cast, delete, func, or_
 from sqlalchemy import text as sql
 from sqlmodel import Session, col, select
 
@@ -30,6 +32,11 @@ def save_event(session: Session, event: Event) -> int:
     session.flush()
     assert row.seq is not None
     return row.seq
+
+
+def take_back(session: Session, seqs: Sequence[int]) -> None:
+    """Delete events whose news is old, by who added them; later events keep their ids."""
+    session.execute(delete(EventRow).where(col(EventRow.seq).in_(seqs)))
 
 
 def list_events(session: Session, *, after: int = 0, limit: int = 500, cycle_id: str | None = None) -> list[Event]:

@@ -102,9 +102,7 @@ def roll_back(session: Session, adapter: str, *, who: str, at: datetime, reason:
         raise NotLive(
             f"adapter {adapter!r} is not live (live: {', '.join(sorted(live)) or 'none'}); see `traced status`"
         )
-    before = _lived(session, capability)[:-1]
-    while before and not _is_approved(session, before[-1]):
-        before.pop()
+    before = _before(session, capability)
     previous = before.pop() if before else None
     _append(session, Promotion(adapter, PromotionState.ROLLED_BACK, who, at, reason, previous))
     why = f"{adapter} was rolled back"
@@ -115,15 +113,32 @@ def roll_back(session: Session, adapter: str, *, who: str, at: datetime, reason:
     return previous
 
 
+def brought_back(session: Session, standing: Trial) -> str | None:
+    """What a rollback of a version that is live or on trial would leave live; None for the base model."""
+    if standing.promotion.state is PromotionState.LIVE:
+        return next(reversed(_before(session, standing.capability)), None)
+    live = [one for one in newest_entries(session) if one.promotion.state is PromotionState.LIVE]
+    return next((one.promotion.adapter for one in live if one.capability == standing.capability), None)
+
+
 def live_adapters(session: Session) -> list[Promotion]:
     """The newest log entry of every adapter version that is live, by capability."""
-    return [one.promotion for one in _newest(session) if one.promotion.state is PromotionState.LIVE]
+    return [one.promotion for one in newest_entries(session) if one.promotion.state is PromotionState.LIVE]
 
 
 def trials(session: Session) -> list[Trial]:
     """The versions that are on trial, by capability."""
     on_trial = (PromotionState.CANARY, PromotionState.SHADOW)
-    return [one for one in _newest(session) if one.promotion.state in on_trial]
+    return [one for one in newest_entries(session) if one.promotion.state in on_trial]
+
+
+def newest_entries(session: Session) -> list[Trial]:
+    """The newest log entry of every version that was ever promoted, by capability."""
+    query = select(PromotionRow, AdapterRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
+    newest: dict[str, Trial] = {}
+    for row, adapter in session.exec(query.order_by(col(AdapterRow.capability), col(PromotionRow.seq))):
+        newest[adapter.name] = Trial(row.seq or 0, adapter.capability, _promotion(row))
+    return list(newest.values())
 
 
 def shares(session: Session, adapter: str) -> dict[int, float]:
@@ -155,14 +170,6 @@ def list_promotions(session: Session, adapter: str) -> list[Promotion]:
     """The promotion log of an adapter version, oldest first."""
     query = select(PromotionRow).where(PromotionRow.adapter == adapter).order_by(col(PromotionRow.seq))
     return [_promotion(row) for row in session.exec(query)]
-
-
-def _newest(session: Session) -> list[Trial]:
-    query = select(PromotionRow, AdapterRow).join(AdapterRow, col(PromotionRow.adapter) == col(AdapterRow.name))
-    newest: dict[str, Trial] = {}
-    for row, adapter in session.exec(query.order_by(col(AdapterRow.capability), col(PromotionRow.seq))):
-        newest[adapter.name] = Trial(row.seq or 0, adapter.capability, _promotion(row))
-    return list(newest.values())
 
 
 def _lock(session: Session, capability: str) -> None:
@@ -200,6 +207,14 @@ def _lived(session: Session, capability: str) -> list[str]:
         if row.state == PromotionState.LIVE:
             lived, live = [*lived, row.adapter], row.adapter
     return lived
+
+
+def _before(session: Session, capability: str) -> list[str]:
+    """The versions that a rollback of the live one can go back to, the nearest last."""
+    before = _lived(session, capability)[:-1]
+    while before and not _is_approved(session, before[-1]):
+        before.pop()
+    return before
 
 
 def _is_approved(session: Session, adapter: str) -> bool:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import zstandard
+from sqlalchemy.orm import defer
 from sqlmodel import Session, col, func, select, update
 
 from store.content import digest, insert_new
@@ -57,6 +58,12 @@ def taking_part(session: Session, trials: Collection[int]) -> dict[str, tuple[st
     return {conversation_id: (model, trial) for conversation_id, model, trial in rows if trial is not None}
 
 
+def count_taking_part(session: Session, trials: Collection[int]) -> int:
+    """How many conversations take part in trials, whoever else answered in them."""
+    query = select(func.count()).select_from(ConversationRow).where(col(ConversationRow.trial).in_(list(trials)))
+    return session.exec(query).one()
+
+
 def judged(session: Session, trials: Collection[int]) -> dict[str, Outcome]:
     """The outcomes of settled conversations of trials, by conversation; of several branches the last one's."""
     query = select(ConversationRow.id, TrajectoryRow.outcome).where(col(ConversationRow.trial).in_(list(trials)))
@@ -84,12 +91,17 @@ def open_conversations(session: Session, *, before: datetime, limit: int) -> lis
     return list(session.exec(grouped))
 
 
-def list_exchanges(session: Session, conversation_id: str, *, unsettled: bool = False) -> list[Exchange]:
+def list_exchanges(
+    session: Session, conversation_id: str, *, unsettled: bool = False, bodies: bool = True
+) -> list[Exchange]:
     """A conversation's exchanges, oldest first."""
     query = select(ExchangeRow).where(ExchangeRow.conversation_id == conversation_id)
     if unsettled:
         query = query.where(col(ExchangeRow.settled_at).is_(None))
-    return [_exchange(row) for row in session.exec(query.order_by(col(ExchangeRow.at), col(ExchangeRow.id)))]
+    if not bodies:
+        query = query.options(defer(ExchangeRow.body))  # type: ignore[arg-type]  # SQLModel types it as its value
+    rows = session.exec(query.order_by(col(ExchangeRow.at), col(ExchangeRow.id)))
+    return [_exchange(row, bodies=bodies) for row in rows]
 
 
 def settle(session: Session, trajectories: dict[str, str | None], *, at: datetime) -> None:
@@ -212,7 +224,7 @@ def _packed(body: dict[str, Any] | None) -> bytes | None:
     return zstandard.ZstdCompressor(level=1).compress(text.encode())
 
 
-def _exchange(row: ExchangeRow) -> Exchange:
+def _exchange(row: ExchangeRow, *, bodies: bool = True) -> Exchange:
     values = row.model_dump(exclude={"body", "settled_at"})
-    body = None if row.body is None else json.loads(zstandard.ZstdDecompressor().decompress(row.body))
+    body = None if not bodies or row.body is None else json.loads(zstandard.ZstdDecompressor().decompress(row.body))
     return Exchange(**values, body=body)

@@ -1,11 +1,11 @@
 """The router's traffic for a person to look at: what became of one conversation, and what one model was given.
 
-Invariants: read only; the bodies of exchanges stay where they are (their trajectories have the messages).
-Fails: ``NotFound`` for a conversation that the router never had. Not covered: counts over all models of late
-(``store.router_standing``).
+Invariants: read only; the bodies of exchanges are not read (their trajectories have the messages).
+Fails: ``NotFound`` for a conversation that the router never had. Not covered: all models of late
+(``store.repositories.lately``).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlmodel import Session, col, func, select
@@ -54,12 +54,12 @@ def get_conversation(session: Session, named: str) -> Conversation:
         if found is None:
             continue
         route = find_routes(session, [found]).get(found)
-        exchanges = list_exchanges(session, found)
+        exchanges = list_exchanges(session, found, bodies=False)
         if route is not None or exchanges:
             return Conversation(
                 found,
                 route,
-                [replace(one, body=None) for one in exchanges],
+                exchanges,
                 list_feedback(session, [found]),
                 get_trajectories(session, trajectories_of(session, found), tokens=False),
             )

@@ -7,10 +7,10 @@ Fails: ``NotFound``, ``StoreConflict`` when a run's id is used for another run, 
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col, func, select
 
 from store.errors import NotFound, StoreConflict
 from store.records import IterationMetrics, RunState, TrainingRun
@@ -64,6 +64,12 @@ def list_training_runs(session: Session, cycle_id: str) -> list[TrainingRun]:
     return [_run(row) for row in session.exec(query)]
 
 
+def newest_training_runs(session: Session, *, limit: int) -> list[TrainingRun]:
+    """The training runs of all cycles, the one begun last first."""
+    query = select(TrainingRunRow).order_by(col(TrainingRunRow.started_at).desc(), col(TrainingRunRow.id).desc())
+    return [_run(row) for row in session.exec(query.limit(limit))]
+
+
 def save_iterations(session: Session, iterations: Iterable[IterationMetrics]) -> None:
     """Store the figures of iterations, replacing those of the same number."""
     for metrics in iterations:
@@ -71,13 +77,35 @@ def save_iterations(session: Session, iterations: Iterable[IterationMetrics]) ->
     session.flush()
 
 
-def list_iterations(session: Session, run_id: str) -> list[IterationMetrics]:
-    """The figures of a run, by iteration."""
+def list_iterations(
+    session: Session, run_id: str, *, after: int | None = None, limit: int | None = None
+) -> list[IterationMetrics]:
+    """The figures of a run, by iteration: those ``after`` one, at most ``limit``."""
     query = select(IterationRow).where(IterationRow.run_id == run_id).order_by(col(IterationRow.iteration))
-    return [
-        IterationMetrics(row.run_id, row.iteration, {name: _figure(value) for name, value in row.values.items()})
-        for row in session.exec(query)
-    ]
+    if after is not None:
+        query = query.where(col(IterationRow.iteration) > after)
+    return [_iteration(row) for row in session.exec(query.limit(limit))]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The first and the last stored iteration of a run, and how many there are."""
+
+    first: IterationMetrics
+    last: IterationMetrics
+    count: int
+
+
+def stretches(session: Session, run_ids: Iterable[str]) -> dict[str, Stretch]:
+    """What is stored of each of these runs; one without an iteration is left out."""
+    number = col(IterationRow.iteration)
+    ends = select(col(IterationRow.run_id), func.min(number), func.max(number), func.count())
+    ends = ends.where(col(IterationRow.run_id).in_(list(run_ids))).group_by(col(IterationRow.run_id))
+    found = {}
+    for run_id, first, last, count in session.exec(ends).all():
+        begins, ends_with = (_iteration(session.get_one(IterationRow, (run_id, at))) for at in (first, last))
+        found[run_id] = Stretch(begins, ends_with, count)
+    return found
 
 
 def _row(session: Session, run_id: str) -> TrainingRunRow:
@@ -89,6 +117,10 @@ def _row(session: Session, run_id: str) -> TrainingRunRow:
 
 def _run(row: TrainingRunRow) -> TrainingRun:
     return TrainingRun(**{**row.model_dump(), "state": RunState(row.state)})
+
+
+def _iteration(row: IterationRow) -> IterationMetrics:
+    return IterationMetrics(row.run_id, row.iteration, {name: _figure(value) for name, value in row.values.items()})
 
 
 def _figure(value: float | None) -> float:

@@ -65,6 +65,12 @@ def test_without_docker_the_demo_stops_before_it_works(traced: Traced, tmp_path:
     assert "Traceback" not in ran.err
 
 
+def test_who_keeps_everything_to_decide_does_not_have_it_decided(traced: Traced) -> None:
+    ran = traced("demo", "--yes", "--keep")
+    assert ran.code == 1
+    assert "leave one of them out" in ran.err
+
+
 def test_a_missing_model_is_named(traced: Traced, tmp_path: Path) -> None:
     ran = traced("demo", "--yes", "--model", tmp_path / "nowhere")
     assert ran.code == 1

@@ -23,6 +23,7 @@ from store.head import PATIENCE
 from store.records import CycleState
 from store.repositories import attempts
 from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
+from store.repositories.environments import newest_environments
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import (
     TrajectoryFilter,
@@ -58,6 +59,9 @@ def test_the_evidence_chain_is_the_same_as_on_sqlite(engine: Engine) -> None:
         chain = evidence_chain(here, "date-reasoning@v1")
         # NaN is not equal to itself: compare the texts
         assert repr(chain) == repr(evidence_chain(there, "date-reasoning@v1"))
+        [newest] = newest_environments(here, limit=9)
+        assert [newest] == newest_environments(there, limit=9)
+        assert newest_environments(here, limit=9, after=newest.hash) == []
         assert chain.missing == []
         assert [gate.result for gate in chain.gates] == [GATE]
 

@@ -15,6 +15,7 @@ from store.repositories.analysis import count_labelled, save_labels
 from store.repositories.production import hold, newest_judged
 from store.repositories.traffic import Served, served
 from store.repositories.trajectories import get_trajectory, rejudge_trajectory, save_trajectories
+from store.repositories.trajectory_pages import Wanted, trajectory_page
 from store.router_standing import RouterStanding
 from store.serving_records import ConversationRoute, Exchange, Feedback
 from store.standing import standing
@@ -93,3 +94,28 @@ def test_feedback_waits_for_an_analysis_that_is_about_to_cite_the_trajectory(url
     with reading(store) as opened:
         assert get_trajectory(opened, "r0").outcome is Outcome.FAILURE
     store.dispose()
+
+
+def test_pages_of_trajectories_hold_what_sqlites_hold(url: str, tmp_path: Path) -> None:
+    there, here = open_store(sqlite_url(tmp_path / "traced.db")), open_store(url)
+    asked = [
+        Wanted(),
+        Wanted(source="desk", outcome=Outcome.FAILURE),
+        Wanted(text="i AM r"),
+        Wanted(text="GDAŃSK"),
+        Wanted(text="tool_calls"),
+        Wanted(cycle_id="c1", capability=CAPABILITY.name, verdict=Verdict.LACKING),
+    ]
+    found = []
+    for store in (there, here):
+        fill(store)
+        said = [{"role": "user", "content": "nach \udcff Gdańsk"}]
+        with session(store) as opened:
+            save_trajectories(opened, [trajectory("far", source="zoo", messages=said)])
+        with reading(store) as opened:
+            first = [trajectory_page(opened, wanted, limit=4) for wanted in asked]
+            rest = [trajectory_page(opened, wanted, limit=9, after="r1") for wanted in asked]
+            found.append((first, rest))
+        store.dispose()
+    assert found[0] == found[1]
+    assert [len(page.rows) for page in found[0][0]] == [4, 3, 4, 1, 0, 1]

@@ -12,9 +12,10 @@ from store.router_standing import RouterStanding
 from store.serving_records import ConversationRoute, Exchange, Feedback
 from store.standing import AdapterStanding, Standing
 from tests.unit.store.chain import T0, trajectory
-from traced.commands.router import DAMAGED, SPOOLED, conversation_lines, router_lines, router_told
+from traced.commands.router import conversation_lines, router_lines, router_told
 from traced.serving.fitted import classifier_file
 from traced.serving.gateway import spool, storing
+from traced.serving.spooled import DAMAGED, SPOOLED
 
 LIVE = [AdapterStanding(name, "pass", "approved", True, 0) for name in ("dates@v1", "tools@v1")]
 STANDS = Standing([], LIVE, [], [], fitting=["c2", "c1"])

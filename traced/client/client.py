@@ -12,6 +12,8 @@ from pathlib import Path
 
 import httpx
 
+from traced.client.capabilities import Capabilities
+from traced.client.environments import Environments
 from traced.client.errors import Refused
 from traced.client.models import (
     AdapterView,
@@ -28,6 +30,9 @@ from traced.client.models import (
     Status,
 )
 from traced.client.overview import OverviewCalls
+from traced.client.serving import Serving
+from traced.client.trainings import Trainings
+from traced.client.trajectories import Trajectories
 from traced.client.transport import Transport, part
 
 RECONNECT_S = 1.0
@@ -41,6 +46,11 @@ class Client:
     ) -> None:
         self._daemon = Transport(socket, url, token, timeout_s)
         self.overview = OverviewCalls(self._daemon)
+        self.environments = Environments(self._daemon)
+        self.trainings = Trainings(self._daemon)
+        self.capabilities = Capabilities(self._daemon)
+        self.trajectories = Trajectories(self._daemon)
+        self.serving = Serving(self._daemon)
 
     async def __aenter__(self) -> "Client":
         return self

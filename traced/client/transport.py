@@ -1,11 +1,13 @@
 """HTTP to one daemon, over the Unix socket of a data directory or over TCP with a token.
 
-Invariants: one connection pool; the environment's proxies are not asked. How it fails: ``NoDaemon`` where nothing
+Invariants: one connection pool; the environment's proxies are not asked; what only looks is asked once more where a
+kept connection turns out to be closed. How it fails: ``NoDaemon`` where nothing
 answers, ``Refused`` with the daemon's own words.
 """
 
 import json
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -63,8 +65,14 @@ class Transport:
     ) -> httpx.Response:
         """The response to a request; raises unless its status is one of ``accept``."""
         timeout = httpx.Timeout(self._http.timeout.connect, read=None) if patient else self._http.timeout
+        asked = partial(self._http.request, method, path, params=query, json=body, timeout=timeout)
         try:
-            response = await self._http.request(method, path, params=query, json=body, timeout=timeout)
+            try:
+                response = await asked()
+            except httpx.RemoteProtocolError:  # the daemon let go of an idle connection as it was used again
+                if method != "GET":
+                    raise
+                response = await asked()
         except httpx.TransportError as error:
             raise NoDaemon(f"no daemon answers at {self.where} ({error})", hint="traced up") from error
         if response.status_code not in accept:

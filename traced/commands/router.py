@@ -6,30 +6,29 @@ quoted, so that no control character of theirs reaches the terminal.
 
 import json
 import math
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from traced.location import plain_setting
-from traced.serving.fitted import serving_file
+from traced.serving.fitted import decided_by
+from traced.serving.spooled import DAMAGED, spooled
 
 if TYPE_CHECKING:
     from store.repositories.traffic import Conversation
     from store.standing import Standing
 
-SPOOLED = "exchanges-*.jsonl"  # the files of ``traced.serving.gateway.spool``
-DAMAGED = "damaged.jsonl"  # and of ``storing``
 LATE_S = 10.0
 
 
 def router_told(stands: "Standing", data_dir: Path, given: str | None) -> dict[str, Any]:
     """The router's part of ``traced status --json``; ``given`` is the command line's ``routing.router``."""
+    by_labels = bool(stands.live) and plain_setting(data_dir, "routing", "router", given) == "labels"
     return {
         **asdict(stands.router),
-        "spool": _spool(data_dir / "spool"),
-        "decided_by": _decided_by(stands, data_dir, given),
+        "spool": asdict(spooled(data_dir / "spool")),
+        "decided_by": decided_by(data_dir, stands.fitting, stands.live, by_labels=by_labels),
     }
 
 
@@ -87,34 +86,6 @@ def conversation_lines(found: "Conversation") -> Iterator[str]:
         yield f"trajectory   {trajectory.id}: {_plain(trajectory.model)}, {what}"
     if not found.trajectories:
         yield "trajectory   none yet: it is made when the conversation has been silent for serving.silence_s"
-
-
-def _decided_by(stands: "Standing", data_dir: Path, given: str | None) -> str:
-    """What gives conversations to the live adapters; "" where none is live."""
-    if not stands.live:
-        return ""
-    if plain_setting(data_dir, "routing", "router", given) == "labels":
-        return "label tokens, as routing.router says"
-    path = serving_file(data_dir, stands.fitting, stands.live)
-    if path is None:
-        together = ", ".join(stands.live)
-        return f"label tokens: no router was fitted for {together} together; a cycle that promotes something does it"
-    return f"the router that {path.parent.name} has fitted"
-
-
-def _spool(folder: Path) -> dict[str, Any]:
-    now, ages = time.time(), []
-    for path in folder.glob(SPOOLED):
-        try:
-            ages.append(now - path.stat().st_mtime)
-        except FileNotFoundError:  # stored meanwhile
-            continue
-    try:
-        with (folder / DAMAGED).open("rb") as opened:
-            damaged = sum(1 for _ in opened)
-    except FileNotFoundError:
-        damaged = 0
-    return {"files": len(ages), "oldest_s": round(max(ages, default=0.0), 1), "damaged": damaged}
 
 
 def _waiting(spool: Mapping[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import typer
 
 from traced.commands.options import AsJson, DataDir, Given, Model, Seed, Threads, read_settings
 from traced.commands.output import console, print_json, progress
+from traced.errors import TracedError
 
 if TYPE_CHECKING:
     from store.records import Finding
@@ -18,6 +19,9 @@ def demo(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Approve what passes its gate, and say so.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Add GRPO directly on the target with as many rollouts.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Decide nothing, and leave everything for traced up and traced tui to show.")
     ] = False,
     data_dir: DataDir = None,
     given: Given = None,
@@ -31,8 +35,10 @@ def demo(
     from traced.figures import as_json as told
     from traced.report import summary_table
 
+    if yes and keep:
+        raise TracedError("--yes decides and --keep leaves the decision to you", hint="leave one of them out")
     settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
-    result = run_demo(DemoOptions(settings, progress, yes, compare))
+    result = run_demo(DemoOptions(settings, progress, yes, compare, keep))
     if not as_json:
         console.print(summary_table(result.figures))
         for name in result.waiting:
@@ -41,6 +47,10 @@ def demo(
             console.print(f"Report: {result.report}", highlight=False)
         else:
             console.print("The same command carries on after the decision.", highlight=False)
+        if keep:
+            where = f" --data-dir {data_dir}" if data_dir else ""
+            look = f"traced up{where} in one terminal, traced tui{where} in another"
+            console.print(f"To look at all of it: {look}. Nothing begins until traced resume.", highlight=False)
     if as_json:
         waiting = {"waiting": result.waiting} if result.waiting else {}
         print_json({**told(result.figures), **waiting})

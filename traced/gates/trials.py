@@ -45,21 +45,38 @@ class Judgement:
     share: float = 0.0
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a canary by now, as natural logarithms of e-values; ``enough`` decides.
+
+    ``harm`` is for its being worse than the control, ``fine`` for its not being worse by the margin or more.
+    """
+
+    harm: float
+    fine: float
+    enough: float
+
+
+def evidence(strata: Sequence[Stratum], settings: PromotionSection) -> Evidence:
+    """Over all shares so far."""
+    harm = pooled((one.control, one.challenger) for one in strata)
+    fine = pooled(((one.challenger, one.control) for one in strata), settings.margin)
+    return Evidence(harm, fine, -math.log(settings.alpha))
+
+
 def judge(strata: Sequence[Stratum], settings: PromotionSection) -> Judgement:
     """Decide about a canary; the last of ``strata`` is under way."""
-    enough = -math.log(settings.alpha)
-    harm = pooled((one.control, one.challenger) for one in strata)
-    if harm >= enough:
-        return Judgement(Verdict.ROLL_BACK, f"it is worse: {_told(strata)}, evidence {_times(harm)}")
+    known = evidence(strata, settings)
+    if known.harm >= known.enough:
+        return Judgement(Verdict.ROLL_BACK, f"it is worse: {_told(strata)}, evidence {_times(known.harm)}")
     now = strata[-1]
     if now.challenger.n < settings.min_samples:
         return Judgement(Verdict.WAIT, f"{now.challenger.n} of {settings.min_samples} judged at {100 * now.share:g} %")
     further = next((share for share in sorted(settings.steps) if share > now.share), None)
     if further is not None:
         return Judgement(Verdict.STEP, f"no harm seen: {_told(strata)}", further)
-    fine = pooled(((one.challenger, one.control) for one in strata), settings.margin)
-    shown = f"{_told(strata)}, evidence {_times(fine)} that it is within {settings.margin:g} of the control"
-    return Judgement(Verdict.FINISH if fine >= enough else Verdict.WAIT, shown)
+    shown = f"{_told(strata)}, evidence {_times(known.fine)} that it is within {settings.margin:g} of the control"
+    return Judgement(Verdict.FINISH if known.fine >= known.enough else Verdict.WAIT, shown)
 
 
 def _told(strata: Sequence[Stratum]) -> str:

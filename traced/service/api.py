@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from store.errors import NotFound, StoreError, StoreUnavailable
 from traced import acts
+from traced.client.environments import Answer, Begin, Played, Said
 from traced.client.models import (
     Approval,
     Done,
@@ -45,6 +46,7 @@ def control_api(control: Control, door: Door, ready: Callable[[], Readiness], me
     for router in routers(control):
         app.include_router(router, dependencies=[Depends(door)])
     app.include_router(_acts(control, door))
+    app.include_router(_plays(control, door))
     for kind in (TracedError, StoreError, SQLAlchemyError, Exception):
         app.add_exception_handler(kind, _problem)
     app.add_exception_handler(RequestValidationError, _bad_request)
@@ -87,6 +89,11 @@ def _acts(control: Control, door: Door) -> APIRouter:
         """End an unfinished cycle for good."""
         return await control.cancel(caller, cycle_id, asked)
 
+    @router.post("/trainings/{run:path}/stop")
+    async def stop_training(run: str, asked: Reason, caller: Who) -> Done:
+        """End a training at its next safe point; its cycle goes on without the capability."""
+        return await control.stop_training(caller, run, asked)
+
     @router.post("/pause")
     async def pause(asked: Reason, caller: Who) -> Done:
         """Stop at the next safe point, and begin no cycle until resumed."""
@@ -128,6 +135,28 @@ def _acts(control: Control, door: Door) -> APIRouter:
     def release(parked_id: str, asked: Reason, caller: Who) -> Done:
         """Let a parked input be tried again."""
         return control.decide(caller, asked, partial(acts.release, parked_id=parked_id))
+
+    return router
+
+
+def _plays(control: Control, door: Door) -> APIRouter:
+    router = APIRouter()
+    Who = Annotated[Caller, Depends(door)]
+
+    @router.post("/environments/{environment}/play")
+    async def play(environment: str, asked: Begin, caller: Who) -> Played:
+        """Begin an episode by hand, in a container of its own."""
+        return await control.play(caller, environment, asked)
+
+    @router.post("/episodes/{episode}/say")
+    async def say(episode: str, said: Said, caller: Who) -> Answer:
+        """Send an assistant message; the messages that follow, and the score once the episode is done."""
+        return await control.say(caller, episode, said)
+
+    @router.post("/episodes/{episode}/end")
+    async def end(episode: str, asked: Reason, caller: Who) -> Done:
+        """End an episode; its container is removed."""
+        return await control.end_play(caller, episode, asked)
 
     return router
 

@@ -18,16 +18,20 @@ from typing import Literal
 import sqlalchemy
 from sqlmodel import Session
 
+from sandbox.policy import SandboxLimits
 from store.database import reading, session
 from store.errors import NotFound
-from store.records import CycleState
+from store.records import CycleState, RunState, TrainingRun
 from store.repositories.audit import list_audit
 from store.repositories.cycles import ENDED, UNFINISHED, get_cycle, list_cycles, set_cycle_state
+from store.repositories.environments import get_environment
 from store.repositories.events import list_events, newest_events, span
 from store.repositories.leases import Lease, list_leases
 from store.repositories.targets import ask_for_cycle, pause_target, resume_target, target_standing
+from store.repositories.training import get_training_run
 from traced import acts
 from traced.acts import Act
+from traced.client.environments import Answer, Begin, Played, Said
 from traced.client.models import (
     DEVICES,
     HEALTH,
@@ -47,11 +51,13 @@ from traced.client.overview import Health
 from traced.config import Settings
 from traced.devices.settings import DevicesSection
 from traced.devices.standing import look
+from traced.host.owner import sandbox_owner
 from traced.service import views
 from traced.service.doors import Caller
 from traced.service.errors import Busy, NoSuchThing, NotAllowed
 from traced.service.health import health
 from traced.service.loop import CycleLoop
+from traced.service.playing import Asked, Playing
 from traced.service.present import Present
 from traced.service.reload import change
 from traced.service.watch import Sample, Watch
@@ -76,6 +82,7 @@ class Control:
     apply: Callable[[Settings], list[str]] = field(default=lambda settings: [])  # says what else it read again
     tell: Callable[[Settings], None] = field(default=lambda settings: None)  # who else follows the settings
     present: Present = field(default_factory=Present)
+    playing: Playing = field(default_factory=Playing)
     look: Callable[[Sequence[Lease], DevicesSection, datetime], Devices] = field(default=look)
     watch: Watch = field(init=False)
 
@@ -214,6 +221,32 @@ class Control:
             set_cycle_state(opened, cycle_id, CycleState.CANCELLED, at=act.at)
             acts.note(opened, act, "cancel", cycle_id, cycle_id=cycle_id)
 
+    def training_at_work(self, run: TrainingRun) -> bool:
+        """Whether this service has the run's process at work."""
+        here = self.loop.running == run.cycle_id and f"train {run.capability}" in self.loop.doing
+        return here and run.state is RunState.RUNNING
+
+    async def stop_training(self, caller: Caller, run_id: str, asked: Reason) -> Done:
+        """End a training at its next safe point, and go on without its capability. Raises ``Busy`` if none is at work.
+
+        A service that ends before the training does has it go on at the next start.
+        """
+        act = self._act(caller, asked)
+        run = await asyncio.to_thread(self._stop_training, act, run_id)
+        why = f"{act.who} has stopped its training" + (f": {act.reason}" if act.reason else "")
+        if not await self.loop.stop_training(run.cycle_id, run.capability, why):
+            raise Busy(f"training {run_id} was over before it could be stopped", hint="traced status")
+        said = f"the training of {run.capability} is stopped; {run.cycle_id} goes on without it"
+        return Done(said=said, subject=run_id)
+
+    def _stop_training(self, act: Act, run_id: str) -> TrainingRun:
+        with session(self.store) as opened:
+            run = get_training_run(opened, run_id)
+            if not self.training_at_work(run):
+                raise Busy(f"training {run_id} is not at work ({run.state.value})", hint="traced status")
+            acts.note(opened, act, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
+            return run
+
     def decide(self, caller: Caller, asked: Reason, decision: Callable[[Session, Act], Done]) -> Done:
         """Make one of ``traced.acts``' decisions; the cycle that waited for it goes on."""
         act = self._act(caller, asked)
@@ -221,6 +254,41 @@ class Control:
             done = decision(opened, act)
         self.loop.wake()
         return done
+
+    async def play(self, caller: Caller, environment: str, asked: Begin) -> Played:
+        """Begin an episode by hand. Raises NotFound, and as ``Playing.begin`` does."""
+        act = self._act(caller, asked)
+        source = await asyncio.to_thread(self._source, environment)
+        limits = SandboxLimits(**self.settings.sandbox.model_dump())
+        owner = sandbox_owner(self.settings.data_dir)
+        played = await self.playing.begin(Asked(caller.who, act.at, environment, source, asked.seed), limits, owner)
+        try:
+            await asyncio.to_thread(self._note_play, act, played)
+        except BaseException:
+            await self.playing.end(caller.who, played.id)
+            raise
+        return played
+
+    def _source(self, environment: str) -> str:
+        with reading(self.store) as opened:
+            return get_environment(opened, environment).source_code
+
+    def _note_play(self, act: Act, played: Played) -> None:
+        with session(self.store) as opened:
+            acts.note(opened, act, "play", played.environment, seed=played.seed, episode=played.id)
+
+    async def say(self, caller: Caller, episode: str, said: Said) -> Answer:
+        """Go on with an episode. Raises as ``Playing.say`` does."""
+        self._act(caller, Reason())
+        return await self.playing.say(caller.who, episode, said)
+
+    async def end_play(self, caller: Caller, episode: str, asked: Reason) -> Done:
+        """End an episode, with the score as it stood. Raises ``NoSuchThing``."""
+        self._act(caller, asked)
+        score = await self.playing.end(caller.who, episode)
+        stood = f"; reward {score.reward:g}, {'success' if score.success else 'no success'}" if score else ""
+        detail = {"score": score.model_dump()} if score else {}
+        return Done(said=f"the episode is over{stood}", subject=episode, detail=detail)
 
     def reload(self, caller: Caller, asked: Reason) -> Done:
         """Read the settings again. Raises what reading them raises; the old ones stay in force then."""

@@ -133,6 +133,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
             control.state = "draining"
             manager.stopping(lifecycle.cause)
             log.info("stopping", extra={"cause": lifecycle.cause})
+            await control.playing.close()
             await work
 
 

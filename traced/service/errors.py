@@ -5,6 +5,9 @@ ServiceError (a TracedError)
 ├── NotKnown       the caller is not who may ask at all (401)
 ├── Busy           what is asked for is at odds with what runs now (409)
 ├── NoSuchThing    nothing has that name (404)
+├── BadMessage     what somebody who plays an episode sent is no message (422)
+├── EnvironmentBroke  the environment that is played raised, or broke the contract (502)
+├── SandboxOut     no container to play in, or it was ended from outside (503)
 └── DoorError      the socket or port cannot be opened
 """
 
@@ -39,6 +42,24 @@ class NoSuchThing(ServiceError):
     """Nothing has that name."""
 
     status = 404
+
+
+class BadMessage(ServiceError):
+    """What somebody who plays an episode sent is no message."""
+
+    status = 422
+
+
+class EnvironmentBroke(ServiceError):
+    """The environment that is played raised, or broke the contract."""
+
+    status = 502
+
+
+class SandboxOut(ServiceError):
+    """No container to play in, or it was ended from outside."""
+
+    status = 503
 
 
 class DoorError(ServiceError):

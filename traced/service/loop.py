@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
 from rich.console import Console
@@ -57,6 +57,9 @@ from traced.stages.errors import CycleChanged
 from traced.targets.registry import check_seeds, target
 from traced.telemetry import span
 
+if TYPE_CHECKING:  # its imports are large, and wait for the first cycle
+    from traced.service.stages import Stations
+
 BEGINNING = "the beginning of a cycle"
 LOOK_S = 5.0  # between two looks at the store when nobody wakes the loop
 
@@ -82,6 +85,7 @@ class CycleLoop:
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
     _home: asyncio.AbstractEventLoop | None = None
     _work: "asyncio.Task[None] | None" = None
+    _stations: "Stations | None" = None
     _troubles: Troubles = field(default_factory=Troubles)
     _telling: set["asyncio.Future[None]"] = field(default_factory=set)
 
@@ -105,6 +109,12 @@ class CycleLoop:
         if self.running == cycle_id and self._work is not None:
             _cancel_once(self._work)
             await asyncio.wait({self._work})
+
+    async def stop_training(self, cycle_id: str, capability: str, why: str) -> bool:
+        """End a training at its next safe point and drop its capability for ``why``; False if it was over by then."""
+        if self.running != cycle_id or self._stations is None:
+            return False
+        return await self._stations.stop_training(capability, why)
 
     async def run(self, draining: asyncio.Event) -> None:
         """Work until ``draining`` is set; the cycle at work is then left interrupted at its next safe point."""
@@ -152,7 +162,7 @@ class CycleLoop:
                 self._work.result()  # the store failed: what it could not note is noted at the next turn
             return True
         finally:
-            self.running, self._work, self.doing = None, None, []
+            self.running, self._work, self._stations, self.doing = None, None, None, []
             self.present.clear(PROGRESS)
             self._beginnings.forget()
 
@@ -243,7 +253,7 @@ class CycleLoop:
         model = resolve_model(settings.model.spec, settings.data_dir)
         progress = Progress(Console(quiet=True))
         context = Context(settings, self.store, target(cycle.target), model, cycle.id, progress, Meter(), now=self.now)
-        stations = Stations(
+        self._stations = stations = Stations(
             context,
             cycle,
             overrides_of(cycle),

@@ -48,6 +48,8 @@ class Stations:
     devices: Callable[[], DevicesSection]  # as they are now: a reload reaches a training that waits or runs
     at_work: list[str] = field(default_factory=list)
     training: asyncio.Lock = field(default_factory=asyncio.Lock)  # trainings ask for a device one after the other
+    _trainings: "dict[str, asyncio.Future[Any]]" = field(default_factory=dict)  # by capability
+    _stopped: dict[str, str] = field(default_factory=dict)  # capabilities whose training a person ended, and why
 
     async def run(self, stage: str, *given: Any, capability: str = "", variables: dict[str, str] | None = None) -> Any:
         """The station's answer. Raises ``CapabilityError``, or ``Parked`` for a stage of the whole cycle."""
@@ -79,7 +81,28 @@ class Stations:
 
         pause = training_folder(self.context, capability, environment) / PAUSE
         async with self.training:
-            return await on_device(lent, pause, work, lambda told: self.on_report(name, told))
+            at_work = asyncio.ensure_future(on_device(lent, pause, work, lambda told: self.on_report(name, told)))
+            self._trainings[capability] = at_work
+            try:
+                return await at_work
+            except asyncio.CancelledError as stop:
+                whole = asyncio.current_task()
+                if capability not in self._stopped or (whole is not None and whole.cancelling()):
+                    raise
+                raise CapabilityError(self._stopped[capability]) from stop
+            finally:
+                del self._trainings[capability]
+
+    async def stop_training(self, capability: str, why: str) -> bool:
+        """End a training at its next safe point, as a failure of its capability; False if it was over by then."""
+        at_work = self._trainings.get(capability)
+        if at_work is None:
+            return False
+        if capability not in self._stopped:  # a second cancelling would not wait for the safe point
+            self._stopped[capability] = why
+            at_work.cancel()
+        await asyncio.wait({at_work})
+        return at_work.cancelled()
 
     def _ids(self, stage: str, capability: str) -> dict[str, str]:
         """What a stage's span says."""

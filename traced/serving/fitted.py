@@ -38,6 +38,19 @@ def serving_file(data_dir: Path, cycles: Sequence[str], live: Sequence[str]) -> 
     return None
 
 
+def decided_by(data_dir: Path, cycles: Sequence[str], live: Sequence[str], *, by_labels: bool) -> str:
+    """What gives conversations to the live adapters, in words; "" where none is live."""
+    if not live:
+        return ""
+    if by_labels:
+        return "label tokens, as routing.router says"
+    path = serving_file(data_dir, cycles, live)
+    if path is None:
+        together = ", ".join(live)
+        return f"label tokens: no router was fitted for {together} together; a cycle that promotes something does it"
+    return f"the router that {path.parent.name} has fitted"
+
+
 def stamp(paths: Iterable[Path]) -> tuple[int, ...]:
     """What changes when one of the files does."""
     return tuple(_changed_ns(path) for path in paths)

@@ -21,7 +21,7 @@ from traced.rollout.seeds import derive_seed
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
 from traced.training.errors import EnvironmentFailed, TrainingError
-from traced.training.job import TrainingJob
+from traced.training.job import TrainingJob, folder_of_run
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.publish import publish_file
 from traced.training.supervise import train as run_job
@@ -53,7 +53,7 @@ def trained(context: Context, run_id: str) -> str | None:
 
 def training_folder(context: Context, capability: str, environment: str) -> Path:
     """Where the run of this environment keeps its checkpoints."""
-    return context.run_dir / "training" / f"{capability}-{environment[:12]}"
+    return folder_of_run(context.data_dir, context.cycle_id, capability, environment)
 
 
 def adapter_path(context: Context, adapter: str) -> Path:

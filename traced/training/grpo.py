@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from traced.training.metrics import Metrics, append, keep_until, solved
 from traced.training.publish import publish_file, publish_folder
 from traced.training.rollout_function import RolloutFunction
 from traced.training.rollouts import RolloutLimits, Sampler
+from traced.training.samples import write_samples
 from traced.training.sampling_model import sampling_copy, synchronise
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
 
@@ -138,7 +140,9 @@ def build_trainer(
         engine.reset()
 
     trainer = GroupRelativeTrainer(
-        rollout_function=RolloutFunction(sampler, job.rollouts, job.seed, tokenizer.eos_token_id, refresh),
+        rollout_function=RolloutFunction(
+            sampler, job.rollouts, job.seed, tokenizer.eos_token_id, refresh, partial(write_samples, job.samples)
+        ),
         micro_batch_tokens=job.micro_batch_tokens,
         on_iteration=record,
         model=model,

@@ -18,7 +18,7 @@ from traced.models import weights_digest
 from traced.rollout.seeds import derive_seed
 from traced.training.errors import JobError
 
-PAUSE = "pause"
+PAUSE, METRICS, SAMPLES = "pause", "metrics.jsonl", "samples.json"
 NOT_IN_FINGERPRINT = {
     "run_id",
     "out_dir",
@@ -81,7 +81,7 @@ class TrainingJob:
 
     @property
     def out(self) -> Path:
-        """The job's folder: ``job.json``, ``metrics.jsonl``, ``checkpoints/``, ``adapter/``."""
+        """The job's folder: ``job.json``, ``metrics.jsonl``, ``samples.json``, ``checkpoints/``, ``adapter/``."""
         return Path(self.out_dir)
 
     @property
@@ -97,7 +97,12 @@ class TrainingJob:
     @property
     def metrics(self) -> Path:
         """One JSON object per iteration."""
-        return self.out / "metrics.jsonl"
+        return self.out / METRICS
+
+    @property
+    def samples(self) -> Path:
+        """Some rollouts of the newest iteration."""
+        return self.out / SAMPLES
 
     def group_seeds(self, iteration: int) -> list[int]:
         """The distinct environment seeds of one iteration's groups."""
@@ -134,6 +139,11 @@ class TrainingResult:
     resumed_from: int
     seconds: float
     solved: bool = False
+
+
+def folder_of_run(data_dir: Path, cycle_id: str, capability: str, environment: str) -> Path:
+    """Where a cycle's run for a capability keeps its files, in the environment of this hash."""
+    return data_dir / "runs" / cycle_id / "training" / f"{capability}-{environment[:12]}"
 
 
 def read_job(path: Path) -> TrainingJob:

@@ -41,6 +41,7 @@ class RolloutFunction:
     seed: int
     filler: int  # a token id for the row of a rollout that never got a token
     synchronise: Callable[[Any], None]  # gives the sampling engine the trained model's current weights
+    on_played: Callable[[int, list[Rollout]], None]  # told the number of the iteration, from 1, and its rollouts
     last: Batch = field(init=False)
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
@@ -50,6 +51,7 @@ class RolloutFunction:
         seeds = [int(prompt) for prompt in prompts[:: self.rollouts]]
         self.synchronise(trainer.model)
         played = self.sampler.sample(seeds, self.rollouts, derive_seed(self.seed, "rollout", iteration))
+        self.on_played(iteration + 1, played)
         self.last = self._batch(played, time.perf_counter() - started)
         rows = [self._row(rollout, lost) for rollout, lost in zip(played, self._lost(played), strict=True)]
         columns = ("prompt_ids", "completion_ids", "logprobs", "env_mask")

@@ -47,6 +47,7 @@ class Rollout:
     episode: Episode | None = None
     conversation: Conversation | None = None
     turns: int = 0
+    messages: list[Message] = field(default_factory=list)  # all of them, for people; the policy sees tokens
     said: Message = field(default_factory=dict)  # the agent's last message
     calls: int = 0  # tool calls so far, which number the next ones
     over: bool = False
@@ -113,6 +114,7 @@ class Sampler:
     async def _open(self, rollout: Rollout) -> None:
         rollout.episode = self.source.episode()
         task = await self._bounded(rollout.episode.reset(rollout.seed))
+        rollout.messages = [{"role": "system", "content": task.system}, *task.messages]
         rollout.conversation = Conversation(self.template, self.template.opening(task))
 
     def _may_speak(self, rollout: Rollout) -> bool:
@@ -136,6 +138,7 @@ class Sampler:
         rollout.turns += 1
         text = self.template.tokenizer.decode(answer.ids, skip_special_tokens=True)
         rollout.said = parse(text, first_call=rollout.calls)
+        rollout.messages.append(rollout.said)
         rollout.calls += len(rollout.said.get("tool_calls") or [])
 
     async def _step(self, rollout: Rollout) -> None:
@@ -143,6 +146,7 @@ class Sampler:
         assert rollout.conversation is not None
         step = await self._bounded(rollout.episode.step(rollout.said))
         rollout.over = step.done
+        rollout.messages += step.messages
         if step.messages and not step.done:
             rollout.conversation.told(step.messages)
 

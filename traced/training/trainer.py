@@ -13,6 +13,7 @@ What this subclass changes, and why:
   in the paper; TRL without vLLM takes the ratio to its own forward pass, which is 1 by construction.
 - One TRL step is one iteration; it runs in micro-batches of bounded size, sorted by length, with padding cut off.
 - A checkpoint appears by rename, whole or not at all, without TRL's model card; only the newest is kept.
+- ``kl_from_base`` is measured (``divergence``) and is no part of the loss.
 
 Not covered: several processes, evaluation during training, KL terms, completions without log-probs.
 """
@@ -30,6 +31,7 @@ from transformers import Trainer
 from trl import GRPOTrainer
 
 from traced.training.advantages import Advantages, group_advantages
+from traced.training.divergence import evenly_spread, kl_from_base
 from traced.training.micro_batches import Batch, micro_batches
 from traced.training.publish import publish_folder
 from traced.training.rollout_function import RolloutFunction
@@ -53,6 +55,8 @@ class GroupRelativeTrainer(GRPOTrainer):
         self.micro_batch_tokens = micro_batch_tokens
         self.on_iteration = on_iteration
         self.groups = Advantages(torch.empty(0), torch.empty(0), 0)
+        self._measured_on: Batch = {}
+        self._kl_from_base = 0.0
         self._update_seconds = 0.0
         self._chunk_tokens: list[int] = []
         super().__init__(rollout_func=rollout_function, reward_funcs=[environment_reward], **settings)
@@ -62,7 +66,9 @@ class GroupRelativeTrainer(GRPOTrainer):
         batch = super()._generate_and_score_completions(inputs)
         self.groups = group_advantages(self.rollout_function.last.rewards, self.num_generations)
         kept = self.groups.kept
-        rows = {name: batch[name][kept] for name in PER_ROW}
+        per_row = {name: batch[name] for name in PER_ROW}
+        self._measured_on = evenly_spread(per_row, self.micro_batch_tokens)
+        rows = {name: values[kept] for name, values in per_row.items()}
         rows["old_per_token_logps"] = rows.pop("sampling_per_token_logps")
         rows["advantages"] = self.groups.values[kept]
         return rows
@@ -76,6 +82,7 @@ class GroupRelativeTrainer(GRPOTrainer):
         model.train()
         batch = self._generate_and_score_completions(inputs)
         started = time.perf_counter()
+        self._kl_from_base = kl_from_base(self, model, self._measured_on, self.micro_batch_tokens)
         total = len(batch["advantages"])
         loss = torch.zeros(())
         self._chunk_tokens = []
@@ -111,6 +118,7 @@ class GroupRelativeTrainer(GRPOTrainer):
             "mean_turns": last.turns / last.scored,
             "clip_fraction": self._mean("clip_ratio/region_mean"),
             "entropy": self._mean("entropy"),
+            "kl_from_base": self._kl_from_base,
             "grad_norm": float(logs["grad_norm"]),
             "loss": float(logs["loss"]),
             "rollout_seconds": last.seconds,

@@ -18,6 +18,8 @@ from textual.widgets import Footer, Static
 from traced.client import Client, ClientError, NoDaemon
 from traced.client.models import EventView
 from tui.plain import line
+from tui.widgets.keyed_table import KeyedTable
+from tui.widgets.modes import Modes
 from tui.widgets.top_line import TopLine
 
 if TYPE_CHECKING:
@@ -39,14 +41,16 @@ class Live(Screen[None]):
         super().__init__()
         self._stale = True
         self._due = False
-        self._known = False
+        self.known = False
+        self._wanted = ""  # what to put the cursor on once it is shown
 
     def compose(self) -> ComposeResult:
         """The state above, the contents, the keys below."""
         yield TopLine()
+        yield Modes(self.app.titles, self.TITLE_TEXT)
         yield Static("Loading…", id="note", markup=False)
         yield from self.contents()
-        yield Footer(compact=True)
+        yield Footer(compact=True, show_command_palette=False)
 
     def contents(self) -> Iterable[Widget]:
         """The screen's own widgets."""
@@ -81,13 +85,14 @@ class Live(Screen[None]):
         """Ask once for all that happens within a moment."""
         if not self._due:
             self._due = True
-            self.set_timer(SOON_S if self._known else 0.001, self._ask)
+            self.set_timer(SOON_S if self.known else 0.001, self._ask)
 
     def point_at(self, key: str) -> None:
-        """Show the thing of this key; a screen that has none of its kind does nothing, nor one that does not know it.
-
-        It may come before the first answer: a screen remembers it until then.
-        """
+        """Put the cursor on the thing of this key, now or with the next answer; nothing where it is not shown then."""
+        found = next((table for table in self.query(KeyedTable) if table.point_at(key)), None)
+        self._wanted = "" if found is not None or self._wanted == key else key
+        if found is not None:
+            found.focus()
 
     def note(self, text: str) -> None:
         """A line above the contents; "" takes it away."""
@@ -97,21 +102,24 @@ class Live(Screen[None]):
 
     @work(group="ask", exclusive=False)
     async def _ask(self) -> None:
-        self._stale = False
+        self._stale = refused = False
         try:
             found = await self.load(self.app.client)
         except NoDaemon:
             self._stale = True  # the link tells when it is back
-            self.note("" if self._known else "The daemon does not answer yet; this fills as soon as it does.")
+            self.note("" if self.known else "The daemon does not answer yet; this fills as soon as it does.")
         except ClientError as error:
-            self._stale = True
+            refused = True  # a refusal stands until something changes: asking at once would get it again
             self.note(
                 f"Not allowed or not known: {line(error.message)}" + (f" — {line(error.hint)}" if error.hint else "")
             )
         else:
             self.note("")
-            self._known = True
+            self.known = True
             self.show(found)
+            if self._wanted:
+                self.point_at(self._wanted)
         self._due = False
-        if self._stale and self._known and self.app.linked and self.is_current:
+        if self._stale and self.known and self.app.linked and self.is_current:
             self.ask_soon()
+        self._stale = self._stale or refused

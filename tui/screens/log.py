@@ -117,7 +117,7 @@ class Log(Live):
         for seq in list(self._events)[:-KEPT]:
             del self._events[seq]
             self._beginning = False
-        if self.is_current and self._known:
+        if self.is_current and self.known:
             self._put()
         else:
             self._stale = True

@@ -36,6 +36,12 @@ class WrittenDown:
         self.asked.append(f"stop {cycle_id}")
         self.running = None
 
+    async def stop_training(self, cycle_id: str, capability: str, why: str) -> bool:
+        await asyncio.sleep(0)
+        self.asked.append(f"stop {cycle_id} {capability}: {why}")
+        self.doing = []
+        return True
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:

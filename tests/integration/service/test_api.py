@@ -163,8 +163,7 @@ def test_a_door_takes_the_tokens_of_the_moment(control: Control) -> None:
 def test_what_the_models_do_not_allow_is_said_as_a_problem(control: Control, path: Path) -> None:
     async def act() -> tuple[int, str]:
         async with served(control, path) as client:
-            http = client._http
-            response = await http.post("/pause", json={"reason": "x" * 3000})
+            response = await client._daemon.ask("POST", "/pause", body={"reason": "x" * 3000}, accept=(422,))
             return response.status_code, response.json()["message"]
 
     assert asyncio.run(act()) == (422, "body.reason: String should have at most 2000 characters")

@@ -65,7 +65,7 @@ def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Place) -
     asyncio.run(story())
     assert kinds(place) == [
         *("start", "cycle begun", "cycle running", "cycle waiting"),
-        *("approve", "reject", "cycle running", "cycle finished"),
+        *("approve", "reject", "cycle running", "stage finished", "cycle finished"),
     ]
 
 

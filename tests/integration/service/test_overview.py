@@ -25,7 +25,7 @@ AT = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 @pytest.fixture
 def seeded(tmp_path: Path) -> Control:
     store = open_store(sqlite_url(tmp_path / "seeded.db"))
-    seed_store(store, AT)
+    seed_store(store, tmp_path, AT)
     settings = load_settings(tmp_path, {"serving.port": 0})
     return Control(settings, store, WrittenDown(), lambda: AT, AT, state="ready")  # type: ignore[arg-type]
 

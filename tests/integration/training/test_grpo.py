@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from traced.training.errors import DiskError, JobChangedError, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.rollouts import Rollout
+from traced.training.samples import read_samples
 
 
 @pytest.fixture(scope="module")
@@ -286,10 +288,28 @@ def test_the_gradient_is_that_of_the_papers_equation(model_path: Path, tmp_path:
         clipped = papers_loss(trainer.model, played, chosen)
     assert metrics[0]["clip_fraction"] == pytest.approx(clipped, abs=1e-6)
     assert clipped > 0.05
+    if micro_batch_tokens > 100:  # what is measured there is all of them
+        assert metrics[0]["kl_from_base"] == pytest.approx(plain_kl_from_base(trainer.model, played), rel=1e-3)
     assert gradients.kept.keys() == state.keys()
     for name, parameter in trainer.model.named_parameters():
         if name in state:
             torch.testing.assert_close(gradients.kept[name], parameter.grad, rtol=2e-3, atol=2e-6)
+
+
+def plain_kl_from_base(model: Any, played: list[Rollout]) -> float:
+    """The mean of r - 1 - log r over all sampled tokens, one trajectory at a time."""
+    terms = []
+    for rollout in played:
+        assert rollout.conversation is not None
+        ids = torch.tensor([rollout.conversation.prompt])
+        with torch.no_grad(), model.disable_adapter():
+            logits = model(input_ids=ids).logits[0].log_softmax(-1)
+        start = len(rollout.conversation.prompt_ids)
+        for i, sampled in enumerate(rollout.conversation.mask):
+            if sampled:
+                log_ratio = float(logits[start + i - 1, ids[0, start + i]]) - rollout.conversation.logprobs[i]
+                terms.append(math.exp(log_ratio) - 1 - log_ratio)
+    return sum(terms) / len(terms)
 
 
 def papers_loss(model: Any, played: list[Rollout], chosen: TrainingJob) -> float:
@@ -322,9 +342,22 @@ def papers_loss(model: Any, played: list[Rollout], chosen: TrainingJob) -> float
 
 def test_the_engines_logprobs_are_the_trainers(model_path: Path, tmp_path: Path) -> None:
     """On-policy: the ratio to the sampling policy is 1 up to rounding, so nothing is clipped and L is about 0."""
-    for metrics in train(job(model_path, tmp_path / "out", iterations=4)):
+    seen = train(job(model_path, tmp_path / "out", iterations=4))
+    for metrics in seen:
         assert metrics["clip_fraction"] == 0.0
         assert abs(metrics["loss"]) < 1e-4
+    assert seen[0]["kl_from_base"] < 1e-8  # the adapter does nothing yet
+    assert seen[-1]["kl_from_base"] > 1e-4
+
+
+def test_some_rollouts_of_the_newest_iteration_can_be_read(model_path: Path, tmp_path: Path) -> None:
+    chosen = job(model_path, tmp_path / "out", iterations=2)
+    train(chosen)
+    samples = read_samples(chosen.samples)
+    assert [(one.iteration, one.place) for one in samples] == [(2, "best"), (2, "median"), (2, "worst")]
+    assert len({one.seed for one in samples}) == 1
+    assert samples[0].reward >= samples[1].reward >= samples[2].reward
+    assert [message["role"] for message in samples[0].messages][:3] == ["system", "user", "assistant"]
 
 
 def test_the_adapter_loads_with_peft_and_changes_the_model(model_path: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from traced.client.models import Devices, DeviceView, LeaseView
 from traced.config import load_settings
 from traced.devices.settings import DevicesSection
 from traced.service.control import Control
+from traced.service.playing import Playing
 from traced.service.present import Present
 from tui.app import TracedApp
 from tui.where import Where
@@ -66,7 +67,7 @@ def seeded_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seeded]
     """A seeded store, to be copied."""
     path = tmp_path_factory.mktemp("seeded") / "traced.db"
     store = open_store(sqlite_url(path))
-    seeded = seed_store(store, AT)
+    seeded = seed_store(store, path.parent, AT)
     store.dispose()
     return path, seeded
 
@@ -88,6 +89,15 @@ def control(tmp_path: Path, store: Engine) -> Control:
     return Control(settings, store, WrittenDown(), lambda: next(times), AT, state="ready", look=two_devices)  # type: ignore[arg-type]
 
 
+@asynccontextmanager
+async def _none_is_played_after(control: Control) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await control.playing.close()
+        control.playing = Playing()
+
+
 @pytest.fixture
 def opened(tmp_path: Path, control: Control, seeded_file: tuple[Path, Seeded]) -> Opened:
     """Opens the app, as often as a test wants."""
@@ -106,8 +116,9 @@ def empty(tmp_path: Path, control: Control) -> Iterator[Opened]:
 def _opening(path: Path, control: Control, seeded: Seeded) -> Opened:
     @asynccontextmanager
     async def opening(size: tuple[int, int] = (120, 40), *, read_only: bool = False) -> AsyncIterator[Running]:
-        async with served(control, path) as client:
+        async with served(control, path) as client, _none_is_played_after(control):
             app = TracedApp(Where(path, read_only=read_only))
+            app.animation_level = "none"  # a picture is of the end of a movement
             async with app.run_test(size=size, notifications=True) as pilot:
                 await until(pilot, lambda: app.linked and app.status is not None)
                 yield Running(app, pilot, client, control, seeded)

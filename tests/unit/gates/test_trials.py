@@ -1,10 +1,12 @@
 """What becomes of a canary."""
 
+import math
+
 import pytest
 
 from traced.gates.sequential import Arm
 from traced.gates.settings import PromotionSection
-from traced.gates.trials import Stratum, Verdict, judge
+from traced.gates.trials import Stratum, Verdict, evidence, judge
 
 SETTINGS = PromotionSection(steps=[0.05, 0.25, 0.5], min_samples=20)
 
@@ -33,6 +35,14 @@ def stratum(share: float, challenger: tuple[int, int], control: tuple[int, int])
 def test_verdicts(strata: list[Stratum], verdict: Verdict, share: float) -> None:
     found = judge(strata, SETTINGS)
     assert (found.verdict, found.share) == (verdict, share), found.why
+
+
+def test_the_evidence_is_what_decides() -> None:
+    for challenger, harms, passes in (((10, 0), True, False), ((1500, 1050), False, True), ((5, 3), False, False)):
+        control = (1500, 1050) if passes else (200, 150)
+        known = evidence([stratum(0.5, challenger, control)], SETTINGS)
+        assert (known.harm >= known.enough, known.fine >= known.enough) == (harms, passes)
+        assert known.enough == pytest.approx(math.log(1 / SETTINGS.alpha))
 
 
 def test_a_share_that_the_settings_no_longer_name_goes_on_to_the_next_larger() -> None:

@@ -128,6 +128,19 @@ def test_training(db: Session) -> None:
         training.save_training_run(db, replace(training_run(), seed=1))
 
 
+def test_the_newest_training_runs_and_where_they_begin_and_end(db: Session) -> None:
+    for number in range(3):
+        training.save_training_run(db, replace(training_run(f"r-{number}"), started_at=later(20 + number)))
+    assert [run.id for run in training.newest_training_runs(db, limit=2)] == ["r-2", "r-1"]
+    told = [IterationMetrics("r-1", number, {"reward": number / 10}) for number in range(1, 6)]
+    training.save_iterations(db, told)
+    assert training.list_iterations(db, "r-1", after=2, limit=2) == told[2:4]
+    found = training.stretches(db, ["r-1", "r-2", "r1"])
+    assert (found["r-1"].first, found["r-1"].last, found["r-1"].count) == (told[0], told[-1], 5)
+    assert set(found) == {"r-1", "r1"}
+    assert adapters.adapters_of_runs(db, ["r1", "r-1"]) == {"r1": "date-reasoning@v1"}
+
+
 def test_adapter_versions_are_immutable(db: Session) -> None:
     assert adapters.get_adapter(db, "date-reasoning@v1") == adapter()
     adapters.save_adapter(db, replace(adapter(), created_at=later(500)))

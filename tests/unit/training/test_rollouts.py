@@ -113,7 +113,7 @@ def broken_seed(*seeds: int) -> Callable[[int], None]:
 
 def rows(sampler: Sampler) -> tuple[dict[str, list[Any]], RolloutFunction]:
     synchronised: list[str] = []
-    function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, synchronised.append)
+    function = RolloutFunction(sampler, 3, 0, TOK.eos_token_id, synchronised.append, lambda *told: None)
     trainer = SimpleNamespace(state=SimpleNamespace(global_step=0), model="the model under training")
     made = function(["11"] * 3 + ["12"] * 3, trainer)
     assert synchronised == ["the model under training"]

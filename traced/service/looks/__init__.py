@@ -7,9 +7,19 @@ Invariants: nothing here writes; each answer is of one moment of the store. Who 
 from fastapi import APIRouter
 
 from traced.service.control import Control
-from traced.service.looks import events, glance, overview
+from traced.service.looks import (
+    capabilities,
+    environments,
+    events,
+    glance,
+    overview,
+    serving,
+    trainings,
+    trajectories,
+)
 
 
 def routers(control: Control) -> list[APIRouter]:
     """The paths of every subject."""
-    return [glance.router(control), events.router(control), overview.router(control)]
+    subjects = (capabilities, environments, events, glance, overview, serving, trainings, trajectories)
+    return [subject.router(control) for subject in subjects]

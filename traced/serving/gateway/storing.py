@@ -40,6 +40,7 @@ from traced.serving.gateway.fast_json import read_json
 from traced.serving.gateway.reading import exchange_of
 from traced.serving.gateway.settling import Judging, settle_silent
 from traced.serving.gateway.spool import FILES
+from traced.serving.gateway.traffic import Traffic
 
 LOOK_S = 0.25
 GRACE_S = 60.0  # for the rest of the spool, when the router is gone
@@ -57,6 +58,7 @@ class Storer:
     store: Engine
     over: threading.Event = field(default_factory=threading.Event)
     _told: str = ""
+    _traffic: Traffic = field(default_factory=Traffic)
     _rules: FollowedRules | None = None
 
     def __post_init__(self) -> None:
@@ -70,6 +72,7 @@ class Storer:
         """Store and settle until ``over`` is set, and once more then."""
         while not self.over.wait(LOOK_S):
             self.look()
+        self._traffic.next_at = 0.0
         self.look()
 
     def look(self) -> None:
@@ -77,7 +80,9 @@ class Storer:
         try:
             self.store_files()
             self.settle()
-            self._canaries.look(datetime.now(UTC))
+            now = datetime.now(UTC)
+            self._canaries.look(now)
+            self._traffic.tell(self.store, now)
         except (OSError, StoreError) as error:
             if self._told != str(error):
                 self._told = str(error)
@@ -96,7 +101,8 @@ class Storer:
         chosen = self.settings.serving
         judging = Judging(self._labels, self._rules_by_now())
         target = self.settings.target.name
-        settle_silent(self.store, target=target, judging=judging, now=datetime.now(UTC), silence_s=chosen.silence_s)
+        now, silence_s = datetime.now(UTC), chosen.silence_s
+        self._traffic.settled += settle_silent(self.store, target=target, judging=judging, now=now, silence_s=silence_s)
 
     def _rules_by_now(self) -> Rules | None:
         if self._rules is None:
@@ -143,7 +149,9 @@ class Storer:
             told = [one for one in exchanges if not one.id.startswith(ROUTED)]
             with session(self.store) as opened:
                 save_exchanges(opened, routed)
-                save_exchanges(opened, _not_routed(opened, told))
+                new = _not_routed(opened, told)
+                save_exchanges(opened, new)
+            self._traffic.exchanges.update(one.model for one in [*routed, *new])
 
 
 def _not_routed(opened: Session, told: list[Exchange]) -> list[Exchange]:

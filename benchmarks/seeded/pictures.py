@@ -1,0 +1,45 @@
+"""The pictures in the README, from a seeded store: ``python -m benchmarks.seeded.pictures [--into docs/pictures]``.
+
+A real service on the store, and the app on a screen of 120x36 in this process; what it shows is written as SVG. Times
+are those of the moment, so that every run changes the pictures a little.
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from benchmarks.tui import daemon, until
+from traced.client import default_socket
+from tui.app import TracedApp
+from tui.screens.live import Live
+from tui.where import Where
+
+SIZE = (120, 36)
+SCREENS = ("overview", "approvals")
+
+
+async def draw(where: Where, into: Path) -> None:
+    """One file for each screen."""
+    app = TracedApp(where)
+    async with app.run_test(size=SIZE) as pilot:
+        for name in SCREENS:
+            app.action_show(name)
+            await until(
+                lambda name=name: app.current_mode == name and isinstance(app.screen, Live) and app.screen.known
+            )
+            await pilot.pause(1.0)
+            app.save_screenshot(f"{name}.svg", path=str(into))
+
+
+def main() -> None:
+    """Draw them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.seeded.pictures", description=__doc__)
+    parser.add_argument("--into", type=Path, default=Path("docs/pictures"))
+    given = parser.parse_args()
+    given.into.mkdir(parents=True, exist_ok=True)
+    with daemon(trajectories=2000) as (place, _):
+        asyncio.run(draw(Where(default_socket(place.data_dir)), given.into))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""What the terminal interface costs its user: the first picture, a key's answer while much happens, memory.
+
+    python -m benchmarks.tui [--trajectories 100000] [--rate 200] [--keys 200] [--hour] [--json]
+
+A real ``traced up`` on a seeded store (its target is paused, so that it begins nothing), and the app in this process,
+driven by Textual's pilot on a screen of 120x40. Events are written into the store at ``--rate`` a second meanwhile, and
+reach the app as they do a user's: through the daemon's stream.
+
+``first_paint_ms``: from the app's making to its first picture (median of five). ``first_content_ms``: until the
+daemon's answer is in it. ``key_ms``: from a key to the screen that has taken it in, the 99th percentile over both the
+log and the list of trajectories. ``memory_growth``: resident memory after as many events again, as a ratio; with
+``--hour`` each half is half an hour of events, without it a minute's, sent as fast as the daemon passes them on. Aims:
+300 ms, 50 ms, 1.1. Exit code 1 when one is missed. Not covered: the terminal's own speed, and the interpreter's start
+(``start_ms`` says how long ``python -m tui`` takes to its first bytes in a pseudo-terminal).
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import pty
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import sqlalchemy
+from textual.pilot import Pilot
+
+from benchmarks.chaos.place import Place
+from benchmarks.seeded import seed_store
+from store.database import reading, session
+from store.repositories.events import save_event, span
+from store.repositories.targets import pause_target
+from store.service_records import Event
+from traced.client import default_socket
+from tui.app import TracedApp
+from tui.screens.live import Live
+from tui.where import Where
+
+AIMS = {"first_paint_ms": 300.0, "key_ms": 50.0, "memory_growth": 1.1}
+SIZE = (120, 40)
+STARTS = 5
+BATCH = 10  # events in one transaction
+SCREENS = ("trajectories", "log")
+
+
+@contextmanager
+def daemon(trajectories: int) -> Iterator[tuple[Place, sqlalchemy.Engine]]:
+    """A service on a seeded store, and that store."""
+    with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:  # short: a socket's path is
+        place = Place(Path(folder))
+        store = place.open_store()
+        seed_store(store, place.data_dir, datetime.now(UTC), trajectories=trajectories)
+        with session(store) as opened:
+            pause_target(opened, "desk", who="benchmark", at=datetime.now(UTC))
+        place.start()
+        try:
+            yield place, store
+        finally:
+            place.stop()
+            store.dispose()
+
+
+def write_events(store: sqlalchemy.Engine, count: int) -> None:
+    """So many, as fast as the store takes them."""
+    for first in range(0, count, BATCH):
+        with session(store) as opened:
+            for number in range(first, min(first + BATCH, count)):
+                at, detail = datetime.now(UTC), {"number": number, "of": count}
+                save_event(opened, Event(at, "benchmark", f"event-{number}", None, detail))
+
+
+@contextmanager
+def happening(store: sqlalchemy.Engine, rate: float) -> Iterator[None]:
+    """Events at a rate, from a thread of their own, while the body runs."""
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.wait(BATCH / rate):
+            write_events(store, BATCH)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+async def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for it."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {seconds:g} s")
+        await asyncio.sleep(0.001)
+
+
+def _answered(app: TracedApp) -> bool:
+    return isinstance(app.screen, Live) and app.screen.known
+
+
+async def first(where: Where) -> tuple[float, float]:
+    """Milliseconds to the first picture, and to the first answer in it."""
+    began = time.perf_counter()
+    app = TracedApp(where)
+    async with app.run_test(size=SIZE):
+        painted = time.perf_counter() - began
+        await until(lambda: _answered(app))
+        return 1000 * painted, 1000 * (time.perf_counter() - began)
+
+
+async def keys(pilot: Pilot[None], name: str, count: int) -> list[float]:
+    """Milliseconds that each of so many moves of the cursor takes on a screen."""
+    app = pilot.app
+    assert isinstance(app, TracedApp)
+    app.action_show(name)
+    await until(lambda: app.current_mode == name and _answered(app))
+    found = []
+    for number in range(count):
+        began = time.perf_counter()
+        await pilot.press("down" if number % 50 < 40 else "up")
+        found.append(1000 * (time.perf_counter() - began))
+    return found
+
+
+async def under_load(where: Where, store: sqlalchemy.Engine, rate: float, count: int) -> dict[str, list[float]]:
+    """The keys' times per screen while events arrive."""
+    app = TracedApp(where)
+    async with app.run_test(size=SIZE) as pilot:
+        with happening(store, rate):
+            return {name: await keys(pilot, name, count) for name in SCREENS if name in app.MODES}
+
+
+async def memory(where: Where, store: sqlalchemy.Engine, events: int) -> list[float]:
+    """Resident MB after the first and after the second half of the events, the log in front."""
+    app, found = TracedApp(where), []
+    async with app.run_test(size=SIZE) as pilot:
+        app.action_show("log")
+        await pilot.pause()
+        for _ in range(2):
+            await asyncio.to_thread(write_events, store, events // 2)
+            with reading(store) as opened:
+                _, newest = span(opened)
+            await until(lambda newest=newest: app.link.last == newest, seconds=600)
+            await pilot.pause()
+            found.append(psutil.Process().memory_info().rss / 1e6)
+    return found
+
+
+def start_ms(where: Where) -> float:
+    """Milliseconds from the start of ``python -m tui`` to its first bytes on a terminal."""
+    master, slave = pty.openpty()
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "tui", "--socket", str(where.socket)]
+    with subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=os.environ | {"TERM": "xterm"}) as app:
+        seen = b""
+        while b"traced" not in seen and time.perf_counter() - began < 30:
+            if select.select([master], [], [], 0.1)[0]:
+                seen += os.read(master, 65536)
+        took = 1000 * (time.perf_counter() - began)
+        app.terminate()
+    os.close(master)
+    os.close(slave)
+    return took
+
+
+def measure(trajectories: int, rate: float, count: int, events: int) -> dict[str, Any]:
+    """The figures."""
+    with daemon(trajectories) as (place, store):
+        where = Where(default_socket(place.data_dir))
+        starts = [asyncio.run(first(where)) for _ in range(STARTS)]
+        took = asyncio.run(under_load(where, store, rate, count))
+        resident = asyncio.run(memory(where, store, events))
+        started = start_ms(where)
+    figures: dict[str, Any] = {
+        "trajectories": trajectories,
+        "events_per_s": rate,
+        "first_paint_ms": statistics.median(painted for painted, _ in starts),
+        "first_content_ms": statistics.median(shown for _, shown in starts),
+        "start_ms": started,
+        "key_ms": max(_percentile(times, 0.99) for times in took.values()),
+        "key_ms_median": {name: statistics.median(times) for name, times in took.items()},
+        "events": events,
+        "resident_mb": resident,
+        "memory_growth": resident[1] / resident[0],
+    }
+    figures |= {f"{name}_of_limit": figures[name] / limit for name, limit in AIMS.items()}
+    return {**figures, "aims": AIMS, "meets": all(figures[name] <= limit for name, limit in AIMS.items())}
+
+
+def _percentile(times: Sequence[float], share: float) -> float:
+    return sorted(times)[min(int(share * len(times)), len(times) - 1)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tui", description="What the interface costs.")
+    parser.add_argument("--trajectories", type=int, default=100_000)
+    parser.add_argument("--rate", type=float, default=200.0, help="events a second")
+    parser.add_argument("--keys", type=int, default=200, help="on each screen")
+    parser.add_argument("--hour", action="store_true", help="an hour's events instead of two minutes'")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    given = parser.parse_args(arguments)
+    events = round(given.rate * (3600 if given.hour else 120))
+    figures = measure(given.trajectories, given.rate, given.keys, events)
+    for name, limit in AIMS.items():
+        print(f"{name} {figures[name]:.2f} (limit {limit:g})")
+    if given.json:
+        print(json.dumps(figures))
+    return 0 if figures["meets"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""Capabilities over all cycles: what each cycle found of them, what was made for them, and their table of labels.
+
+Invariants: a capability is its name, whichever cycle named it, and its newest texts are those of the newest cycle that
+did. A table of labels is read for a bounded number of trajectories, the first by id, and no message is read with it; a
+trajectory that the first labelling run left out is in no table (the contrast refuses such labels).
+Fails: ``NotFound`` for a name or a cycle that has no such capability. Nothing here writes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlmodel import Session, col, func, select
+
+from store.errors import NotFound
+from store.records import Finding, RunState
+from store.tables import (
+    AdmissionRow,
+    CapabilityRow,
+    CycleRow,
+    EnvironmentOriginRow,
+    FindingRow,
+    LabelRow,
+    TrainingRunRow,
+    TrajectoryRow,
+)
+from store.types import Capability, Label, Outcome, Verdict
+
+IDS_PER_QUERY = 500
+
+
+@dataclass(frozen=True)
+class Named:
+    """A capability as one cycle named it at ``at``; ``finding`` is None before the contrast."""
+
+    cycle_id: str
+    at: datetime
+    capability: Capability
+    finding: Finding | None
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a cycle has made for a capability; None where it is not that far."""
+
+    environment: str | None = None
+    admitted: bool | None = None
+    training: RunState | None = None
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """Labels of a capability in a cycle, of the first trajectories by id; ``trajectories`` counts all labelled ones."""
+
+    runs: list[int]
+    labels: list[Label]
+    trajectories: int
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a table says of a trajectory beside its labels."""
+
+    id: str
+    source: str
+    task_id: str
+    trial: int
+    outcome: Outcome
+
+
+def newest_named(session: Session, *, limit: int) -> list[Named]:
+    """Every capability as the newest cycle named it: those of the newest cycles first, then by name."""
+    order = (col(CycleRow.created_at).desc(), col(CycleRow.id).desc())
+    place = func.row_number().over(partition_by=col(CapabilityRow.name), order_by=order).label("place")
+    ranked = select(col(CapabilityRow.cycle_id), col(CapabilityRow.name), place)
+    ranked = ranked.join(CycleRow, col(CycleRow.id) == col(CapabilityRow.cycle_id))
+    newest = ranked.subquery()
+    key = (CapabilityRow.cycle_id == newest.c.cycle_id) & (CapabilityRow.name == newest.c.name)
+    query = _named().join(newest, key).where(newest.c.place == 1)
+    return [_as_named(row) for row in session.execute(query.order_by(*order, col(CapabilityRow.name)).limit(limit))]
+
+
+def history(session: Session, name: str, *, limit: int) -> list[Named]:
+    """What cycles have found of a capability, newest first. Raises ``NotFound``."""
+    order = (col(CycleRow.created_at).desc(), col(CycleRow.id).desc())
+    query = _named().where(col(CapabilityRow.name) == name).order_by(*order).limit(limit)
+    found = [_as_named(row) for row in session.execute(query)]
+    if not found:
+        raise NotFound("capability", name)
+    return found
+
+
+def named_in(session: Session, name: str, cycle_id: str) -> Named:
+    """A capability as one cycle named it. Raises ``NotFound``."""
+    row = session.execute(_named().where(col(CapabilityRow.name) == name, col(CycleRow.id) == cycle_id)).first()
+    if row is None:
+        raise NotFound(f"capability of cycle {cycle_id!r}", name)
+    return _as_named(row)
+
+
+def made_for(session: Session, cycles: Sequence[str]) -> dict[tuple[str, str], Made]:
+    """By cycle and capability what these cycles have made: the newest environment, its admission, the newest run."""
+    origin, admission, run = EnvironmentOriginRow, AdmissionRow, TrainingRunRow
+    environments: dict[tuple[str, str], str] = {}
+    for made in session.exec(select(origin).where(col(origin.cycle_id).in_(cycles)).order_by(col(origin.at))):
+        environments[made.cycle_id, made.capability] = made.environment_hash
+    answers: dict[tuple[str, str], bool] = {}
+    for told in session.exec(select(admission).where(col(admission.cycle_id).in_(cycles)).order_by(col(admission.seq))):
+        answers[told.cycle_id, told.environment_hash] = told.admitted
+    states: dict[tuple[str, str], RunState] = {}
+    begun = select(col(run.cycle_id), col(run.capability), col(run.state)).where(col(run.cycle_id).in_(cycles))
+    for cycle_id, capability, state in session.execute(begun.order_by(col(run.started_at), col(run.id))):
+        states[cycle_id, capability] = RunState(state)
+    found: dict[tuple[str, str], Made] = {}
+    for cycle_id, capability in environments.keys() | states.keys():
+        hashed = environments.get((cycle_id, capability))
+        answer = None if hashed is None else answers.get((cycle_id, hashed))
+        found[cycle_id, capability] = Made(hashed, answer, states.get((cycle_id, capability)))
+    return found
+
+
+def label_table(session: Session, cycle_id: str, capability: str, *, limit: int) -> LabelTable:
+    """The labels of at most ``limit`` trajectories; reads ranges of the key and never the whole cycle's labels."""
+    of_cycle = col(LabelRow.cycle_id) == cycle_id
+    first = session.exec(select(func.min(LabelRow.run)).where(of_cycle)).one()
+    last = session.exec(select(func.max(LabelRow.run)).where(of_cycle)).one()
+    if first is None or last is None:
+        return LabelTable([], [], 0)
+    key, of_capability = col(LabelRow.trajectory_id), col(LabelRow.capability) == capability
+    in_first = (of_cycle, col(LabelRow.run) == first, of_capability)
+    ids = list(session.exec(select(key).where(*in_first).order_by(key).limit(limit)))
+    if not ids:
+        return LabelTable([], [], 0)
+    labels = []
+    for run in range(first, last + 1):
+        query = select(key, col(LabelRow.verdict), col(LabelRow.message_index)).order_by(key)
+        query = query.where(of_cycle, col(LabelRow.run) == run, of_capability, key <= ids[-1])
+        labels += [Label(one, capability, run, Verdict(said), cited) for one, said, cited in session.execute(query)]
+    count = session.exec(select(func.count()).select_from(LabelRow).where(*in_first)).one()
+    return LabelTable(sorted({label.run for label in labels}), labels, count)
+
+
+def told_of(session: Session, ids: Sequence[str]) -> dict[str, Told]:
+    """What is known of these trajectories, without their messages."""
+    row = TrajectoryRow
+    columns = (col(row.id), col(row.source), col(row.task_id), col(row.trial))
+    found: dict[str, Told] = {}
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        chosen = (
+            select(*columns).add_columns(col(row.outcome)).where(col(row.id).in_(ids[start : start + IDS_PER_QUERY]))
+        )
+        for key, source, task_id, trial, outcome in session.execute(chosen):
+            found[key] = Told(key, source, task_id, trial, Outcome(outcome))
+    return found
+
+
+def _named() -> Any:
+    """Texts, time of the cycle, finding or None."""
+    finding = (col(FindingRow.cycle_id) == col(CapabilityRow.cycle_id)) & (
+        col(FindingRow.capability) == col(CapabilityRow.name)
+    )
+    joined = select(CapabilityRow, CycleRow.created_at, FindingRow)
+    joined = joined.join(CycleRow, col(CycleRow.id) == col(CapabilityRow.cycle_id))
+    return joined.join(FindingRow, finding, isouter=True)
+
+
+def _as_named(row: Any) -> Named:
+    texts, at, finding = row
+    found = Finding(**finding.model_dump()) if finding is not None else None
+    return Named(texts.cycle_id, at, Capability(**texts.model_dump(exclude={"cycle_id"})), found)

@@ -1,0 +1,193 @@
+"""What the control API says of capabilities, on a real socket."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+
+from agents.contrast import agreement
+from store.database import session
+from store.records import (
+    AdapterVersion,
+    Cycle,
+    CycleState,
+    Decision,
+    EnvironmentRecord,
+    Finding,
+    RunState,
+    TrainingRun,
+)
+from store.repositories import adapters, analysis, cycles, environments, gates, promotions, training
+from store.repositories.trajectories import save_trajectories
+from store.types import AdmissionReport, Capability, GateAnswer, GateResult, Label, Message, Outcome, Verdict
+from tests.integration.service.served import refused, served
+from tests.unit.store.chain import CAPABILITY, HASH, SOURCE, T0, approval, later, trajectory
+from traced.client import Client
+from traced.service.control import Control
+
+NAME = CAPABILITY.name
+OTHER = Capability("no-loops", "No loops", "Does not repeat itself.", "a call fails", "stops", "goes on")
+L, P, N = Verdict.LACKING, Verdict.PRESENT, Verdict.NA
+HOSTILE = "\x1b[31m[bold]\u202e \ud800 end"
+
+
+def asked(control: Control, path: Path, ask: Callable[[Client], Any]) -> Any:
+    async def asking() -> Any:
+        async with served(control, path) as client:
+            return await ask(client)
+
+    return asyncio.run(asking())
+
+
+def second_cycle(store: Engine) -> list[Label]:
+    """A day later: both capabilities, three runs over four trajectories."""
+    at = T0 + timedelta(days=1)
+    ids = {"a": Outcome.SUCCESS, "b": Outcome.FAILURE, "c": Outcome.FAILURE, "d": Outcome.INFRASTRUCTURE}
+    verdicts = {"a": (P, P, N), "b": (N, L, N), "c": (L, L, P), "d": (L, L, L)}
+    labels = [
+        Label(key, NAME, run, said, None if said is N else 2)
+        for key, of_runs in verdicts.items()
+        for run, said in enumerate(of_runs)
+    ]
+    with session(store) as opened:
+        cycles.save_cycle(opened, Cycle("c2", "desk", "bundled", 8, {}, CycleState.RUNNING, at))
+        hostile: list[Message] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+        calls = [{"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}]
+        hostile.append({"role": "assistant", "content": HOSTILE + "x" * 2000, "tool_calls": calls})
+        save_trajectories(opened, [trajectory(key, told, cycle_id="c2", trial=3) for key, told in ids.items()])
+        save_trajectories(opened, [trajectory("hostile", Outcome.FAILURE, cycle_id="c2", messages=hostile)])
+        analysis.save_capabilities(opened, "c2", [CAPABILITY, OTHER])
+        analysis.save_labels(opened, "c2", labels)
+        found = Finding("c2", NAME, 0.5, 0.25, 0.1, 0.6, 3, 2, False, {})
+        analysis.save_findings(opened, [found, Finding("c2", OTHER.name, None, None, None, 0.5, 3, 0, True, {})])
+    return labels
+
+
+def test_all_capabilities_with_their_newest_finding(control: Control, store: Engine, path: Path) -> None:
+    labels = second_cycle(store)
+    found = asked(control, path, lambda client: client.capabilities.list())
+    assert [(one.name, one.standing, one.newest.cycle_id) for one in found] == [
+        (NAME, "live", "c2"),
+        (OTHER.name, "retained", "c2"),
+    ]
+    first, second = found[0].newest, found[1].newest
+    assert (first.delta, first.coverage, first.runs_agreeing, first.runs, first.retained) == (0.5, 0.25, 2, 3, False)
+    assert first.agreement == float(agreement(labels) or 0)
+    assert (second.delta, second.agreement) == (None, None)
+    assert [(one.name, one.standing, one.cycle_id) for one in found[0].adapters] == [(f"{NAME}@v1", "live", "c1")]
+    assert asked(control, path, lambda client: client.capabilities.list(limit=1)) == found[:1]
+
+
+def test_one_over_its_cycles(control: Control, store: Engine, path: Path) -> None:
+    second_cycle(store)
+    found = asked(control, path, lambda client: client.capabilities.history(NAME))
+    assert [(one.cycle_id, one.delta, one.standing) for one in found.findings] == [
+        ("c2", 0.5, "found"),
+        ("c1", 0.9, "live"),
+    ]
+    assert [one.version for one in found.adapters] == [1]
+
+
+def test_the_table_of_labels_has_failures_first(control: Control, store: Engine, path: Path) -> None:
+    labels = second_cycle(store)
+    found = asked(control, path, lambda client: client.capabilities.in_cycle(NAME, "c2"))
+    assert (found.runs, found.trajectories, found.when_needed) == ([0, 1, 2], 4, CAPABILITY.when_needed)
+    assert [(row.trajectory, row.outcome, row.verdicts) for row in found.rows] == [
+        ("c", "failure", ["lacking", "lacking", "present"]),
+        ("b", "failure", ["na", "lacking", "na"]),
+        ("a", "success", ["present", "present", "na"]),
+        ("d", "infrastructure", ["lacking"] * 3),
+    ]
+    assert [row.cited for row in found.rows][:2] == [[2, 2, 2], [None, 2, None]]
+    assert found.finding.agreement == float(agreement(labels) or 0)
+    without = asked(control, path, lambda client: client.capabilities.in_cycle(OTHER.name, "c2"))
+    assert (without.runs, without.rows, without.trajectories) == ([], [], 0)
+
+
+def test_cited_messages_come_with_their_runs_and_are_cut(control: Control, store: Engine, path: Path) -> None:
+    second_cycle(store)
+    with session(store) as opened:
+        more = [Label("hostile", NAME, 0, L, 2), Label("hostile", NAME, 1, P, 9), Label("hostile", NAME, 2, N)]
+        analysis.save_labels(opened, "c2", more)
+
+    async def ask(client: Client) -> None:
+        found = await client.capabilities.cited(NAME, "c2")
+        assert [(one.trajectory, one.index, one.lacking, one.present) for one in found.messages] == [
+            ("c", 2, [0, 1], [2]),
+            ("b", 2, [1], []),
+            ("hostile", 2, [0], []),
+            ("hostile", 9, [], [1]),
+            ("a", 2, [], [0, 1]),
+            ("d", 2, [0, 1, 2], []),
+        ]
+        hostile, beyond = found.messages[2:4]
+        assert hostile.text.startswith("\x1b[31m[bold]\u202e \ufffd end")
+        assert (len(hostile.text), hostile.role, hostile.left_out) == (1000, "assistant", 1029)
+        assert (beyond.role, beyond.text) == ("", "")
+        page = await client.capabilities.cited(NAME, "c2", limit=2, offset=1)
+        assert (page.messages, page.total) == (found.messages[1:3], 6)
+        own = await client.capabilities.cited(NAME, "c2", trajectory="hostile")
+        assert (own.messages, own.total) == (found.messages[2:4], 2)
+
+    asked(control, path, ask)
+
+
+def test_what_nobody_named_is_not_found(control: Control, path: Path) -> None:
+    async def ask(client: Client) -> list[int]:
+        wrong = [client.capabilities.history("no-such"), client.capabilities.in_cycle(NAME, "c9")]
+        return [(await refused(one)).status for one in wrong]
+
+    assert asked(control, path, ask) == [404, 404]
+
+
+def test_the_word_follows_the_way_of_a_capability(control: Control, store: Engine, path: Path) -> None:
+    second_cycle(store)
+    name, made = f"{OTHER.name}@v1", EnvironmentRecord(HASH, SOURCE, "c2", OTHER.name, 7, "builtin", later(2))
+    run = TrainingRun("r2", "c2", OTHER.name, HASH, "bundled", 7, {}, RunState.RUNNING, later(4))
+    version = AdapterVersion(name, OTHER.name, 1, "p", {}, "c2", "r2", HASH, later(5))
+    steps: list[Callable[[Any], object]] = [
+        lambda opened: environments.save_environment(opened, made),
+        lambda opened: environments.save_admission(opened, AdmissionReport(HASH, False, []), cycle_id="c2", at=T0),
+        lambda opened: environments.save_admission(opened, AdmissionReport(HASH, True, []), cycle_id="c2", at=T0),
+        lambda opened: training.save_training_run(opened, run),
+        lambda opened: training.set_training_state(opened, "r2", RunState.FAILED, at=later(5)),
+        lambda opened: adapters.save_adapter(opened, version),
+        lambda opened: gates.save_gate(opened, GateResult(name, GateAnswer.INCONCLUSIVE, [], 1), cycle_id="c2", at=T0),
+        lambda opened: gates.save_gate(opened, GateResult(name, GateAnswer.FAIL, [], 1), cycle_id="c2", at=T0),
+        lambda opened: gates.save_gate(opened, GateResult(name, GateAnswer.PASS, [], 1), cycle_id="c2", at=T0),
+        lambda opened: promotions.save_approval(opened, approval(name, Decision.APPROVED)),
+        lambda opened: promotions.promote(opened, name, who="ada", at=later(8)),
+        lambda opened: promotions.roll_back(opened, name, who="ada", at=later(9)),
+        lambda opened: promotions.save_approval(opened, approval(name, Decision.REJECTED, 10)),
+    ]
+
+    async def follow(client: Client) -> list[tuple[str, str]]:
+        words: list[tuple[str, str]] = []
+        for step in steps:
+            with session(store) as opened:
+                step(opened)
+            found = (await client.capabilities.history(OTHER.name)).findings[0].standing
+            listed = [one for one in await client.capabilities.list() if one.name == OTHER.name]
+            words.append((found, listed[0].standing))
+        return words
+
+    words = asked(control, path, follow)
+    assert [of_cycle for of_cycle, _ in words] == [
+        "environment",
+        "refused",
+        "admitted",
+        "training",
+        "training failed",
+        "to gate",
+        "inconclusive",
+        "gate failed",
+        "waiting",
+        "approved",
+        "live",
+        "rolled back",
+        "rejected",
+    ]
+    assert all(of_cycle == listed for of_cycle, listed in words)

@@ -1,0 +1,242 @@
+"""Environments over the control API, and episodes that are played in real containers."""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox.docker_engine import connect
+from sandbox.hashing import environment_hash
+from sandbox.policy import LABEL_ENVIRONMENT
+from store.database import session
+from store.records import EnvironmentRecord
+from store.repositories.environments import save_admission, save_environment
+from store.types import AdmissionReport, Check
+from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
+from tests.unit.store.chain import HASH, SOURCE, T0
+from traced.client import Client
+from traced.client.environments import CallSaid, Said
+from traced.service.control import Control
+from traced.service.playing import AT_ONCE, Playing
+
+LAMP_SHOP = (Path(__file__).parents[2] / "data/environments/lamp_shop.py").read_text("utf-8")
+BREAKS = LAMP_SHOP.replace("        self.turn += 1\n", "        raise KeyError('no such lamp')\n")
+
+
+def put(control: Control, source: str, minutes: int = 0) -> str:
+    name = environment_hash(source)
+    made = EnvironmentRecord(name, source, "c1", "date-reasoning", 7, "builtin", T0 + timedelta(minutes=minutes))
+    with session(control.store) as opened:
+        save_environment(opened, made)
+    return name
+
+
+def play(control: Control, path: Path, use: Callable[[Client], Awaitable[None]]) -> None:
+    async def run() -> None:
+        try:
+            async with served(control, path) as client:
+                await use(client)
+        finally:
+            await control.playing.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def containers(image: object) -> Iterator[Callable[[str], int]]:
+    """How many containers of an environment there are."""
+    engine = connect()
+
+    def count(environment: str) -> int:
+        return len(engine.containers.list(all=True, filters={"label": f"{LABEL_ENVIRONMENT}={environment}"}))
+
+    yield count
+    engine.close()
+
+
+def test_environments_are_paged_newest_first_with_what_became_of_them(control: Control, path: Path) -> None:
+    names = [put(control, f"class Environment: number = {minute}\n", minute) for minute in range(1, 6)]
+    with session(control.store) as opened:
+        for admitted in (True, False):
+            checks = [Check("floor", admitted, {}, 0.1), Check("leak", True, {}, 0.1), Check("spread", admitted, {}, 1)]
+            report = AdmissionReport(names[4], admitted, checks)
+            save_admission(opened, report, cycle_id="c1", at=T0)
+
+    async def look(client: Client) -> None:
+        first = await client.environments.page(limit=4)
+        second = await client.environments.page(limit=4, after=first[-1].hash)
+        assert [one.hash for one in first + second] == [*reversed(names), HASH]
+        assert [(one.standing, one.failed) for one in first[:2]] == [
+            ("refused", ["floor", "spread"]),
+            ("unchecked", []),
+        ]
+        assert (second[1].standing, second[1].adapters) == ("admitted", ["date-reasoning@v1"])
+        assert (await refused(client.environments.page(after="none"))).status == 404
+
+    play(control, path, look)
+
+
+def test_one_is_shown_with_its_origins_and_every_admission(control: Control, path: Path) -> None:
+    with session(control.store) as opened:
+        save_admission(
+            opened,
+            AdmissionReport(HASH, False, [Check("leak", False, {"share": 0.5}, 2.5)]),
+            cycle_id="c1",
+            at=T0 + timedelta(hours=1),
+        )
+
+    async def look(client: Client) -> None:
+        case = await client.environments.case(HASH)
+        assert hashlib.sha256(case.source_code.encode()).hexdigest() == HASH
+        assert case.source_code == SOURCE
+        assert [(one.cycle_id, one.capability) for one in case.origins] == [("c1", "date-reasoning")]
+        assert [one.admitted for one in case.admissions] == [False, True]
+        assert [(one.name, one.evidence, one.seconds) for one in case.admissions[0].checks] == [
+            ("leak", {"share": 0.5}, 2.5)
+        ]
+        assert case.adapters == ["date-reasoning@v1"]
+        assert (await refused(client.environments.case("none"))).status == 404
+
+    play(control, path, look)
+
+
+@pytest.mark.docker
+def test_an_episode_is_played_to_its_end(control: Control, path: Path, containers: Callable[[str], int]) -> None:
+    async def act(client: Client) -> None:
+        name = put(control, LAMP_SHOP)
+        played = await client.environments.play(name, 7, reason="is it fair?")
+        assert "You work at a shop" in played.system
+        assert [tool["function"]["name"] for tool in played.tools][:2] == ["get_order", "get_product"]
+        assert containers(name) == 1
+        calls = [CallSaid(name="get_order", arguments='{"order_id": "W1"}'), CallSaid(name="get_product")]
+        answer = await client.environments.say(played.id, Said(content="I look.", calls=calls))
+        assert answer.sent["tool_calls"][1]["id"] == answer.messages[1]["tool_call_id"] == "call_1"
+        assert json.loads(answer.messages[0]["content"]) == {"error": "no such order"}
+        assert (answer.done, answer.score) == (False, None)
+        last = await said_until_done(client, played.id)
+        assert last.score.model_dump() == {"reward": 0.0, "success": False, "parts": {"requests": 0.0}}
+        assert "has ended" in (await refused(client.environments.say(played.id, Said(content="More?")))).message
+        done = await client.environments.end(played.id)
+        assert done.detail["score"] == last.score.model_dump()
+        assert containers(name) == 0
+        assert (await refused(client.environments.say(played.id, Said(content="Hi")))).status == 404
+        noted = (await client.audit())[0]
+        assert (noted.action, noted.subject, noted.reason) == ("play", name, "is it fair?")
+        assert noted.detail["seed"] == 7
+
+    play(control, path, act)
+
+
+async def said_until_done(client: Client, episode: str) -> Any:
+    for _ in range(3):
+        answer = await client.environments.say(episode, Said(content="Done."))
+        if answer.done:
+            return answer
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.docker
+def test_whose_fault_a_failure_is(control: Control, path: Path, containers: Callable[[str], int]) -> None:
+    async def act(client: Client) -> None:
+        shop, broken, none = put(control, LAMP_SHOP), put(control, BREAKS), put(control, "import nothing_here\n")
+        assert (await refused(client.environments.play("none", 1))).status == 404
+        told = await refused(client.environments.play(none, 1))
+        assert (told.status, "nothing_here" in told.message) == (502, True)
+        assert containers(none) == 0
+        episode = (await client.environments.play(shop, 1)).id
+        for said, why in (
+            (Said(), "empty"),
+            (Said(calls=[CallSaid(name="get_order", arguments="{")]), "no JSON"),
+            (Said(calls=[CallSaid(name="get_order", arguments="[]")]), "JSON list"),
+            (Said(calls=[CallSaid(name="get_order", arguments=f'{{"a": "{"x" * 190_000}"}}')] * 30), "bytes"),
+        ):
+            told = await refused(client.environments.say(episode, said))
+            assert (told.status, why in told.message) == (422, True), told
+        assert not (await client.environments.say(episode, Said(calls=[CallSaid(name="get_order")]))).done
+        episode = (await client.environments.play(broken, 1)).id
+        told = await refused(client.environments.say(episode, Said(content="Hello")))
+        assert told.status == 502
+        assert "KeyError: 'no such lamp'" in told.message
+        assert "environment.py" in told.message  # its traceback
+        assert containers(broken) == 0
+
+    play(control, path, act)
+
+
+def test_without_docker_it_says_what_to_do(
+    control: Control, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+
+    async def act(client: Client) -> None:
+        told = await refused(client.environments.play(HASH, 1))
+        assert (told.status, told.hint) == (503, "traced doctor")
+        assert "no Docker engine answers" in told.message
+        assert "docker-engine.sh" in told.message
+        assert await client.audit() == []
+        assert len(control.playing) == 0
+
+    play(control, path, act)
+
+
+@pytest.mark.docker
+def test_an_idle_episode_ends_by_itself(control: Control, path: Path, containers: Callable[[str], int]) -> None:
+    control.playing = Playing(idle_s=0.3)
+
+    async def act(client: Client) -> None:
+        name = put(control, LAMP_SHOP)
+        episode = (await client.environments.play(name, 1)).id
+        deadline = time.monotonic() + 20
+        while await asyncio.to_thread(containers, name):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        assert "idle for too long" in (await refused(client.environments.say(episode, Said(content="Hi")))).hint
+
+    play(control, path, act)
+
+
+@pytest.mark.docker
+def test_a_few_at_once_and_none_is_left_when_the_service_stops(
+    control: Control, path: Path, containers: Callable[[str], int]
+) -> None:
+    name = put(control, LAMP_SHOP)
+
+    async def act(client: Client) -> None:
+        await asyncio.gather(*(client.environments.play(name, seed) for seed in range(AT_ONCE)))
+        told = await refused(client.environments.play(name, 1))
+        assert (told.status, "end one, or wait" in told.hint) == (409, True)
+        assert containers(name) == AT_ONCE
+        await control.playing.close()
+        assert containers(name) == 0
+        assert "stopping" in (await refused(client.environments.play(name, 1))).message
+
+    play(control, path, act)
+
+
+@pytest.mark.docker
+def test_a_reader_plays_nothing_and_nobody_plays_anothers_episode(
+    control: Control, path: Path, containers: Callable[[str], int]
+) -> None:
+    async def act(client: Client) -> None:
+        name = put(control, LAMP_SHOP)
+        episode = (await client.environments.play(name, 1)).id
+        async with on_tcp(control, READER) as reader:
+            assert {one.hash for one in await reader.environments.page()} == {name, HASH}
+            for asked in (
+                reader.environments.play(name, 1),
+                reader.environments.say(episode, Said(content="Hi")),
+                reader.environments.end(episode),
+            ):
+                assert (await refused(asked)).status == 403
+        async with on_tcp(control, OPERATOR) as operator:
+            assert (await refused(operator.environments.say(episode, Said(content="Hi")))).status == 404
+            assert (await refused(operator.environments.end(episode))).status == 404
+        assert containers(name) == 1
+
+    play(control, path, act)

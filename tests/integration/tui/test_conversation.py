@@ -1,0 +1,184 @@
+"""A conversation: folded and unfolded, cited messages, beside a trial that ended otherwise."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from store.database import session
+from store.repositories.trajectories import save_trajectories
+from store.types import Outcome
+from tests.integration.tui.conftest import Opened, Running
+from tests.integration.tui.screens import SIZES, same_picture, text_of, until
+from tests.unit.store.chain import trajectory
+from tui.screens.conversation import Conversation
+from tui.widgets.export import Export
+from tui.widgets.talk import PORTION, Talk
+
+FAILURE, SUCCESS = "c-0003-002-1", "c-0003-002-3"  # of one task
+
+
+async def read(on: Running, key: str, capability: str | None = None) -> Conversation:
+    found = Conversation(key, capability=capability)
+    on.app.push_screen(found)
+    await until(on.pilot, lambda: "#0" in text_of(on.app) or "Not allowed" in text_of(on.app))
+    return found
+
+
+def told(on: Running) -> list[str]:
+    """What was told in passing."""
+    return [one.message for one in on.app._notifications]
+
+
+def talk(on: Running, side: str = "one") -> Talk:
+    return on.app.screen.query_one(f"#{side} Talk", Talk)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
+    async def take() -> None:
+        async with opened(size) as on:
+            await read(on, FAILURE)
+            same_picture(on.app, "conversation")
+            await on.pilot.press("f", "s")
+            await until(on.pilot, lambda: text_of(on.app).count("#1 ") == 2)
+            same_picture(on.app, "conversation-beside")
+
+    asyncio.run(take())
+
+
+def test_calls_are_folded_to_a_line_and_unfold_with_their_results(opened: Opened) -> None:
+    async def fold() -> None:
+        async with opened() as on:
+            await read(on, FAILURE)
+            place = next(place for place, block in enumerate(talk(on).blocks) if block.kind == "call")
+            assert 'get_order(order_id="W' in text_of(on.app)
+            assert "→ #3" not in text_of(on.app)
+            talk(on).choose(place)
+            await on.pilot.press("enter")
+            await until(on.pilot, lambda: "→ #3" in text_of(on.app))
+            assert '  "delivered_days_ago": ' in text_of(on.app)
+            await on.pilot.press("space")
+            await until(on.pilot, lambda: "→ #3" not in text_of(on.app))
+            await on.pilot.press("f")
+            calls = [piece for piece in talk(on).pieces if piece.block.kind == "call"]
+            assert not any(piece.folded for piece in calls)
+            await on.pilot.press("f")
+            assert all(piece.folded for piece in calls)
+
+    asyncio.run(fold())
+
+
+def test_cited_messages_are_marked_and_gone_through(opened: Opened) -> None:
+    async def go() -> None:
+        async with opened() as on:
+            one = await on.client.trajectories.get(FAILURE)
+            labels = next(one for one in one.labels if one.capability == "compound-requests")
+            cited = {run.message_index for run in labels.runs if run.message_index is not None}
+            await read(on, FAILURE, "compound-requests")
+            marked = [place for place, block in enumerate(talk(on).blocks) if block.cited]
+            assert {mark.index for block in talk(on).blocks for mark in block.cited} == cited
+            assert "cited: " in text_of(on.app)
+            assert "date-reasoning" not in text_of(on.app)
+            await until(on.pilot, lambda: talk(on).chosen == marked[0])
+            for place in [*marked[1:], marked[0]]:
+                await on.pilot.press("c")
+                assert talk(on).chosen == place
+            await on.pilot.press("C")
+            assert talk(on).chosen == marked[-1]
+
+    asyncio.run(go())
+
+
+def test_success_and_failure_of_a_task_side_by_side(opened: Opened) -> None:
+    async def compare() -> None:
+        async with opened() as on:
+            shown = await read(on, FAILURE)
+            assert not any(active.binding.action == "another" for active in shown.active_bindings.values())
+            await on.pilot.press("s")
+            await until(on.pilot, lambda: text_of(on.app).count("#0") == 2)
+            beside = await on.client.trajectories.get(str(shown.beside))
+            one = await on.client.trajectories.get(FAILURE)
+            assert (one.outcome, beside.outcome) == ("failure", "success")
+            assert (one.task_id, one.cycle_id) == (beside.task_id, beside.cycle_id)
+            await on.pilot.press("tab", "end")
+            assert talk(on, "beside").chosen == len(talk(on, "beside").blocks) - 1
+            await on.pilot.press("o")
+            await until(on.pilot, lambda: shown.beside != beside.id and text_of(on.app).count("#0") == 2)
+            await on.pilot.press("s")
+            await until(on.pilot, lambda: text_of(on.app).count("#0") == 1)
+            assert on.app.focused is talk(on)
+            await on.pilot.press("escape")
+            assert on.app.screen is not shown
+
+    asyncio.run(compare())
+
+
+def test_a_task_of_one_trial_says_so(opened: Opened) -> None:
+    async def compare() -> None:
+        async with opened() as on:
+            await read(on, "router-000001")
+            await on.pilot.press("s")
+            await until(on.pilot, lambda: "This is the only trial of its task." in told(on))
+
+    asyncio.run(compare())
+
+
+def test_who_judged_is_said(opened: Opened) -> None:
+    async def read_judged() -> None:
+        async with opened() as on:
+            rows = (await on.client.trajectories.page()).rows
+            judged = [await on.client.trajectories.get(row.id) for row in rows[:40]]
+            by = {one.by: one.id for one in judged}
+            await read(on, by["source"])
+            assert "as its source says" in text_of(on.app)
+            await on.pilot.press("escape")
+            await read(on, by["nobody"])
+            assert "said by nobody" in text_of(on.app)
+
+    asyncio.run(read_judged())
+
+
+def test_thousands_of_messages_open_at_once_and_are_walked_to_the_end(opened: Opened, store: Engine) -> None:
+    said = [{"role": "user", "content": f"message {number} " * 40} for number in range(2000)]
+
+    async def walk() -> None:
+        with session(store) as writing:
+            save_trajectories(writing, [trajectory("long", Outcome.UNKNOWN, messages=said, cycle_id=None)])
+        async with opened((80, 24)) as on:
+            await read(on, "long")
+            assert len(talk(on).pieces) <= PORTION
+            for key in ("pagedown", "down", "j", "up", "k", "pageup", "home"):
+                await on.pilot.press(key)
+            assert talk(on).chosen == 0
+            await on.pilot.press("end")
+            await until(on.pilot, lambda: len(talk(on).pieces) > PORTION)
+            await until(on.pilot, lambda: "message 99" in text_of(on.app))
+
+    asyncio.run(walk())
+
+
+def test_what_is_not_known_says_so(opened: Opened) -> None:
+    async def read_none() -> None:
+        async with opened() as on:
+            await read(on, "nothing/of the kind")
+            assert "there is no trajectory 'nothing/of the kind'" in text_of(on.app)
+            await on.pilot.press("s", "f", "c", "down", "enter", "escape")
+            assert not isinstance(on.app.screen, Conversation)
+
+    asyncio.run(read_none())
+
+
+def test_the_open_one_is_written_to_a_file(opened: Opened, tmp_path: Path) -> None:
+    async def write() -> None:
+        async with opened() as on:
+            await read(on, SUCCESS)
+            await on.pilot.press("e")
+            on.app.screen.query_one("#path").value = str(tmp_path / "one.jsonl")  # type: ignore[attr-defined]
+            await on.pilot.press("enter")
+            await until(on.pilot, lambda: not isinstance(on.app.screen, Export))
+            assert json.loads((tmp_path / "one.jsonl").read_text("utf-8"))["id"] == SUCCESS
+
+    asyncio.run(write())

@@ -1,0 +1,201 @@
+"""The environments' screens: the table, a report, a source. Playing is in ``test_playing``."""
+
+import asyncio
+import hashlib
+from datetime import timedelta
+
+import pytest
+
+from store.database import session
+from store.records import EnvironmentRecord
+from store.repositories.environments import save_admission, save_environment
+from store.repositories.events import save_event
+from store.service_records import Event
+from store.types import AdmissionReport, Check
+from tests.integration.tui.conftest import AT, Opened, Running
+from tests.integration.tui.screens import SIZES, same_picture, text_of, until
+from traced.service.control import Control
+from tui.app import SCREENS
+from tui.screens.environment import Environment
+from tui.screens.environments import PAGE, Environments
+from tui.widgets.keyed_table import KeyedTable
+
+KEY = str(list(SCREENS).index("environments") + 1)
+NASTY = "\x1b[31m[red]boo[/red] \u202eeno\u202c\x07"
+TRACE = (
+    "Traceback (most recent call last):\n"
+    + "".join(f'  File "environment.py", line {n}\n' for n in (4, 9))
+    + "KeyError"
+)
+
+
+def put(control: Control, capability: str = "payment-methods", source: str = "class Environment: ...\n") -> str:
+    """An environment of the newest cycle, newer than all."""
+    key = hashlib.sha256(source.encode()).hexdigest()
+    made = EnvironmentRecord(key, source, "c-0003", capability, 8, "builtin", AT + timedelta(hours=1))
+    with session(control.store) as opened:
+        save_environment(opened, made)
+        save_event(opened, Event(AT, "stage finished", "synthesize", "c-0003"))
+    return key
+
+
+def judge(control: Control, key: str, *checks: Check, hours: int = 2) -> None:
+    """An admission of it."""
+    report = AdmissionReport(key, all(check.passed for check in checks), list(checks))
+    with session(control.store) as opened:
+        save_admission(opened, report, cycle_id="c-0003", at=AT + timedelta(hours=hours))
+        save_event(opened, Event(AT, "stage finished", "admit", "c-0003"))
+
+
+async def to_table(on: Running) -> KeyedTable:
+    await on.pilot.press(KEY)
+    await until(on.pilot, lambda: isinstance(on.app.screen, Environments) and on.app.screen.known)
+    return on.app.screen.query_one("#environments", KeyedTable)
+
+
+async def to_one(on: Running, key: str) -> Environment:
+    (await to_table(on)).point_at(key)
+    await on.pilot.press("enter")
+    await until(on.pilot, lambda: isinstance(on.app.screen, Environment) and on.app.screen.known)
+    assert isinstance(on.app.screen, Environment)
+    return on.app.screen
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_table_looks_as_it_did(opened: Opened, size: tuple[int, int]) -> None:
+    async def look() -> None:
+        async with opened(size) as on:
+            table = await to_table(on)
+            table.point_at(on.seeded.environments["payment-methods"])
+            await until(on.pilot, lambda: "failed: diversity, leak" in text_of(on.app))
+            same_picture(on.app, "environments")
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_report_and_a_source_look_as_they_did(opened: Opened, size: tuple[int, int]) -> None:
+    async def look() -> None:
+        async with opened(size) as on:
+            screen = await to_one(on, on.seeded.environments["payment-methods"])
+            await until(on.pilot, lambda: "checks passed" in text_of(on.app))
+            same_picture(on.app, "environment-report")
+            await on.pilot.press("s")
+            await until(on.pilot, lambda: "import json" in text_of(on.app))
+            same_picture(on.app, "environment-source")
+            await on.pilot.press("pagedown", "end")
+            await until(on.pilot, lambda: "listed" in text_of(on.app))
+            await on.pilot.press("r")
+            await until(on.pilot, lambda: "commonest_shape" in text_of(on.app))
+            await on.pilot.press("escape")
+            await until(on.pilot, lambda: on.app.screen is not screen)
+            assert isinstance(on.app.screen, Environments)
+
+    asyncio.run(look())
+
+
+def test_none_yet_is_said(opened: Opened, control: Control) -> None:
+    async def look() -> None:
+        with session(control.store) as opened_store:
+            for table in ("admission_checks", "admissions", "environment_origins"):
+                opened_store.connection().exec_driver_sql(f"DELETE FROM {table}")
+        async with opened((80, 24)) as on:
+            await to_table(on)
+            assert "No environment has been made yet" in text_of(on.app)
+            await on.pilot.press("enter")  # nothing to open
+            same_picture(on.app, "environments-none")
+
+    asyncio.run(look())
+
+
+def test_what_failed_is_first_and_open_and_enter_opens_the_rest(opened: Opened) -> None:
+    async def look() -> None:
+        async with opened((120, 40)) as on:
+            await to_one(on, on.seeded.environments["payment-methods"])
+            await until(on.pilot, lambda: "checks passed" in text_of(on.app))
+            shown = text_of(on.app)
+            assert shown.index("✗ diversity") < shown.index("✗ leak") < shown.index("✓ source")
+            assert "commonest_shape  0.71  needs ≤ 0.5" in shown
+            assert "say_success" not in shown
+            await on.pilot.press("end", "up", "up", "up", "up", "enter")  # exploits
+            await until(on.pilot, lambda: "say_success" in text_of(on.app))
+            rates = [line.split() for line in text_of(on.app).splitlines()]
+            assert ["reward", "success"] in rates
+            assert ["every_tool", "0.12", "0"] in rates
+            assert ["allowed", "0.5", "0.1"] in rates
+            await on.pilot.resize_terminal(80, 40)
+            await until(on.pilot, lambda: "say_success" in text_of(on.app))  # it stays open, and the cursor on it
+            await on.pilot.press("enter")
+            await until(on.pilot, lambda: "say_success" not in text_of(on.app))
+
+    asyncio.run(look())
+
+
+def test_a_new_environment_comes_by_itself_and_the_cursor_stays(opened: Opened, control: Control) -> None:
+    async def act() -> None:
+        async with opened() as on:
+            table = await to_table(on)
+            chosen = on.seeded.environments["policy-checks"]
+            table.point_at(chosen)
+            key = put(control)
+            await until(on.pilot, lambda: "· unchecked" in text_of(on.app))
+            assert table.selected == chosen
+            table.point_at(key)
+            await until(on.pilot, lambda: "no admission has judged it yet" in text_of(on.app))
+            await on.pilot.press("enter")
+            await until(on.pilot, lambda: "No admission has judged it yet." in text_of(on.app))
+            judge(control, key, Check("runs", False, {"fault": "EnvironmentFault", "traceback": TRACE}, 1.0))
+            await until(on.pilot, lambda: "✗ runs" in text_of(on.app))
+            assert 'File "environment.py", line 9' in text_of(on.app)
+
+    asyncio.run(act())
+
+
+def test_earlier_admissions_are_a_key_away(opened: Opened, control: Control) -> None:
+    async def look() -> None:
+        key = put(control)
+        judge(control, key, Check("runs", False, {"text": "early"}, 1.0), hours=2)
+        judge(control, key, Check("runs", True, {"seeds": [0, 1]}, 1.0), hours=3)
+        async with opened() as on:
+            await to_one(on, key)
+            await until(on.pilot, lambda: "(1 of 2, newest first): 1 of 1 checks" in text_of(on.app))
+            await on.pilot.press("a")
+            await until(on.pilot, lambda: "(2 of 2, newest first): 0 of 1 checks" in text_of(on.app))
+            assert "early" in text_of(on.app)
+            await on.pilot.press("a")
+            await until(on.pilot, lambda: "✓ runs" in text_of(on.app))
+
+    asyncio.run(look())
+
+
+def test_more_than_a_page_is_asked_for_by_a_key(opened: Opened, control: Control) -> None:
+    async def look() -> None:
+        for number in range(PAGE):
+            put(control, source=f"class Environment: number = {number}\n")
+        async with opened() as on:
+            table = await to_table(on)
+            assert table.row_count == PAGE
+            assert "m More" in text_of(on.app)
+            await on.pilot.press("m")
+            await until(on.pilot, lambda: table.row_count == PAGE + 9)
+            assert "m More" not in text_of(on.app)
+
+    asyncio.run(look())
+
+
+def test_hostile_text_is_harmless(opened: Opened, control: Control) -> None:
+    async def look() -> None:
+        key = put(control, source=f'"""{NASTY}"""\n' + "x" * 100_000 + "\nclass Environment: ...\n")
+        evidence = {NASTY: NASTY, "all": [NASTY] * 40, "of": {NASTY: {"a": NASTY}, "b": {"a": 1}}, "text": NASTY * 400}
+        judge(control, key, Check(NASTY, False, evidence, 0.1), Check("exploits", True, {NASTY: 1, "": {}}, 0.1))
+        async with opened() as on:
+            await to_table(on)
+            assert "[red]boo[/red]" in text_of(on.app)
+            for tab in ("r", "s"):
+                if tab == "r":
+                    await to_one(on, key)
+                await on.pilot.press(tab)
+                await until(on.pilot, lambda: "␛[31m[red]boo[/red] ‹U+202E›eno‹U+202C›␇" in text_of(on.app))
+                assert not {"\x1b", "\u202e", "\x07"} & set(text_of(on.app))
+
+    asyncio.run(look())

@@ -1,0 +1,55 @@
+"""Capabilities over all cycles: the newest of each name, and label tables that read no more than they show."""
+
+from datetime import timedelta
+
+import pytest
+from sqlmodel import Session
+
+from store.errors import NotFound
+from store.records import Cycle, CycleState, RunState
+from store.repositories import analysis, capabilities, cycles
+from store.repositories.capabilities import LabelTable, Made
+from store.repositories.trajectories import save_trajectories
+from store.types import Label, Outcome, Verdict
+from tests.unit.store.chain import CAPABILITY, FINDING, HASH, T0, save_chain, trajectory
+
+NAME = CAPABILITY.name
+
+
+def test_a_store_without_any(db: Session) -> None:
+    assert capabilities.newest_named(db, limit=10) == []
+    assert capabilities.label_table(db, "c1", NAME, limit=10) == LabelTable([], [], 0)
+    assert capabilities.made_for(db, ["c1"]) == {}
+    with pytest.raises(NotFound):
+        capabilities.history(db, NAME, limit=10)
+
+
+def test_the_newest_cycle_names_it(db: Session) -> None:
+    save_chain(db)
+    cycles.save_cycle(db, Cycle("c0", "desk", "bundled", 7, {}, CycleState.RUNNING, T0 + timedelta(days=1)))
+    analysis.save_capabilities(db, "c0", [CAPABILITY])
+    newest = capabilities.newest_named(db, limit=10)
+    assert [(one.cycle_id, one.capability, one.finding) for one in newest] == [("c0", CAPABILITY, None)]
+    over = capabilities.history(db, NAME, limit=10)
+    assert [(one.cycle_id, one.finding) for one in over] == [("c0", None), ("c1", FINDING)]
+    assert capabilities.history(db, NAME, limit=1) == newest
+    assert capabilities.named_in(db, NAME, "c1") == over[1]
+    assert capabilities.made_for(db, ["c0", "c1"]) == {("c1", NAME): Made(HASH, True, RunState.FINISHED)}
+    assert capabilities.made_for(db, ["c0"]) == {}
+
+
+def test_a_table_holds_the_first_trajectories_of_every_run(db: Session) -> None:
+    save_chain(db)
+    keys = [f"t{number}" for number in range(4, 8)]
+    save_trajectories(db, [trajectory(key, Outcome.SUCCESS) for key in keys])
+    labels = [Label(key, NAME, run, Verdict.PRESENT, 1) for run in (0, 1) for key in keys]
+    analysis.save_labels(db, "c1", labels)
+    whole = capabilities.label_table(db, "c1", NAME, limit=100)
+    assert (whole.runs, whole.trajectories) == ([0, 1], 6)
+    assert whole.labels == analysis.list_labels(db, "c1", capability=NAME)
+    part = capabilities.label_table(db, "c1", NAME, limit=3)
+    assert (part.runs, part.trajectories) == ([0, 1], 6)
+    assert part.labels == [one for one in whole.labels if one.trajectory_id in ("t1", "t2", "t4")]
+    assert capabilities.label_table(db, "c1", "another", limit=3) == LabelTable([], [], 0)
+    told = capabilities.told_of(db, ["t1", "t4", "none"])
+    assert {key: one.outcome for key, one in told.items()} == {"t1": Outcome.FAILURE, "t4": Outcome.SUCCESS}

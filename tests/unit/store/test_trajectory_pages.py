@@ -1,0 +1,108 @@
+"""Pages of trajectories: every one once, what fits and nothing else, and no more work than allowed."""
+
+import pytest
+from sqlmodel import Session
+
+from store.errors import NotFound
+from store.repositories import analysis, trajectory_pages
+from store.repositories.trajectories import save_trajectories
+from store.repositories.trajectory_pages import Wanted, first_words, trajectory_page, trials_of
+from store.types import Label, Outcome, Verdict
+from tests.unit.store.chain import CAPABILITY, save_origin, trajectory
+
+
+def walked(session: Session, wanted: Wanted, limit: int = 7) -> list[str]:
+    """All pages' ids, one page after the other."""
+    found, after = list[str](), None
+    while True:
+        page = trajectory_page(session, wanted, limit=limit, after=after)
+        assert len(page.rows) <= limit
+        found += [row.id for row in page.rows]
+        if page.next is None:
+            return found
+        after = page.next
+
+
+@pytest.fixture
+def many(db: Session) -> Session:
+    save_origin(db)
+    said = [{"role": "user", "content": [{"type": "text", "text": "Wo ist\nGdaŃsk?"}]}]
+    save_trajectories(db, [trajectory(f"m{number:03d}", task_id=str(number % 9)) for number in range(60)])
+    save_trajectories(db, [trajectory("far", Outcome.SUCCESS, source="zoo", messages=said)])
+    return db
+
+
+@pytest.mark.parametrize("source", ["", "desk"])
+def test_every_row_comes_once_in_the_listings_order(many: Session, source: str) -> None:
+    found = walked(many, Wanted(source=source))
+    assert len(found) == len(set(found)) == (62 if source else 63)
+    assert ("far" in found) is not source
+    assert found == walked(many, Wanted(source=source), limit=200)
+
+
+def test_what_is_saved_meanwhile_hides_nothing(many: Session) -> None:
+    first = trajectory_page(many, Wanted(), limit=10)
+    save_trajectories(many, [trajectory("early", source="a")])
+    rest = trajectory_page(many, Wanted(), limit=200, after=first.next)
+    assert len({row.id for row in [*first.rows, *rest.rows]}) == 63
+
+
+def test_filters_keep_what_fits(many: Session) -> None:
+    assert walked(many, Wanted(outcome=Outcome.SUCCESS)) == ["t2", "far"]
+    assert walked(many, Wanted(text="i am M007")) == ["m007"]
+    for text in ("GDAŃSK", "gdańsk", "wo ist\ngda"):
+        assert walked(many, Wanted(text=text)) == ["far"]
+    assert walked(many, Wanted(text="m05")) == walked(many, Wanted(text="I am m05"))
+    for words in ("role", "assistant", "tool_calls", "content", '"', "%", "_"):
+        assert walked(many, Wanted(text=words)) == []
+
+
+def test_labels_are_a_cycles(many: Session) -> None:
+    analysis.save_labels(many, "c1", [Label("m001", CAPABILITY.name, 0, Verdict.PRESENT, 1)])
+    assert walked(many, Wanted(cycle_id="c1")) == ["m001", "t1", "t2"]
+    assert walked(many, Wanted(cycle_id="c1", verdict=Verdict.LACKING)) == ["t1"]
+    found = trajectory_page(many, Wanted(cycle_id="c1", capability=CAPABILITY.name, outcome=Outcome.FAILURE), limit=9)
+    assert [(row.id, row.verdicts) for row in found.rows] == [
+        ("m001", {Verdict.PRESENT: 1}),
+        ("t1", {Verdict.LACKING: 2}),
+    ]
+    assert walked(many, Wanted(cycle_id="c0")) == []
+
+
+def test_a_search_gives_up_and_goes_on_from_there(many: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trajectory_pages, "LOOKED_AT", 20)
+    monkeypatch.setattr(trajectory_pages, "GROUP", 10)
+    page = trajectory_page(many, Wanted(outcome=Outcome.SUCCESS, source="zoo"), limit=5)
+    assert ([row.id for row in page.rows], page.next, page.gave_up) == (["far"], None, False)
+    page = trajectory_page(many, Wanted(text="Gdańsk"), limit=5)
+    assert (page.rows, page.looked_at, page.gave_up) == ([], 20, True)
+    assert walked(many, Wanted(text="gdańsk")) == ["far"]
+
+
+def test_the_other_trials_of_a_task(many: Session) -> None:
+    assert [one.id for one in trials_of(many, "t1", limit=9)] == ["t2"]
+    with pytest.raises(NotFound):
+        trials_of(many, "none", limit=9)
+    with pytest.raises(NotFound):
+        trajectory_page(many, Wanted(), limit=9, after="none")
+
+
+def test_sources_and_cycles_to_filter_by(many: Session) -> None:
+    assert trajectory_pages.sources(many, limit=9) == ["desk", "zoo"]
+    assert trajectory_pages.sources(many, limit=1) == ["desk"]
+    assert [vars(one) for one in trajectory_pages.labelled_cycles(many, limit=9)] == [
+        {"cycle_id": "c1", "capabilities": [CAPABILITY.name]}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], ""),
+        (["no message", {"role": "user"}], ""),
+        ([{"role": "user", "content": [1, {"text": "a\n b"}, {"text": None}, {"text": "c"}]}], "a b c"),
+        ([{"role": "user", "content": "x" * 999}], "x" * 200),
+    ],
+)
+def test_the_first_words(messages: list[dict[str, object]], words: str) -> None:
+    assert first_words(messages) == words

@@ -1,0 +1,66 @@
+"""Messages as blocks, whatever somebody recorded as messages."""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traced.client.trajectories import CapabilityLabels, FullTrajectory, RunLabel
+from tui.blocks import blocks
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = ("role", "content", "tool_calls", "tool_call_id", "function", "id", "name", "text")
+MESSAGES = st.lists(ANYTHING | st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=5), max_size=5)
+
+
+def full(messages: list[Any], labels: list[CapabilityLabels] | None = None) -> FullTrajectory:
+    values: dict[str, Any] = dict.fromkeys(("id", "source", "split", "task_id", "model", "end_cause", "detail"), "")
+    values |= {"trial": 0, "temperature": 1.0, "reward": 0.0, "outcome": "failure", "by": "source", "said": None}
+    return FullTrajectory(**values, messages=messages, tools=[], parts={}, cycle_id=None, labels=labels or [])
+
+
+def calls(*keys: str) -> dict[str, Any]:
+    made = [{"id": key, "function": {"name": f"do_{key}", "arguments": '{"n": 1}'}} for key in keys]
+    return {"role": "assistant", "content": None, "tool_calls": made}
+
+
+def result(key: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": key, "content": f'{{"of": "{key}"}}'}
+
+
+def test_a_call_has_its_results_and_its_citations() -> None:
+    runs = [RunLabel(run=run, verdict="lacking", message_index=3) for run in (0, 1)]
+    runs.append(RunLabel(run=2, verdict="na", message_index=None))
+    labels = [CapabilityLabels(cycle_id="c1", capability="dates", runs=runs)]
+    messages = [{"role": "user", "content": "hi"}, calls("a", "b"), result("b"), result("a"), result("lost")]
+    found = blocks(full(messages, labels))
+    assert [(one.index, one.kind, one.folded) for one in found] == [
+        (0, "user", False),
+        (1, "call", True),
+        (1, "call", True),
+        (4, "tool", True),
+    ]
+    assert found[1].brief == '(n=1) → {"of": "a"}'
+    assert found[1].body.splitlines() == ["{", '  "n": 1', "}", "→ #3", "{", '  "of": "a"', "}"]
+    assert [(one.index, one.capability, one.runs, one.of) for one in found[1].cited] == [(3, "dates", 2, 3)]
+    assert found[2].cited == ()
+    assert not any(one.cited for one in blocks(full(messages, labels), "other"))
+
+
+def test_a_call_without_a_result_and_more_than_the_chat_form() -> None:
+    found = blocks(full([calls("a"), {"role": "assistant", "content": "no", "reasoning_content": "why"}]))
+    assert found[0].brief == "(n=1) → nothing came back"
+    assert found[1].body == "no\nreasoning_content: why"
+
+
+@given(MESSAGES)
+def test_no_message_is_left_out_and_all_text_is_harmless(messages: list[Any]) -> None:
+    found = blocks(full(messages))
+    for one in found:
+        assert "\n" not in one.head + one.brief
+        assert (one.head + one.brief + one.body).replace("\n", "").isprintable()
+    assert {one.index for one in found} <= set(range(len(messages)))

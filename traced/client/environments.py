@@ -1,0 +1,146 @@
+"""Synthetic environments: what they are, how their admissions went, and episodes that a person plays by hand.
+
+An episode is an act: it is refused to a read-only caller and audited. It runs in a container of its own until it is
+ended, until nobody has said anything for some minutes, or until the daemon stops.
+"""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from traced.client.models import Done, Model, Reason
+from traced.client.transport import Transport, part
+
+Standing = Literal["admitted", "refused", "unchecked"]
+LONGEST = 200_000  # characters of a text or of a call's arguments
+
+
+class EnvironmentView(Model):
+    """An environment at a glance: its newest origin, its newest admission's verdict and the checks that failed then."""
+
+    hash: str
+    capability: str
+    cycle_id: str
+    synthesizer: str
+    at: datetime
+    standing: Standing
+    failed: list[str]
+    adapters: list[str] = Field(description="adapter versions that were trained on it")
+
+
+class OriginView(Model):
+    """A cycle that made it, for which capability and from which seed."""
+
+    cycle_id: str
+    capability: str
+    seed: int
+    synthesizer: str
+    at: datetime
+
+
+class CheckView(Model):
+    """One check of an admission; ``evidence`` is what was measured."""
+
+    name: str
+    passed: bool
+    evidence: dict[str, Any]
+    seconds: float
+
+
+class AdmissionView(Model):
+    """One admission; it admitted the environment when every check passed."""
+
+    id: str
+    cycle_id: str
+    at: datetime
+    admitted: bool
+    checks: list[CheckView]
+
+
+class EnvironmentCase(Model):
+    """An environment in full: source, origins (oldest first), admissions (newest first), what was trained on it."""
+
+    hash: str
+    source_code: str
+    origins: list[OriginView]
+    admissions: list[AdmissionView]
+    adapters: list[str]
+
+
+class Begin(Reason):
+    """Which task instance to play."""
+
+    seed: int = Field(ge=-(2**63), lt=2**63)
+
+
+class CallSaid(Model):
+    """A tool call; ``arguments`` is the JSON text of an object."""
+
+    name: str = Field(min_length=1, max_length=200)
+    arguments: str = Field(default="{}", max_length=LONGEST)
+
+
+class Said(Model):
+    """One assistant message: a text, tool calls, or both."""
+
+    content: str | None = Field(default=None, max_length=LONGEST)
+    calls: list[CallSaid] = Field(default=[], max_length=64)
+
+
+class Played(Model):
+    """An episode that has begun: what an agent sees first."""
+
+    id: str
+    environment: str
+    seed: int
+    system: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+
+
+class ScoreView(Model):
+    """The environment's own verdict: reward in 0-1, and the named parts that explain it."""
+
+    reward: float
+    success: bool
+    parts: dict[str, float]
+
+
+class Answer(Model):
+    """The assistant message as it was sent, what followed it, and the score once the episode is done."""
+
+    sent: dict[str, Any]
+    messages: list[dict[str, Any]]
+    done: bool
+    score: ScoreView | None = None
+
+
+class Environments:
+    """The calls."""
+
+    def __init__(self, daemon: Transport) -> None:
+        self._daemon = daemon
+
+    async def page(self, limit: int = 100, after: str | None = None) -> list[EnvironmentView]:
+        """Environments, newest first, those behind the one with the hash ``after``."""
+        return await self._daemon.list("/environments", EnvironmentView, limit=limit, after=after)
+
+    async def case(self, environment: str) -> EnvironmentCase:
+        """One of them in full."""
+        return await self._daemon.get(f"/environments/{part(environment)}", EnvironmentCase)
+
+    async def play(self, environment: str, seed: int, reason: str = "") -> Played:
+        """Begin an episode; starting its container takes a second or more."""
+        body = Begin(seed=seed, reason=reason).model_dump()
+        asked = self._daemon.ask("POST", f"/environments/{part(environment)}/play", body=body, patient=True)
+        return Played.model_validate_json((await asked).content)
+
+    async def say(self, episode: str, said: Said) -> Answer:
+        """Send an assistant message."""
+        asked = self._daemon.ask("POST", f"/episodes/{part(episode)}/say", body=said.model_dump(), patient=True)
+        return Answer.model_validate_json((await asked).content)
+
+    async def end(self, episode: str) -> Done:
+        """End an episode; its container is removed. ``detail`` holds the score as it stood, where it could be asked."""
+        return await self._daemon.post(f"/episodes/{part(episode)}/end", Reason())

@@ -1,0 +1,195 @@
+"""Serving, as the control API tells it: the models with their traffic, the router's decisions, one conversation.
+
+Invariants: as ``traced.client.models``. Counts of late are of a bounded number of the newest rows; ``partial`` says
+that there may be more.
+"""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from traced.client.models import Model
+from traced.client.transport import Transport
+
+State = Literal["base", "live", "canary", "shadow", "superseded", "rolled_back", "other"]
+
+
+class Arm(Model):
+    """Judged conversations, and how many of them succeeded."""
+
+    judged: int = 0
+    successes: int = 0
+
+
+class StepView(Model):
+    """One share of a canary: of those that were (``done``), the present one, or of those to come."""
+
+    share: float
+    state: Literal["done", "now", "next"]
+    challenger: Arm = Arm()
+    control: Arm = Arm()
+
+
+class CanaryView(Model):
+    """Where a canary stands. ``harm`` and ``fine`` are natural logarithms of e-values; at ``enough`` they decide.
+
+    ``harm`` is for its being worse than its control, ``fine`` for its not being worse by ``margin``; both are None
+    where too many conversations take part to count them here (``uncounted``).
+    """
+
+    control: str
+    steps: list[StepView]
+    needed: int = Field(description="judged conversations of the canary before its next share")
+    conversations: int = Field(description="that take part, with it or with its control")
+    uncounted: bool
+    harm: float | None
+    fine: float | None
+    enough: float
+    margin: float
+    verdict: str
+    why: str
+
+
+class ModelView(Model):
+    """The base model, or an adapter version that is or was promoted, with its traffic of the last day.
+
+    ``hour``, ``day`` and ``shadowed`` are conversations, ``of_day`` is its part of them; ``p50_s`` and ``p99_s`` are
+    of answers. ``liked`` and ``disliked`` are pieces of people's feedback, ``remarks`` those that judge nothing.
+    """
+
+    name: str
+    state: State
+    capability: str = ""
+    since: datetime | None = None
+    who: str = ""
+    reason: str = ""
+    share: float | None = Field(default=None, description="of its capability's conversations, of a canary")
+    brought_back: str = Field(default="", description="what a rollback would leave; base is the base model")
+    hour: int = 0
+    day: int = 0
+    of_day: float | None = None
+    shadowed: int = 0
+    requests: int = 0
+    p50_s: float | None = None
+    p99_s: float | None = None
+    failures: dict[int, int] = Field(default={}, description="requests by status")
+    liked: int = 0
+    disliked: int = 0
+    remarks: int = 0
+    outcomes: dict[str, int] = Field(default={}, description="of trajectories")
+    canary: CanaryView | None = None
+
+
+class Models(Model):
+    """All of them: base, what is live, what is on trial, what was, and others that answered."""
+
+    models: list[ModelView]
+    by_default: dict[str, int] = Field(description="conversations of the day left to the base model, by reason")
+    partial: bool
+
+
+class RouterView(Model):
+    """What is known of the router; ``engines`` is {URL: "ok", or what is wrong with it}."""
+
+    state: Literal["ready", "not ready", "away", "unknown"] = Field(
+        description='"away": nobody answers; "unknown": its port is not fixed, so it is not asked'
+    )
+    address: str
+    expected: bool = Field(description="whether the service runs a router itself, so that being away is a trouble")
+    engines: dict[str, str]
+    trouble: str
+    decided_by: str = Field(description="what gives conversations to the live adapters; empty where none is live")
+    waiting_files: int = Field(description="of the spool, which are not in the store yet")
+    waiting_s: float
+    damaged: int = Field(description="recorded exchanges that could not be read")
+
+
+class DecisionView(Model):
+    """Which model a conversation was given, with the log-prob (nats) of each option; ``why`` where by default."""
+
+    id: str
+    model: str
+    logprobs: dict[str, float | None]
+    seconds: float
+    why: str
+    at: datetime
+    trial: int | None
+
+
+class DecisionPage(Model):
+    """Newest first; ``next`` asks for the page behind it."""
+
+    decisions: list[DecisionView]
+    next: str | None
+
+
+class ExchangeView(Model):
+    """One request and how it was answered."""
+
+    id: str
+    at: datetime
+    model: str
+    status: int
+    seconds: float
+    prompt_tokens: int
+    completion_tokens: int
+    detail: str
+    trajectory_id: str | None
+    shadow_of: str | None
+
+
+class SaidView(Model):
+    """What somebody thought."""
+
+    at: datetime
+    response_id: str
+    score: float | None
+    label: str
+    comment: str
+    who: str
+
+
+class BecameView(Model):
+    """A trajectory that the conversation has become."""
+
+    id: str
+    model: str
+    outcome: str
+    reward: float
+    messages: int
+    end_cause: str
+
+
+class ConversationView(Model):
+    """One conversation; of very many exchanges, remarks and trajectories the newest, ``left_out`` counts the others."""
+
+    id: str
+    decision: DecisionView | None
+    exchanges: list[ExchangeView]
+    feedback: list[SaidView]
+    trajectories: list[BecameView]
+    left_out: int
+
+
+class Serving:
+    """What is served, by whom, how."""
+
+    def __init__(self, daemon: Transport) -> None:
+        self._daemon = daemon
+
+    async def models(self) -> Models:
+        """Every model and its traffic of late."""
+        return await self._daemon.get("/serving/models", Models)
+
+    async def router(self) -> RouterView:
+        """How the router is; the daemon asks it, which takes a second at most."""
+        return await self._daemon.get("/serving/router", RouterView)
+
+    async def decisions(self, limit: int = 50, before: str | None = None, model: str = "") -> DecisionPage:
+        """The newest decisions behind a cursor, of one model where it is named."""
+        return await self._daemon.get("/serving/decisions", DecisionPage, limit=limit, before=before, model=model)
+
+    async def conversation(self, named: str) -> ConversationView:
+        """The conversation of this id, or the one in which an answer of this id was given."""
+        return await self._daemon.get("/serving/conversation", ConversationView, id=named)

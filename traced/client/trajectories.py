@@ -1,0 +1,139 @@
+"""Trajectories: looking through them page by page, one in full, the other trials of its task."""
+
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import Field
+
+from traced.client.models import Model
+from traced.client.transport import Transport
+
+OutcomeName = Literal["success", "failure", "infrastructure", "unknown"]
+VerdictName = Literal["lacking", "present", "na"]
+
+
+class TrajectoryQuery(Model):
+    """What is asked for; "" and None leave a property open. Without a cycle labels are the newest labelled one's."""
+
+    outcome: OutcomeName | None = None
+    source: str = ""
+    text: str = Field(default="", max_length=500, description="part of what was said, of the id, the task or the model")
+    cycle: str = Field(default="", description="what this cycle has labelled")
+    capability: str = ""
+    label: VerdictName | None = Field(default=None, description="given by at least one run")
+    limit: int = Field(default=100, ge=1, le=200)
+
+
+EVERYTHING = TrajectoryQuery()
+
+
+class TrajectorySummary(Model):
+    """A trajectory in a line."""
+
+    id: str
+    source: str
+    split: str
+    task_id: str
+    trial: int
+    model: str
+    outcome: str
+    reward: float
+    end_cause: str
+    cycle_id: str | None
+    messages: int = Field(description="how many there are")
+    asked: str = Field(description="the first words of the user")
+    verdicts: dict[str, int] = Field(default={}, description="runs per verdict, of the capability that was asked for")
+
+
+class TrajectoryPage(Model):
+    """Some of what fits, in a stable order; ``next`` goes on from its end, None where nothing comes."""
+
+    rows: list[TrajectorySummary]
+    next: str | None
+    looked_at: int = Field(description="trajectories that were looked at for these rows")
+    gave_up: bool = Field(description="ended by the bound on work; what fits may come behind ``next``")
+    cycle_id: str = Field(description="the cycle whose labels were asked for; empty where none were")
+
+
+class LabelledCycle(Model):
+    """A cycle that has capabilities, and their names."""
+
+    cycle_id: str
+    capabilities: list[str]
+
+
+class TrajectoryChoices(Model):
+    """What there is to filter by, cycles newest first."""
+
+    sources: list[str]
+    cycles: list[LabelledCycle]
+
+
+class RunLabel(Model):
+    """What one run said, and the message that it cites."""
+
+    run: int
+    verdict: str
+    message_index: int | None
+
+
+class CapabilityLabels(Model):
+    """What all runs of a cycle said of one capability in a trajectory."""
+
+    cycle_id: str
+    capability: str
+    runs: list[RunLabel]
+
+
+class Said(Model):
+    """What decided an outcome."""
+
+    at: datetime
+    who: str
+    comment: str
+
+
+class FullTrajectory(Model):
+    """One trajectory with all that is known of it; ``by``: people, rules, judge, source or nobody."""
+
+    id: str
+    source: str
+    split: str
+    task_id: str
+    trial: int
+    model: str
+    temperature: float
+    messages: list[Any]
+    tools: list[Any]
+    reward: float
+    outcome: str
+    end_cause: str
+    parts: dict[str, float | None]
+    detail: str
+    cycle_id: str | None
+    by: str
+    said: Said | None
+    labels: list[CapabilityLabels]
+
+
+class Trajectories:
+    """What can be asked of trajectories."""
+
+    def __init__(self, daemon: Transport) -> None:
+        self._daemon = daemon
+
+    async def page(self, asked: TrajectoryQuery = EVERYTHING, *, after: str | None = None) -> TrajectoryPage:
+        """What fits, behind the cursor of the page before."""
+        return await self._daemon.get("/trajectories", TrajectoryPage, after=after, **asked.model_dump())
+
+    async def choices(self) -> TrajectoryChoices:
+        """What there is to filter by."""
+        return await self._daemon.get("/trajectories/choices", TrajectoryChoices)
+
+    async def get(self, trajectory_id: str) -> FullTrajectory:
+        """One in full."""
+        return await self._daemon.get("/trajectory", FullTrajectory, id=trajectory_id)
+
+    async def trials(self, trajectory_id: str) -> list[TrajectorySummary]:
+        """The other trials of the same task."""
+        return await self._daemon.list("/trajectory/trials", TrajectorySummary, id=trajectory_id)

@@ -1,0 +1,231 @@
+"""Episodes that people play by hand, each in a hardened container of its own.
+
+Invariants: environment code runs in containers alone; at most ``AT_ONCE`` episodes are open, and who began one is the
+only one who goes on with it. No container is left behind by an episode that is ended, that nobody has spoken to for
+``idle_s``, whose environment broke, or that is open when the service stops. Messages pass one after the other. What is
+told is what an agent would see, and the environment's own score at the end.
+How it fails, by whose fault: ``BadMessage`` (who plays), ``EnvironmentBroke``, ``SandboxOut`` (Docker, or the machine).
+Used in one event loop. Not covered: who may play, and the audit (``Control``).
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sandbox.client import SandboxEpisode, SandboxSource
+from sandbox.contract import Message, Score
+from sandbox.errors import EngineDown, EnvironmentFault, ImageMissing, SandboxError, WorkerDied
+from sandbox.policy import SandboxLimits
+from traced.client.environments import Answer, CallSaid, Played, Said, ScoreView
+from traced.service.errors import BadMessage, Busy, EnvironmentBroke, NoSuchThing, SandboxOut
+
+AT_ONCE = 4
+IDLE_S = 600.0
+ENVELOPE = 256  # bytes around a message on its way into the container
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Who wants to play what."""
+
+    who: str
+    at: datetime
+    environment: str
+    source_code: str
+    seed: int
+
+
+@dataclass
+class _Open:
+    asked: Asked
+    source: SandboxSource
+    episode: SandboxEpisode
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    calls: int = 0
+    done: bool = False
+    alarm: asyncio.TimerHandle | None = None
+
+
+@dataclass
+class Playing:
+    """The open episodes by their ids."""
+
+    idle_s: float = IDLE_S
+    _open: dict[str, _Open] = field(default_factory=dict)
+    _starting: int = 0
+    _closed: bool = False
+    _ending: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self._open) + self._starting
+
+    async def begin(self, asked: Asked, limits: SandboxLimits, owner: str) -> Played:
+        """Start a container and the task instance. Raises ``Busy``, ``EnvironmentBroke`` or ``SandboxOut``."""
+        self._make_sure_of_room()
+        self._starting += 1
+        source = SandboxSource(asked.source_code, limits=limits, owner=owner)
+        try:
+            with _blame():
+                await source.__aenter__()
+                episode = source.episode()
+                task = await episode.reset(asked.seed)
+            if self._closed:
+                raise Busy("the service is stopping")
+        except BaseException:
+            await _let_go(source)
+            raise
+        finally:
+            self._starting -= 1
+        name = secrets.token_hex(8)
+        self._open[name] = _Open(asked, source, episode)
+        self._watch(name)
+        return Played(
+            id=name,
+            environment=asked.environment,
+            seed=asked.seed,
+            system=task.system,
+            messages=task.messages,
+            tools=task.tools,
+        )
+
+    def _make_sure_of_room(self) -> None:
+        if self._closed:
+            raise Busy("the service is stopping")
+        if len(self) >= AT_ONCE:
+            whose = ", ".join(f"{one.asked.who} since {one.asked.at:%H:%M}" for one in self._open.values())
+            raise Busy(
+                f"{AT_ONCE} episodes are played already ({whose})",
+                hint=f"end one, or wait: one that is idle for {self.idle_s / 60:g} minutes ends by itself",
+            )
+
+    async def say(self, who: str, name: str, said: Said) -> Answer:
+        """Pass an assistant message on. Raises as ``begin`` does, and ``BadMessage`` or ``NoSuchThing``."""
+        one = self._of(who, name)
+        async with one.turn:
+            if self._open.get(name) is not one:
+                raise _gone(name)
+            if one.done:
+                raise Busy("the episode has ended", hint="end it, and begin another")
+            message = _message(said, one.calls)
+            _make_sure_it_fits(message, one.source.limits.message_kb * 1024)
+            self._watch(name)
+            try:
+                with _blame():
+                    step = await one.episode.step(message)
+                    score = await one.episode.score() if step.done else None
+            except (EnvironmentBroke, SandboxOut):
+                await self._close(name)
+                raise
+            one.calls += len(said.calls)
+            one.done = step.done
+            self._watch(name)
+        return Answer(sent=message, messages=step.messages, done=step.done, score=_shown(score) if score else None)
+
+    async def end(self, who: str, name: str) -> ScoreView | None:
+        """End an episode; the score as it stood, None where the environment could not say. Raises ``NoSuchThing``."""
+        one = self._of(who, name)
+        score = None
+        with suppress(SandboxError):
+            score = await one.episode.score()
+        await self._close(name)
+        return _shown(score) if score else None
+
+    async def close(self) -> None:
+        """End all, and begin no more."""
+        self._closed = True
+        await asyncio.gather(*(self._close(name) for name in list(self._open)))
+        await asyncio.gather(*self._ending)
+
+    def _of(self, who: str, name: str) -> _Open:
+        one = self._open.get(name)
+        if one is None or one.asked.who != who:
+            raise _gone(name)
+        return one
+
+    def _watch(self, name: str) -> None:
+        """Count the idle time from now."""
+        one = self._open[name]
+        if one.alarm is not None:
+            one.alarm.cancel()
+        one.alarm = asyncio.get_running_loop().call_later(self.idle_s, self._end_idle, name)
+
+    def _end_idle(self, name: str) -> None:
+        ending = asyncio.create_task(self._close(name), name=f"end of episode {name}")
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
+    async def _close(self, name: str) -> None:
+        one = self._open.pop(name, None)
+        if one is None:
+            return
+        if one.alarm is not None:
+            one.alarm.cancel()
+        await _let_go(one.source)
+
+
+async def _let_go(source: SandboxSource) -> None:
+    """Remove its container; where the engine is gone, the service's next sweep removes it."""
+    try:
+        await asyncio.shield(source.__aexit__())
+    except SandboxError as error:
+        log.warning("the container of a played episode may be left: %s", error)
+
+
+@contextmanager
+def _blame() -> Iterator[None]:
+    """Whose failure a failure of the sandbox is: told once, here."""
+    try:
+        yield
+    except (EngineDown, ImageMissing) as error:
+        raise SandboxOut(f"the sandbox cannot be used: {error}", hint="traced doctor") from error
+    except WorkerDied as error:
+        if error.oom:
+            raise EnvironmentBroke(f"the environment failed, the episode is over: {error}") from error
+        raise SandboxOut(f"the container ended, the episode is over: {error}", hint="play again") from error
+    except SandboxError as error:
+        trace = f"\n{error.traceback}" if isinstance(error, EnvironmentFault) and error.traceback else ""
+        raise EnvironmentBroke(f"the environment failed, the episode is over: {error}{trace}") from error
+
+
+def _message(said: Said, calls: int) -> Message:
+    """As OpenAI's form has it; raises ``BadMessage``."""
+    if not said.calls:
+        if not said.content:
+            raise BadMessage("the message is empty: it needs a text or a tool call")
+        return {"role": "assistant", "content": said.content}
+    made = [_call(call, f"call_{number}") for number, call in enumerate(said.calls, calls)]
+    return {"role": "assistant", "content": said.content or None, "tool_calls": made}
+
+
+def _make_sure_it_fits(message: Message, most: int) -> None:
+    size = len(json.dumps(message)) + ENVELOPE
+    if size > most:
+        raise BadMessage(f"the message has {size:,} bytes, more than the sandbox takes", hint="sandbox.message_kb")
+
+
+def _call(call: CallSaid, key: str) -> dict[str, Any]:
+    try:
+        given = json.loads(call.arguments)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"the arguments of {call.name} are no JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise BadMessage(f"the arguments of {call.name} are a JSON {type(given).__name__}, not an object")
+    return {"id": key, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _shown(score: Score) -> ScoreView:
+    return ScoreView(**asdict(score))
+
+
+def _gone(name: str) -> NoSuchThing:
+    return NoSuchThing(
+        f"no episode {name!r} of yours is open", hint="it was ended, or was idle for too long: play again"
+    )

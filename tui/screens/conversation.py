@@ -1,0 +1,200 @@
+"""One conversation to read, alone or beside a trial of the same task that ended otherwise; Esc goes back.
+
+Invariants: what is folded and where somebody reads stays when labels or an outcome change. With a capability only what
+cites messages for it is marked, and the first of these is chosen at first.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.widgets import Static
+
+from traced.client import Client, ClientError
+from traced.client.trajectories import CapabilityLabels, FullTrajectory, TrajectorySummary
+from tui.blocks import blocks
+from tui.plain import line
+from tui.screens.live import Live
+from tui.widgets.export import export
+from tui.widgets.talk import Talk
+from tui.words import OUTCOMES, VERDICTS
+
+OTHERWISE = {"success": "failure", "failure": "success"}
+
+
+class Side(Vertical):
+    """What is known of a trajectory, above its messages."""
+
+    DEFAULT_CSS = """
+    Side { width: 1fr; }
+    Side > .about { height: auto; max-height: 7; padding: 0 1; background: $panel; }
+    Side > Talk { height: 1fr; }
+    Conversation #beside { border-left: vkey $panel-lighten-2; display: none; }
+    """
+
+    def compose(self) -> ComposeResult:
+        """Both."""
+        yield Static("", classes="about", markup=False)
+        yield Talk()
+
+    def tell(self, found: FullTrajectory, capability: str | None) -> None:
+        """Show this one."""
+        self.query_one(".about", Static).update(_about(found, capability))
+        self.query_one(Talk).tell(blocks(found, capability))
+
+
+@dataclass
+class Found:
+    """What the daemon said."""
+
+    one: FullTrajectory
+    beside: FullTrajectory | None
+
+
+class Conversation(Live):
+    """Pushed over the screen that it was opened from."""
+
+    AUTO_FOCUS = "Talk"
+    TITLE_TEXT = "Conversation"
+    CONCERNS = ("stage finished", "cycle")
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "beside", "Side by side", tooltip="A trial of the task that ended otherwise beside it, or away"),
+        Binding("o", "another", "Other trial", tooltip="Another trial of the task beside it"),
+        Binding("e,x", "export", "Export", tooltip="Write it to a file"),
+        Binding("escape", "back", "Back"),
+    ]
+
+    def __init__(self, trajectory_id: str, *, capability: str | None = None) -> None:
+        super().__init__()
+        self.trajectory_id = trajectory_id
+        self.capability = capability
+        self.beside: str | None = None
+        self._one: FullTrajectory | None = None
+
+    def contents(self) -> ComposeResult:
+        """One side, and room for another."""
+        with Horizontal():
+            yield Side(id="one")
+            yield Side(id="beside")
+
+    async def load(self, client: Client) -> Found:
+        """What is shown."""
+        one = await client.trajectories.get(self.trajectory_id)
+        return Found(one, await client.trajectories.get(self.beside) if self.beside else None)
+
+    def show(self, found: Found) -> None:
+        """Both sides."""
+        self._one = found.one
+        self.query_one("#one", Side).tell(found.one, self.capability)
+        there = found.beside is not None and found.beside.id == self.beside
+        side = self.query_one("#beside", Side)
+        if found.beside is not None and there:
+            side.tell(found.beside, self.capability)
+        side.display = there
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Another trial is offered beside a trial, a file where the terminal is the user's own."""
+        if action == "another":
+            return self.beside is not None
+        return not self.app.is_web if action == "export" else True
+
+    def action_back(self) -> None:
+        """To where it was opened."""
+        self.dismiss()
+
+    def action_beside(self) -> None:
+        """A trial that ended otherwise beside it, or none."""
+        if self.beside is not None:
+            self._put_beside(None)
+            self.query_one("#one Talk", Talk).focus()
+        else:
+            self._find(otherwise=True)
+
+    def action_another(self) -> None:
+        """The next trial of the task beside it, however it ended."""
+        self._find(otherwise=False)
+
+    def action_export(self) -> None:
+        """Write it to a file."""
+        export(self.app, [self.trajectory_id])
+
+    @work(exclusive=True, group="trials")
+    async def _find(self, *, otherwise: bool) -> None:
+        one = self._one
+        if one is None:
+            return
+        try:
+            trials = await self.app.client.trajectories.trials(one.id)
+        except ClientError as error:
+            self.app.notify(line(error.message, 400), severity="error", markup=False)
+            return
+        fitting = _nearest(one, trials)
+        wanted = [trial for trial in fitting if trial.outcome == OTHERWISE.get(one.outcome)] if otherwise else fitting
+        if wanted:
+            ids = [trial.id for trial in wanted]
+            place = ids.index(self.beside) + 1 if self.beside in ids else 0
+            self._put_beside(ids[place % len(ids)])
+            return
+        if not trials:
+            told = "This is the only trial of its task."
+        elif one.outcome not in OTHERWISE:
+            told = f"Nobody has judged this one; beside it is one of the {len(trials)} other trials, o shows the next."
+            self._put_beside(fitting[0].id)
+        else:
+            told = f"None of the {len(trials)} other trials is a {OTHERWISE[one.outcome]}."
+        self.app.notify(told, timeout=5, markup=False)
+
+    def _put_beside(self, trajectory_id: str | None) -> None:
+        self.beside = trajectory_id
+        self.refresh_bindings()
+        self.query_one("#beside", Side).display = trajectory_id is not None
+        self.query_one("#beside Talk", Talk).tell([])
+        self.changed()
+
+
+def _nearest(one: FullTrajectory, trials: list[TrajectorySummary]) -> list[TrajectorySummary]:
+    """Those of the same cycle and model first."""
+    return sorted(trials, key=lambda trial: (trial.cycle_id != one.cycle_id, trial.model != one.model))
+
+
+def _about(found: FullTrajectory, capability: str | None) -> Text:
+    mark, colour = OUTCOMES.get(found.outcome, ("·", ""))
+    told = Text(f"{mark} {line(found.outcome, 20)}", f"bold {colour}")
+    if found.by == "source":
+        told.append(" as its source says", "dim")
+    else:
+        who = f" ({line(found.said.who, 60)})" if found.said and found.said.who else ""
+        told.append(f" said by {line(found.by, 20)}{who}", "dim")
+    told.append(f"   {line(found.id, 80)}\n", "bold")
+    split = f"/{line(found.split, 40)}" if found.split else ""
+    of = f"task {line(found.task_id, 60)}, trial {found.trial}"
+    told.append(f"{line(found.source, 60)}{split}, {of} · {line(found.model, 60)} · {line(found.end_cause, 20)}")
+    parts = "".join(f", {line(name, 30)} {_figure(value)}" for name, value in found.parts.items())
+    told.append(f" · reward {found.reward:g}{f' ({parts[2:]})' if parts else ''}")
+    if found.said and found.said.comment:
+        told.append(f"\n“{line(found.said.comment, 200)}”", "italic")
+    if found.detail:
+        told.append(f"\n{line(found.detail, 200)}", "yellow")
+    for cycle, some in groupby(found.labels, lambda labels: labels.cycle_id):
+        told.append(f"\n{line(cycle, 40)}: ", "dim")
+        said = [_labels(labels) for labels in some if capability in (None, labels.capability)]
+        told.append_text(Text(" · ", "dim").join(said))
+    return told
+
+
+def _labels(labels: CapabilityLabels) -> Text:
+    """What most runs said first."""
+    counts = Counter(run.verdict for run in labels.runs).most_common()
+    mark, colour = VERDICTS.get(counts[0][0] if counts else "", ("·", ""))
+    said = ", ".join(f"{line(verdict, 20)} {count}/{len(labels.runs)}" for verdict, count in counts)
+    return Text(f"{mark} {line(labels.capability, 60)} {said}", colour)
+
+
+def _figure(value: float | None) -> str:
+    return "?" if value is None else f"{value:g}"

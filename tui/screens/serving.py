@@ -1,0 +1,236 @@
+"""What is served: models with their traffic, a canary on its way, the router's decisions as they come.
+
+Invariants: decisions are added as they come and kept up to ``KEPT``; behind the last one shown the next page is asked
+for, so that nothing lies between two that are shown one below the other. Taking a version back needs a reason's
+question and a confirmation (``tui.screens.roll_back``), and is not offered where only looking is allowed.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.binding import Binding, BindingType
+from textual.containers import Container, VerticalScroll
+from textual.widget import Widget
+from textual.widgets import DataTable, Static
+
+from traced.client import Client, ClientError
+from traced.client.models import EventView
+from traced.client.serving import DecisionPage, DecisionView, Models, ModelView, RouterView
+from tui.plain import line
+from tui.screens.live import Live
+from tui.screens.roll_back import RollBack
+from tui.screens.served_conversation import ServedConversation
+from tui.screens.serving_told import (
+    STANDING,
+    canary_told,
+    decision_cells,
+    legend,
+    letters,
+    model_cells,
+    router_told,
+    standing,
+)
+from tui.widgets.keyed_table import KeyedTable, Row
+
+PAGE = 50
+KEPT = 1000  # decisions that are shown
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the daemon said; ``only`` is the model whose decisions these are, "" for all."""
+
+    models: Models
+    router: RouterView
+    page: DecisionPage
+    only: str
+
+
+class ModelTable(KeyedTable):
+    """Enter goes to the decisions of the model."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Its decisions")]
+
+
+class DecisionTable(KeyedTable):
+    """Enter opens the conversation."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Conversation")]
+
+
+class Serving(Live):
+    """Adapters, decisions, canaries."""
+
+    TITLE_TEXT = "Serving"
+    CONCERNS = ("traffic", "canary", "approve", "rollback", "stage finished", "reload", "restart")
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (160, "-wide")]  # noqa: RUF012  # Textual has it as an instance's
+    DEFAULT_CSS = """
+    Serving #router { height: 2; padding: 0 1; }
+    Serving #router, Serving #decisions-title { text-wrap: nowrap; text-overflow: ellipsis; }
+    Serving KeyedTable { scrollbar-size-horizontal: 0; scrollbar-size-vertical: 1; }
+    Serving #above { height: auto; max-height: 65%; }
+    Serving #models { height: auto; max-height: 8; }
+    Serving #chosen { height: auto; max-height: 9; padding: 0 1; }
+    Serving #chosen > Static { height: auto; }
+    Serving.-wide #above { layout: horizontal; }
+    Serving.-wide #models { width: 1fr; max-height: 14; }
+    Serving.-wide #chosen { width: 90; max-height: 14; }
+    Serving #decisions { height: 1fr; min-height: 4; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("r", "roll_back", "Roll back"),
+        Binding("m", "only", "This model only"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._models: dict[str, ModelView] = {}
+        self._partial = False
+        self._decisions: dict[str, DecisionView] = {}  # newest first
+        self._next: str | None = None
+        self._only = ""
+        self._open: ServedConversation | None = None
+
+    def contents(self) -> Iterable[Widget]:
+        """The router, its models beside the chosen one, the decisions."""
+        yield Static("", id="router")
+        with Container(id="above"):
+            columns = ("model", "state", "day %", "hour/day", "p50/p99 s", "fails", "liked", "succeeded")
+            yield ModelTable(*columns, id="models")
+            with VerticalScroll(id="chosen"):
+                yield Static("", id="told")
+        yield Static("Decisions", classes="title", id="decisions-title")
+        yield DecisionTable("at", "model", "log-probs", "took", "trial", "conversation", id="decisions")
+
+    async def load(self, client: Client) -> Found:
+        """Everything at once; the newest page of the decisions."""
+        only = self._only
+        asked = (
+            client.serving.models(),
+            client.serving.router(),
+            client.serving.decisions(limit=PAGE, model=only),
+        )
+        models, router, page = await asyncio.gather(*asked)
+        return Found(models, router, page, only)
+
+    def news(self, events: list[EventView]) -> None:
+        """An open conversation follows as well."""
+        super().news(events)
+        if self._open is not None and self._open.is_current:
+            self._open.ask()
+
+    def show(self, found: Found) -> None:
+        """All of it."""
+        self._models = {model.name: model for model in found.models.models}
+        self.query_one("#router", Static).update(router_told(found.router, found.models.by_default))
+        self._partial = found.models.partial
+        self.query_one("#models", ModelTable).put([Row(one.name, model_cells(one)) for one in found.models.models])
+        self._show_chosen()
+        if found.only == self._only:
+            self._add_newest(found.page)
+            self._show_decisions()
+
+    def _add_newest(self, page: DecisionPage) -> None:
+        newest = {decision.id: decision for decision in page.decisions}
+        if self._decisions.keys() & newest.keys():
+            self._decisions = newest | {key: one for key, one in self._decisions.items() if key not in newest}
+        else:  # the first ones, or more than a page has come meanwhile
+            self._decisions, self._next = newest, page.next
+        if len(self._decisions) > KEPT:
+            self._decisions = dict(list(self._decisions.items())[:KEPT])
+        if len(self._decisions) >= KEPT:
+            self._next = None
+
+    def _show_decisions(self) -> None:
+        shown = list(self._decisions.values())
+        named = letters(shown)
+        newest = max((decision.at for decision in shown), default=None)
+        rows = [Row(one.id, decision_cells(one, named, newest)) for one in shown] if newest else []
+        self.query_one("#decisions", DecisionTable).put(rows)
+        told = Text("Decisions", no_wrap=True, overflow="ellipsis")
+        if self._only:
+            told.append(f" of {line(self._only, 40)} only", "yellow")
+        if not shown:
+            told.append(": none yet; agents that ask for the model auto bring them", "dim")
+        else:
+            told.append(f" {len(shown):,}{' and older' if self._next else ''} ", "dim")
+        told.append_text(legend(named))
+        self.query_one("#decisions-title", Static).update(told)
+
+    def _show_chosen(self) -> None:
+        model = self._chosen()
+        told = Text()
+        if model is not None:
+            told.append_text(standing(model, self._partial))
+            if model.canary is not None:
+                told.append("\n").append_text(canary_told(model.canary))
+        told.rstrip()
+        self.query_one("#told", Static).update(told)
+        self.refresh_bindings()
+
+    def _chosen(self) -> ModelView | None:
+        return self._models.get(self.query_one("#models", ModelTable).selected or "")
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Show the model under the cursor; behind the last decision there may be more."""
+        if event.data_table.id == "models":
+            self._show_chosen()
+        elif event.data_table.has_focus and event.cursor_row == event.data_table.row_count - 1:
+            self._ask_older()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Enter."""
+        if event.data_table.id == "models":
+            self._show_only(event.row_key.value or "")
+            self.query_one("#decisions").focus()
+        elif event.row_key.value is not None:
+            self._open = ServedConversation(event.row_key.value)
+            self.app.push_screen(self._open, self._left)
+
+    def _left(self, _: None) -> None:
+        self._open = None
+
+    def action_only(self) -> None:
+        """The decisions of the model under the cursor, or of all again."""
+        model = self._chosen()
+        self._show_only("" if self._only or model is None else model.name)
+
+    def _show_only(self, name: str) -> None:
+        if name != self._only:
+            self._only, self._decisions, self._next = name, {}, None
+            self.changed()
+
+    @work(exclusive=True, group="older")
+    async def _ask_older(self) -> None:
+        before, only = self._next, self._only
+        if before is None:
+            return
+        try:
+            page = await self.app.client.serving.decisions(limit=PAGE, before=before, model=only)
+        except ClientError:
+            return  # the link tells of it, and the next key asks again
+        if (before, only) == (self._next, self._only):
+            self._decisions |= {one.id: one for one in page.decisions if one.id not in self._decisions}
+            self._next = page.next if len(self._decisions) < KEPT else None
+            self._show_decisions()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Offer a rollback of what stands, to those who may."""
+        if action == "roll_back":
+            model = self._chosen() if self.known else None
+            return model is not None and model.state in STANDING and not self.app.where.read_only
+        return super().check_action(action, parameters)
+
+    @work(exclusive=True, group="act")
+    async def action_roll_back(self) -> None:
+        """Ask why, have it confirmed, do it."""
+        model = self._chosen()
+        if model is None:
+            return
+        why = await self.app.push_screen_wait(RollBack(model))
+        if why is not None:
+            await self.app.act(self.app.client.roll_back(model.name, why))
