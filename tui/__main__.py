@@ -7,6 +7,8 @@ from pathlib import Path
 
 from tui.where import Where
 
+PORT = 8200  # of the web version
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the app; returns the exit code."""
@@ -14,11 +16,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--socket", type=Path)
     parser.add_argument("--url", default="")
     parser.add_argument("--read-only", action="store_true")
+    parser.add_argument("--web", action="store_true")
+    parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--write", action="store_true")
     given = parser.parse_args(arguments)
+    if given.web:
+        from tui.web import serve
+
+        where = ["--socket", str(given.socket)] if given.socket else ["--url", given.url]
+        return serve(where, given.port, write=given.write and not given.read_only)
     from tui.app import TracedApp
 
-    where = Where(given.socket, given.url, os.environ.get("TRACED_TOKEN", ""), given.read_only)
-    app = TracedApp(where)
+    here = Where(given.socket, given.url, os.environ.get("TRACED_TOKEN", ""), given.read_only)
+    app = TracedApp(here)
     app.run()
     return app.return_code or 0
 

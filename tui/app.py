@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from traced.client import ClientError
-from traced.client.models import Done, Status
+from traced.client.models import PRESENT, Done, Status
 from tui.help import Help
 from tui.jump import Jump
 from tui.link import Link, Linked, Lost, News
@@ -103,7 +103,8 @@ class TracedApp(App[None]):
 
     def on_news(self, message: News) -> None:
         """Tell the screens."""
-        self._know()
+        if any(event.kind not in PRESENT for event in message.events):
+            self._know()
         for screen in self.shown():
             screen.news(message.events)
 
@@ -138,6 +139,24 @@ class TracedApp(App[None]):
     def action_show(self, mode: str) -> None:
         """Bring a screen to the front."""
         self.switch_mode(mode)
+
+    def has(self, mode: str) -> bool:
+        """Whether there is a screen of this name."""
+        return mode in SCREENS
+
+    def go(self, mode: str, key: str) -> bool:
+        """Bring the thing of this key to the front, on the screen that shows such things; False without that screen."""
+        if not self.has(mode):
+            return False
+        self._go(mode, key)
+        return True
+
+    @work(exclusive=True, group="go")
+    async def _go(self, mode: str, key: str) -> None:
+        await self.switch_mode(mode)
+        for screen in self._screen_stacks[mode]:
+            if isinstance(screen, Live):
+                screen.point_at(key)
 
     def action_help(self) -> None:
         """The keys that work here."""

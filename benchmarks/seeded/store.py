@@ -92,6 +92,8 @@ CAPABILITIES = [
         "Acts, and is refused by the tool.",
     ),
 ]
+WORKED_ON = (("date-reasoning",), ("compound-requests",), ("compound-requests", "payment-methods", "policy-checks"))
+REFUSED = ("c-0003", "payment-methods")  # whose environment was not admitted
 RATES = {"reward": 0.0, "success": 0.0}
 CHECKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("source", {"bytes": 6114, "refused": []}),
@@ -198,17 +200,22 @@ def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, numb
     last = number == 2
     state = CycleState.WAITING if last else CycleState.FINISHED
     rate = 0.40 + 0.07 * number
-    summary = {} if last else {"base": rate, "routed": rate + 0.09}
+    summary = {} if last else {"base": rate, "routed": rate + 0.09, "test_seeds": 100}
     config = {"target": "desk", "training": {"iterations": ITERATIONS}}
     ended = None if last else begun + DAY / 2
     cycles.save_cycle(opened, Cycle(name, "desk", "bundled", number, config, state, begun, ended, summary))
     stages = ("collect", "analyze", "synthesize", "admit", "train", "gate")
     for place, stage in enumerate(stages):
-        for offset, what in ((0, StageState.STARTED), (0.8, StageState.FINISHED)):
-            moment = begun + DAY / 20 * (place + offset)
-            of = CAPABILITIES[number].name if place >= 2 else None
-            cycles.save_stage_event(opened, StageEvent(name, stage, what, moment, of))
-            save_event(opened, Event(moment, f"stage {what.value}", stage, name, {"capability": of}))
+        for of in WORKED_ON[number] if place >= 2 else (None,):
+            refused = (name, of) == REFUSED
+            if refused and place > 3:
+                continue
+            end = StageState.FAILED if refused and place == 3 else StageState.FINISHED
+            for offset, what in ((0, StageState.STARTED), (0.8, end)):
+                moment = begun + DAY / 20 * (place + offset)
+                detail = {} if what is StageState.STARTED else _detail(stage, of, rate, number, refused=refused)
+                cycles.save_stage_event(opened, StageEvent(name, stage, what, moment, of, detail))
+                save_event(opened, Event(moment, f"stage {what.value}", stage, name, {"capability": of} | detail))
     recorded = list(_collected(rng, name, rate))
     save_trajectories(opened, recorded)
     known = CAPABILITIES[: number + 2]
@@ -226,6 +233,20 @@ def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, numb
             Finding(name, each.name, delta, rng.uniform(0.1, 0.5), plus, minus, RUNS, agreeing, kept, counts)
         )
     analysis.save_findings(opened, findings)
+
+
+def _detail(stage: str, capability: str | None, rate: float, number: int, *, refused: bool) -> dict[str, Any]:
+    """What the closing event of a stage tells."""
+    if refused and stage == "admit":
+        return {"reason": "no environment was admitted in 3 attempts: diversity"}
+    version = sum(capability in worked_on for worked_on in WORKED_ON[: number + 1])
+    told: dict[str, dict[str, Any]] = {
+        "collect": {"episodes": TASKS * TRIALS, "success": rate, "infrastructure": 2},
+        "admit": {"admitted": True, "refused_by": []},
+        "train": {"adapter": f"{capability}@v{version}"},
+        "gate": {"answer": "pass"},
+    }
+    return told.get(stage, {})
 
 
 def _collected(rng: random.Random, cycle: str, rate: float) -> Iterator[Trajectory]:
@@ -254,7 +275,7 @@ def _environment(opened: Session, cycle: str, capability: str, at: datetime) -> 
     source = f'"""For {capability}, made in {cycle}."""\n{SOURCE}'
     key = hashlib.sha256(source.encode()).hexdigest()
     environments.save_environment(opened, EnvironmentRecord(key, source, cycle, capability, 7, "builtin", at))
-    failed = FAILED if (cycle, capability) == ("c-0003", "payment-methods") else {}
+    failed = FAILED if (cycle, capability) == REFUSED else {}
     checks = [
         Check(name, name not in failed, failed.get(name, evidence), 0.4 + 0.3 * len(name)) for name, evidence in CHECKS
     ]

@@ -6,8 +6,10 @@ Not covered: making them (``traced.serving.gateway.settling``, ``traced.importer
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from sqlalchemy import exists, not_
+from sqlalchemy import select as columns
 from sqlmodel import Session, col, func, select
 
 from store.repositories.trajectories import IDS_PER_QUERY
@@ -37,6 +39,34 @@ def newest_judged(session: Session, source: str, model: str, *, limit: int) -> l
     )
     order = (last.desc().nulls_last(), col(TrajectoryRow.id))
     return list(session.exec(query.order_by(*order).limit(limit)))
+
+
+def judged_since(
+    session: Session, source: str, since: datetime, *, most: int
+) -> tuple[list[tuple[datetime, bool]], bool]:
+    """When each judged conversation of a source ended, and whether in success; True if there were more than that.
+
+    Those of the ``most`` exchanges that were settled last, after ``since``; what came without exchanges has no time.
+    """
+    exchange = (col(ExchangeRow.trajectory_id), col(ExchangeRow.at))
+    newest = (
+        columns(*exchange)
+        .where(col(ExchangeRow.settled_at) > since, exchange[0].is_not(None), col(ExchangeRow.shadow_of).is_(None))
+        .order_by(col(ExchangeRow.settled_at).desc())
+        .limit(most)
+        .subquery()
+    )
+    last = columns(newest.c.trajectory_id, func.max(newest.c.at).label("at"), func.count().label("exchanges"))
+    ended = last.group_by(newest.c.trajectory_id).subquery()
+    of = (col(TrajectoryRow.outcome), col(TrajectoryRow.source), col(TrajectoryRow.cycle_id))
+    query = columns(ended.c.at, *of, ended.c.exchanges)
+    rows = session.execute(query.join(ended, ended.c.trajectory_id == col(TrajectoryRow.id))).all()
+    found = [
+        (at, outcome == Outcome.SUCCESS.value)
+        for at, outcome, its_source, cycle_id, _ in rows
+        if its_source == source and cycle_id is None and outcome in JUDGED
+    ]
+    return found, sum(row[4] for row in rows) >= most
 
 
 def hold(session: Session, ids: Sequence[str]) -> dict[str, Outcome]:

@@ -30,6 +30,7 @@ from traced.client.models import (
     Reason,
     Status,
 )
+from traced.client.overview import OverviewCalls
 from traced.client.serving import Serving
 from traced.client.trainings import Trainings
 from traced.client.trajectories import Trajectories
@@ -45,6 +46,7 @@ class Client:
         self, socket: Path | None = None, *, url: str = "http://traced", token: str = "", timeout_s: float = 30.0
     ) -> None:
         self._daemon = Transport(socket, url, token, timeout_s)
+        self.overview = OverviewCalls(self._daemon)
         self.environments = Environments(self._daemon)
         self.trainings = Trainings(self._daemon)
         self.capabilities = Capabilities(self._daemon)

@@ -18,6 +18,9 @@ Url = Annotated[
     str, typer.Option("--url", help="A daemon elsewhere, e.g. https://host:port; its token is read from a file.")
 ]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File that holds the token for --url.")]
+Web = Annotated[bool, typer.Option("--web", help="Serve it to a browser on this machine; read-only without --write.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of --web on loopback; 0 is any free one.")]
+Write = Annotated[bool, typer.Option("--write", help="With --web: let those who have the printed URL decide, too.")]
 ReadOnly = Annotated[bool, typer.Option("--read-only", help="Look only: offer nothing that changes anything.")]
 
 
@@ -28,9 +31,14 @@ def tui(
     url: Url = "",
     token_file: TokenFile = None,
     read_only: ReadOnly = False,
+    web: Web = False,
+    port: Port = 8200,
+    write: Write = False,
 ) -> None:
     """Watch cycles, read the evidence and decide, in a terminal; opening and closing it changes nothing."""
     command = [sys.executable, "-m", "tui", *(["--read-only"] if read_only else [])]
+    if web:
+        command += ["--web", "--port", str(port), *(["--write"] if write else [])]
     variables = dict(os.environ)
     if url:
         variables["TRACED_TOKEN"] = _token(token_file)

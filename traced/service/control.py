@@ -9,7 +9,7 @@ How it fails: ``ServiceError``, PromotionError and the store's errors, which the
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
@@ -26,13 +26,15 @@ from store.repositories.audit import list_audit
 from store.repositories.cycles import ENDED, UNFINISHED, get_cycle, list_cycles, set_cycle_state
 from store.repositories.environments import get_environment
 from store.repositories.events import list_events, newest_events, span
-from store.repositories.leases import list_leases
+from store.repositories.leases import Lease, list_leases
 from store.repositories.targets import ask_for_cycle, pause_target, resume_target, target_standing
 from store.repositories.training import get_training_run
 from traced import acts
 from traced.acts import Act
 from traced.client.environments import Answer, Begin, Played, Said
 from traced.client.models import (
+    DEVICES,
+    HEALTH,
     MISSED,
     AdapterView,
     AuditView,
@@ -45,16 +47,22 @@ from traced.client.models import (
     Status,
     TargetView,
 )
+from traced.client.overview import Health
 from traced.config import Settings
+from traced.devices.settings import DevicesSection
 from traced.devices.standing import look
 from traced.host.owner import sandbox_owner
 from traced.service import views
 from traced.service.doors import Caller
 from traced.service.errors import Busy, NoSuchThing, NotAllowed
+from traced.service.health import health
 from traced.service.loop import CycleLoop
 from traced.service.playing import Asked, Playing
 from traced.service.present import Present
 from traced.service.reload import change
+from traced.service.watch import Sample, Watch
+
+DEVICES_S, HEALTH_S = 2.0, 10.0  # between two looks, while somebody watches
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +83,12 @@ class Control:
     tell: Callable[[Settings], None] = field(default=lambda settings: None)  # who else follows the settings
     present: Present = field(default_factory=Present)
     playing: Playing = field(default_factory=Playing)
+    look: Callable[[Sequence[Lease], DevicesSection, datetime], Devices] = field(default=look)
+    watch: Watch = field(init=False)
+
+    def __post_init__(self) -> None:
+        samples = {DEVICES: Sample(self.devices, DEVICES_S), HEALTH: Sample(self.health, HEALTH_S)}
+        self.watch = Watch(samples, self.present, self.now)
 
     @property
     def target(self) -> str:
@@ -121,7 +135,11 @@ class Control:
         """The machine's devices; takes half a second."""
         with reading(self.store) as opened:
             leases = list_leases(opened)
-        return look(leases, self.settings.devices, self.now())
+        return self.look(leases, self.settings.devices, self.now())
+
+    def health(self) -> Health:
+        """The router and its traffic; waits for the router's own answer."""
+        return health(self.settings.serving, self.store, self.now())
 
     def audit(self, limit: int) -> list[AuditView]:
         """What was decided, newest first."""

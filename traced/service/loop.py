@@ -39,6 +39,7 @@ from store.repositories.events import save_event
 from store.repositories.gates import latest_gate
 from store.repositories.targets import note_cannot_begin, note_start, target_standing
 from store.service_records import Event
+from traced.client.models import PROGRESS
 from traced.config import APART, Settings, configuration, load_settings
 from traced.errors import ConfigError, TracedError
 from traced.executor.blame import Blame, blame, describe
@@ -52,7 +53,7 @@ from traced.models import resolve_model
 from traced.notices.message import announce, approval_needed, cycle_failed, parked, trouble
 from traced.notices.troubles import Troubles
 from traced.progress import Progress
-from traced.service.present import PROGRESS, Present
+from traced.service.present import Beginnings, Present
 from traced.stages.context import Context
 from traced.stages.errors import CycleChanged
 from traced.targets.registry import check_seeds, target
@@ -81,6 +82,7 @@ class CycleLoop:
     running: str | None = None
     doing: list[str] = field(default_factory=list)
     present: Present = field(default_factory=Present)  # how far the stages at work are
+    _beginnings: Beginnings = field(default_factory=Beginnings)
     _asked: str = ""
     _awake: asyncio.Event = field(default_factory=asyncio.Event)
     _home: asyncio.AbstractEventLoop | None = None
@@ -164,6 +166,7 @@ class CycleLoop:
         finally:
             self.running, self._work, self._stations, self.doing = None, None, None, []
             self.present.clear(PROGRESS)
+            self._beginnings.forget()
 
     async def _tidied(self) -> None:
         """``tidy``, with the loop alive meanwhile: a Docker engine that hangs makes it wait."""
@@ -281,8 +284,10 @@ class CycleLoop:
                 telling.add_done_callback(self._telling.discard)
         elif told.kind is ReportKind.STARTED:
             log.info("%s begins", stage, extra={"pid": told.data.get("pid")})
+            self._beginnings.forget(stage)
         elif told.kind is ReportKind.PROGRESS:
-            self.present.tell(PROGRESS, stage, self.now(), told.data, self.running)
+            at = self.now()
+            self.present.tell(PROGRESS, stage, at, self._beginnings.told(stage, at, told.data), self.running)
 
     async def _tell_trouble(self, stage: str, reason: str, since: datetime) -> None:
         message = trouble(stage, reason, "traced doctor", since)

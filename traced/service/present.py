@@ -11,7 +11,6 @@ from typing import Any
 
 from traced.client.models import EventView
 
-PROGRESS, DEVICES = "progress", "devices"  # kinds: of a stage at work, of the machine
 SUBJECTS = 200  # the most that are remembered; the oldest is forgotten
 
 
@@ -47,3 +46,22 @@ class Present:
         """Nothing of a kind holds any more."""
         with self._lock:
             self._told = {key: told for key, told in self._told.items() if key[0] != kind}
+
+
+@dataclass
+class Beginnings:
+    """When each phase of a stage was first heard of, and how much of it was done then: what is left follows from it."""
+
+    _known: dict[tuple[str, str], tuple[datetime, int]] = field(default_factory=dict)
+
+    def told(self, stage: str, at: datetime, data: dict[str, Any]) -> dict[str, Any]:
+        """A stage's progress, with ``since`` (ISO) and ``done_then``; a phase that falls back begins anew."""
+        key, done = (stage, str(data.get("phase", ""))), int(data.get("done", 0))
+        if key not in self._known or done < self._known[key][1]:
+            self._known[key] = (at, done)
+        since, done_then = self._known[key]
+        return {**data, "since": since.isoformat(), "done_then": done_then}
+
+    def forget(self, stage: str | None = None) -> None:
+        """The stage is tried once more, or all have ended."""
+        self._known = {key: known for key, known in self._known.items() if stage is not None and key[0] != stage}

@@ -18,6 +18,7 @@ from textual.widgets import Footer, Static
 from traced.client import Client, ClientError, NoDaemon
 from traced.client.models import EventView
 from tui.plain import line
+from tui.widgets.keyed_table import KeyedTable
 from tui.widgets.modes import Modes
 from tui.widgets.top_line import TopLine
 
@@ -41,6 +42,7 @@ class Live(Screen[None]):
         self._stale = True
         self._due = False
         self.known = False
+        self._wanted = ""  # what to put the cursor on once it is shown
 
     def compose(self) -> ComposeResult:
         """The state above, the contents, the keys below."""
@@ -86,6 +88,13 @@ class Live(Screen[None]):
             self._due = True
             self.set_timer(SOON_S if self.known else 0.001, self._ask)
 
+    def point_at(self, key: str) -> None:
+        """Put the cursor on the thing of this key, now or with the next answer; nothing where it is not shown then."""
+        found = next((table for table in self.query(KeyedTable) if table.point_at(key)), None)
+        self._wanted = "" if found is not None or self._wanted == key else key
+        if found is not None:
+            found.focus()
+
     def note(self, text: str) -> None:
         """A line above the contents; "" takes it away."""
         there = self.query_one("#note", Static)
@@ -109,6 +118,8 @@ class Live(Screen[None]):
             self.note("")
             self.known = True
             self.show(found)
+            if self._wanted:
+                self.point_at(self._wanted)
         self._due = False
         if self._stale and self.known and self.app.linked and self.is_current:
             self.ask_soon()

@@ -1,31 +1,55 @@
-"""What waits for a person, what the cycle does, and how the machine is."""
+"""What waits for a person, what the cycle does, how the machine and the router are, and whether it helps.
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+Invariants: the status is asked for after every event; what costs more (parts, router, rates) only at first, after
+events that may change it, and when the daemon is back. Devices and the router come by themselves, over the stream.
+What does not fit is scrolled to, with the keyboard too.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from rich.text import Text
+from textual import work
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical, VerticalScroll
 from textual.widgets import DataTable, Static
 
-from traced.client import Client
-from traced.client.models import CycleView, Devices, EventView, StageView, Status
+from traced.client import Client, ClientError
+from traced.client.models import DEVICES, HEALTH, PRESENT, PROGRESS, Devices, EventView, Readiness, Status
+from traced.client.overview import Health, Rates
 from tui.plain import cell, line
-from tui.screens.approvals import Approvals
 from tui.screens.live import Live
+from tui.widgets.drawn import Drawn
 from tui.widgets.keyed_table import KeyedTable, Row
+from tui.widgets.machine import device_rows, health_lines
+from tui.widgets.pipeline import pipeline
+from tui.widgets.rates_plot import plotted
 
-STAGES = ("collect", "analyze", "synthesize", "admit", "train", "gate", "approve", "evaluate", "report")
-DECIDE = "approve or reject"
-MARKS = {"started": "▶", "finished": "✓", "failed": "✗", "skipped": "–"}
-STYLES = {"started": "bold cyan", "finished": "green", "failed": "bold red", "skipped": "dim"}
+DEAR = ("cycle", "missed", "stage failed", "reload", "settings")  # kinds after which more than the status is asked for
+NOTHING = "nothing"
 
 
 @dataclass
-class Found:
-    """What the daemon said."""
+class Known:
+    """What the daemon has said so far; None has not been said yet."""
 
-    status: Status
-    devices: Devices
+    status: Status | None = None
+    devices: Devices | None = None
+    health: Health | None = None
+    readiness: Readiness | None = None
+    rates: Rates | None = None
+    progress: dict[str, EventView] = field(default_factory=dict)
+
+
+class Waiting(KeyedTable):
+    """What waits for a person; Enter goes there."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Open")]
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Nothing opens where nothing waits."""
+        return action != "select_cursor" or self.selected not in (None, NOTHING)
 
 
 class Overview(Live):
@@ -33,110 +57,211 @@ class Overview(Live):
 
     TITLE_TEXT = "Overview"
     CONCERNS = ("",)
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - Textual's own attribute
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (32, "-tall")]  # noqa: RUF012
+    DEFAULT_CSS = """
+    Overview #board { height: 1fr; scrollbar-size-vertical: 1; }
+    Overview KeyedTable { height: auto; max-height: 8; overflow-x: hidden; }
+    Overview #machine, Overview #devices-part, Overview #health-part { height: auto; }
+    Overview.-wide #machine { layout: horizontal; }
+    Overview.-wide #devices-part { width: 1fr; }
+    Overview.-wide #health-part { width: 1fr; margin-left: 1; }
+    Overview.-tall #machine, Overview.-tall #cycle-title, Overview.-tall #rates-title { margin-top: 1; }
+    Overview.-low .spare { display: none; }
+    Overview #rates { height: 1fr; min-height: 3; }
+    Overview.-tall #rates { min-height: 10; max-height: 24; }
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._progress: dict[str, EventView] = {}
-        self._found: Found | None = None
+        self._told = Known()
+        self._more = True  # whether to ask for more than the status
 
     def contents(self) -> ComposeResult:
         """What waits first."""
-        yield Static("Waits for you", classes="title")
-        yield KeyedTable("what", "which", "why", id="waiting")
-        yield Static("Cycle", classes="title", id="cycle-title")
-        yield Static("", id="cycle")
-        yield Static("Devices", classes="title")
-        yield KeyedTable("device", "in use", "memory", "held by", id="devices")
+        with VerticalScroll(id="board"):
+            yield Static("Waits for you", classes="title spare", markup=False)
+            yield Waiting("what", "which", "why", id="waiting", show_header=False)
+            yield Static("Cycle", classes="title", id="cycle-title", markup=False)
+            yield Drawn(id="cycle")
+            with Container(id="machine"):
+                with Vertical(id="devices-part"):
+                    yield Static("Devices", classes="title spare", markup=False)
+                    yield KeyedTable("device", "in use", "memory", "held by", id="devices", show_header=False)
+                with Vertical(id="health-part"):
+                    yield Static("Router and parts", classes="title spare", markup=False)
+                    yield Drawn(id="health")
+            yield Static("Success over time", classes="title spare", id="rates-title", markup=False)
+            yield Drawn(id="rates")
 
-    async def load(self, client: Client) -> Found:
-        """Status and devices."""
-        return Found(await client.status(), await client.devices())
+    async def load(self, client: Client) -> Status:
+        """The status; the rest is asked for beside it."""
+        if self._more:
+            self._more = False
+            self._ask_more()
+        return await client.status()
+
+    @work(group="more", exclusive=True)
+    async def _ask_more(self) -> None:
+        """What costs more, each shown as it comes; what fails is asked again with the next event."""
+        client, told = self.app.client, self._told
+        try:
+            told.rates = await client.overview.rates()
+            self._show_dear()
+            told.health = await client.overview.health()
+            self._show_dear()
+            told.readiness = await client.ready()
+            self._show_dear()
+        except ClientError:
+            self._more = True  # the link, and the status, tell why
+
+    def _show_dear(self) -> None:
+        if self.is_attached and self.is_running:  # the app may have ended meanwhile
+            self._show_rates()
+            self._show_health()
+
+    def changed(self) -> None:
+        """All of it may be out of date."""
+        self._more = True
+        super().changed()
 
     def news(self, events: list[EventView]) -> None:
-        """Progress is shown as it comes; whatever else happens may change everything."""
+        """What holds now is shown as it comes; whatever else happens may change everything."""
         for event in events:
-            if event.kind == "progress":
-                self._progress[event.subject] = event
-        if any(event.kind != "progress" for event in events):
-            self.changed()
-        elif self._found is not None and self.is_current:
-            self._show_cycle(self._found.status)
+            if event.kind == PROGRESS:
+                self._told.progress[event.subject] = event
+            elif event.kind == DEVICES:
+                self._told.devices = Devices.model_validate(event.detail)
+            elif event.kind == HEALTH:
+                self._take_health(Health.model_validate(event.detail))
+        kinds = {event.kind for event in events}
+        self._more |= any(kind.startswith(DEAR) for kind in kinds)
+        if kinds - set(PRESENT):
+            super().changed()
+        if self.is_current and self._told.status is not None:
+            self._show_present(kinds)
 
-    def show(self, found: Found) -> None:
-        """All of it."""
-        self._found = found
-        self._progress = {key: told for key, told in self._progress.items() if key in found.status.doing}
-        self._show_waiting(found.status)
-        self._show_cycle(found.status)
-        self._show_devices(found.devices)
+    def _take_health(self, found: Health) -> None:
+        """Conversations that were judged meanwhile are no events, and change production's rate."""
+        before, self._told.health = self._told.health, found
+        if before is not None and before.traffic.outcomes != found.traffic.outcomes:
+            self._ask_more()
 
-    async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Go to what waits."""
-        key = event.row_key.value or ""
-        if event.data_table.id == "waiting" and key.startswith(DECIDE):
-            await self.app.switch_mode("approvals")
-            if isinstance(self.app.screen, Approvals):
-                self.app.screen.look_at(key.removeprefix(f"{DECIDE} "))
+    def _show_present(self, kinds: set[str]) -> None:
+        if PROGRESS in kinds:
+            self._show_cycle()
+        if DEVICES in kinds:
+            self._show_devices()
+        if HEALTH in kinds:
+            self._show_health()
+
+    def on_screen_resume(self) -> None:
+        """What was told meanwhile is shown at once."""
+        super().on_screen_resume()
+        if self._told.status is not None:
+            self._show_present(set(PRESENT))
+
+    def show(self, found: Status) -> None:
+        """What waits, and the cycle."""
+        self._told.status = found
+        held = {key: told for key, told in self._told.progress.items() if key in found.doing}
+        self._told.progress = held
+        self._show_waiting(found)
+        self._show_cycle()
+        self._show_devices()
 
     def _show_waiting(self, status: Status) -> None:
-        waits = [(DECIDE, name, "its gate passed") for name in status.waiting]
-        waits += [("release", f"{one.stage} {one.capability}", one.reason) for one in status.parked]
-        waits += [("held up", f"{one.stage} {one.capability}", one.reason) for one in status.held_up]
-        rows = [Row(" ".join(told[:2]), [cell(f"! {told[0]}", "bold"), *map(cell, told[1:])]) for told in waits]
-        self.query_one("#waiting", KeyedTable).put(rows or [Row("nothing", [cell("✓ nothing"), cell(""), cell("")])])
+        waits = [(f"approve {name}", "! approve or reject", name, "its gate passed") for name in status.waiting]
+        waits += [
+            (
+                f"release {one.id}",
+                "! release",
+                f"{one.stage} {one.capability}",
+                f"failed {one.tried} times: {one.reason}",
+            )
+            for one in status.parked
+        ]
+        if status.target.cannot_begin:
+            waits.append(("begin", "! mend", "the next cycle cannot begin", status.target.cannot_begin))
+        waits += [
+            (
+                f"held {one.cycle_id} {one.stage} {one.capability}",
+                "· held up",
+                f"{one.stage} {one.capability}",
+                one.reason,
+            )
+            for one in status.held_up
+        ]
+        rows = [
+            Row(key, [cell(what, "bold yellow" if what[0] == "!" else "yellow"), cell(which, limit=60), cell(why)])
+            for key, what, which, why in waits
+        ]
+        nothing = Row(NOTHING, [cell("✓ nothing waits for you", "green"), cell(""), cell("")])
+        self.query_one("#waiting", KeyedTable).put(rows or [nothing])
+        self.refresh_bindings()
 
-    def _show_cycle(self, status: Status) -> None:
-        title, there = self.query_one("#cycle-title", Static), self.query_one("#cycle", Static)
+    def _show_cycle(self) -> None:
+        status = self._told.status
+        title, there = self.query_one("#cycle-title", Static), self.query_one("#cycle", Drawn)
+        if status is None:
+            return
         if not status.cycles:
             title.update("Cycle")
-            there.update("No cycle has begun yet: traced cycle start, or wait for the schedule.")
+            there.put(lambda width, height: Text(_none_yet(status), "dim"))
             return
-        cycle = status.cycles[0]
-        title.update(Text(f"Cycle {line(cycle.id, 40)} of {line(cycle.target, 40)}: {cycle.state}"))
-        there.update(_pipeline(cycle, self._progress))
+        cycle, adapters, progress = status.cycles[0], status.adapters, self._told.progress
+        begun = f"begun {cycle.created_at:%d %b %H:%M}{_next(status)}"
+        title.update(Text(f"Cycle {line(cycle.id, 40)} of {line(cycle.target, 40)}: {cycle.state}, {begun}"))
+        there.put(lambda width, height: pipeline(cycle, adapters, progress, width))
 
-    def _show_devices(self, devices: Devices) -> None:
-        rows = []
-        for one in devices.devices:
-            used = "?" if one.utilisation is None else f"{100 * one.utilisation:3.0f} %"
-            memory = f"{one.memory_used / 2**30:.1f} of {one.memory_total / 2**30:.1f} GiB"
-            held = one.lease.purpose if one.lease else ("idle" if one.idle else "; ".join(one.why_not))
-            rows.append(Row(one.id, [cell(f"{one.id} {one.name}", limit=40), cell(used), cell(memory), cell(held)]))
-        self.query_one("#devices", KeyedTable).put(rows)
+    def _show_devices(self) -> None:
+        found, table = self._told.devices, self.query_one("#devices", KeyedTable)
+        if found is None:
+            looking = [cell(text, "dim") for text in ("", "", "", "looking at the devices …")]
+            table.put([Row("looking", looking)])
+            return
+        problems = [Row(why, [cell("✗ not seen", "yellow"), cell(""), cell(""), cell(why)]) for why in found.problems]
+        rows = device_rows(found.devices) or problems
+        table.put(rows or [Row("none", [cell("no device"), cell(""), cell(""), cell("")])])
+
+    def _show_health(self) -> None:
+        health, readiness = self._told.health, self._told.readiness
+        self.query_one("#health", Drawn).put(lambda width, height: health_lines(health, readiness, width))
+
+    def _show_rates(self) -> None:
+        rates = self._told.rates
+        if rates is not None:
+            self.query_one("#rates", Drawn).put(lambda width, height: plotted(rates, width, height or 3))
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Enter, or a click, on what waits."""
+        if event.data_table.id == "waiting":
+            self._open(event.row_key.value or "")
+
+    def _open(self, key: str) -> None:
+        status = self._told.status
+        what, _, which = key.partition(" ")
+        if status is None or key == NOTHING:
+            return
+        if what == "approve":
+            if not self.app.go("approvals", which):
+                self.app.notify(f"traced approve {line(which, 80)}, or traced reject", markup=False)
+        elif what == "release":
+            of = next((one for one in status.parked if one.id == which), None)
+            self.app.go("log", of.capability or of.stage if of else which)
+        else:
+            self.app.go("log", which.split(" ")[-1] if what == "held" else status.target.name)
 
 
-def _pipeline(cycle: CycleView, progress: dict[str, EventView]) -> Text:
-    told = Text()
-    order = {name: place for place, name in enumerate(STAGES)}
-    known: dict[str, list[StageView]] = {}
-    for stage in cycle.stages:
-        known.setdefault(stage.stage, []).append(stage)
-    for name in sorted(known, key=lambda name: order.get(name, len(STAGES))):
-        for stage in known[name]:
-            mark = MARKS.get(stage.state, "·")
-            told.append(f"{mark} {line(name, 20):<12}", STYLES.get(stage.state, ""))
-            told.append(f"{line(stage.capability or '', 40):<28}")
-            now = progress.get(f"{name} {stage.capability or ''}".strip())
-            told.append(_how_far(now) if now and stage.state == "started" else f"{stage.at:%H:%M:%S}", "dim")
-            told.append("\n")
-    return told
+def _none_yet(status: Status) -> str:
+    if status.target.paused_at is not None:
+        return "No cycle has begun, and none begins while paused: traced resume"
+    if status.target.next_at is not None:
+        return f"No cycle has begun yet; the first comes at {status.target.next_at:%d %b %H:%M}, or: traced cycle start"
+    return "No cycle has begun yet: traced cycle start"
 
 
-def _how_far(told: EventView) -> str:
-    done, total = told.detail.get("done") or 0, told.detail.get("total") or 0
-    figure = line(told.detail.get("figure") or "", 60)
-    since = told.detail.get("since")
-    if not total:
-        return figure
-    left = ""
-    if since and done:
-        spent = told.at - datetime.fromisoformat(since)
-        left = f", about {_duration(spent * ((total - done) / done))} left"
-    return f"{done} of {total}{left}  {figure}"
-
-
-def _duration(span: timedelta) -> str:
-    seconds = int(span.total_seconds())
-    if seconds < 90:
-        return f"{seconds} s"
-    return f"{seconds // 60} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+def _next(status: Status) -> str:
+    if status.target.asked_for:
+        return f"; the next is asked for ({line(status.target.asked_for, 40)})"
+    return f"; the next at {status.target.next_at:%d %b %H:%M}" if status.target.next_at else ""

@@ -1,14 +1,20 @@
 """A table whose rows have keys: new contents change what differs, and nothing else moves.
 
-Invariants: the cursor stays on the row that it was on, and the scroll position stays, whatever comes or goes above; a
-row that goes takes the cursor to the one in its place. Cells are ``Text`` that was made harmless (``tui.plain``).
+Invariants: the cursor stays on its row, and that row stays where it is on the screen, whatever comes or goes above; a
+table that shows its beginning goes on showing it as long as the cursor stays in sight. A row that goes takes the cursor
+to the one after it. A row given again as the same object costs nothing. Cells are ``Text`` that was made harmless
+(``tui.plain``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
+from textual.coordinate import Coordinate
 from textual.widgets import DataTable
+from textual.widgets.data_table import RowKey
+
+FEW = 50  # rows that are taken out one by one; where more go, the table is made anew
 
 
 @dataclass(frozen=True)
@@ -24,16 +30,24 @@ class _First(Text):
 
     place: int = 0
 
+    @classmethod
+    def of(cls, text: Text) -> "_First":
+        made = cls()
+        made.append_text(text)
+        return made
+
 
 class KeyedTable(DataTable[Text]):
     """A table of whole rows; ``put`` gives it its contents."""
 
     DEFAULT_CSS = "KeyedTable { height: 1fr; }"
 
-    def __init__(self, *columns: str, id: str | None = None) -> None:
-        super().__init__(id=id, cursor_type="row", zebra_stripes=True)
+    def __init__(self, *columns: str, id: str | None = None, show_header: bool = True) -> None:
+        super().__init__(id=id, cursor_type="row", zebra_stripes=True, show_header=show_header)
         self._names = columns
-        self._shown: dict[str, list[Text]] = {}
+        self._shown: dict[str, Row] = {}
+        self._first: dict[str, _First] = {}
+        self._order: list[str] = []
 
     def on_mount(self) -> None:
         """Make the columns."""
@@ -48,22 +62,28 @@ class KeyedTable(DataTable[Text]):
         return self.coordinate_to_cell_key(self.cursor_coordinate).row_key.value
 
     def put(self, rows: Sequence[Row]) -> None:
-        """Show exactly these rows, in this order."""
+        """Show exactly these rows, in this order; the last of several with one key counts."""
         if not self.columns:
             self.on_mount()
-        chosen, at, offset = self.selected, self.cursor_row, self.scroll_offset
         wanted = {row.key: row for row in rows}
-        for key in [key for key in self._shown if key not in wanted]:
-            self.remove_row(key)
-            del self._shown[key]
-        for place, row in enumerate(rows):
-            self._put(row, place)
-        self.sort(self._names[0], key=lambda first: first.place)
-        if rows:
-            kept = self.get_row_index(chosen) if chosen in wanted else min(at, len(rows) - 1)
-            if kept != self.cursor_row:
-                self.move_cursor(row=kept, animate=False, scroll=False)
-        self.scroll_to(offset.x, offset.y, animate=False)
+        before, chosen, at = self._order, self.cursor_row, self.selected
+        across, top = self.scroll_offset
+        self.set_reactive(DataTable.cursor_coordinate, Coordinate(0, 0))  # so that rows that go do not push it
+        self._take_out([key for key in before if key not in wanted])
+        for row in wanted.values():
+            self._put(row)
+        self._arrange(list(wanted))
+        if wanted:
+            kept = self._order.index(_stays(before, chosen, wanted) or self._order[0])
+            self.set_reactive(DataTable.cursor_coordinate, Coordinate(kept, 0))
+            self._scroll(across, self._top_after(top, chosen, kept))
+        if self.selected != at:
+            self._tell()
+        self.refresh()
+
+    def on_resize(self) -> None:
+        """Keep the cursor's row in sight."""
+        self._scroll_cursor_into_view()
 
     def point_at(self, key: str) -> bool:
         """Put the cursor on a row; False where it is not shown."""
@@ -72,17 +92,66 @@ class KeyedTable(DataTable[Text]):
         self.move_cursor(row=self.get_row_index(key), animate=False)
         return True
 
-    def _put(self, row: Row, place: int) -> None:
+    def _take_out(self, keys: Sequence[str]) -> None:
+        gone = set(keys)
+        if len(gone) > FEW:
+            self.clear()
+            self._shown, self._first, self._order = {}, {}, []
+            return
+        for key in keys:
+            self.remove_row(key)
+            del self._shown[key], self._first[key]
+        self._order = [key for key in self._order if key not in gone]
+
+    def _put(self, row: Row) -> None:
         before = self._shown.get(row.key)
+        if before is row:
+            return
         if before is None:
-            cells: list[Text] = [_First.assemble(row.cells[0]), *row.cells[1:]]
-            self.add_row(*cells, key=row.key)
+            self._first[row.key] = _First.of(row.cells[0])
+            self.add_row(self._first[row.key], *row.cells[1:], key=row.key)
+            self._order.append(row.key)
         else:
-            cells = before
-            for index, (old, new) in enumerate(zip(before, row.cells, strict=True)):
+            for index, (old, new) in enumerate(zip(before.cells, row.cells, strict=True)):
                 if (old.plain, old.style, old.spans) != (new.plain, new.style, new.spans):
-                    cells[index] = new if index else _First.assemble(new)
-                    self.update_cell(row.key, self._names[index], cells[index], update_width=old.plain != new.plain)
-        assert isinstance(cells[0], _First)
-        cells[0].place = place
-        self._shown[row.key] = cells
+                    if index == 0:
+                        new = self._first[row.key] = _First.of(new)
+                    self.update_cell(row.key, self._names[index], new, update_width=old.plain != new.plain)
+        self._shown[row.key] = row
+
+    def _arrange(self, order: list[str]) -> None:
+        if order != self._order:
+            for place, key in enumerate(order):
+                self._first[key].place = place
+            self.sort(self._names[0], key=lambda first: first.place)
+            self._order = order
+
+    def _top_after(self, top: int, was: int, now: int) -> int:
+        """The row to show at the top, when the cursor's row ``was`` there and is here ``now``."""
+        height = max(self.scrollable_content_region.height - self._get_fixed_offset().top, 1)
+        if not top <= was < top + height:
+            return top  # somebody looks elsewhere
+        return max(now - (was - top), 0) if top else max(now - height + 1, 0)
+
+    def _scroll(self, across: int, top: int) -> None:
+        self.scroll_to(across, top, animate=False, immediate=True)
+        if top > self.max_scroll_y:  # it has yet to grow
+            self.scroll_to(across, top, animate=False)
+
+    def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
+        """Textual keeps lines that it has drawn before it has measured new rows: they are drawn again."""
+        super()._update_dimensions(new_rows)
+        self._clear_caches()
+        self.refresh()
+
+    def _tell(self) -> None:
+        """The cursor is on another row than before."""
+        key = self.coordinate_to_cell_key(self.cursor_coordinate).row_key if self.row_count else None
+        if key is not None:
+            self.post_message(self.RowHighlighted(self, self.cursor_row, key))
+
+
+def _stays(before: Sequence[str], cursor: int, wanted: dict[str, Row]) -> str | None:
+    """The row that the cursor is on, or the first one after it that stays, or the last one before it."""
+    after = (key for key in before[cursor:] if key in wanted)
+    return next(after, None) or next((key for key in reversed(before[:cursor]) if key in wanted), None)

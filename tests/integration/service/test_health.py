@@ -81,7 +81,7 @@ def test_a_full_or_read_only_disk_is_told(control: Control, monkeypatch: pytest.
 def test_the_figures_are_what_prometheus_reads(control: Control, path: Path) -> None:
     async def ask() -> tuple[str, str]:
         async with served(control, path) as client:
-            answer = await client._http.get("/metrics")
+            answer = await client._daemon.ask("GET", "/metrics")
             return answer.headers["content-type"], answer.text
 
     kind, text = asyncio.run(ask())
@@ -101,7 +101,7 @@ def test_the_figures_are_what_prometheus_reads(control: Control, path: Path) -> 
 def test_the_api_describes_itself_with_its_token(control: Control) -> None:
     async def ask() -> dict[str, Any]:
         async with on_tcp(control, "") as client:
-            return dict((await client._http.get("/openapi.json")).json())
+            return dict((await client._daemon.ask("GET", "/openapi.json")).json())
 
     told = asyncio.run(ask())
     assert [scheme["scheme"] for scheme in told["components"]["securitySchemes"].values()] == ["bearer"]
@@ -116,7 +116,7 @@ def test_the_api_describes_itself_with_its_token(control: Control) -> None:
 def test_health_and_metrics_need_no_token(control: Control) -> None:
     async def ask() -> list[int]:
         async with on_tcp(control, "") as client:
-            http = client._http
+            http = client._daemon._http
             return [(await http.get(path)).status_code for path in ("/alive", "/ready", "/metrics", "/audit")]
 
     assert asyncio.run(ask()) == [200, 200, 200, 401]

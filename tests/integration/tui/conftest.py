@@ -1,8 +1,8 @@
 """The app over the real control API of a seeded store, on a real socket."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
@@ -13,17 +13,33 @@ from textual.pilot import Pilot
 
 from benchmarks.seeded import Seeded, seed_store
 from store.database import open_store, sqlite_url
+from store.repositories.leases import Lease
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.integration.tui.screens import until
 from traced.client import Client
+from traced.client.models import Devices, DeviceView, LeaseView
 from traced.config import load_settings
+from traced.devices.settings import DevicesSection
 from traced.service.control import Control
 from traced.service.playing import Playing
+from traced.service.present import Present
 from tui.app import TracedApp
 from tui.where import Where
 
 AT = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+
+
+def two_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
+    """A GPU and the processors, which do the same on every machine that the tests run on."""
+    held = {lease.device: LeaseView(**vars(lease)) for lease in leases}
+    common = {"foreign": [], "mig": "none"}
+    gpu = {"id": "GPU-5f2c9a1e", "kind": "cuda", "name": "NVIDIA L4", "memory_total": 24 * 2**30, **common}
+    cpu = {"id": "cpu", "kind": "cpu", "name": "x86_64, 8 cores", "memory_total": 32 * 2**30, **common}
+    busy = {"memory_used": 17 * 2**30, "utilisation": 0.86, "idle": False, "why_not": ["utilisation 86 % is over 25 %"]}
+    rest = {"memory_used": 6 * 2**30, "utilisation": 0.12, "idle": True, "why_not": []}
+    seen = [gpu | busy | {"lease": held.get("GPU-5f2c9a1e")}, cpu | rest | {"lease": held.get("cpu")}]
+    return Devices(devices=[DeviceView(**one) for one in seen], leases=list(held.values()), problems=[])
 
 
 @dataclass
@@ -69,7 +85,8 @@ def store(tmp_path: Path, seeded_file: tuple[Path, Seeded]) -> Iterator[Engine]:
 def control(tmp_path: Path, store: Engine) -> Control:
     """The daemon's acts, with a loop that does no work and a clock that tells minutes."""
     times = iter(AT + timedelta(minutes=minute) for minute in range(100_000))
-    return Control(load_settings(tmp_path), store, WrittenDown(), lambda: next(times), AT, state="ready")  # type: ignore[arg-type]
+    settings = load_settings(tmp_path, {"serving.port": 0})
+    return Control(settings, store, WrittenDown(), lambda: next(times), AT, state="ready", look=two_devices)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -84,15 +101,26 @@ async def _none_is_played_after(control: Control) -> AsyncIterator[None]:
 @pytest.fixture
 def opened(tmp_path: Path, control: Control, seeded_file: tuple[Path, Seeded]) -> Opened:
     """Opens the app, as often as a test wants."""
+    return _opening(tmp_path / "traced.sock", control, seeded_file[1])
 
+
+@pytest.fixture
+def empty(tmp_path: Path, control: Control) -> Iterator[Opened]:
+    """Opens the app over a store in which nothing has happened yet."""
+    store = open_store(sqlite_url(tmp_path / "empty.db"))
+    nothing = Seeded([], "", "", "", "", {}, 0)
+    yield _opening(tmp_path / "traced.sock", replace(control, store=store, present=Present()), nothing)
+    store.dispose()
+
+
+def _opening(path: Path, control: Control, seeded: Seeded) -> Opened:
     @asynccontextmanager
     async def opening(size: tuple[int, int] = (120, 40), *, read_only: bool = False) -> AsyncIterator[Running]:
-        path = tmp_path / "traced.sock"
         async with served(control, path) as client, _none_is_played_after(control):
             app = TracedApp(Where(path, read_only=read_only))
             app.animation_level = "none"  # a picture is of the end of a movement
-            async with app.run_test(size=size) as pilot:
+            async with app.run_test(size=size, notifications=True) as pilot:
                 await until(pilot, lambda: app.linked and app.status is not None)
-                yield Running(app, pilot, client, control, seeded_file[1])
+                yield Running(app, pilot, client, control, seeded)
 
     return opening

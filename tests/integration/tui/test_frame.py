@@ -49,7 +49,7 @@ def test_a_letter_jumps(opened: Opened) -> None:
         async with opened() as on:
             await until(on.pilot, lambda: on.seeded.waiting in text_of(on.app))
             await on.pilot.press("ctrl+o")
-            await on.pilot.press("b")
+            await on.pilot.press("c")
             focused = on.app.focused
             assert isinstance(focused, KeyedTable)
             assert focused.id == "devices"

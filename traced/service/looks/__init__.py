@@ -7,10 +7,20 @@ Invariants: nothing here writes; each answer is of one moment of the store. Who 
 from fastapi import APIRouter
 
 from traced.service.control import Control
-from traced.service.looks import approvals, capabilities, environments, events, glance, serving, trainings, trajectories
+from traced.service.looks import (
+    approvals,
+    capabilities,
+    environments,
+    events,
+    glance,
+    overview,
+    serving,
+    trainings,
+    trajectories,
+)
 
 
 def routers(control: Control) -> list[APIRouter]:
     """The paths of every subject."""
-    subjects = (approvals, capabilities, environments, events, glance, serving, trainings, trajectories)
+    subjects = (approvals, capabilities, environments, events, glance, overview, serving, trainings, trajectories)
     return [subject.router(control) for subject in subjects]

@@ -1,12 +1,14 @@
 """What happens: as a stream that can be resumed, and page by page backwards.
 
 Invariants: the stream is resumed by ``Last-Event-ID`` and sends a comment every ``KEEPALIVE_S`` so that a dead
-listener is noticed. What holds only at this moment has the number of the last event before it, so that resuming misses
+listener is noticed. Devices and router are sampled for those who ask for what is present, and for nobody else; what
+holds only at this moment has the number of the last event before it, so that resuming misses
 nothing.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
@@ -49,6 +51,12 @@ def router(control: Control) -> APIRouter:
 
 
 async def _stream(control: Control, request: Request, after: int, *, present: bool) -> AsyncIterator[str]:
+    with control.watch.wanted() if present else nullcontext():
+        async for told in _told(control, request, after, present=present):
+            yield told
+
+
+async def _told(control: Control, request: Request, after: int, *, present: bool) -> AsyncIterator[str]:
     quiet, told = 0.0, 0
     if (gone := await run_in_threadpool(control.missed, after)) is not None:
         yield _as_sse(gone)

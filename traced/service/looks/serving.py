@@ -1,6 +1,5 @@
 """What is served: models and their traffic of late, the router, its decisions, one conversation."""
 
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -15,8 +14,8 @@ from traced.client.serving import ConversationView, DecisionPage, Models, Router
 from traced.outcomes.evidence import Labels
 from traced.service import serving_views
 from traced.service.control import Control
+from traced.service.health import router_health
 from traced.service.looks.paging import Limit
-from traced.service.router_health import router_health
 from traced.serving.fitted import decided_by
 from traced.serving.spooled import spooled
 
@@ -45,7 +44,7 @@ def router(control: Control) -> APIRouter:
             cycles = fitting_cycles(opened)
         waiting = spooled(settings.data_dir / "spool")
         return RouterView(
-            **asdict(router_health(settings.serving)),
+            **dict(router_health(settings.serving)),
             decided_by=decided_by(settings.data_dir, cycles, live, by_labels=settings.routing.router == "labels"),
             waiting_files=waiting.files,
             waiting_s=waiting.oldest_s,

@@ -1,0 +1,110 @@
+"""What the first screen is told: the router's health, success over time, and what is sampled while somebody watches."""
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from benchmarks.seeded import seed_store
+from store.database import open_store, sqlite_url
+from tests.integration.gateway.place import place, until
+from tests.integration.service.conftest import WrittenDown
+from tests.integration.service.served import served
+from traced.client.models import DEVICES, Devices, EventView
+from traced.config import load_settings
+from traced.service.control import Control
+from traced.service.health import router_health
+from traced.service.present import Beginnings
+
+AT = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+
+
+@pytest.fixture
+def seeded(tmp_path: Path) -> Control:
+    store = open_store(sqlite_url(tmp_path / "seeded.db"))
+    seed_store(store, tmp_path, AT)
+    settings = load_settings(tmp_path, {"serving.port": 0})
+    return Control(settings, store, WrittenDown(), lambda: AT, AT, state="ready")  # type: ignore[arg-type]
+
+
+def test_success_over_time_counts_what_was_judged(seeded: Control, path: Path) -> None:
+    async def ask() -> None:
+        async with served(seeded, path) as client:
+            rates = await client.overview.rates()
+            assert [(one.cycle_id, one.base, one.tasks) for one in rates.cycles] == [
+                ("c-0001", 0.4, 100),
+                ("c-0002", pytest.approx(0.47), 100),
+            ]
+            health = await client.overview.health()
+            assert health.router.state == "unknown"
+            outcomes = health.traffic.outcomes
+            judged = sum(one.judged for one in rates.days)
+            assert judged <= outcomes["success"] + outcomes["failure"] <= judged + health.traffic.unsettled
+            assert rates.days == sorted(rates.days, key=lambda one: one.day)
+            assert rates.days[-1].day <= date(2026, 3, 14)
+            assert not rates.partial
+
+    asyncio.run(ask())
+
+
+def test_devices_are_looked_at_only_while_somebody_watches(seeded: Control, path: Path) -> None:
+    looks: list[datetime] = []
+
+    def look(leases: object, section: object, now: datetime) -> Devices:
+        looks.append(now)
+        return Devices(devices=[], leases=[], problems=["none here"])
+
+    seeded = replace(seeded, look=look)
+
+    async def watch() -> None:
+        async with served(seeded, path) as client:
+            async with aclosing(client.listen()) as told:
+                await anext(told)
+            assert (looks, seeded.watch.at_work) == ([], False)
+            async with aclosing(client.listen(10**6, present=True)) as told:
+                seen = await first(told, DEVICES)
+                assert Devices.model_validate(seen.detail).problems == ["none here"]
+                assert seeded.watch.at_work
+            await until(lambda: not seeded.watch.at_work)
+            assert seeded.present.of(DEVICES) == []
+
+    asyncio.run(asyncio.wait_for(watch(), 20))
+    assert looks
+
+
+async def first(told: object, kind: str) -> EventView:
+    async for event in told:  # type: ignore[attr-defined]
+        if event.kind == kind:
+            return event
+    raise AssertionError("the stream has ended")
+
+
+def test_a_phase_is_known_by_when_it_was_first_heard_of() -> None:
+    known, later = Beginnings(), AT + timedelta(minutes=2)
+    begun = {"since": AT.isoformat(), "done_then": 3}
+    assert known.told("train x", AT, {"phase": "a", "done": 3}) == {"phase": "a", "done": 3, **begun}
+    assert known.told("train x", later, {"phase": "a", "done": 9})["since"] == AT.isoformat()
+    assert known.told("train x", later, {"phase": "b", "done": 0})["since"] == later.isoformat()
+    assert known.told("train x", later, {"phase": "a", "done": 1})["done_then"] == 1  # it began anew
+    known.forget("train x")
+    assert known.told("train x", later, {"phase": "b", "done": 5})["done_then"] == 5
+    known.forget()
+    assert known.told("train x", AT, {"phase": "b", "done": 6})["since"] == AT.isoformat()
+
+
+def test_a_router_that_nobody_runs_is_away_and_one_that_runs_tells_of_its_engines(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with place(tmp_path) as running:
+            port = int(running.url.rpartition(":")[2])
+            section = running.settings.serving.model_copy(update={"port": port, "host": "0.0.0.0"})
+            found = await asyncio.to_thread(router_health, section)
+            assert (found.state, found.trouble) == ("ready", "")
+            assert list(found.engines.values()) == ["ok"]
+        gone = await asyncio.to_thread(router_health, section)
+        assert (gone.state, gone.engines) == ("away", {})
+        assert gone.trouble
+
+    asyncio.run(ask())

@@ -1,0 +1,123 @@
+"""The connection, who may do what, themes and sizes: what holds on every screen."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.integration.service.served import OPERATOR, on_tcp, served
+from tests.integration.tui.conftest import Opened
+from tests.integration.tui.screens import text_of, until
+from traced.service.control import Control
+from tui.app import DARK, LIGHT, SCREENS, TracedApp
+from tui.where import Where
+from tui.widgets.keyed_table import KeyedTable
+
+
+def test_a_daemon_that_stops_is_missed_and_found_again(tmp_path: Path, control: Control) -> None:
+    async def lose() -> None:
+        path = tmp_path / "traced.sock"
+        app = TracedApp(Where(path))
+        async with AsyncExitStack() as first, app.run_test(size=(120, 40), notifications=True) as pilot:
+            await first.enter_async_context(served(control, path))
+            await until(pilot, lambda: "policy-checks@v1" in text_of(app))
+            await first.aclose()
+            await until(pilot, lambda: "✗ no answer, asked again in" in text_of(app))
+            assert "policy-checks@v1" in text_of(app)  # the last that was known stays
+            async with served(control, path) as client:
+                await until(pilot, lambda: "● connected" in text_of(app))
+                assert "The daemon answers again." in text_of(app)
+                await client.reject("policy-checks@v1")
+                await until(pilot, lambda: "✓ nothing waits for you" in text_of(app))
+
+    asyncio.run(lose())
+
+
+def test_a_daemon_that_is_not_there_yet_is_waited_for(tmp_path: Path, control: Control) -> None:
+    async def wait() -> None:
+        path = tmp_path / "traced.sock"
+        app = TracedApp(Where(path))
+        async with app.run_test(size=(120, 40)) as pilot:
+            await until(pilot, lambda: "this fills as soon as it does" in text_of(app))
+            async with served(control, path):
+                await until(pilot, lambda: "policy-checks@v1" in text_of(app))
+
+    asyncio.run(wait())
+
+
+def test_a_token_that_is_none_is_refused_in_words(control: Control) -> None:
+    async def knock() -> None:
+        async with on_tcp(control, OPERATOR) as client:
+            app = TracedApp(Where(None, client._daemon.where, "x" * 30))
+            async with app.run_test(size=(160, 40)) as pilot:
+                await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
+                assert "bearer token" in text_of(app)
+                assert "x" * 30 not in text_of(app)
+            app = TracedApp(Where(None, client._daemon.where, OPERATOR))
+            async with app.run_test(size=(160, 40)) as pilot:
+                await until(pilot, lambda: "● connected" in text_of(app))
+
+    asyncio.run(knock())
+
+
+def test_read_only_is_said(opened: Opened) -> None:
+    async def look() -> None:
+        async with opened(read_only=True) as on:
+            assert "⊘ read-only" in text_of(on.app)
+
+    asyncio.run(look())
+
+
+def test_themes_change_and_without_colour_there_is_none(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def switch() -> None:
+        async with opened() as on:
+            await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
+            shown = text_of(on.app)
+            for wanted in (LIGHT, DARK):
+                await on.pilot.press("t")
+                assert on.app.theme == wanted
+            assert text_of(on.app) == shown
+        monkeypatch.setenv("NO_COLOR", "1")
+        async with opened() as on:
+            await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
+            assert on.app.no_color
+            assert text_of(on.app).splitlines()[2] == shown.splitlines()[2]
+
+    asyncio.run(switch())
+
+
+def test_resizing_while_running_keeps_the_cursor(opened: Opened) -> None:
+    async def resize() -> None:
+        async with opened((80, 24)) as on:
+            await on.pilot.press(str(list(SCREENS).index("log") + 1))
+            await until(on.pilot, lambda: "● following" in text_of(on.app))
+            table = on.app.screen.query_one("#events", KeyedTable)
+            table.focus()
+            await until(on.pilot, lambda: table.row_count)
+            await on.pilot.press(*["up"] * 20)
+            await until(on.pilot, lambda: "‖ staying" in text_of(on.app))
+            chosen = table.selected
+            for size in ((200, 60), (80, 24)):
+                await on.pilot.resize_terminal(*size)
+                await on.pilot.pause()
+                assert (table.selected, on.app.size) == (chosen, size)
+                lines = text_of(on.app).splitlines()
+                assert len(lines) == size[1]
+                assert max(map(len, lines)) <= size[0]
+                assert table.scroll_offset.y <= table.cursor_row < table.scroll_offset.y + table.size.height
+
+    asyncio.run(resize())
+
+
+def test_the_palette_finds_each_screen(opened: Opened) -> None:
+    async def find() -> None:
+        async with opened() as on:
+            for name, kind in SCREENS.items():
+                await on.pilot.press("ctrl+p")
+                await on.pilot.press(*kind.TITLE_TEXT.lower())
+                await until(on.pilot, lambda kind=kind: f"Go to {kind.TITLE_TEXT}" in text_of(on.app))
+                await on.pilot.press("enter")
+                await until(on.pilot, lambda name=name: on.app.current_mode == name)
+
+    asyncio.run(find())

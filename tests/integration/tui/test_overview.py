@@ -1,0 +1,133 @@
+"""The first screen: what waits, the pipeline, devices, router and rates, live."""
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from store.database import session
+from store.records import CycleState, StageEvent, StageState
+from store.repositories.attempts import InputKey, ParkedInput, park
+from store.repositories.cycles import save_stage_event, set_cycle_state
+from store.repositories.events import save_event
+from store.service_records import Event
+from tests.integration.tui.conftest import AT, Opened, Running
+from tests.integration.tui.screens import SIZES, same_picture, text_of, until
+from traced.client.models import DEVICES, HEALTH, PROGRESS
+from tui.app import SCREENS
+
+FULL = ("NVIDIA L4", "traffic", "target, routed", "✓ parts")
+
+
+def running(on: Running) -> None:
+    """The newest cycle trains."""
+    on.control.loop.running, on.control.loop.doing = "c-0003", ["train payment-methods"]
+    with session(on.control.store) as opened:
+        set_cycle_state(opened, "c-0003", CycleState.RUNNING, at=AT)
+        save_stage_event(opened, StageEvent("c-0003", "train", StageState.STARTED, AT, "payment-methods"))
+        save_event(opened, Event(AT, "stage started", "train", "c-0003", {"capability": "payment-methods"}))
+
+
+def advanced(on: Running, done: int) -> None:
+    """It has done so many of 16 iterations, 6 of which it had when it was first heard of, eight minutes ago."""
+    told = {"phase": "train payment-methods", "done": done, "total": 16, "figure": "reward 0.41", "done_then": 6}
+    since = (AT - timedelta(minutes=8)).isoformat()
+    on.control.present.tell(PROGRESS, "train payment-methods", AT, {**told, "since": since}, "c-0003")
+
+
+async def filled(on: Running) -> None:
+    await until(on.pilot, lambda: all(part in text_of(on.app) for part in FULL))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_cycle_that_waits(opened: Opened, size: tuple[int, int]) -> None:
+    async def look() -> None:
+        async with opened(size) as on:
+            await filled(on)
+            same_picture(on.app, "overview")
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_stage_at_work_says_how_far_it_is_and_how_long_it_takes(opened: Opened, size: tuple[int, int]) -> None:
+    async def look() -> None:
+        async with opened(size) as on:
+            await filled(on)
+            running(on)
+            advanced(on, 8)
+            await until(on.pilot, lambda: "8/16" in text_of(on.app) and "▶ c-0003" in text_of(on.app))
+            advanced(on, 10)
+            await until(on.pilot, lambda: "10/16" in text_of(on.app))
+            same_picture(on.app, "overview-running")
+            if size[0] > 80:
+                assert "≈12 min left" in text_of(on.app)
+            with session(on.control.store) as opened_store:
+                set_cycle_state(opened_store, "c-0003", CycleState.INTERRUPTED, at=AT)
+                save_event(opened_store, Event(AT, "cycle interrupted", "c-0003", "c-0003"))
+            await until(on.pilot, lambda: "‖ train" in text_of(on.app))
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_store_with_nothing_in_it(empty: Opened, size: tuple[int, int]) -> None:
+    async def look() -> None:
+        async with empty(size) as on:
+            await until(on.pilot, lambda: all(part in text_of(on.app) for part in ("NVIDIA L4", "✓ parts", "measured")))
+            same_picture(on.app, "overview-empty")
+
+    asyncio.run(look())
+
+
+def test_devices_and_the_router_come_by_themselves(opened: Opened) -> None:
+    async def look() -> None:
+        async with opened() as on:
+            await filled(on)
+            for task in on.control.watch._at_work:  # so that what is told here is the newest
+                task.cancel()
+            devices = on.control.devices().model_dump(mode="json")
+            devices["devices"][0] |= {"utilisation": 0.02, "idle": True, "why_not": []}
+            on.control.present.tell(DEVICES, DEVICES, AT, devices)
+            await until(on.pilot, lambda: text_of(on.app).count("✓ free") == 2)
+            health = on.control.health().model_dump(mode="json")
+            health["router"] |= {"state": "ready", "address": "http://10.0.0.7:8100", "engines": {"http://a:1": "ok"}}
+            health["router"]["engines"] |= {"http://b:2": "no answer \x1b[2J"}
+            on.control.present.tell(HEALTH, HEALTH, AT, health)
+            await until(on.pilot, lambda: "✗ engine   http://b:2: no answer ␛[2J" in text_of(on.app))
+            assert "✓ router   ready at 10.0.0.7:8100" in text_of(on.app)
+
+    asyncio.run(look())
+
+
+def test_what_waits_opens_where_it_is_dealt_with(opened: Opened) -> None:
+    async def act() -> None:
+        async with opened() as on:
+            await until(on.pilot, lambda: on.seeded.waiting in text_of(on.app))
+            await on.pilot.press("enter")
+            if "approvals" in SCREENS:
+                await until(on.pilot, lambda: on.app.current_mode == "approvals")
+                return
+            await until(on.pilot, lambda: f"traced approve {on.seeded.waiting}" in text_of(on.app))
+            key = InputKey("train", "policy-checks", "abc")
+            with session(on.control.store) as opened_store:
+                park(opened_store, ParkedInput("p1", "c-0003", key, "failed [bold]thrice\u202e", {}, AT))
+                save_event(opened_store, Event(AT, "parked", "train", "c-0003"))
+            await until(on.pilot, lambda: "! release" in text_of(on.app))
+            assert "[bold]thrice‹U+202E›" in text_of(on.app)
+            await on.pilot.press("down", "enter")
+            await until(on.pilot, lambda: on.app.current_mode == "log")
+            await until(on.pilot, lambda: "policy-checks" in text_of(on.app).splitlines()[1])
+
+    asyncio.run(act())
+
+
+def test_more_than_fits_is_scrolled_to_by_keys(opened: Opened) -> None:
+    async def scroll() -> None:
+        async with opened((80, 16)) as on:
+            await until(on.pilot, lambda: on.app.screen.query_one("#board").max_scroll_y > 0)
+            on.app.screen.query_one("#board").focus()
+            await on.pilot.press("end")
+            await until(on.pilot, lambda: "target, routed" in text_of(on.app))
+
+    asyncio.run(scroll())

@@ -1,0 +1,69 @@
+"""Whatever somebody writes, a terminal is shown harmless text of a bounded length."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from tui.plain import BLOCK, LINE, MARKS, block, cell, line
+
+ANY = some.text(some.characters(), max_size=400)  # halves of characters, too
+HARMFUL = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+LONGEST = 10  # what one character can become: ‹U+10FFFF›
+TAIL = 40  # the words that say how much was left out
+
+
+def harmful(text: str, but: str = "") -> set[str]:
+    return {sign for sign in text if unicodedata.category(sign) in HARMFUL and sign not in but}
+
+
+@given(ANY)
+def test_a_line_holds_nothing_that_a_terminal_obeys(text: str) -> None:
+    shown = line(text)
+    assert harmful(shown) == set()
+    assert len(shown) <= LONGEST * LINE + TAIL
+    shown.encode("utf-8")
+
+
+@given(ANY)
+def test_a_block_holds_lines_and_nothing_else_that_a_terminal_obeys(text: str) -> None:
+    shown = block(text, 100)
+    assert harmful(shown, but="\n") == set()
+    assert len(shown) <= LONGEST * 100 + TAIL
+    shown.encode("utf-8")
+
+
+@given(ANY)
+def test_a_cell_is_never_read_as_markup(text: str) -> None:
+    made = cell(text)
+    assert made.plain == line(text)
+    assert made.spans == []
+
+
+@given(some.text(some.characters(min_codepoint=0x20, max_codepoint=0x7E)))
+def test_plain_text_stays_as_it_is(text: str) -> None:
+    assert line(text, 10_000) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b]0;title\x07", "␛[31mred␛]0;title␇"),
+        ("abc\u202edef", "abc‹U+202E›def"),
+        ("zero\u200bwidth", "zero‹U+200B›width"),
+        ("half \ud800", "half \ufffd"),
+        ("two\nlines\tand\rmore", "two⏎lines    and␍more"),
+        ("\x9b2J", "‹U+009B›2J"),
+        ("[bold]no[/]", "[bold]no[/]"),
+        ("a" + "\u0301" * 50, "a" + "\u0301" * MARKS),
+        ("wide \u3000 space", "wide   space"),
+    ],
+)
+def test_known_tricks_are_shown_by_their_names(text: str, shown: str) -> None:
+    assert line(text) == shown
+
+
+def test_what_is_left_out_is_counted() -> None:
+    assert line("x" * 1_000_000).endswith("… (+999,800 characters)")
+    assert block("y\n" * BLOCK).endswith("… 20,000 more characters are not shown")

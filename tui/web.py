@@ -1,0 +1,138 @@
+"""`traced tui --web`: the interface in a browser, each visitor with an app of their own.
+
+    browser ── WebSocket ── this server on loopback ── stdin/stdout ── `python -m tui`
+
+Invariants: it listens on loopback only; nobody gets in without the key in the printed URL, which becomes a cookie, so
+that neither another user of the machine nor a page of another site can look or act; requests for another host name
+(DNS rebinding) are refused, and pages load nothing from elsewhere. The daemon's token goes to the apps by their
+environment, never by a command line. When it ends, every app has ended. How it fails: exit code 1 with the reason
+where the port is taken. Not covered: TLS and other machines (an SSH tunnel to the same port does that).
+"""
+
+import asyncio
+import hmac
+import secrets
+import shlex
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from rich.console import Console
+from textual_serve.app_service import AppService
+from textual_serve.server import Server
+
+HOST = "127.0.0.1"
+COOKIE = "traced-tui"
+END_S = 5.0  # for the apps to end
+MOST = 16  # visitors at once; each costs a process
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
+    " font-src 'self' data:; connect-src 'self' ws://{host}; frame-ancestors 'none'; base-uri 'none'"
+)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Visit(AppService):
+    """One visitor's app."""
+
+    async def end(self) -> None:
+        """Ask it to end, and see to it; returns when the process is gone."""
+        try:
+            await asyncio.wait_for(self.stop(), END_S)
+        except (TimeoutError, OSError):
+            if self._process is not None and self._process.returncode is None:
+                self._process.kill()
+        if self._process is not None:
+            await self._process.wait()
+
+
+class Loopback(Server):
+    """Textual's server, behind a key."""
+
+    def __init__(self, command: list[str], port: int) -> None:
+        super().__init__(f"exec {shlex.join(command)}", host=HOST, port=port, title="traced")
+        self.key = secrets.token_urlsafe(24)
+        self._open: set[web.WebSocketResponse] = set()
+
+    @property
+    def entrance(self) -> str:
+        """The URL that lets somebody in."""
+        return f"{self.public_url}/?key={self.key}"
+
+    async def application(self) -> web.Application:
+        """Textual's, with the door in front."""
+        app = await self._make_app()
+        app.middlewares.append(self._door)
+        return app
+
+    async def on_startup(self, app: web.Application) -> None:
+        """Say where it is, and nothing else: the command is nobody's business."""
+        Console().print(f"traced in a browser: {self.entrance}\nCtrl-C ends it.", highlight=False, soft_wrap=True)
+
+    async def on_shutdown(self, app: web.Application) -> None:
+        """Close every visitor's connection, which ends their app."""
+        await asyncio.gather(*(each.close(code=1001, message=b"the server ends") for each in list(self._open)))
+
+    async def handle_websocket(self, request: web.Request) -> web.WebSocketResponse:
+        """A visitor: an app as long as the connection lasts."""
+        if len(self._open) >= MOST:
+            raise web.HTTPServiceUnavailable(text=f"{MOST} visitors are here already")
+        connection = web.WebSocketResponse(heartbeat=15, timeout=END_S)
+
+        async def close() -> None:
+            await connection.close()
+
+        self._open.add(connection)
+        try:
+            await connection.prepare(request)
+            visit = Visit(
+                self.command,
+                write_bytes=connection.send_bytes,
+                write_str=connection.send_str,
+                close=close,
+                download_manager=self.download_manager,
+            )
+            try:
+                await visit.start(_cells(request, "width", 80), _cells(request, "height", 24))
+                await self._process_messages(connection, visit)
+            finally:
+                await visit.end()
+        finally:
+            self._open.discard(connection)
+        return connection
+
+    @web.middleware
+    async def _door(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        host = f"{self.host}:{self.port}"
+        if request.host != host or request.headers.get("Origin", self.public_url) != self.public_url:
+            raise web.HTTPForbidden(text=f"only {self.public_url} is served here")
+        if hmac.compare_digest(request.query.get("key", "").encode(), self.key.encode()) and request.path == "/":
+            answer: web.StreamResponse = web.Response(status=303, headers={"Location": "/"})
+            answer.set_cookie(COOKIE, self.key, httponly=True, samesite="Strict", path="/")
+            return answer
+        if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self.key.encode()):
+            raise web.HTTPForbidden(text="open the URL that `traced tui --web` has printed")
+        answer = await handler(request)
+        if not answer.prepared:
+            answer.headers["Content-Security-Policy"] = POLICY.format(host=host)
+            answer.headers["Referrer-Policy"] = "no-referrer"
+        return answer
+
+
+def serve(where: list[str], port: int, *, write: bool) -> int:
+    """Serve until Ctrl-C or SIGTERM; ``where`` are `python -m tui`'s own options. Returns the exit code."""
+    try:
+        listener = socket.create_server((HOST, port))
+    except OSError as error:
+        print(f"port {port} of {HOST}: {error.strerror or error}; try another --port", file=sys.stderr)
+        return 1
+    command = [sys.executable, "-m", "tui", *where, *([] if write else ["--read-only"])]
+    server = Loopback(command, listener.getsockname()[1])
+    web.run_app(server.application(), sock=listener, shutdown_timeout=END_S, print=None, access_log=None)
+    return 0
+
+
+def _cells(request: web.Request, name: str, default: int) -> int:
+    told = request.query.get(name, "")
+    return min(max(int(told), 20), 1000) if told.isdecimal() and len(told) < 6 else default
