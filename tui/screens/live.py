@@ -42,7 +42,7 @@ class Live(Screen[None]):
         self._stale = True
         self._due = False
         self.known = False
-        self._wanted = ""  # what to put the cursor on once it is shown
+        self._pointing = ""  # what to put the cursor on once it is shown
 
     def compose(self) -> ComposeResult:
         """The state above, the contents, the keys below."""
@@ -91,7 +91,7 @@ class Live(Screen[None]):
     def point_at(self, key: str) -> None:
         """Put the cursor on the thing of this key, now or with the next answer; nothing where it is not shown then."""
         found = next((table for table in self.query(KeyedTable) if table.point_at(key)), None)
-        self._wanted = "" if found is not None or self._wanted == key else key
+        self._pointing = "" if found is not None or self._pointing == key else key
         if found is not None:
             found.focus()
 
@@ -118,8 +118,8 @@ class Live(Screen[None]):
             self.note("")
             self.known = True
             self.show(found)
-            if self._wanted:
-                self.point_at(self._wanted)
+            if self._pointing:
+                self.point_at(self._pointing)
         self._due = False
         if self._stale and self.known and self.app.linked and self.is_current:
             self.ask_soon()

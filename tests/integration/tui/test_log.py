@@ -36,7 +36,7 @@ async def at_log(on: Running) -> KeyedTable:
 
 
 def top(on: Running) -> str:
-    return text_of(on.app).splitlines()[1]
+    return text_of(on.app).splitlines()[2]
 
 
 @pytest.mark.parametrize("size", SIZES)

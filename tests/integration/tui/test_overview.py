@@ -117,7 +117,7 @@ def test_what_waits_opens_where_it_is_dealt_with(opened: Opened) -> None:
             assert "[bold]thrice‹U+202E›" in text_of(on.app)
             await on.pilot.press("down", "enter")
             await until(on.pilot, lambda: on.app.current_mode == "log")
-            await until(on.pilot, lambda: "policy-checks" in text_of(on.app).splitlines()[1])
+            await until(on.pilot, lambda: "policy-checks" in text_of(on.app).splitlines()[2])
 
     asyncio.run(act())
 
