@@ -97,8 +97,8 @@ def _decided_by(stands: "Standing", data_dir: Path, given: str | None) -> str:
         return "label tokens, as routing.router says"
     path = serving_file(data_dir, stands.fitting, stands.live)
     if path is None:
-        together = ", ".join(stands.live)
-        return f"label tokens: no router was fitted for {together} together; a cycle that promotes something does it"
+        names = f"{', '.join(stands.live)}{' together' if len(stands.live) > 1 else ''}"
+        return f"label tokens: no router was fitted for {names}; a cycle that promotes something does it"
     return f"the router that {path.parent.name} has fitted"
 
 
