@@ -21,7 +21,7 @@ from store.repositories.adapters import get_adapter
 from store.repositories.audit import save_audit
 from store.repositories.cycles import get_cycle, set_cycle_state
 from store.repositories.events import save_event
-from store.repositories.promotions import latest_approval, list_promotions
+from store.repositories.promotions import latest_approval, list_promotions, trials
 from store.service_records import AuditEntry, Event
 from traced.client.models import Done
 from traced.gates import further, promotion
@@ -65,12 +65,15 @@ def approve(
         promotion.check_seen(opened, adapter, seen, Decision.APPROVED, who=act.who)
     before = _standing(opened, adapter)
     decision = promotion.approve(opened, adapter, **act.signed)
+    tried = {one.promotion.adapter for one in trials(opened)} - {adapter}
     promoted = promotion.begin(opened, adapter, policy, steps, **act.signed)
     live = promotion.live(opened)
+    tried -= {one.promotion.adapter for one in trials(opened)}
+    ended = [f"{one} is on trial no more" for one in sorted(tried)]
     if _standing(opened, adapter) != before:
         note(opened, act, "approve", adapter, live=live, begins=promoted.state.value)
     return Done(
-        said=f"{adapter} is approved and {_standing_now(promoted)}",
+        said="; ".join([f"{adapter} is approved and {_standing_now(promoted)}", *ended]),
         subject=adapter,
         live=live,
         detail={"decision": asdict(decision), "promotion": asdict(promoted)},
@@ -111,7 +114,7 @@ def roll_back(opened: Session, act: Act, adapter: str | None) -> Done:
         said = f"{undone} was rolled back before"
     else:
         undone, restored = promotion.roll_back(opened, adapter, **act.signed)
-        said = f"{undone} is rolled back; {restored or 'the base model'} takes over"
+        said = f"{undone} is rolled back; {restored or 'the base model'} answers its conversations"
         note(opened, act, "rollback", undone, live=promotion.live(opened))
     detail = {"rolled_back": undone, "restored": restored}
     return Done(said=said, subject=undone, live=promotion.live(opened), detail=detail)

@@ -63,7 +63,7 @@ def promote(session: Session, adapter: str, *, who: str, at: datetime, reason: s
     previous = next((name for name in live if get_adapter(session, name).capability == capability), None)
     if previous is not None:
         before = live[previous].previous
-        _append(session, Promotion(previous, PromotionState.SUPERSEDED, who, at, f"by {adapter}", before))
+        _append(session, Promotion(previous, PromotionState.SUPERSEDED, who, at, f"{adapter} takes its place", before))
     return _append(session, Promotion(adapter, PromotionState.LIVE, who, at, reason, previous))
 
 
@@ -189,7 +189,7 @@ def _end_trial(session: Session, capability: str, successor: str, *, who: str, a
     for one in trials(session):
         if one.capability == capability and one.promotion.adapter != successor:
             ended = replace(one.promotion, state=PromotionState.SUPERSEDED, who=who, at=at, share=None)
-            _append(session, replace(ended, reason=f"by {successor}"))
+            _append(session, replace(ended, reason=f"{successor} takes its place"))
 
 
 def _lived(session: Session, capability: str) -> list[str]:

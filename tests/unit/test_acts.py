@@ -217,3 +217,10 @@ def test_only_what_was_parked_can_be_released(opened: Session) -> None:
 def test_nothing_is_live_to_undo(opened: Session) -> None:
     with pytest.raises(PromotionError, match="nothing is live"):
         roll_back(opened, ANN, None)
+
+
+def test_who_approves_another_is_told_which_trial_it_ends(opened: Session) -> None:
+    said = approve(opened, ANN, ADAPTER, policy="canary", steps=[0.05]).said
+    assert said == f"{ADAPTER} is approved and has 5 % of its conversations as a canary"
+    said = approve(opened, ANN, SECOND, policy="shadow").said
+    assert said == f"{SECOND} is approved and answers in the shadow; {ADAPTER} is on trial no more"

@@ -46,8 +46,8 @@ def decided_by(data_dir: Path, cycles: Sequence[str], live: Sequence[str], *, by
         return "label tokens, as routing.router says"
     path = serving_file(data_dir, cycles, live)
     if path is None:
-        together = ", ".join(live)
-        return f"label tokens: no router was fitted for {together} together; a cycle that promotes something does it"
+        names = f"{', '.join(live)}{' together' if len(live) > 1 else ''}"
+        return f"label tokens: no router was fitted for {names}; a cycle that promotes something does it"
     return f"the router that {path.parent.name} has fitted"
 
 

@@ -110,7 +110,8 @@ class Follower:
             by = "a fitted router" if found.classifier is not None else "label tokens"
             log.info("live: %s; decided by %s", ", ".join(found.versions.values()) or "the base model alone", by)
             for one in found.trials.values():
-                log.info("on trial: %s (%s, %s)", one.promotion.adapter, one.promotion.state, one.promotion.share)
+                share = "" if one.promotion.share is None else f", {100 * one.promotion.share:g} %"
+                log.info("on trial: %s (%s%s)", one.promotion.adapter, one.promotion.state, share)
 
     def _read(self) -> Live | None:
         with reading(self.store) as opened:
