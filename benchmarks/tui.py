@@ -111,6 +111,10 @@ def _answered(app: TracedApp) -> bool:
     return isinstance(app.screen, Live) and app.screen.known
 
 
+def _heard(app: TracedApp, newest: int) -> Callable[[], bool]:
+    return lambda: app.link.last == newest
+
+
 async def first(where: Where) -> tuple[float, float]:
     """Milliseconds to the first picture, and to the first answer in it."""
     began = time.perf_counter()
@@ -153,7 +157,7 @@ async def memory(where: Where, store: sqlalchemy.Engine, events: int) -> list[fl
             await asyncio.to_thread(write_events, store, events // 2)
             with reading(store) as opened:
                 _, newest = span(opened)
-            await until(lambda newest=newest: app.link.last == newest, seconds=600)
+            await until(_heard(app, newest), seconds=600)
             await pilot.pause()
             found.append(psutil.Process().memory_info().rss / 1e6)
     return found

@@ -6,6 +6,7 @@ are those of the moment, so that every run changes the pictures a little.
 
 import argparse
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from benchmarks.tui import daemon, until
@@ -18,15 +19,17 @@ SIZE = (120, 36)
 SCREENS = ("overview", "approvals")
 
 
+def _shows(app: TracedApp, name: str) -> bool:
+    return app.current_mode == name and isinstance(app.screen, Live) and app.screen.known
+
+
 async def draw(where: Where, into: Path) -> None:
     """One file for each screen."""
     app = TracedApp(where)
     async with app.run_test(size=SIZE) as pilot:
         for name in SCREENS:
             app.action_show(name)
-            await until(
-                lambda name=name: app.current_mode == name and isinstance(app.screen, Live) and app.screen.known
-            )
+            await until(partial(_shows, app, name))
             await pilot.pause(1.0)
             app.save_screenshot(f"{name}.svg", path=str(into))
 
