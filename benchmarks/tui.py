@@ -58,7 +58,7 @@ SCREENS = ("trajectories", "log")
 def daemon(trajectories: int) -> Iterator[tuple[Place, sqlalchemy.Engine]]:
     """A service on a seeded store, and that store."""
     with tempfile.TemporaryDirectory(prefix="tt-", dir="/tmp") as folder:  # short: a socket's path is
-        place = Place(Path(folder))
+        place = Place(Path(folder), settings="")
         store = place.open_store()
         seed_store(store, place.data_dir, datetime.now(UTC), trajectories=trajectories)
         with session(store) as opened:

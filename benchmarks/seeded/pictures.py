@@ -30,7 +30,7 @@ async def draw(where: Where, into: Path) -> None:
         for name in SCREENS:
             app.action_show(name)
             await until(partial(_shows, app, name))
-            await pilot.pause(1.0)
+            await pilot.pause(6.0)  # devices are told every two seconds
             app.save_screenshot(f"{name}.svg", path=str(into))
 
 
