@@ -14,6 +14,8 @@ import typer
 from traced.commands.options import DataDir, Given, read_settings
 from traced.errors import TracedError
 
+SIZE = ("COLUMNS", "LINES")  # the terminal itself says how large it is, and that it has changed
+
 Url = Annotated[
     str, typer.Option("--url", help="A daemon elsewhere, e.g. https://host:port; its token is read from a file.")
 ]
@@ -39,7 +41,7 @@ def tui(
     command = [sys.executable, "-m", "tui", *(["--read-only"] if read_only else [])]
     if web:
         command += ["--web", "--port", str(port), *(["--write"] if write else [])]
-    variables = dict(os.environ)
+    variables = {name: value for name, value in os.environ.items() if name not in SIZE}
     if url:
         variables["TRACED_TOKEN"] = _token(token_file)
         command += ["--url", url]

@@ -1,0 +1,110 @@
+"""The terminal interface in a terminal: tmux, a real service, an adapter approved by keys."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.place import Place
+from benchmarks.seeded import Seeded, seed_store
+from store.database import session
+from store.repositories.targets import pause_target
+
+pytestmark = pytest.mark.optional
+
+
+@dataclass
+class Terminal:
+    """A session of a tmux server of its own; ``name`` is that server's."""
+
+    name: str
+
+    def tmux(self, *words: str) -> str:
+        done = subprocess.run(["tmux", "-L", self.name, *words], capture_output=True, text=True, check=True, timeout=30)
+        return done.stdout
+
+    def press(self, *keys: str) -> None:
+        self.tmux("send-keys", *keys)
+
+    def type(self, text: str) -> None:
+        self.tmux("send-keys", "-l", text)
+
+    def shows(self) -> str:
+        return self.tmux("capture-pane", "-p")
+
+    def until(self, *texts: str) -> None:
+        until(lambda: all(text in self.shows() for text in texts), lambda: self.shows())
+
+
+def until(holds: Callable[[], object], told: Callable[[], str], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def service() -> Iterator[tuple[Place, Seeded]]:
+    """A service on a seeded store, whose target is paused: it begins nothing by itself."""
+    with tempfile.TemporaryDirectory(prefix="tu-", dir="/tmp") as folder:  # short: a socket's path is
+        place = Place(Path(folder), settings="")
+        store = place.open_store()
+        seeded = seed_store(store, place.data_dir, datetime.now(UTC))
+        with session(store) as opened:
+            pause_target(opened, "desk", who="a test", at=datetime.now(UTC))
+        store.dispose()
+        place.start()
+        try:
+            yield place, seeded
+        finally:
+            place.stop()
+
+
+@pytest.fixture
+def terminal(service: tuple[Place, Seeded]) -> Iterator[Terminal]:
+    """`traced tui` in it."""
+    if shutil.which("tmux") is None:
+        pytest.skip("no tmux is here")
+    place, _ = service
+    made = Terminal(place.folder.name)
+    command = [sys.executable, "-m", "traced", "tui", "--data-dir", str(place.data_dir)]
+    made.tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", *command)
+    try:
+        yield made
+    finally:
+        subprocess.run(["tmux", "-L", made.name, "kill-server"], capture_output=True, check=False, timeout=30)
+
+
+def test_an_adapter_is_approved_by_keys_and_promoted(service: tuple[Place, Seeded], terminal: Terminal) -> None:
+    place, seeded = service
+    terminal.until("● connected", "approve or reject", seeded.waiting, "7 Serving  8 Log")
+    terminal.press("6")
+    terminal.until("waits for a decision")
+    terminal.press("a")
+    terminal.until("Why")
+    terminal.type("read the harmed ones")
+    terminal.press("C-y")
+    terminal.until("✓ approved by", "● live")
+    status = place.status()
+    assert [one.live for one in status.adapters if one.name == seeded.waiting] == [True]
+    assert status.waiting == []
+    entry = place.ask(lambda client: client.audit(1))[0]
+    assert (entry.action, entry.subject, entry.reason) == ("approve", seeded.waiting, "read the harmed ones")
+    terminal.press("q")
+    until(lambda: not place.alive or "no server" in _sessions(terminal), lambda: terminal.shows())
+    assert place.alive  # closing it touches nothing
+    assert place.status().state == "ready"
+
+
+def _sessions(terminal: Terminal) -> str:
+    done = subprocess.run(
+        ["tmux", "-L", terminal.name, "list-sessions"], capture_output=True, text=True, check=False, timeout=30
+    )
+    return "no server" if done.returncode else done.stdout
