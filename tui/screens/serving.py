@@ -22,7 +22,6 @@ from traced.client.models import EventView
 from traced.client.serving import DecisionPage, DecisionView, Models, ModelView, RouterView
 from tui.plain import line
 from tui.screens.live import Live
-from tui.screens.roll_back import RollBack
 from tui.screens.served_conversation import ServedConversation
 from tui.screens.serving_told import (
     STANDING,
@@ -33,7 +32,9 @@ from tui.screens.serving_told import (
     model_cells,
     router_told,
     standing,
+    what_a_rollback_does,
 )
+from tui.widgets.act_question import ActQuestion
 from tui.widgets.keyed_table import KeyedTable, Row
 
 PAGE = 50
@@ -231,6 +232,7 @@ class Serving(Live):
         model = self._chosen()
         if model is None:
             return
-        why = await self.app.push_screen_wait(RollBack(model))
+        act = f"Roll back {line(model.name, 40)}"
+        why = await self.app.push_screen_wait(ActQuestion(act, what_a_rollback_does(model)))
         if why is not None:
             await self.app.act(self.app.client.roll_back(model.name, why))

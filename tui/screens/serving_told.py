@@ -239,3 +239,15 @@ def _clipped(text: str, width: int, style: str = "") -> Text:
 
 def _right(text: str, width: int) -> Text:
     return cell(text.rjust(width))
+
+
+def what_a_rollback_does(model: ModelView) -> Text:
+    """Where the conversations of a model go when it is taken back."""
+    left = "the base model" if model.brought_back == "base" else line(model.brought_back, 40)
+    then = {
+        "canary": f"its share of the conversations goes to {left}",
+        "shadow": f"it answers no more beside {left}",
+    }
+    told = Text.assemble((line(model.name, 40), "bold"), f" is {model.state}: ")
+    told.append(f"{then.get(model.state, f'its conversations go on with {left}')}. ")
+    return told.append("Requests in flight end as they began.")

@@ -8,6 +8,7 @@ Not covered: stored trajectories, and what a gate made of the adapter.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -261,7 +262,7 @@ class Training(Live):
                 f"any other. At work now: {doing}.",
             ),
         }[act]
-        reason = await self.app.push_screen_wait(ActQuestion(title, what))
+        reason = await self.app.push_screen_wait(ActQuestion(title, Text(what)))
         if reason is None:
             return
         if found.status.doing and act != "resume":

@@ -20,9 +20,9 @@ from store.serving_records import ConversationRoute, Exchange, Feedback
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tui.app import SCREENS
-from tui.screens.roll_back import RollBack
 from tui.screens.served_conversation import ServedConversation
 from tui.screens.serving import PAGE
+from tui.widgets.act_question import ActQuestion
 from tui.widgets.keyed_table import KeyedTable
 
 STILL = 10  # looks
@@ -149,7 +149,7 @@ def test_a_rollback_asks_why_and_is_done_by_the_button_that_names_the_adapter(op
             await on_serving(on)
             await choose(on, on.seeded.live)
             await on.pilot.press("r")
-            await until(on.pilot, lambda: isinstance(on.app.screen, RollBack))
+            await until(on.pilot, lambda: isinstance(on.app.screen, ActQuestion))
             assert f"{on.seeded.live} is live: its conversations go on with the base model" in asked(on)
             on.app.screen.query_one(Input).value = "it lies"
             await on.pilot.press("enter")
@@ -175,10 +175,10 @@ def test_a_rollback_that_was_left_changes_nothing(opened: Opened) -> None:
             await choose(on, on.seeded.canary)
             for keys in (("escape",), ("tab", "enter")):
                 await on.pilot.press("r")
-                await until(on.pilot, lambda: isinstance(on.app.screen, RollBack))
+                await until(on.pilot, lambda: isinstance(on.app.screen, ActQuestion))
                 assert "its share of the conversations goes to the base model" in asked(on)
                 await on.pilot.press(*keys)
-                await until(on.pilot, lambda: not isinstance(on.app.screen, RollBack))
+                await until(on.pilot, lambda: not isinstance(on.app.screen, ActQuestion))
             with reading(on.control.store) as opened_store:
                 assert promotions.list_promotions(opened_store, on.seeded.canary)[-1].state is PromotionState.CANARY
 
@@ -193,7 +193,7 @@ def test_a_refused_rollback_is_told(opened: Opened) -> None:
             with session(on.control.store) as opened_store:  # by somebody else, just now
                 promotions.roll_back(opened_store, on.seeded.live, who="bob", at=AT)
             await on.pilot.press("r")
-            await until(on.pilot, lambda: isinstance(on.app.screen, RollBack))
+            await until(on.pilot, lambda: isinstance(on.app.screen, ActQuestion))
             await on.pilot.press("enter", "enter")
             await until(on.pilot, lambda: "was rolled back before" in said(on))
 
@@ -212,7 +212,7 @@ def test_the_base_model_and_a_reader_are_offered_no_rollback(opened: Opened) -> 
             await choose(on, on.seeded.live)
             await on.pilot.press("r")
             assert "Roll back" not in text_of(on.app)
-            assert not isinstance(on.app.screen, RollBack)
+            assert not isinstance(on.app.screen, ActQuestion)
 
     asyncio.run(look())
 

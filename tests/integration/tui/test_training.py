@@ -181,7 +181,7 @@ def test_stopping_a_training_names_it_and_is_audited(opened: Opened) -> None:
         assert isinstance(on.app.screen, ActQuestion)
         await on.pilot.press("escape")
         assert await on.client.audit() == []
-        await asks(on, "x", *"dull", "enter")
+        await asks(on, "x", *"dull", "enter", "enter")
         await until(on.pilot, lambda: any("is stopped" in told.message for told in on.app._notifications))
         [entry] = await on.client.audit()
         assert (entry.action, entry.subject, entry.reason) == ("stop training", RUN, "dull")
@@ -198,7 +198,7 @@ def test_the_service_is_paused_and_resumed(opened: Opened) -> None:
         await on.pilot.press("tab", "tab", "enter")  # by its button
         await until(on.pilot, lambda: "p Resume" in text_of(on.app))
         assert (await on.client.status()).target.paused_at is not None
-        await asks(on, "p", "enter")
+        await asks(on, "p", "enter", "enter")
         await until(on.pilot, lambda: "p Pause" in text_of(on.app))
         assert (await on.client.status()).target.paused_at is None
         assert [one.action for one in await on.client.audit()] == ["resume", "pause"]
@@ -212,7 +212,7 @@ def test_a_cycle_is_cancelled_from_its_training(opened: Opened) -> None:
         await until(on.pilot, lambda: f"Ends {CYCLE} for good" in text_of(on.app))
         await on.pilot.press("tab", "enter")  # the button that leaves it
         assert (await on.client.cycles())[0].state == "running"
-        await asks(on, "c", "enter")
+        await asks(on, "c", "enter", "enter")
         await until(on.pilot, lambda: not screen(on).check_action("cancel", ()))
         assert (await on.client.cycles())[0].state == "cancelled"
 
