@@ -21,7 +21,7 @@ from traced.client import Client, ClientError
 from traced.client.capabilities import CapabilityHistory, CapabilityInCycle, CapabilityView, Cited, CitedMessage
 from tui.plain import block, line
 from tui.screens.capability_panels import by_gap, cited, listed, passed, tail, texts
-from tui.screens.cited import CitedText
+from tui.screens.conversation import Conversation
 from tui.screens.live import Live
 from tui.widgets.keyed_table import KeyedTable
 from tui.widgets.label_grid import SIGNS, LabelGrid
@@ -303,7 +303,7 @@ class Capabilities(Live):
 
     def _open(self, trajectory: str, index: int) -> None:
         if self._chosen:
-            self.app.push_screen(CitedText(self._chosen, self._shown_cycle, trajectory, index))
+            self.app.push_screen(Conversation(trajectory, capability=self._chosen, message=index))
 
     def _message(self) -> CitedMessage | None:
         key = self.query_one("#cited", KeyedTable).selected

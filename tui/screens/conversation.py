@@ -70,10 +70,11 @@ class Conversation(Live):
         Binding("escape", "back", "Back"),
     ]
 
-    def __init__(self, trajectory_id: str, *, capability: str | None = None) -> None:
+    def __init__(self, trajectory_id: str, *, capability: str | None = None, message: int | None = None) -> None:
         super().__init__()
         self.trajectory_id = trajectory_id
         self.capability = capability
+        self._message = message  # where reading begins
         self.beside: str | None = None
         self._one: FullTrajectory | None = None
 
@@ -82,6 +83,10 @@ class Conversation(Live):
         with Horizontal():
             yield Side(id="one")
             yield Side(id="beside")
+
+    def on_mount(self) -> None:
+        """Reading begins at the message that was asked for."""
+        self.query_one("#one Talk", Talk).begin_at = self._message
 
     async def load(self, client: Client) -> Found:
         """What is shown."""

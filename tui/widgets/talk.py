@@ -76,6 +76,7 @@ class Talk(VerticalScroll):
         super().__init__(id=id)
         self.blocks: list[Block] = []
         self.chosen = 0
+        self.begin_at: int | None = None  # the message that is chosen at first, and unfolded; else the first cited
 
     @property
     def pieces(self) -> list[Piece]:
@@ -170,7 +171,15 @@ class Talk(VerticalScroll):
 
     def _begin(self) -> None:
         cited = [place for place, block in enumerate(self.blocks) if block.cited]
-        self.choose(cited[0] if cited else 0)
+        if self.begin_at is None:
+            self.choose(cited[0] if cited else 0)
+            return
+        exactly = [place for place in cited if self.begin_at in {one.index for one in self.blocks[place].cited}]
+        before = [place for place, block in enumerate(self.blocks) if block.index <= self.begin_at]
+        place = (exactly or before[-1:] or [0])[0]
+        self.choose(place)
+        if self.blocks:
+            self.pieces[place].tell(self.blocks[place], folded=False)
 
     def _reach(self, place: int) -> None:
         """Have all blocks up to some way behind ``place``."""

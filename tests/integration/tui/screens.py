@@ -8,12 +8,14 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from difflib import unified_diff
 from pathlib import Path
 
 from textual.app import App
 from textual.pilot import Pilot
 
 PICTURES = Path(__file__).parent / "pictures"
+PATIENCE_S, REST_S, LOOK_S = 5.0, 0.6, 0.02
 SIZES = ((80, 24), (120, 40), (200, 60))
 
 
@@ -23,15 +25,31 @@ def text_of(app: App[object]) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips) + "\n"
 
 
-def same_picture(app: App[object], name: str) -> None:
-    """The screen looks as it did; raises ``AssertionError`` with both where it does not."""
+async def same_picture(app: App[object], name: str) -> None:
+    """The screen comes to look as it did; raises ``AssertionError`` with what differs where it does not."""
     width, height = app.size
     kept = PICTURES / f"{name}-{width}x{height}.txt"
-    found = text_of(app)
     if os.environ.get("PICTURES") == "new":
         kept.parent.mkdir(exist_ok=True)
-        kept.write_text(found, "utf-8")
-    assert found == kept.read_text("utf-8"), f"{kept} looks otherwise:\n{found}"
+        kept.write_text(await _at_rest(app), "utf-8")
+    wanted, found = kept.read_text("utf-8"), text_of(app)
+    for _ in range(round(PATIENCE_S / LOOK_S)):
+        if found == wanted:
+            break
+        await asyncio.sleep(LOOK_S)
+        found = text_of(app)
+    differs = "\n".join(unified_diff(wanted.splitlines(), found.splitlines(), "kept", "found", lineterm=""))
+    assert found == wanted, f"{kept.name} looks otherwise:\n{differs}"
+
+
+async def _at_rest(app: App[object]) -> str:
+    """The screen once it has not changed for a while."""
+    found, since = text_of(app), time.monotonic()
+    while time.monotonic() - since < REST_S:
+        await asyncio.sleep(LOOK_S)
+        if (now := text_of(app)) != found:
+            found, since = now, time.monotonic()
+    return found
 
 
 async def until(pilot: Pilot[object], holds: Callable[[], object], seconds: float = 10.0) -> None:

@@ -66,16 +66,16 @@ def test_the_whole_case_is_on_one_screen(opened: Opened, size: tuple[int, int]) 
     async def look() -> None:
         async with opened(size) as on:
             await there(on)
-            same_picture(on.app, "approvals")
+            await same_picture(on.app, "approvals")
             await on.pilot.press("a")
             await until(on.pilot, lambda: isinstance(on.app.screen, Decision))
-            same_picture(on.app, "approvals-approve")
+            await same_picture(on.app, "approvals-approve")
             await on.pilot.press("escape", "enter", "enter")
             await until(on.pilot, lambda: isinstance(on.app.screen, SideBySide))
-            same_picture(on.app, "approvals-episodes")
+            await same_picture(on.app, "approvals-episodes")
             await on.pilot.press("escape", "shift+tab", "end")
             await until(on.pilot, lambda: "decisions   none yet" in shown(on))
-            same_picture(on.app, "approvals-lineage")
+            await same_picture(on.app, "approvals-lineage")
 
     asyncio.run(look())
 
@@ -144,7 +144,7 @@ def test_more_episodes_are_asked_for_and_only_rejecting_is_left_meanwhile(opened
             await on.pilot.press("m")
             await until(on.pilot, lambda: isinstance(on.app.screen, Decision))
             assert "How it goes live" not in shown(on)
-            same_picture(on.app, "approvals-more")
+            await same_picture(on.app, "approvals-more")
             await on.pilot.press(*"too few", "ctrl+y")
             await until(on.pilot, lambda: "… more episodes, look 3 of 3, asked for by" in shown(on))
             footer = shown(on).splitlines()[-1]
@@ -289,7 +289,7 @@ def test_who_only_looks_is_offered_nothing(opened: Opened, size: tuple[int, int]
     async def look() -> None:
         async with opened(size, read_only=True) as on:
             await there(on)
-            same_picture(on.app, "approvals-read-only")
+            await same_picture(on.app, "approvals-read-only")
             await on.pilot.press("a", "r", "m")
             assert isinstance(on.app.screen, Approvals)
 
@@ -309,7 +309,7 @@ def test_nothing_to_decide_says_so(tmp_path: Path, size: tuple[int, int]) -> Non
                 await until(pilot, lambda: app.linked)
                 await pilot.press(KEY)
                 await until(pilot, lambda: "No adapter waits" in text_of(app))
-                same_picture(app, "approvals-empty")
+                await same_picture(app, "approvals-empty")
                 await pilot.press("a", "r", "m", "enter")
                 assert isinstance(app.screen, Approvals)
 

@@ -21,9 +21,10 @@ from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.unit.store.chain import trajectory
 from traced.service.control import Control
 from tui.screens.capabilities import Capabilities
-from tui.screens.cited import CitedText
+from tui.screens.conversation import Conversation
 from tui.widgets.keyed_table import KeyedTable
 from tui.widgets.label_grid import LabelGrid
+from tui.widgets.talk import Piece
 
 HOSTILE = "\x1b[31m [bold]red[/bold] \u202e drawkcab \u200b"
 HARMLESS = "\u241b[31m [bold]red[/bold] \u2039U+202E\u203a"
@@ -51,12 +52,12 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
     async def look() -> None:
         async with opened(size) as on:
             await shown(on)
-            same_picture(on.app, "capabilities")
+            await same_picture(on.app, "capabilities")
             if size[0] < 100:  # elsewhere all panels are in sight
                 for key, name in (("l", "labels"), ("m", "messages"), ("h", "history")):
                     await on.pilot.press(key)
                     await on.pilot.pause()
-                    same_picture(on.app, f"capabilities-{name}")
+                    await same_picture(on.app, f"capabilities-{name}")
 
     asyncio.run(look())
 
@@ -72,7 +73,7 @@ def test_an_empty_store_says_what_fills_it(
             await on.pilot.press("2")
             await until(on.pilot, lambda: "No capability has been named yet" in text_of(on.app))
             await on.pilot.press("l", "left_square_bracket", "enter", "escape")
-            same_picture(on.app, "capabilities-empty")
+            await same_picture(on.app, "capabilities-empty")
 
     asyncio.run(look())
     control.store.dispose()
@@ -147,6 +148,11 @@ def test_an_older_cycle_is_shown_by_key_and_by_its_row(opened: Opened) -> None:
     asyncio.run(change())
 
 
+def reads(on: Running) -> bool:
+    """Whether a conversation is open, at one of its messages."""
+    return isinstance(on.app.screen, Conversation) and bool(on.app.screen.query("Piece.-chosen"))
+
+
 def test_the_heat_map_is_walked_and_a_cell_is_read(opened: Opened) -> None:
     async def walk() -> None:
         async with opened() as on:
@@ -165,8 +171,10 @@ def test_the_heat_map_is_walked_and_a_cell_is_read(opened: Opened) -> None:
             await on.pilot.click(LabelGrid, offset=(4, 3))
             assert grid.cell == (inside.rows[2], 2)
             await on.pilot.press("home", "enter")
-            await until(on.pilot, lambda: "lacking in run" in text_of(on.app))
-            assert f"{inside.rows[0].trajectory}, message {inside.rows[0].cited[2]}" in text_of(on.app)
+            await until(on.pilot, lambda: reads(on))
+            assert inside.rows[0].trajectory in text_of(on.app)
+            chosen_piece = on.app.screen.query_one("Piece.-chosen", Piece)
+            assert inside.rows[0].cited[2] in {cited.index for cited in chosen_piece.block.cited}
             await on.pilot.press("escape")
             assert on.app.screen is screen
             unneeded = next(n for n, row in enumerate(inside.rows) if row.verdicts[2] == "na")
@@ -220,8 +228,11 @@ def test_a_cited_message_is_read_and_more_come_at_the_end(opened: Opened) -> Non
             one = found.messages[1]
             await until(on.pilot, lambda: one.text[:30] in told(screen, "#preview"))
             await on.pilot.press("enter")
-            await until(on.pilot, lambda: isinstance(on.app.screen, CitedText) and one.text[:30] in text_of(on.app))
-            await on.pilot.press("enter")
+            await until(on.pilot, lambda: reads(on))
+            chosen_piece = on.app.screen.query_one("Piece.-chosen", Piece)
+            assert not chosen_piece.folded
+            assert one.index in {cited.index for cited in chosen_piece.block.cited}
+            await on.pilot.press("escape")
             assert on.app.screen is screen
             while table.row_count < found.total:
                 before = table.row_count
@@ -230,7 +241,7 @@ def test_a_cited_message_is_read_and_more_come_at_the_end(opened: Opened) -> Non
             assert screen.query_one("#messages").border_title == f"Messages, {found.total} of {found.total}"
             await on.pilot.press("ctrl+end", "enter")
             last = found.messages[-1]
-            await until(on.pilot, lambda: f"{last.trajectory}, message {last.index}" in text_of(on.app))
+            await until(on.pilot, lambda: reads(on) and last.trajectory in text_of(on.app))
 
     asyncio.run(read())
 
@@ -283,7 +294,7 @@ def test_a_new_cycle_comes_to_the_top_and_its_text_does_no_harm(opened: Opened, 
             await until(on.pilot, lambda: HARMLESS in told(screen, "#texts"))
             assert f"odd {HARMLESS}"[:30] in text_of(on.app)
             await on.pilot.press("l", "enter")
-            await until(on.pilot, lambda: isinstance(on.app.screen, CitedText) and "\ufffd" in text_of(on.app))
+            await until(on.pilot, lambda: isinstance(on.app.screen, Conversation) and "\ufffd" in text_of(on.app))
             assert HARMLESS in text_of(on.app)
             for sign in ("\x1b", "\u202e", "\u200b", "\ud800"):
                 assert sign not in text_of(on.app)

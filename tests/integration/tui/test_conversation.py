@@ -41,10 +41,10 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
     async def take() -> None:
         async with opened(size) as on:
             await read(on, FAILURE)
-            same_picture(on.app, "conversation")
+            await same_picture(on.app, "conversation")
             await on.pilot.press("f", "s")
             await until(on.pilot, lambda: text_of(on.app).count("#1 ") == 2)
-            same_picture(on.app, "conversation-beside")
+            await same_picture(on.app, "conversation-beside")
 
     asyncio.run(take())
 

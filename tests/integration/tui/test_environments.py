@@ -68,7 +68,7 @@ def test_the_table_looks_as_it_did(opened: Opened, size: tuple[int, int]) -> Non
             table = await to_table(on)
             table.point_at(on.seeded.environments["payment-methods"])
             await until(on.pilot, lambda: "failed: diversity, leak" in text_of(on.app))
-            same_picture(on.app, "environments")
+            await same_picture(on.app, "environments")
 
     asyncio.run(look())
 
@@ -79,10 +79,10 @@ def test_a_report_and_a_source_look_as_they_did(opened: Opened, size: tuple[int,
         async with opened(size) as on:
             screen = await to_one(on, on.seeded.environments["payment-methods"])
             await until(on.pilot, lambda: "checks passed" in text_of(on.app))
-            same_picture(on.app, "environment-report")
+            await same_picture(on.app, "environment-report")
             await on.pilot.press("s")
             await until(on.pilot, lambda: "import json" in text_of(on.app))
-            same_picture(on.app, "environment-source")
+            await same_picture(on.app, "environment-source")
             await on.pilot.press("pagedown", "end")
             await until(on.pilot, lambda: "listed" in text_of(on.app))
             await on.pilot.press("r")
@@ -103,7 +103,7 @@ def test_none_yet_is_said(opened: Opened, control: Control) -> None:
             await to_table(on)
             assert "No environment has been made yet" in text_of(on.app)
             await on.pilot.press("enter")  # nothing to open
-            same_picture(on.app, "environments-none")
+            await same_picture(on.app, "environments-none")
 
     asyncio.run(look())
 

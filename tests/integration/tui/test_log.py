@@ -45,7 +45,7 @@ def test_the_log_of_three_cycles(opened: Opened, size: tuple[int, int]) -> None:
         async with opened(size) as on:
             await at_log(on)
             await until(on.pilot, lambda: "⏎" in text_of(on.app) and "number" in text_of(on.app))
-            same_picture(on.app, "log")
+            await same_picture(on.app, "log")
 
     asyncio.run(look())
 
@@ -56,7 +56,7 @@ def test_a_log_without_events(empty: Opened, size: tuple[int, int]) -> None:
         async with empty(size) as on:
             await on.pilot.press(KEY)
             await until(on.pilot, lambda: "Nothing has happened yet" in text_of(on.app))
-            same_picture(on.app, "log-empty")
+            await same_picture(on.app, "log-empty")
 
     asyncio.run(look())
 

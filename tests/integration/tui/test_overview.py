@@ -44,7 +44,7 @@ def test_a_cycle_that_waits(opened: Opened, size: tuple[int, int]) -> None:
     async def look() -> None:
         async with opened(size) as on:
             await filled(on)
-            same_picture(on.app, "overview")
+            await same_picture(on.app, "overview")
 
     asyncio.run(look())
 
@@ -59,7 +59,7 @@ def test_a_stage_at_work_says_how_far_it_is_and_how_long_it_takes(opened: Opened
             await until(on.pilot, lambda: "8/16" in text_of(on.app) and "▶ c-0003" in text_of(on.app))
             advanced(on, 10)
             await until(on.pilot, lambda: "10/16" in text_of(on.app))
-            same_picture(on.app, "overview-running")
+            await same_picture(on.app, "overview-running")
             if size[0] > 80:
                 assert "≈12 min left" in text_of(on.app)
             with session(on.control.store) as opened_store:
@@ -75,7 +75,7 @@ def test_a_store_with_nothing_in_it(empty: Opened, size: tuple[int, int]) -> Non
     async def look() -> None:
         async with empty(size) as on:
             await until(on.pilot, lambda: all(part in text_of(on.app) for part in ("NVIDIA L4", "✓ parts", "measured")))
-            same_picture(on.app, "overview-empty")
+            await same_picture(on.app, "overview-empty")
 
     asyncio.run(look())
 

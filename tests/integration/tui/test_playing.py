@@ -62,12 +62,12 @@ async def type_over(on: Running, text: str) -> None:
 def test_what_an_agent_sees_first_looks_as_it_did(opened: Opened, image: object, size: tuple[int, int]) -> None:
     async def play(on: Running) -> None:
         await begin(on, on.seeded.environments["policy-checks"])
-        same_picture(on.app, "environment-play")
+        await same_picture(on.app, "environment-play")
         await on.pilot.press("ctrl+t")
         await until(on.pilot, lambda: isinstance(on.app.screen, ChooseTool))
         await on.pilot.press("down", "down", "enter")
         await until(on.pilot, lambda: isinstance(on.app.screen, FillCall))
-        same_picture(on.app, "environment-call")
+        await same_picture(on.app, "environment-call")
 
     press(opened, play, size)
 
@@ -80,13 +80,13 @@ def test_an_episode_is_played_by_keys(opened: Opened, containers: Callable[[str]
         shown = text_of(on.app)
         assert "You work at a shop." in shown
         assert "exchange_item(order_id, item_id, new_item_id)" in shown
-        same_picture(on.app, "environment-play")
+        await same_picture(on.app, "environment-play")
         assert containers(key) == 1
         await on.pilot.press("ctrl+t")
         await until(on.pilot, lambda: isinstance(on.app.screen, ChooseTool))
         await on.pilot.press("down", "down", "enter")
         await until(on.pilot, lambda: isinstance(on.app.screen, FillCall))
-        same_picture(on.app, "environment-call")
+        await same_picture(on.app, "environment-call")
         await type_over(on, '{"order_id": ')
         await on.pilot.press("ctrl+s")
         await until(on.pilot, lambda: "✗ Expecting value" in text_of(on.app))
@@ -104,7 +104,7 @@ def test_an_episode_is_played_by_keys(opened: Opened, containers: Callable[[str]
         await until(on.pilot, lambda: "● playing seed 7: 2 sent" in text_of(on.app))
         await on.pilot.press(*"Done.", "enter")
         await until(on.pilot, lambda: "The episode is done." in text_of(on.app) and not len(on.control.playing))
-        same_picture(on.app, "environment-played")
+        await same_picture(on.app, "environment-played")
         assert "✗ no success   reward 0" in text_of(on.app)
         assert containers(key) == 0
         assert (await on.client.audit())[0].subject == key
@@ -158,7 +158,7 @@ def test_escape_ends_it_after_a_question(opened: Opened, containers: Callable[[s
         assert containers(key) == 1
         await on.pilot.press("escape")
         await until(on.pilot, lambda: "Its container is removed." in text_of(on.app))
-        same_picture(on.app, "environment-end")
+        await same_picture(on.app, "environment-end")
         await on.pilot.press("y")
         await until(on.pilot, lambda: "You ended the episode." in text_of(on.app))
         assert "✗ no success   reward 0" in text_of(on.app)
@@ -277,7 +277,7 @@ def test_read_only_offers_no_play(opened: Opened) -> None:
             assert on.app.screen is screen
             screen.query_one("#tabs").active = "play-tab"  # type: ignore[attr-defined]
             await until(on.pilot, lambda: "⊘ Playing an episode is an act" in text_of(on.app))
-            same_picture(on.app, "environment-read-only")
+            await same_picture(on.app, "environment-read-only")
 
     asyncio.run(look())
 

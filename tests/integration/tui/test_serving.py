@@ -96,21 +96,21 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
         async with opened(size) as on:
             await on_serving(on)
             await settled(on)
-            same_picture(on.app, "serving")
+            await same_picture(on.app, "serving")
             await choose(on, on.seeded.canary)
             await settled(on)
-            same_picture(on.app, "serving-canary")
+            await same_picture(on.app, "serving-canary")
             decisions(on).focus()
             await on.pilot.press("enter")
             await until(on.pilot, lambda: "nats" in text_of(on.app) and "Trajectories (0)" in text_of(on.app))
             await settled(on)
-            same_picture(on.app, "serving-conversation")
+            await same_picture(on.app, "serving-conversation")
             await on.pilot.press("escape")
             await choose(on, on.seeded.live)
             await on.pilot.press("r")
             await until(on.pilot, lambda: "Why?" in text_of(on.app))
             await settled(on)
-            same_picture(on.app, "serving-roll-back")
+            await same_picture(on.app, "serving-roll-back")
 
     asyncio.run(look())
 
@@ -123,7 +123,7 @@ def test_nothing_served_yet(opened: Opened, size: tuple[int, int]) -> None:
             on.control.store = empty
             await on_serving(on)
             await settled(on)
-            same_picture(on.app, "serving-empty")
+            await same_picture(on.app, "serving-empty")
             empty.dispose()
 
     asyncio.run(look())

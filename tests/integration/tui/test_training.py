@@ -276,7 +276,7 @@ def test_nothing_trained_yet(tmp_path: Path, size: tuple[int, int]) -> None:
             async with app.run_test(size=size) as pilot:
                 await pilot.press("5")
                 await until(pilot, lambda: "No adapter has been trained yet" in text_of(app))
-                same_picture(app, "training-empty")
+                await same_picture(app, "training-empty")
         store.dispose()
 
     asyncio.run(look())
@@ -291,15 +291,15 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
             at_work.samples(24, "It is on your gift card now.", "I cannot do that.", "Which order?")
             await shown(on)
             await until(on.pilot, lambda: len(points(on)) == 23)
-            same_picture(on.app, "training")
+            await same_picture(on.app, "training")
             await on.pilot.press("r")
             await until(on.pilot, lambda: "of its group" in text_of(on.app))
-            same_picture(on.app, "training-rollout")
+            await same_picture(on.app, "training-rollout")
             await on.pilot.press("escape", "x")
             await until(on.pilot, lambda: "Why" in text_of(on.app))
-            same_picture(on.app, "training-stop")
+            await same_picture(on.app, "training-stop")
             await on.pilot.press("escape", "down")
             await until(on.pilot, lambda: len(points(on)) == 16)
-            same_picture(on.app, "training-ended")
+            await same_picture(on.app, "training-ended")
 
     asyncio.run(look())

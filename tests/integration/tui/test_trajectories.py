@@ -60,18 +60,18 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
     async def take() -> None:
         async with opened(size) as on:
             await look(on)
-            same_picture(on.app, "trajectories")
+            await same_picture(on.app, "trajectories")
             await choose(on, "capability", "date-reasoning")
             await choose(on, "label", "lacking")
             await until(on.pilot, loaded(on, 19))
             await on.pilot.press("escape", "down", "space", "space")
             await until(on.pilot, lambda: "2 chosen" in text_of(on.app))
-            same_picture(on.app, "trajectories-lacking")
+            await same_picture(on.app, "trajectories-lacking")
             await on.pilot.press("e")
             await until(on.pilot, lambda: isinstance(on.app.screen, Export))
             on.app.screen.query_one("#why").display = False  # names this machine's folder
             await on.pilot.pause()
-            same_picture(on.app, "trajectories-export")
+            await same_picture(on.app, "trajectories-export")
 
     asyncio.run(take())
 
@@ -299,7 +299,7 @@ def test_an_empty_store_says_where_trajectories_come_from(tmp_path: Path, size: 
                 await until(pilot, lambda: "No trajectories are stored yet" in text_of(app))
                 await pilot.press("enter", "space", "a", "e", "m")
                 assert isinstance(app.screen, Trajectories)
-                same_picture(app, "trajectories-empty")
+                await same_picture(app, "trajectories-empty")
 
     asyncio.run(look_at_nothing())
     store.dispose()
