@@ -109,8 +109,9 @@ class TracedApp(App[None]):
             screen.news(message.events)
 
     def shown(self) -> list[Live]:
-        """All screens that have been opened, the one in front among them."""
-        return [one for stack in self._screen_stacks.values() for one in stack if isinstance(one, Live)]
+        """All screens that have been opened, the one in front among them; one that is being made asks by itself."""
+        every = (one for stack in self._screen_stacks.values() for one in stack)
+        return [one for one in every if isinstance(one, Live) and one.is_mounted]
 
     @work(exclusive=True, group="status")
     async def _know(self) -> None:

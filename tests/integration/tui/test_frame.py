@@ -2,9 +2,11 @@
 
 import asyncio
 
-from tests.integration.tui.conftest import Opened
+from tests.integration.tui.conftest import AT, Opened
 from tests.integration.tui.screens import text_of, until
+from traced.client.models import EventView
 from tui.app import SCREENS
+from tui.link import News
 from tui.widgets.keyed_table import KeyedTable
 
 
@@ -55,3 +57,14 @@ def test_a_letter_jumps(opened: Opened) -> None:
             assert focused.id == "devices"
 
     asyncio.run(jump())
+
+
+def test_news_that_come_while_a_screen_is_made_do_no_harm(opened: Opened) -> None:
+    async def show() -> None:
+        async with opened() as on:
+            event = EventView(seq=10**6, at=AT, kind="stage started", subject="collect", cycle_id=None, detail={})
+            on.app.action_show("log")
+            on.app.on_news(News([event]))  # before it has any widgets
+            await until(on.pilot, lambda: on.app.current_mode == "log" and "stage finished" in text_of(on.app))
+
+    asyncio.run(show())
