@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from traced.client.errors import NoDaemon, Refused
 from traced.client.models import Done, Problem
@@ -41,12 +41,11 @@ class Transport:
 
     async def get(self, path: str, kind: type[Answer], /, **query: Any) -> Answer:
         """One object; what is None is not asked for."""
-        return kind.model_validate_json((await self.ask("GET", path, query=_given(query))).content)
+        return kind.model_validate((await self.ask("GET", path, query=_given(query))).json())
 
     async def list(self, path: str, kind: type[Answer], /, **query: Any) -> list[Answer]:
         """A list of objects."""
-        content = (await self.ask("GET", path, query=_given(query))).content
-        return TypeAdapter(list[kind]).validate_json(content)  # type: ignore[valid-type]
+        return [kind.model_validate(one) for one in (await self.ask("GET", path, query=_given(query))).json()]
 
     async def post(self, path: str, body: BaseModel, *, patient: bool = False) -> Done:
         """``patient``: the answer comes at the next safe point, an iteration of training away at most."""

@@ -20,7 +20,7 @@ from traced.client.approvals import ApprovalView, Case, PairView
 from traced.client.models import Done, EventView
 from tui.plain import cell, line
 from tui.screens.decision import ACTS, Answer, Decision
-from tui.screens.live import Live
+from tui.screens.live import WIDTHS, Live
 from tui.screens.side_by_side import SideBySide
 from tui.widgets.case import decided, lineage, moved, pair_row, standing
 from tui.widgets.forest import Forest
@@ -62,6 +62,7 @@ class Approvals(Live):
     Approvals #pairs { height: auto; max-height: 8; }
     Approvals.-wide #pairs { max-height: 18; }
     """
+    HORIZONTAL_BREAKPOINTS = WIDTHS
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "decide('approve')", "Approve"),
         Binding("r", "decide('reject')", "Reject"),
@@ -70,7 +71,6 @@ class Approvals(Live):
 
     def __init__(self) -> None:
         super().__init__()
-        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]
         self._found = Found([], None)
         self._wanted: str | None = None  # the adapter to look at, while its case is on its way
         self._mine: set[tuple[str, str]] = set()  # acts of this person, whose events are no news to them

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tui.app import TracedApp
 
 SOON_S = 0.15  # what changes within this time is asked for once
+WIDTHS = [(0, "-narrow"), (110, "-wide")]  # columns from which a screen has a class
 
 
 class Live(Screen[None]):

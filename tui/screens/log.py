@@ -21,7 +21,7 @@ from traced.client import Client, ClientError
 from traced.client.models import PRESENT, EventView
 from tui.about import places
 from tui.plain import block, cell, line
-from tui.screens.live import Live
+from tui.screens.live import WIDTHS, Live
 from tui.widgets.keyed_table import KeyedTable, Row
 
 PAGE, KEPT = 300, 1000  # events that are asked for at once, and held
@@ -49,7 +49,7 @@ class Log(Live):
 
     TITLE_TEXT = "Log"
     CONCERNS = ("",)
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - Textual's own attribute
+    HORIZONTAL_BREAKPOINTS = WIDTHS
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("k", "kind", "Kind"),

@@ -19,7 +19,7 @@ from traced.client import Client, ClientError
 from traced.client.models import DEVICES, HEALTH, PRESENT, PROGRESS, Devices, EventView, Readiness, Status
 from traced.client.overview import Health, Rates
 from tui.plain import cell, line
-from tui.screens.live import Live
+from tui.screens.live import WIDTHS, Live
 from tui.widgets.drawn import Drawn
 from tui.widgets.keyed_table import KeyedTable, Row
 from tui.widgets.machine import device_rows, health_lines
@@ -57,7 +57,7 @@ class Overview(Live):
 
     TITLE_TEXT = "Overview"
     CONCERNS = ("",)
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]  # noqa: RUF012 - Textual's own attribute
+    HORIZONTAL_BREAKPOINTS = WIDTHS
     VERTICAL_BREAKPOINTS = [(0, "-low"), (32, "-tall")]  # noqa: RUF012
     DEFAULT_CSS = """
     Overview #board { height: 1fr; scrollbar-size-vertical: 1; }

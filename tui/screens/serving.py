@@ -38,6 +38,7 @@ from tui.widgets.act_question import ActQuestion
 from tui.widgets.keyed_table import KeyedTable, Row
 
 PAGE = 50
+WIDE = [(0, "-narrow"), (160, "-wide")]
 KEPT = 1000  # decisions that are shown
 
 
@@ -68,7 +69,7 @@ class Serving(Live):
 
     TITLE_TEXT = "Serving"
     CONCERNS = ("traffic", "canary", "approve", "rollback", "stage finished", "reload", "restart")
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (160, "-wide")]  # noqa: RUF012  # Textual has it as an instance's
+    HORIZONTAL_BREAKPOINTS = WIDE
     DEFAULT_CSS = """
     Serving #router { height: 2; padding: 0 1; }
     Serving #router, Serving #decisions-title { text-wrap: nowrap; text-overflow: ellipsis; }

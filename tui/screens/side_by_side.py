@@ -12,6 +12,7 @@ from textual.widgets import Footer, Static
 
 from traced.client.approvals import Episode
 from tui.plain import block, line
+from tui.screens.live import WIDTHS
 
 TEXT = 4000  # characters of one message
 MESSAGES = 200
@@ -29,6 +30,7 @@ class SideBySide(ModalScreen[None]):
     SideBySide VerticalScroll:focus { border: round $accent; }
     SideBySide Static { height: auto; }
     """
+    HORIZONTAL_BREAKPOINTS = WIDTHS
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close"),
         Binding("tab", "app.focus_next", "Other episode"),
@@ -36,7 +38,6 @@ class SideBySide(ModalScreen[None]):
 
     def __init__(self, title: str, *episodes: Episode) -> None:
         super().__init__()
-        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (110, "-wide")]
         self._title, self._episodes = title, episodes
 
     def compose(self) -> ComposeResult:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
-from textual.events import Resize
 from textual.widgets import Static
 
 if TYPE_CHECKING:
@@ -23,9 +22,9 @@ class Modes(Static):
         super().__init__()
         self._names, self._here = names, here
 
-    def on_resize(self, event: Resize) -> None:
+    def on_resize(self) -> None:
         """Cut the names as far as they have to be, never that of this screen."""
-        room = event.size.width
+        room = self.content_size.width
         longest = max(map(len, self._names))
         while longest > LEAST and sum(len(self._shown(name, longest)) + 4 for name in self._names) > room:
             longest -= 1

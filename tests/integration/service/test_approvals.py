@@ -1,48 +1,31 @@
 """The cases of adapter versions and the decisions on them, asked over a real socket of a seeded store."""
 
 import asyncio
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, event
 
-from benchmarks.seeded import Seeded, seed_store
+from benchmarks.seeded import Seeded
 from store.database import open_store, session, sqlite_url
 from store.records import CycleState
 from store.repositories.cycles import set_cycle_state
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.types import Outcome
+from tests.integration.conftest import SEEDED_AT
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
 from tests.unit.store.chain import trajectory
 from traced.config import load_settings
 from traced.service.control import Control
 
-AT = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
-
-
-@pytest.fixture(scope="module")
-def seeded_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seeded]:
-    path = tmp_path_factory.mktemp("seeded") / "traced.db"
-    made = open_store(sqlite_url(path))
-    seeded = seed_store(made, path.parent, AT)
-    made.dispose()
-    return path, seeded
+AT = SEEDED_AT
 
 
 @pytest.fixture
-def store(tmp_path: Path, seeded_file: tuple[Path, Seeded]) -> Iterator[Engine]:
-    (tmp_path / "traced.db").write_bytes(seeded_file[0].read_bytes())
-    made = open_store(sqlite_url(tmp_path / "traced.db"))
-    yield made
-    made.dispose()
-
-
-@pytest.fixture
-def seeded(seeded_file: tuple[Path, Seeded]) -> Seeded:
-    return seeded_file[1]
+def store(seeded_store: Engine) -> Engine:
+    return seeded_store
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import Engine
 from textual.pilot import Pilot
 
-from benchmarks.seeded import Seeded, seed_store
+from benchmarks.seeded import Seeded
 from store.database import open_store, sqlite_url
 from store.repositories.leases import Lease
+from tests.integration.conftest import SEEDED_AT
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.integration.tui.screens import until
@@ -27,7 +28,7 @@ from traced.service.present import Present
 from tui.app import TracedApp
 from tui.where import Where
 
-AT = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
+AT = SEEDED_AT
 
 
 def two_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
@@ -62,23 +63,9 @@ class Opened(Protocol):
         """On a screen of ``size``."""
 
 
-@pytest.fixture(scope="session")
-def seeded_file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seeded]:
-    """A seeded store, to be copied."""
-    path = tmp_path_factory.mktemp("seeded") / "traced.db"
-    store = open_store(sqlite_url(path))
-    seeded = seed_store(store, path.parent, AT)
-    store.dispose()
-    return path, seeded
-
-
 @pytest.fixture
-def store(tmp_path: Path, seeded_file: tuple[Path, Seeded]) -> Iterator[Engine]:
-    """A copy of it."""
-    (tmp_path / "traced.db").write_bytes(seeded_file[0].read_bytes())
-    store = open_store(sqlite_url(tmp_path / "traced.db"))
-    yield store
-    store.dispose()
+def store(seeded_store: Engine) -> Engine:
+    return seeded_store
 
 
 @pytest.fixture
