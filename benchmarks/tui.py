@@ -49,6 +49,7 @@ from tui.app import TracedApp
 from tui.screens.live import Live
 from tui.where import Where
 from tui.widgets.keyed_table import KeyedTable
+from tui.widgets.lines import Lines
 
 AIMS = {"first_paint_ms": 300.0, "key_ms": 50.0, "memory_growth": 1.1}
 SIZE = (120, 40)
@@ -128,7 +129,7 @@ async def first(where: Where) -> tuple[float, float]:
         return 1000 * painted, 1000 * (time.perf_counter() - began)
 
 
-def _moved(table: KeyedTable, row: str | None) -> bool:
+def _moved(table: KeyedTable | Lines, row: str | None) -> bool:
     return table.selected != row
 
 
@@ -142,7 +143,8 @@ async def keys(pilot: Pilot[None], name: str, count: int) -> list[float]:
     app.action_show(name)
     await until(lambda: app.current_mode == name and _answered(app))
     await pilot.pause()
-    table = app.screen.query_one(KeyedTable)
+    table = app.screen.query("KeyedTable, Lines").first()
+    assert isinstance(table, KeyedTable | Lines)
     table.focus()
     found = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Bringing files to the disk."""
+"""Bringing files to the disk, under names that nothing has."""
 
 import os
 from pathlib import Path
@@ -11,3 +11,12 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def free_name(wanted: Path, suffix: str = "") -> Path:
+    """``wanted`` with ``suffix``, or numbered before it from 2 on where that is there already."""
+    free, number = wanted.with_name(f"{wanted.name}{suffix}"), 1
+    while free.exists():
+        number += 1
+        free = wanted.with_name(f"{wanted.name}-{number}{suffix}")
+    return free

@@ -25,7 +25,7 @@ from sqlalchemy.engine import make_url
 from store.database import connect
 from store.schema import revision
 from traced.config import Settings, find_file
-from traced.disk import flush
+from traced.disk import flush, free_name
 from traced.gates.publication import NAME
 from traced.upkeep import archive
 from traced.upkeep.archive import Manifest, Writer
@@ -50,7 +50,7 @@ class Backup:
 
 def back_up(settings: Settings, target: Path | None = None, *, now: datetime, label: str = "traced") -> Backup:
     """Back up the data directory to ``target`` (default: DIR/backups/LABEL-TIME.tar.zst); raises ``BackupFailed``."""
-    path = target or settings.data_dir / BACKUPS / f"{label}-{now:%Y%m%dT%H%M%SZ}{SUFFIX}"
+    path = target or free_name(settings.data_dir / BACKUPS / f"{label}-{now:%Y%m%dT%H%M%SZ}", SUFFIX)
     if path.exists():
         raise BackupFailed(f"{path} exists already", hint="name another file")
     found = schema_of(settings)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from store.schema import known_revisions
 from traced.config import Settings
+from traced.disk import free_name
 from traced.host.lock import CYCLES, FILE_NAME, alone
 from traced.upkeep import archive
 from traced.upkeep.archive import Manifest
@@ -57,7 +58,7 @@ def restore(file: Path, data_dir: Path, settings_of: SettingsOf, *, now: datetim
             manifest = archive.extract(file, staged)
             _refuse_newer(manifest)
             stamp = f"{now:%Y%m%dT%H%M%SZ}"
-            aside = _free_name(data_dir.with_name(f"{data_dir.name}.before-{stamp}"))
+            aside = free_name(data_dir.with_name(f"{data_dir.name}.before-{stamp}"))
             load = _Load(staged, data_dir, settings_of(staged), manifest, f"before_{stamp.lower()}", force)
             aside_schema = _load_store(load)
             _like(data_dir, staged)
@@ -177,12 +178,3 @@ def _settle(data_dir: Path, aside: Path) -> bool:
         shutil.rmtree(aside)
         return False
     return True
-
-
-def _free_name(wanted: Path) -> Path:
-    number = 1
-    free = wanted
-    while free.exists():
-        number += 1
-        free = wanted.with_name(f"{wanted.name}-{number}")
-    return free

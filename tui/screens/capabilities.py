@@ -23,7 +23,7 @@ from tui.plain import block, line
 from tui.screens.capability_panels import by_gap, cited, listed, passed, tail, texts
 from tui.screens.conversation import Conversation
 from tui.screens.live import Live
-from tui.widgets.keyed_table import KeyedTable
+from tui.widgets.keyed_table import KeyedTable, Opening
 from tui.widgets.label_grid import SIGNS, LabelGrid
 
 NONE_YET = "No capability has been named yet: a cycle names them once it has collected episodes (traced cycle start)."
@@ -48,12 +48,6 @@ class Found:
 
     listed: list[CapabilityView]
     one: One | None
-
-
-class Opening(KeyedTable):
-    """A table whose rows can be opened."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Open")]
 
 
 class Capabilities(Live):

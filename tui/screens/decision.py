@@ -2,7 +2,8 @@
 
 Invariants: nothing is decided by Enter alone: the cursor begins in the reason, where Enter only goes on to the next
 field, and the button that decides has the adapter's name on it and is reached last (or ``ctrl+y`` is pressed). Leaving
-is always possible and decides nothing. When somebody else decides meanwhile it says who, and decides nothing more.
+is always possible and decides nothing. No key has priority: one that had would overtake what was typed before it, and
+cut the reason short. When somebody else decides meanwhile it says who, and decides nothing more.
 """
 
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class Decision(ModalScreen[Answer | None]):
     AUTO_FOCUS = "#reason"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", "Leave"),
-        Binding("ctrl+y", "confirm", "Confirm", priority=True),
+        Binding("ctrl+y", "confirm", "Confirm"),
     ]
 
     def __init__(self, case: Case, what: str) -> None:

@@ -12,7 +12,7 @@ from traced.client.environments import EnvironmentView, Standing
 from tui.plain import cell, line
 from tui.screens.environment import Environment
 from tui.screens.live import Live
-from tui.widgets.keyed_table import KeyedTable, Row
+from tui.widgets.keyed_table import KeyedTable, Opening, Row
 
 PAGE = 200
 STYLES: dict[Standing, str] = {"admitted": "green", "refused": "bold red", "unchecked": "dim"}
@@ -25,10 +25,7 @@ class Environments(Live):
 
     TITLE_TEXT = "Environments"
     CONCERNS = ("stage", "cycle", "upkeep", "missed")
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "open", "Open", priority=True),
-        Binding("m", "more", "More"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("m", "more", "More")]
     DEFAULT_CSS = "Environments #environment { height: 5; }"
 
     def __init__(self) -> None:
@@ -39,7 +36,7 @@ class Environments(Live):
 
     def contents(self) -> ComposeResult:
         """The table above, the one under the cursor below."""
-        yield KeyedTable(
+        yield Opening(
             "standing", "capability", "environment", "failed", "adapters", "cycle", "made", "by", id="environments"
         )
         yield Static("", id="environment", classes="panel")
@@ -72,15 +69,9 @@ class Environments(Live):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """What works now."""
-        if action == "more":
-            return self._more
-        return bool(self._known_ones) if action == "open" else True
+        return self._more if action == "more" else True
 
     def on_data_table_row_selected(self) -> None:
-        """A click in the table."""
-        self.action_open()
-
-    def action_open(self) -> None:
         """The one under the cursor in full."""
         chosen = self.query_one("#environments", KeyedTable).selected
         if chosen in self._known_ones:

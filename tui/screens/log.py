@@ -15,14 +15,15 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, VerticalScroll
-from textual.widgets import DataTable, Input, Static
+from textual.widgets import Input, Static
 
 from traced.client import Client, ClientError
 from traced.client.models import PRESENT, EventView
 from tui.about import places
 from tui.plain import block, cell, line
 from tui.screens.live import WIDTHS, Live
-from tui.widgets.keyed_table import KeyedTable, Row
+from tui.widgets.keyed_table import Row
+from tui.widgets.lines import Lines
 
 PAGE, KEPT = 300, 1000  # events that are asked for at once, and held
 NEAR = 5  # rows from the top at which older ones are asked for
@@ -31,22 +32,16 @@ EMPTY: tuple[Any, ...] = (None, "", [], {})
 BAD, GOOD, TOLD = ("fail", "parked", "cannot"), ("finished", "approve"), ("waiting", "reject", "pause", "rollback")
 
 
-class Events(KeyedTable):
+class Events(Lines):
     """The events; Enter opens what one is about."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "select_cursor", "Open"),
-        Binding("end,G", "app_follow", "Newest", show=False),
-    ]
-
-    async def action_app_follow(self) -> None:
-        """To the newest, and stay there."""
-        await self.screen.run_action("follow(True)")
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("end,ctrl+end,G", "screen.follow(True)", "Newest", show=False)]
 
 
 class Log(Live):
     """Events as they come."""
 
+    AUTO_FOCUS = "#events"
     TITLE_TEXT = "Log"
     CONCERNS = ("",)
     HORIZONTAL_BREAKPOINTS = WIDTHS
@@ -62,7 +57,7 @@ class Log(Live):
     Log #filter { width: 1fr; }
     Log #state { width: 30; height: 1; padding: 0 1; text-align: right; text-wrap: nowrap; text-overflow: ellipsis; }
     Log #both { height: 1fr; }
-    Log #events { height: 1fr; overflow-x: hidden; }
+    Log #events { height: 1fr; }
     Log #pane { height: 8; border-top: solid $panel-lighten-2; padding: 0 1; }
     Log.-wide #both { layout: horizontal; }
     Log.-wide #events { width: 3fr; }
@@ -160,7 +155,7 @@ class Log(Live):
         told = Text("● following", "green") if self._following else Text(f"‖ staying{newer}: f follows", "yellow")
         self.query_one("#state", Static).update(told)
 
-    def on_data_table_row_highlighted(self) -> None:
+    def on_lines_moved(self) -> None:
         """Show the event; whoever leaves the newest stays; at the top older ones are asked for."""
         table = self.query_one("#events", Events)
         if not self._events or table.selected is None:
@@ -201,7 +196,7 @@ class Log(Live):
         """The first of its places that there is."""
         return next((place for place in places(event) if self.app.has(place[0])), None)
 
-    def on_data_table_row_selected(self, _: DataTable.RowSelected) -> None:
+    def on_lines_opened(self) -> None:
         """Go to what the event is about."""
         event = self._at_cursor()
         if event is None:

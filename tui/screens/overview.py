@@ -6,12 +6,10 @@ What does not fit is scrolled to, with the keyboard too.
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.widgets import DataTable, Static
 
@@ -21,7 +19,7 @@ from traced.client.overview import Health, Rates
 from tui.plain import cell, line
 from tui.screens.live import WIDTHS, Live
 from tui.widgets.drawn import Drawn
-from tui.widgets.keyed_table import KeyedTable, Row
+from tui.widgets.keyed_table import KeyedTable, Opening, Row
 from tui.widgets.machine import device_rows, health_lines
 from tui.widgets.pipeline import pipeline
 from tui.widgets.rates_plot import plotted
@@ -42,10 +40,8 @@ class Known:
     progress: dict[str, EventView] = field(default_factory=dict)
 
 
-class Waiting(KeyedTable):
+class Waiting(Opening):
     """What waits for a person; Enter goes there."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Open")]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Nothing opens where nothing waits."""

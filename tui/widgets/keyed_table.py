@@ -8,8 +8,10 @@ to the one after it. A row given again as the same object costs nothing. Cells a
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.text import Text
+from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
 from textual.widgets import DataTable
 from textual.widgets.data_table import RowKey
@@ -149,6 +151,21 @@ class KeyedTable(DataTable[Text]):
         key = self.coordinate_to_cell_key(self.cursor_coordinate).row_key if self.row_count else None
         if key is not None:
             self.post_message(self.RowHighlighted(self, self.cursor_row, key))
+
+
+class Opening(KeyedTable):
+    """A table whose rows can be opened; the footer says so where there are any."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Open")]
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Show exactly these rows."""
+        super().put(rows)
+        self.refresh_bindings()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Nothing is opened in an empty table."""
+        return action != "select_cursor" or bool(self.row_count)
 
 
 def _stays(before: Sequence[str], cursor: int, wanted: dict[str, Row]) -> str | None:

@@ -36,6 +36,18 @@ def up(place: Place, *words: str) -> str:
     return done.stderr
 
 
+def upgraded(place: Place) -> subprocess.CompletedProcess[str]:
+    """What `traced db upgrade` did."""
+    return subprocess.run(
+        [sys.executable, "-m", "traced", "db", "upgrade"],
+        env={**os.environ, **VARIABLES, **place.marks},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
 def test_a_second_daemon_is_refused_and_the_first_goes_on(folder: Path, places: Places) -> None:
     place = places(folder, settings="")
     place.start()
@@ -117,26 +129,14 @@ def test_an_older_store_is_not_touched_and_an_upgrade_that_fails_half_way_change
         old.commit()
     before = dump(path)
     assert "traced db upgrade" in up(place)
-    done = subprocess.run(
-        [sys.executable, "-m", "traced", "db", "upgrade"],
-        env={**os.environ, **VARIABLES, **place.marks},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = upgraded(place)
     assert done.returncode == 1, done.stderr
     assert dump(path) == before
     with closing(sqlite3.connect(path)) as repaired:
         repaired.execute("DROP TABLE leases")
         repaired.commit()
-    subprocess.run(
-        [sys.executable, "-m", "traced", "db", "upgrade"],
-        env={**os.environ, **VARIABLES, **place.marks},
-        capture_output=True,
-        timeout=200,
-        check=True,
-    )
+    done = upgraded(place)
+    assert done.returncode == 0, done.stderr
     place.start()
     assert place.stop() == 0
     with closing(sqlite3.connect(path)) as newest:

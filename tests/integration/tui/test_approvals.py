@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import update
+from textual.events import Key
 from textual.widgets import Button, Input
 
 from store.database import open_store, session, sqlite_url
@@ -55,6 +56,22 @@ async def there(on: Running) -> None:
 
 def shown(on: Running) -> str:
     return text_of(on.app)
+
+
+def test_a_confirmation_does_not_overtake_what_was_typed_before_it(opened: Opened) -> None:
+    async def type_fast() -> None:
+        async with opened() as on:
+            await there(on)
+            await on.pilot.press("a")
+            await until(on.pilot, lambda: isinstance(on.app.screen, Decision))
+            for sign in "reads well":
+                on.app.post_message(Key("space" if sign == " " else sign, sign))
+            on.app.post_message(Key("ctrl+y", None))
+            await until(on.pilot, lambda: "✓ approved by" in shown(on))
+            [entry] = await on.client.audit()
+            assert entry.reason == "reads well"
+
+    asyncio.run(type_fast())
 
 
 def table(on: Running, name: str) -> KeyedTable:

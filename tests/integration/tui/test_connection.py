@@ -12,7 +12,7 @@ from tests.integration.tui.screens import text_of, until
 from traced.service.control import Control
 from tui.app import DARK, LIGHT, SCREENS, TracedApp
 from tui.where import Where
-from tui.widgets.keyed_table import KeyedTable
+from tui.widgets.lines import Lines
 
 
 def test_a_daemon_that_stops_is_missed_and_found_again(tmp_path: Path, control: Control) -> None:
@@ -92,7 +92,7 @@ def test_resizing_while_running_keeps_the_cursor(opened: Opened) -> None:
         async with opened((80, 24)) as on:
             await on.pilot.press(str(list(SCREENS).index("log") + 1))
             await until(on.pilot, lambda: "● following" in text_of(on.app))
-            table = on.app.screen.query_one("#events", KeyedTable)
+            table = on.app.screen.query_one("#events", Lines)
             table.focus()
             await until(on.pilot, lambda: table.row_count)
             await on.pilot.press(*["up"] * 20)

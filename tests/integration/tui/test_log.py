@@ -13,7 +13,7 @@ from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tui.app import SCREENS
 from tui.screens.log import KEPT, PAGE
-from tui.widgets.keyed_table import KeyedTable
+from tui.widgets.lines import Lines
 
 KEY = str(list(SCREENS).index("log") + 1)
 HOSTILE = "\x1b]0;owned\x07[red]x[/]\u202e\ud800"
@@ -25,10 +25,10 @@ def happen(store: Engine, count: int, kind: str = "noise", **detail: object) -> 
             save_event(opened, Event(AT + timedelta(seconds=number), kind, f"thing {number}", None, dict(detail)))
 
 
-async def at_log(on: Running) -> KeyedTable:
+async def at_log(on: Running) -> Lines:
     await on.pilot.press(KEY)
     await until(on.pilot, lambda: "● following" in text_of(on.app))
-    table = on.app.screen.query_one("#events", KeyedTable)
+    table = on.app.screen.query_one("#events", Lines)
     await until(on.pilot, lambda: table.row_count)
     table.focus()
     await on.pilot.pause()

@@ -277,6 +277,12 @@ def test_what_a_backup_needs_and_lacks_is_named(tmp_path: Path, made: Path, plac
     assert not (tmp_path / "nothing").exists()
 
 
+def test_backups_of_one_second_do_not_stand_in_each_others_way(place: Path) -> None:
+    names = [back_up(settings_at(place), now=NOW).path.name for _ in range(3)]
+    stamp = f"traced-{NOW:%Y%m%dT%H%M%SZ}"
+    assert names == [f"{stamp}.tar.zst", f"{stamp}-2.tar.zst", f"{stamp}-3.tar.zst"]
+
+
 def test_a_damaged_database_is_no_backup(place: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(place / "traced.db")) as opened:
         [(page,)] = opened.execute("SELECT rootpage FROM sqlite_master WHERE name = 'toolsets'").fetchall()

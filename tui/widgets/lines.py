@@ -1,0 +1,198 @@
+"""A list of lines in columns, of which only those in sight are drawn: for what grows by hundreds a second.
+
+A table (``KeyedTable``) lays every row out that comes or goes; here a row costs nothing until it is looked at.
+Invariants: the cursor stays on its row, and that row stays where it is on the screen, whatever comes or goes above. A
+row that goes takes the cursor to the one after it. Columns grow with what is shown and never shrink, so that nothing
+jumps; the last has what is left. Cells are ``Text`` that was made harmless (``tui.plain``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.cache import LRUCache
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from tui.widgets.keyed_table import Row
+
+GAP = 2  # columns between two cells
+DRAWN = 400  # lines that are kept as they were drawn
+
+
+class Lines(ScrollView, can_focus=True):
+    """Rows with keys; ``put`` gives it its contents."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"lines--header", "lines--cursor", "lines--odd"}
+    DEFAULT_CSS = """
+    Lines {
+        background: $surface;
+        color: $foreground;
+        overflow-x: hidden;
+        & > .lines--header { text-style: bold; background: $panel; color: $foreground; }
+        & > .lines--odd { background: $surface-lighten-1 50%; }
+        &:dark > .lines--odd { background: $surface-darken-1 40%; }
+        & > .lines--cursor {
+            background: $block-cursor-blurred-background;
+            color: $block-cursor-blurred-foreground;
+            text-style: $block-cursor-blurred-text-style;
+        }
+        &:focus > .lines--cursor {
+            background: $block-cursor-background;
+            color: $block-cursor-foreground;
+            text-style: $block-cursor-text-style;
+        }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "open", "Open"),
+        Binding("up", "move(-1)", "Up", show=False),
+        Binding("down", "move(1)", "Down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("home,ctrl+home,g", "first", "First", show=False),
+    ]
+
+    @dataclass
+    class Moved(Message):
+        """The cursor is on another row; None where there is none."""
+
+        key: str | None
+
+    @dataclass
+    class Opened(Message):
+        """The row under the cursor is to be opened."""
+
+        key: str
+
+    def __init__(self, *columns: str, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._names = columns
+        self._rows: list[Row] = []
+        self._places: dict[str, int] = {}
+        self._widths = [len(name) for name in columns]
+        self._drawn: LRUCache[tuple[object, ...], Strip] = LRUCache(DRAWN)
+        self.cursor_row = 0
+
+    @property
+    def row_count(self) -> int:
+        """How many rows it holds."""
+        return len(self._rows)
+
+    @property
+    def selected(self) -> str | None:
+        """The key of the row under the cursor; None in an empty list."""
+        return self._rows[self.cursor_row].key if self._rows else None
+
+    @property
+    def fits(self) -> int:
+        """How many rows are in sight at once."""
+        return max(self.scrollable_content_region.height - 1, 1)
+
+    def put(self, rows: Sequence[Row]) -> None:
+        """Show exactly these rows, in this order."""
+        before, at, above = self._rows, self.selected, self.cursor_row - self.scroll_offset.y
+        for row in rows:
+            if row.key not in self._places:
+                self._widen(row)
+        self._rows, self._places = list(rows), {row.key: place for place, row in enumerate(rows)}
+        after = (row.key for row in before[self.cursor_row :] if row.key in self._places)
+        last = (row.key for row in reversed(before[: self.cursor_row]) if row.key in self._places)
+        self.cursor_row = self._places.get(next(after, None) or next(last, None) or "", 0)
+        self.virtual_size = Size(0, len(rows) + 1)
+        self._scroll(self.cursor_row - above if 0 <= above < self.fits else self.scroll_offset.y)
+        if self.selected != at:
+            self.post_message(self.Moved(self.selected))
+        self.refresh()
+
+    def point_at(self, key: str) -> bool:
+        """Put the cursor on a row; False where it is not shown."""
+        if key in self._places:
+            self._move_to(self._places[key])
+        return key in self._places
+
+    def render_line(self, y: int) -> Strip:
+        """The header, and the rows from the scroll's place on."""
+        width = self.scrollable_content_region.width
+        if y == 0:
+            cells: Sequence[Text] = [Text(name, no_wrap=True, end="") for name in self._names]
+            return self._strip(cells, width, self.get_component_rich_style("lines--header"))
+        place = self.scroll_offset.y + y - 1
+        if place >= len(self._rows):
+            return Strip.blank(width, self.rich_style)
+        name = "lines--cursor" if place == self.cursor_row else "lines--odd" if place % 2 else ""
+        style = self.get_component_rich_style(name) if name else self.rich_style
+        row = self._rows[place]
+        drawn = (row.key, id(row), width, tuple(self._widths), style, place == self.cursor_row)
+        if (strip := self._drawn.get(drawn)) is None:
+            strip = self._drawn[drawn] = self._strip(row.cells, width, style, place == self.cursor_row)
+        return strip
+
+    def _strip(self, cells: Sequence[Text], width: int, style: Style, over: bool = False) -> Strip:
+        """One line: each cell as wide as its column; under the cursor the cursor's colours hold."""
+        told = Text(" ", end="", no_wrap=True)
+        for cell, wide in zip(cells, [*self._widths[:-1], width], strict=True):
+            part = cell.copy()
+            part.truncate(wide, overflow="ellipsis", pad=True)
+            told.append_text(part).append(" " * GAP)
+        segments = list(told.render(self.app.console))
+        if over:
+            segments = [Segment(segment.text, style) for segment in segments]
+        else:
+            segments = list(Segment.apply_style(segments, style))
+        return Strip(segments).adjust_cell_length(width, style)
+
+    def _widen(self, row: Row) -> None:
+        for column, cell in enumerate(row.cells[:-1]):
+            self._widths[column] = max(self._widths[column], cell.cell_len)
+
+    def _move_to(self, place: int) -> None:
+        before, place = self.selected, max(min(place, len(self._rows) - 1), 0)
+        self.cursor_row = place
+        top = self.scroll_offset.y
+        self._scroll(min(max(top, place - self.fits + 1), place))
+        if self.selected != before:
+            self.post_message(self.Moved(self.selected))
+        self.refresh()
+
+    def _scroll(self, top: int) -> None:
+        self.scroll_to(y=max(top, 0), animate=False, immediate=True)
+        if top > self.max_scroll_y:  # it has yet to grow
+            self.scroll_to(y=top, animate=False)
+
+    def action_move(self, by: int) -> None:
+        """Up or down."""
+        self._move_to(self.cursor_row + by)
+
+    def action_page(self, by: int) -> None:
+        """As many as are in sight."""
+        self._move_to(self.cursor_row + by * self.fits)
+
+    def action_first(self) -> None:
+        """To the first."""
+        self._move_to(0)
+
+    def action_open(self) -> None:
+        """Say which is to be opened."""
+        if self.selected is not None:
+            self.post_message(self.Opened(self.selected))
+
+    def on_click(self, event: events.Click) -> None:
+        """Put the cursor there; once more opens it."""
+        place = self.scroll_offset.y + event.y - 1
+        if event.y == 0 or place >= len(self._rows):
+            return
+        if place == self.cursor_row:
+            self.action_open()
+        self._move_to(place)
+
+    def on_resize(self) -> None:
+        """Keep the cursor's row in sight."""
+        self._move_to(self.cursor_row)
