@@ -45,6 +45,7 @@ from store.repositories.events import save_event, span
 from store.repositories.targets import pause_target
 from store.service_records import Event
 from traced.client import default_socket
+from tui.__main__ import settle_memory
 from tui.app import TracedApp
 from tui.screens.live import Live
 from tui.where import Where
@@ -203,6 +204,7 @@ def start_ms(where: Where) -> float:
 
 def measure(trajectories: int, rate: float, count: int, events: int) -> dict[str, Any]:
     """The figures."""
+    settle_memory()
     with daemon(trajectories) as (place, store):
         where = Where(default_socket(place.data_dir))
         starts = [asyncio.run(first(where)) for _ in range(STARTS)]
