@@ -12,7 +12,7 @@ PORT = 8200  # of the web version
 
 
 def settle_memory() -> None:
-    """Let the garbage collector pass over the modules, which are there for good: a full pass held a key up by 130 ms."""
+    """Let the garbage collector pass over the modules, which stay: a full pass held a key up by 130 ms."""
     gc.collect()
     gc.freeze()
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from textual import work
 from textual.app import App, SystemCommand
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
@@ -107,6 +108,16 @@ class TracedApp(App[None]):
             self._know()
         for screen in self.shown():
             screen.news(message.events)
+
+    def pop_screen(self) -> AwaitComplete:
+        """A screen that goes asks no more: its answer would find it half gone."""
+        self.workers.cancel_node(self.screen)
+        return super().pop_screen()
+
+    async def _shutdown(self) -> None:
+        """The same for all of them; Textual's ``run`` does so, its ``run_test`` does not."""
+        self.workers.cancel_all()
+        await super()._shutdown()
 
     def shown(self) -> list[Live]:
         """All screens that have been opened, the one in front among them; one that is being made asks by itself."""

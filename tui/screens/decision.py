@@ -19,7 +19,7 @@ from textual.widgets import Button, Input, RadioButton, RadioSet, Static
 from traced.client.approvals import Case
 from traced.client.models import Policy
 from tui.plain import line
-from tui.widgets.forest import MARKS
+from tui.widgets.forest import MARKS, points
 
 POLICIES: tuple[tuple[Policy, str], ...] = (
     ("immediate", "immediate: all conversations of its capability at once"),
@@ -158,5 +158,5 @@ def _figures(case: Case) -> Text:
         told.append("\n" if number else "")
         told.append(f"{mark} {line(one.name, 11)[:11]:<11}", style)
         told.append(f" {100 * one.difference:+6.1f} points [{100 * one.low:+.1f}, {100 * one.high:+.1f}]", "default")
-        told.append(f", needs > {100 * one.required:.4g}", "dim")
+        told.append(f", needs > {points(one.required)}", "dim")
     return told

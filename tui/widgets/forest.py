@@ -47,6 +47,11 @@ class Forest(Widget):
         return plot(self._compared, self.content_size.width)
 
 
+def points(share: float) -> str:
+    """A share in points, to the hundredth where it has any: "2.5", "0"."""
+    return f"{100 * share:.2f}".rstrip("0").rstrip(".")
+
+
 def plot(compared: Sequence[ComparisonView], width: int) -> Text:
     """The rows, their axis and its key, ``width`` characters wide."""
     if not compared:
@@ -102,7 +107,7 @@ class _Scale:
 def _figures(one: ComparisonView, rates: bool) -> tuple[str, ...]:
     both = (f"{100 * one.base:.0f} → {100 * one.adapter:.0f} %",) if rates else ()
     interval = f"[{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
-    return f"{100 * one.difference:+.1f}", interval, f"> {100 * one.required:.4g}", *both, str(one.seeds)
+    return f"{100 * one.difference:+.1f}", interval, f"> {points(one.required)}", *both, str(one.seeds)
 
 
 def _columns(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -50,6 +50,7 @@ class KeyedTable(DataTable[Text]):
         self._shown: dict[str, Row] = {}
         self._first: dict[str, _First] = {}
         self._order: list[str] = []
+        self._due: tuple[int, int] | None = None  # where to scroll to once it has grown
 
     def on_mount(self) -> None:
         """Make the columns."""
@@ -136,13 +137,15 @@ class KeyedTable(DataTable[Text]):
         return max(now - (was - top), 0) if top else max(now - height + 1, 0)
 
     def _scroll(self, across: int, top: int) -> None:
+        self._due = (across, top) if top > self.max_scroll_y else None  # it has yet to grow
         self.scroll_to(across, top, animate=False, immediate=True)
-        if top > self.max_scroll_y:  # it has yet to grow
-            self.scroll_to(across, top, animate=False)
 
     def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
         """Textual keeps lines that it has drawn before it has measured new rows: they are drawn again."""
         super()._update_dimensions(new_rows)
+        if self._due is not None:
+            due, self._due = self._due, None
+            self.scroll_to(*due, animate=False, immediate=True, force=True)  # it may have had no scroll bar
         self._clear_caches()
         self.refresh()
 

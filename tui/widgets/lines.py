@@ -163,9 +163,7 @@ class Lines(ScrollView, can_focus=True):
         self.refresh()
 
     def _scroll(self, top: int) -> None:
-        self.scroll_to(y=max(top, 0), animate=False, immediate=True)
-        if top > self.max_scroll_y:  # it has yet to grow
-            self.scroll_to(y=top, animate=False)
+        self.scroll_to(y=max(top, 0), animate=False, immediate=True, force=True)  # it may have no scroll bar yet
 
     def action_move(self, by: int) -> None:
         """Up or down."""

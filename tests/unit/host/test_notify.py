@@ -81,11 +81,16 @@ def test_pings_come_from_beats_and_no_more_often_than_needed(address: str, liste
         ("soon", "", None),
         ("3000000", "1", None),
         ("3000000", "", 3.0),
-        ("3000000", str(os.getpid()), 3.0),
+        ("3000000", "this one", 3.0),
     ],
 )
 def test_the_watchdog_is_meant_for_this_process_or_not_at_all(usec: str, pid: str, expected: float | None) -> None:
-    environment = {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": usec, "WATCHDOG_PID": pid, "OTHER": "stays"}
+    environment = {
+        "NOTIFY_SOCKET": "/run/x",
+        "WATCHDOG_USEC": usec,
+        "WATCHDOG_PID": pid.replace("this one", str(os.getpid())),
+        "OTHER": "stays",
+    }
     assert service_manager(environment).watchdog_s == expected
     assert environment == {"OTHER": "stays"}
 

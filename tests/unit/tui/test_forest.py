@@ -1,6 +1,6 @@
 """The forest plot: whatever the figures, each row is as wide as it may be and says by signs where its interval lies."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from traced.client.approvals import ComparisonView
@@ -48,6 +48,7 @@ def test_a_bound_that_is_cleared_by_less_than_a_character_stands_beside_the_inte
     assert row.index("┃") < row.index("├")
 
 
+@example([((0.0, 0.0, 0.0), 1.3e-306)], 60)
 @given(
     st.lists(st.tuples(st.tuples(POINTS, POINTS, POINTS), POINTS), min_size=1, max_size=4),
     st.integers(60, 220),

@@ -177,6 +177,7 @@ def test_whatever_comes_the_cursor_is_on_a_row_that_is_there(data: some.DataObje
         lines = app.query_one(Lines)
         for _ in range(data.draw(some.integers(1, 6))):
             before, at = [row.key for row in lines._rows], lines.selected
+            seen = lines.scroll_offset.y <= lines.cursor_row < lines.scroll_offset.y + HEIGHT
             keys = data.draw(some.lists(some.integers(0, 30), unique=True, max_size=25))
             await put(pilot, rows(keys))
             wanted = [str(key) for key in keys]
@@ -186,6 +187,7 @@ def test_whatever_comes_the_cursor_is_on_a_row_that_is_there(data: some.DataObje
             elif at is not None and (after := [k for k in before[before.index(at) :] if k in wanted]):
                 assert lines.selected == after[0]
             assert (lines.selected in wanted) if wanted else lines.selected is None
+            assert not seen or lines.scroll_offset.y <= lines.cursor_row < lines.scroll_offset.y + HEIGHT
             await pilot.press(*data.draw(some.lists(some.sampled_from(["up", "down", "pagedown"]), max_size=4)))
             if wanted:
                 assert lines.selected in wanted

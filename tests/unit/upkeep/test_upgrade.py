@@ -103,6 +103,6 @@ def test_the_verbs_say_what_to_do_next(tmp_path: Path) -> None:
     assert (older.exit_code, "Next: traced db upgrade" in older.stdout) == (1, True)
     refused = run.invoke(app, ["explain", ADAPTER, "--data-dir", str(place)])
     assert refused.exit_code == 1
-    assert "traced db upgrade" in refused.stderr.replace("\n", " ")
+    assert "traced db upgrade" in " ".join(refused.stderr.split())
     assert run.invoke(app, ["db", "upgrade", "--data-dir", str(place)]).exit_code == 0
     assert run.invoke(app, ["db", "status", "--data-dir", str(place)]).exit_code == 0
