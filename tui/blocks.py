@@ -1,4 +1,4 @@
-"""A trajectory's messages as blocks to read: a text, or a tool call with what it gave back.
+"""A conversation's messages as blocks to read: a text, or a tool call with what it gave back.
 
 Invariants: every message is in exactly one block, and a call's results are in the call's; what cites a message is with
 its block. Messages are whatever somebody recorded: what has not the form of chat messages is shown as JSON, never
@@ -7,11 +7,11 @@ left out. All texts that come out are harmless (``tui.plain``). Not covered: how
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from traced.client.trajectories import FullTrajectory
+from traced.client.trajectories import CapabilityLabels
 from tui.plain import block, line
 
 CHAT_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
@@ -42,9 +42,9 @@ class Block:
     folded: bool = False  # at first
 
 
-def blocks(trajectory: FullTrajectory, capability: str | None = None) -> list[Block]:
-    """All of them, in order; cited only for ``capability`` where one is given."""
-    cited, messages = citations(trajectory, capability), trajectory.messages
+def blocks(messages: Sequence[Any], cited: Mapping[int, list[Citation]] | None = None) -> list[Block]:
+    """All of them, in order; ``cited`` is what cites each message."""
+    cited = cited or {}
     results = _results(messages)
     within = {place for places in results.values() for place in places}
     found: list[Block] = []
@@ -54,15 +54,15 @@ def blocks(trajectory: FullTrajectory, capability: str | None = None) -> list[Bl
     return found
 
 
-def citations(trajectory: FullTrajectory, capability: str | None = None) -> dict[int, list[Citation]]:
-    """What cites each message; of several cycles the last one's word on a capability."""
-    newest = {one.capability: one for one in trajectory.labels if capability in (None, one.capability)}
+def citations(labels: Sequence[CapabilityLabels], capability: str | None = None) -> dict[int, list[Citation]]:
+    """What cites each message, for ``capability`` alone where one is given; the last cycle's word on each counts."""
+    newest = {one.capability: one for one in labels if capability in (None, one.capability)}
     found: dict[int, list[Citation]] = {}
-    for labels in newest.values():
-        counts = Counter((run.message_index, run.verdict) for run in labels.runs if run.message_index is not None)
+    for one in newest.values():
+        counts = Counter((run.message_index, run.verdict) for run in one.runs if run.message_index is not None)
         for (index, verdict), runs in counts.items():
-            found.setdefault(index, []).append(Citation(index, labels.capability, verdict, runs, len(labels.runs)))
-    return {index: sorted(some, key=lambda one: (one.verdict, -one.runs)) for index, some in found.items()}
+            found.setdefault(index, []).append(Citation(index, one.capability, verdict, runs, len(one.runs)))
+    return {index: sorted(some, key=lambda cited: (cited.verdict, -cited.runs)) for index, some in found.items()}
 
 
 def _of_message(
@@ -70,7 +70,7 @@ def _of_message(
     index: int,
     message: Any,
     results: dict[tuple[int, int], list[int]],
-    cited: dict[int, list[Citation]],
+    cited: Mapping[int, list[Citation]],
 ) -> Iterator[Block]:
     if not isinstance(message, dict):
         yield Block(index, "other", "no message", line(_json(message), ARGUMENTS), block(_json(message)))

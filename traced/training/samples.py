@@ -83,24 +83,25 @@ def _sample(iteration: int, place: str, rollout: Rollout) -> Sample:
 
 
 def _cut(message: dict[str, Any]) -> dict[str, Any]:
-    """Its role, text and tool calls, each bounded."""
+    """Its role, text and tool calls in the chat form, each text bounded."""
     content = message.get("content")
     text = content if content is None or isinstance(content, str) else json.dumps(content)
     kept: dict[str, Any] = {"role": _bounded(str(message.get("role", ""))), "content": text and _bounded(text)}
-    if message.get("name"):
-        kept["name"] = _bounded(str(message["name"]))
+    kept |= {key: _bounded(str(message[key])) for key in ("name", "tool_call_id") if message.get(key)}
     calls = message.get("tool_calls")
     if isinstance(calls, list):
         kept["tool_calls"] = [_call(call) for call in calls[:CALLS]]
     return kept
 
 
-def _call(call: Any) -> dict[str, str]:
-    function = call.get("function") if isinstance(call, dict) else None
+def _call(call: Any) -> dict[str, Any]:
+    given = call if isinstance(call, dict) else {}
+    function = given.get("function")
     named = function if isinstance(function, dict) else {}
     arguments = named.get("arguments", "")
     told = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {"name": _bounded(str(named.get("name", "?"))), "arguments": _bounded(told)}
+    made = {"name": _bounded(str(named.get("name", "?"))), "arguments": _bounded(told)}
+    return {"id": _bounded(str(given.get("id", ""))), "type": "function", "function": made}
 
 
 def _bounded(text: str) -> str:

@@ -13,40 +13,19 @@ from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
-from textual.widgets import Static
+from textual.containers import Horizontal
 
 from traced.client import Client, ClientError
 from traced.client.trajectories import CapabilityLabels, FullTrajectory, TrajectorySummary
-from tui.blocks import blocks
+from tui.blocks import blocks, citations
 from tui.plain import line
 from tui.screens.live import Live
 from tui.widgets.export import export
+from tui.widgets.side import Side
 from tui.widgets.talk import Talk
 from tui.words import OUTCOMES, VERDICTS
 
 OTHERWISE = {"success": "failure", "failure": "success"}
-
-
-class Side(Vertical):
-    """What is known of a trajectory, above its messages."""
-
-    DEFAULT_CSS = """
-    Side { width: 1fr; }
-    Side > .about { height: auto; max-height: 7; padding: 0 1; background: $panel; }
-    Side > Talk { height: 1fr; }
-    Conversation #beside { border-left: vkey $panel-lighten-2; display: none; }
-    """
-
-    def compose(self) -> ComposeResult:
-        """Both."""
-        yield Static("", classes="about", markup=False)
-        yield Talk()
-
-    def tell(self, found: FullTrajectory, capability: str | None) -> None:
-        """Show this one."""
-        self.query_one(".about", Static).update(_about(found, capability))
-        self.query_one(Talk).tell(blocks(found, capability))
 
 
 @dataclass
@@ -61,6 +40,7 @@ class Conversation(Live):
     """Pushed over the screen that it was opened from."""
 
     AUTO_FOCUS = "Talk"
+    DEFAULT_CSS = "Conversation #beside { border-left: vkey $panel-lighten-2; display: none; }"
     TITLE_TEXT = "Conversation"
     CONCERNS = ("stage finished", "cycle")
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -96,12 +76,15 @@ class Conversation(Live):
     def show(self, found: Found) -> None:
         """Both sides."""
         self._one = found.one
-        self.query_one("#one", Side).tell(found.one, self.capability)
+        self._tell(self.query_one("#one", Side), found.one)
         there = found.beside is not None and found.beside.id == self.beside
         side = self.query_one("#beside", Side)
         if found.beside is not None and there:
-            side.tell(found.beside, self.capability)
+            self._tell(side, found.beside)
         side.display = there
+
+    def _tell(self, side: Side, one: FullTrajectory) -> None:
+        side.tell(_about(one, self.capability), blocks(one.messages, citations(one.labels, self.capability)))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Another trial is offered beside a trial, a file where the terminal is the user's own."""

@@ -91,6 +91,6 @@ def talk(last: str) -> list[dict[str, Any]]:
         {"role": "system", "content": "You look after the orders of a shop."},
         {"role": "user", "content": "Please put order W1 on my gift card."},
         {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "name": "get_order", "content": '{"paid_by": "card"}'},
+        {"role": "tool", "tool_call_id": "c", "name": "get_order", "content": '{"paid_by": "card"}'},
         {"role": "assistant", "content": last},
     ]

@@ -45,7 +45,9 @@ def test_what_is_kept_is_bounded_and_valid(tmp_path: Path) -> None:
     assert best.left_out == 500 - len(best.messages) > 400
     assert best.messages[0]["content"].endswith("(+1,996,000 characters)")
     assert "\ud800" not in best.messages[0]["content"]
-    assert len(best.messages[0]["tool_calls"][0]["arguments"]) < CHARACTERS + 40
+    kept = best.messages[0]["tool_calls"][0]
+    assert kept["id"] == "c"
+    assert len(kept["function"]["arguments"]) < CHARACTERS + 40
     assert worst.messages[0]["content"] == "[1]"
     json.dumps([best.messages]).encode("utf-8")
     assert path.stat().st_size < 5 * IN_ALL

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.client.trajectories import CapabilityLabels, FullTrajectory, RunLabel
-from tui.blocks import blocks
+from traced.client.trajectories import CapabilityLabels, RunLabel
+from tui.blocks import blocks, citations
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -15,12 +15,6 @@ ANYTHING = st.recursive(
 )
 KEYS = ("role", "content", "tool_calls", "tool_call_id", "function", "id", "name", "text")
 MESSAGES = st.lists(ANYTHING | st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=5), max_size=5)
-
-
-def full(messages: list[Any], labels: list[CapabilityLabels] | None = None) -> FullTrajectory:
-    values: dict[str, Any] = dict.fromkeys(("id", "source", "split", "task_id", "model", "end_cause", "detail"), "")
-    values |= {"trial": 0, "temperature": 1.0, "reward": 0.0, "outcome": "failure", "by": "source", "said": None}
-    return FullTrajectory(**values, messages=messages, tools=[], parts={}, cycle_id=None, labels=labels or [])
 
 
 def calls(*keys: str) -> dict[str, Any]:
@@ -37,7 +31,7 @@ def test_a_call_has_its_results_and_its_citations() -> None:
     runs.append(RunLabel(run=2, verdict="na", message_index=None))
     labels = [CapabilityLabels(cycle_id="c1", capability="dates", runs=runs)]
     messages = [{"role": "user", "content": "hi"}, calls("a", "b"), result("b"), result("a"), result("lost")]
-    found = blocks(full(messages, labels))
+    found = blocks(messages, citations(labels))
     assert [(one.index, one.kind, one.folded) for one in found] == [
         (0, "user", False),
         (1, "call", True),
@@ -48,18 +42,18 @@ def test_a_call_has_its_results_and_its_citations() -> None:
     assert found[1].body.splitlines() == ["{", '  "n": 1', "}", "→ #3", "{", '  "of": "a"', "}"]
     assert [(one.index, one.capability, one.runs, one.of) for one in found[1].cited] == [(3, "dates", 2, 3)]
     assert found[2].cited == ()
-    assert not any(one.cited for one in blocks(full(messages, labels), "other"))
+    assert not any(one.cited for one in blocks(messages, citations(labels, "other")))
 
 
 def test_a_call_without_a_result_and_more_than_the_chat_form() -> None:
-    found = blocks(full([calls("a"), {"role": "assistant", "content": "no", "reasoning_content": "why"}]))
+    found = blocks([calls("a"), {"role": "assistant", "content": "no", "reasoning_content": "why"}])
     assert found[0].brief == "(n=1) → nothing came back"
     assert found[1].body == "no\nreasoning_content: why"
 
 
 @given(MESSAGES)
 def test_no_message_is_left_out_and_all_text_is_harmless(messages: list[Any]) -> None:
-    found = blocks(full(messages))
+    found = blocks(messages)
     for one in found:
         assert "\n" not in one.head + one.brief
         assert (one.head + one.brief + one.body).replace("\n", "").isprintable()
