@@ -13,7 +13,7 @@ from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from traced.client import ClientError
+from traced.client import ClientError, Refused
 from traced.client.models import PRESENT, Done, Status
 from tui.help import Help
 from tui.jump import Jump
@@ -97,9 +97,11 @@ class TracedApp(App[None]):
     def on_lost(self, message: Lost) -> None:
         """It does not."""
         self.linked = False
-        doing = "refused" if message.refused else "no answer"
-        hint = f"; {line(message.hint)}" if message.hint else ""
-        self.trouble = f"{doing}, asked again in {message.pause_s:g} s: {line(message.why)}{hint}"
+        doing = "refused" if isinstance(message.error, Refused) else "no answer"
+        why, hint = self.where.refusal(message.error)
+        self.trouble = f"{doing}, asked again in {message.pause_s:g} s: {line(why)}" + (
+            f"; {line(hint)}" if hint else ""
+        )
         self._tell()
 
     def on_news(self, message: News) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import httpx
 from textual.message import Message
 
-from traced.client import Client, ClientError, Refused
+from traced.client import Client, ClientError, NoDaemon, Refused
 from traced.client.models import EventView
 
 TOGETHER_S = 0.1
@@ -32,9 +32,7 @@ class Linked(Message):
 class Lost(Message):
     """It does not answer, or refuses; it is asked again in ``pause_s``."""
 
-    why: str
-    hint: str
-    refused: bool
+    error: ClientError
     pause_s: float
 
 
@@ -73,8 +71,9 @@ class Link:
                 pause = PAUSES_S[-1] if isinstance(error, Refused) else PAUSES_S[min(tries, len(PAUSES_S) - 1)]
                 tries += 1
                 self._was_lost = True
-                told = (getattr(error, "message", str(error)), getattr(error, "hint", ""))
-                self.post(Lost(*told, isinstance(error, Refused), pause))
+                self.post(
+                    Lost(error if isinstance(error, ClientError) else NoDaemon("the connection broke off"), pause)
+                )
                 await asyncio.sleep(pause)
 
     async def _listen(self) -> None:

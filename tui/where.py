@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from traced.client import Client
+from traced.client import Client, ClientError, Refused
+
+NOT_KNOWN = 401
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,15 @@ class Where:
     def name(self) -> str:
         """As a person knows it."""
         return self.url or str(self.socket)
+
+    def refusal(self, error: ClientError) -> tuple[str, str]:
+        """What went wrong, and what to do about it, in the words of who started this interface."""
+        if not isinstance(error, Refused) or error.status != NOT_KNOWN:
+            return error.message, error.hint
+        return (
+            "the daemon does not know the token" if self.token else "the daemon asks for a token",
+            "--token-file FILE",
+        )
 
     def client(self) -> Client:
         """A client of it."""

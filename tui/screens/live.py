@@ -112,9 +112,8 @@ class Live(Screen[None]):
             self.note("" if self.known else "The daemon does not answer yet; this fills as soon as it does.")
         except ClientError as error:
             refused = True  # a refusal stands until something changes: asking at once would get it again
-            self.note(
-                f"Not allowed or not known: {line(error.message)}" + (f" — {line(error.hint)}" if error.hint else "")
-            )
+            why, hint = self.app.where.refusal(error)
+            self.note(f"✗ The daemon refuses this: {line(why)}" + (f". Try: {line(hint)}" if hint else ""))
         else:
             self.note("")
             self.known = True

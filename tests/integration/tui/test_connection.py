@@ -52,7 +52,7 @@ def test_a_token_that_is_none_is_refused_in_words(control: Control) -> None:
             app = TracedApp(Where(None, client._daemon.where, "x" * 30))
             async with app.run_test(size=(160, 40)) as pilot:
                 await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
-                assert "bearer token" in text_of(app)
+                assert "the daemon does not know the token; --token-file FILE" in text_of(app)
                 assert "x" * 30 not in text_of(app)
             app = TracedApp(Where(None, client._daemon.where, OPERATOR))
             async with app.run_test(size=(160, 40)) as pilot:

@@ -23,7 +23,7 @@ FAILURE, SUCCESS = "c-0003-002-1", "c-0003-002-3"  # of one task
 async def read(on: Running, key: str, capability: str | None = None) -> Conversation:
     found = Conversation(key, capability=capability)
     on.app.push_screen(found)
-    await until(on.pilot, lambda: "#0" in text_of(on.app) or "Not allowed" in text_of(on.app))
+    await until(on.pilot, lambda: "#0" in text_of(on.app) or "refuses this" in text_of(on.app))
     return found
 
 

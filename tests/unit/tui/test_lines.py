@@ -167,7 +167,7 @@ def test_only_what_is_in_sight_is_drawn_and_wide_signs_keep_the_columns(
 
 @given(data=some.data())
 @settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
