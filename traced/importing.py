@@ -23,6 +23,7 @@ from sqlmodel import Session
 from store.database import reading, session
 from store.records import Cycle, CycleState
 from store.repositories.cycles import save_cycle
+from store.repositories.events import save_event
 from store.repositories.serving import save_feedback, talked_of
 from store.repositories.trajectories import (
     TrajectoryFilter,
@@ -32,6 +33,7 @@ from store.repositories.trajectories import (
     rejudge_trajectory,
     save_trajectories,
 )
+from store.service_records import Event
 from store.types import Outcome, Trajectory
 from traced.config import Settings
 from traced.importers.errors import NothingFound, UnknownFormat
@@ -130,6 +132,9 @@ def import_file(
         _refuse_nothing(counts, path, kind, ledger)
     with session(store) as opened:
         cycle = cycle_of_imports(opened, settings, kind, wanted.agent, at)
+        if counts.added or counts.replaced:
+            detail = {"trajectories": counts.added, "judged anew": counts.replaced, "left out": counts.bad}
+            save_event(opened, Event(at, "import", kind, cycle.id, detail))
     aside = ledger.bad_file if counts.bad else None
     told = (counts.added, counts.known, counts.replaced, counts.passed, counts.bad)
     judged = 0

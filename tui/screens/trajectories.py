@@ -17,6 +17,7 @@ from textual.events import Resize
 from textual.widgets import DataTable, Input, Select, Static
 
 from traced.client import Client, ClientError
+from traced.client.models import EventView
 from traced.client.trajectories import EVERYTHING, TrajectoryChoices, TrajectoryQuery, TrajectorySummary
 from tui.plain import cell, line
 from tui.screens.conversation import Conversation
@@ -56,7 +57,7 @@ class Trajectories(Live):
     """The third screen."""
 
     TITLE_TEXT = "Trajectories"
-    CONCERNS = ("stage finished", "cycle")
+    CONCERNS = ("stage finished", "cycle", "import")
     DEFAULT_CSS = """
     Trajectories #filters { height: 1; padding: 0 1; }
     Trajectories #filters Select { width: 1fr; margin-right: 1; }
@@ -100,6 +101,12 @@ class Trajectories(Live):
             yield _select("label", verdicts)
         yield Listing(*COLUMNS, id="trajectories")
         yield Static("", id="found", markup=False)
+
+    def news(self, events: list[EventView]) -> None:
+        """Of the router's traffic only what became of conversations, and what was said of them, concerns this."""
+        if any(event.kind == "traffic" and {"settled", "feedback"} & event.detail.keys() for event in events):
+            self.changed()
+        super().news(events)
 
     async def load(self, client: Client) -> Found:
         """What there is to filter by, and the pages that are held, anew."""

@@ -270,7 +270,17 @@ def test_hostile_text_is_shown_as_harmless_text(opened: Opened, store: Engine) -
     asyncio.run(read())
 
 
-def test_what_a_cycle_finishes_comes_by_itself_and_the_cursor_stays(opened: Opened, store: Engine) -> None:
+@pytest.mark.parametrize(
+    "told",
+    [
+        Event(AT, "stage finished", "collect"),
+        Event(AT, "traffic", detail={"exchanges": {"base": 3}, "settled": 1}),
+        Event(AT, "traffic", detail={"feedback": 1}),
+        Event(AT, "import", "openai", detail={"trajectories": 1}),
+    ],
+    ids=lambda told: told.kind,
+)
+def test_what_is_new_comes_by_itself_and_the_cursor_stays(opened: Opened, store: Engine, told: Event) -> None:
     async def wait() -> None:
         async with opened() as on:
             await look(on)
@@ -278,7 +288,7 @@ def test_what_a_cycle_finishes_comes_by_itself_and_the_cursor_stays(opened: Open
             with session(store) as writing:
                 one = get_trajectory(writing, "router-000000", tokens=False)
                 save_trajectories(writing, [replace(one, id="router-00000-0", task_id="conv-000000")])
-                save_event(writing, Event(AT, "stage finished", "collect", on.seeded.cycles[-1]))
+                save_event(writing, told)
             await until(on.pilot, lambda: "router-00000-0" in text_of(on.app))
             assert screen(on)._table.selected == "router-000002"
 

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from store.database import open_store, session
+from store.repositories.events import list_events
 from store.repositories.trajectories import iterate_ids, list_trajectories
 from tests.unit.importers.reading import EXPORTS, LABELS
 from traced.config import Settings, load_settings
@@ -72,6 +73,14 @@ def test_an_import_that_was_stopped_goes_on(run: Any, many: Path) -> None:
     assert (found.added, found.known, found.bad) == (BATCH * 5 // 2, 0, 3)
     assert found.bad_file.read_text().count("\n") == 3
     assert not run(many).resumed
+
+
+def test_who_listens_hears_of_what_is_new(run: Any, many: Path, store: Engine) -> None:
+    first, _ = run(many), run(many)
+    with session(store) as opened:
+        [told] = list_events(opened)
+    assert (told.kind, told.subject, told.cycle_id) == ("import", "openai", first.cycle)
+    assert told.detail == {"trajectories": BATCH * 5 // 2, "judged anew": 0, "left out": 3}
 
 
 @pytest.mark.parametrize("change", ["from_start", "agent", "content", "store"])
