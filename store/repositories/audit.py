@@ -9,11 +9,12 @@ from sqlmodel import Session, col, select
 
 from store.service_records import AuditEntry
 from store.service_tables import AuditRow
+from store.text import in_unicode
 
 
 def save_audit(session: Session, entry: AuditEntry) -> None:
     """Add an entry."""
-    values = asdict(entry)
+    values = in_unicode(asdict(entry))
     del values["seq"]
     session.add(AuditRow(**values))
     session.flush()

@@ -15,6 +15,7 @@ from store.content import digest, insert_new
 from store.errors import NotFound, StoreConflict
 from store.records import Cycle, CycleState, StageEvent, StageState
 from store.tables import CycleRow, StageEventRow
+from store.text import in_unicode
 
 ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
 UNFINISHED = (CycleState.RUNNING, CycleState.INTERRUPTED, CycleState.WAITING)
@@ -70,7 +71,7 @@ def set_cycle_state(
 
 def save_stage_event(session: Session, event: StageEvent) -> None:
     """Add one event."""
-    values = {**asdict(event), "state": event.state.value}
+    values = in_unicode({**asdict(event), "state": event.state.value})
     insert_new(session, StageEventRow, [{"id": digest(values), **values}])
 
 

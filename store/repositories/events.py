@@ -17,6 +17,7 @@ from sqlmodel import Session, col, select
 
 from store.service_records import Event
 from store.service_tables import EventRow
+from store.text import in_unicode
 
 ORDER_LOCK = 7_236_204  # any constant: PostgreSQL's advisory lock that orders the stream
 
@@ -25,7 +26,7 @@ def save_event(session: Session, event: Event) -> int:
     """Add an event; returns its ``seq``. On PostgreSQL other writers of events wait until the transaction ends."""
     if session.get_bind().dialect.name == "postgresql":
         session.execute(sql(f"SELECT pg_advisory_xact_lock({ORDER_LOCK})"))
-    values = asdict(event)
+    values = in_unicode(asdict(event))
     del values["seq"]
     row = EventRow(**values)
     session.add(row)

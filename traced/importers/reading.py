@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from store.content import digest
+from store.text import in_unicode
 from store.types import EndCause, Message, Outcome, Tool, Trajectory
 from traced.importers.errors import BadRecord, UnreadableFile
 from traced.importers.json_array import Record, read_array
@@ -182,5 +183,5 @@ def trajectory(
 
 def storable(text: str) -> str:
     """Text that any database takes as a key: bounded, without NUL and halves of characters."""
-    whole = text.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    whole = in_unicode(text.replace("\0", "\ufffd"))
     return whole if len(whole) <= 200 else f"{whole[:160]}-{digest(text)[:32]}"

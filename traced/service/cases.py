@@ -5,10 +5,8 @@ asked for. Fails: ``NotFound`` for what is not stored, ``NoSuchThing`` for a ver
 Not covered: which target tasks the capability does not touch (the gate's own analysis says it and keeps no list).
 """
 
-import json
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from sqlmodel import Session
 
@@ -23,6 +21,7 @@ from store.repositories.gates import list_gates
 from store.repositories.promotions import list_approvals, live_adapters, trials
 from store.repositories.training import get_training_run, list_iterations
 from store.repositories.trajectories import get_trajectory
+from store.text import in_unicode
 from store.types import Outcome
 from traced.client.approvals import (
     ApprovalView,
@@ -100,14 +99,8 @@ def episode(session: Session, adapter: str, trajectory_id: str) -> Episode:
     version, found = get_adapter(session, adapter), get_trajectory(session, trajectory_id, tokens=False)
     if found.cycle_id != version.cycle_id or found.model not in (BASE, adapter):
         raise NotFound(f"episode of the gate of {adapter!r}", trajectory_id)
-    values = {name: _in_unicode(getattr(found, name)) for name in ("id", "model", "task_id", "detail", "messages")}
+    values = {name: in_unicode(getattr(found, name)) for name in ("id", "model", "task_id", "detail", "messages")}
     return Episode(**values, reward=found.reward, outcome=found.outcome.value, end_cause=found.end_cause.value)
-
-
-def _in_unicode(stored: Any) -> Any:
-    """What was stored, with a sign for each half of a character: those cannot be sent."""
-    text = json.dumps(stored, ensure_ascii=False)
-    return json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
 def _pairs(session: Session, version: AdapterVersion, cycle: Cycle) -> dict[str, list[PlayedPair]]:

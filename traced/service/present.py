@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from store.text import in_unicode
 from traced.client.models import EventView
 
 SUBJECTS = 200  # the most that are remembered; the oldest is forgotten
@@ -24,7 +25,8 @@ class Present:
 
     def tell(self, kind: str, subject: str, at: datetime, detail: dict[str, Any], cycle_id: str | None = None) -> None:
         """``subject`` stands so now."""
-        made = EventView(seq=0, at=at, kind=kind, subject=subject, cycle_id=cycle_id, detail=detail)
+        told = in_unicode({"kind": kind, "subject": subject, "detail": detail})
+        made = EventView(seq=0, at=at, cycle_id=cycle_id, **told)
         with self._lock:
             self._count += 1
             self._told.pop((kind, subject), None)

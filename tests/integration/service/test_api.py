@@ -222,6 +222,21 @@ def test_tcp_wants_a_token_and_a_reader_changes_nothing(control: Control) -> Non
     asyncio.run(ask())
 
 
+def test_half_a_character_ends_no_stream(control: Control, path: Path) -> None:
+    async def follow() -> None:
+        with session(control.store) as opened:
+            save_event(opened, Event(T0, "odd", "x\ud800", detail={"said\udfff": ["\ud800"]}))
+        control.present.tell("progress", "y\ud800", T0, {"figure": "\ud800"})
+        async with served(control, path) as client:
+            [one] = await client.last_events(limit=1)
+            assert (one.subject, one.detail) == ("x\ufffd", {"said\ufffd": ["\ufffd"]})
+            async with aclosing(client.listen(0, present=True)) as stream:
+                heard = [await anext(stream), await anext(stream)]
+            assert {event.subject for event in heard} == {"x\ufffd", "y\ufffd"}
+
+    asyncio.run(follow())
+
+
 def test_events_are_followed_over_a_broken_connection(control: Control, path: Path) -> None:
     def happen(kind: str) -> None:
         with session(control.store) as opened:

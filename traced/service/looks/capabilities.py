@@ -29,6 +29,7 @@ from store.repositories.capabilities import (
 )
 from store.repositories.promotions import list_promotions
 from store.repositories.trajectories import get_trajectories
+from store.text import in_unicode
 from store.types import Label, Message, Outcome, Verdict
 from traced.client.capabilities import (
     AdapterMark,
@@ -239,7 +240,7 @@ def _with_texts(opened: Session, cited: Sequence[CitedMessage]) -> list[CitedMes
         if 0 <= one.index < len(messages):
             message = messages[one.index]
             text = _text(message)
-            shown = {"role": _sound(str(message.get("role", ""))), "text": _sound(text[:TEXT])}
+            shown = {"role": in_unicode(str(message.get("role", ""))), "text": in_unicode(text[:TEXT])}
             one = one.model_copy(update={**shown, "left_out": max(len(text) - TEXT, 0)})
         told.append(one)
     return told
@@ -262,8 +263,3 @@ def _call(call: Any) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _sound(text: str) -> str:
-    """The text without halves of characters, which no JSON can hold."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

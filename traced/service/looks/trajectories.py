@@ -5,7 +5,7 @@ are part of the query and not of the path: they come from importers too, and may
 """
 
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from sqlmodel import Session
@@ -13,6 +13,7 @@ from sqlmodel import Session
 from store.database import reading
 from store.repositories import trajectory_pages as pages
 from store.repositories.trajectories import get_trajectory
+from store.text import in_unicode
 from store.types import Outcome, Verdict
 from traced.client.trajectories import (
     CapabilityLabels,
@@ -73,7 +74,7 @@ def router(control: Control) -> APIRouter:
             stored = get_trajectory(opened, id, tokens=False)
             standing = standing_of(opened, stored, Labels(chosen.success_labels, chosen.failure_labels))
             labels = _labels(opened, id)
-        values = {name: _writable(value) for name, value in vars(stored).items() if name != "turns"}
+        values = {name: in_unicode(value) for name, value in vars(stored).items() if name != "turns"}
         told = standing.said
         said = Said(at=told.at, who=told.who, comment=told.comment) if told else None
         return FullTrajectory(**values, by=standing.by.value, said=said, labels=labels)
@@ -93,16 +94,7 @@ def _newest(opened: Session) -> str:
 
 
 def _summary(one: pages.Summary) -> TrajectorySummary:
-    return TrajectorySummary(**vars(one) | {"asked": _writable(one.asked)})
-
-
-def _writable(value: Any) -> Any:
-    """Without halves of characters, which JSON may hold and UTF-8 may not."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {_writable(key): _writable(item) for key, item in value.items()}
-    return [_writable(item) for item in value] if isinstance(value, list) else value
+    return TrajectorySummary(**vars(one) | {"asked": in_unicode(one.asked)})
 
 
 def _labels(opened: Session, trajectory_id: str) -> list[CapabilityLabels]:

@@ -1,0 +1,17 @@
+"""Text that any database, UTF-8 and JSON can hold."""
+
+from typing import Any
+
+REPLACEMENT = "\ufffd"
+
+
+def in_unicode(value: Any) -> Any:
+    """A text, or all texts of a JSON value, with U+FFFD for each half of a character (a lone surrogate).
+
+    JSON's escapes may hold such halves, and so may what a model or a customer sent; UTF-8 may not.
+    """
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {in_unicode(key): in_unicode(item) for key, item in value.items()}
+    return [in_unicode(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,33 @@
+"""Halves of characters, which JSON's escapes may hold and UTF-8 may not."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as some
+
+from store.text import REPLACEMENT, in_unicode
+
+texts = some.text(some.characters(), max_size=6) | some.sampled_from(["\ud800", "a\udfff", "\ud83d\ude00", "\ud83d"])
+values = some.recursive(
+    some.none() | some.booleans() | some.integers() | texts,
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def test_halves_are_replaced_and_pairs_put_together() -> None:
+    assert in_unicode({"a\ud800": ["\ud83d\ude00", ("\udc00b", 1)]}) == {
+        f"a{REPLACEMENT}": ["\U0001f600", [f"{REPLACEMENT}b", 1]]
+    }
+
+
+@given(values)
+def test_what_comes_out_can_be_sent_and_what_was_sound_stays(value: object) -> None:
+    found = in_unicode(value)
+    sent = json.dumps(found, ensure_ascii=False).encode("utf-8")
+    assert in_unicode(json.loads(sent)) == found
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return
+    assert found == value
