@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from traced.client import ClientError, Refused
-from traced.client.models import PRESENT, Done, Status
+from traced.client.models import DOING, PRESENT, Done, Status
 from tui.help import Help
 from tui.jump import Jump
 from tui.link import Link, Linked, Lost, News
@@ -106,7 +106,7 @@ class TracedApp(App[None]):
 
     def on_news(self, message: News) -> None:
         """Tell the screens."""
-        if any(event.kind not in PRESENT for event in message.events):
+        if any(event.kind not in PRESENT or event.kind == DOING for event in message.events):
             self._know()
         for screen in self.shown():
             screen.news(message.events)

@@ -155,8 +155,8 @@ class Status(Model):
     held_up: list[HeldUpView] = Field(default=[], description="what waits for Docker, the disk or the like")
 
 
-PROGRESS, DEVICES, HEALTH = "progress", "devices", "health"
-PRESENT = (PROGRESS, DEVICES, HEALTH)  # kinds of what holds at this moment and is kept nowhere
+PROGRESS, WAITS, DOING, DEVICES, HEALTH = "progress", "waits", "doing", "devices", "health"
+PRESENT = (PROGRESS, WAITS, DOING, DEVICES, HEALTH)  # kinds of what holds at this moment and is kept nowhere
 MISSED = "missed"  # kind of the event before the oldest that is kept, for a listener that resumes further back
 
 

@@ -39,7 +39,7 @@ from store.repositories.events import save_event
 from store.repositories.gates import latest_gate
 from store.repositories.targets import note_cannot_begin, note_start, target_standing
 from store.service_records import Event
-from traced.client.models import PROGRESS
+from traced.client.models import DOING, PROGRESS, WAITS
 from traced.config import APART, Settings, configuration, load_settings
 from traced.errors import ConfigError, TracedError
 from traced.executor.blame import Blame, blame, describe
@@ -166,6 +166,8 @@ class CycleLoop:
         finally:
             self.running, self._work, self._stations, self.doing = None, None, None, []
             self.present.clear(PROGRESS)
+            self.present.clear(WAITS)
+            self._tell_doing()
             self._beginnings.forget()
 
     async def _tidied(self) -> None:
@@ -264,6 +266,7 @@ class CycleLoop:
             self._hear,
             lambda: self.settings.devices,
             self.doing,
+            on_change=self._tell_doing,
         )
         async with checkpoints(settings.data_dir, settings.store_url) as saver:
             attempts = settings.synthesis.attempts
@@ -277,6 +280,7 @@ class CycleLoop:
     def _hear(self, stage: str, told: Report) -> None:
         if told.kind is ReportKind.WAITING:
             log.warning("%s waits %.0f s for: %s", stage, told.data["seconds"], told.data["for"])
+            self.present.tell(WAITS, stage, self.now(), {"for": str(told.data["for"])}, self.running)
             since = self._troubles.held_up(stage, self.now()) if told.data["after"] == AttemptState.BLOCKED else None
             if since is not None:
                 telling = asyncio.ensure_future(self._tell_trouble(stage, str(told.data["for"]), since))
@@ -285,9 +289,13 @@ class CycleLoop:
         elif told.kind is ReportKind.STARTED:
             log.info("%s begins", stage, extra={"pid": told.data.get("pid")})
             self._beginnings.forget(stage)
+            self.present.clear(WAITS, stage)
         elif told.kind is ReportKind.PROGRESS:
             at = self.now()
             self.present.tell(PROGRESS, stage, at, self._beginnings.told(stage, at, told.data), self.running)
+
+    def _tell_doing(self) -> None:
+        self.present.tell(DOING, DOING, self.now(), {"stages": list(self.doing)}, self.running)
 
     async def _tell_trouble(self, stage: str, reason: str, since: datetime) -> None:
         message = trouble(stage, reason, "traced doctor", since)

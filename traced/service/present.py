@@ -44,10 +44,12 @@ class Present:
         with self._lock:
             return [event for (known, _), (_, event) in self._told.items() if known == kind]
 
-    def clear(self, kind: str) -> None:
-        """Nothing of a kind holds any more."""
+    def clear(self, kind: str, subject: str | None = None) -> None:
+        """Nothing of a kind (and of this subject) holds any more; listeners are not told."""
         with self._lock:
-            self._told = {key: told for key, told in self._told.items() if key[0] != kind}
+            gone = [key for key in self._told if key[0] == kind and subject in (None, key[1])]
+            for key in gone:
+                del self._told[key]
 
 
 @dataclass

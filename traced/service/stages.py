@@ -47,6 +47,7 @@ class Stations:
     on_report: Callable[[str, Report], None]
     devices: Callable[[], DevicesSection]  # as they are now: a reload reaches a training that waits or runs
     at_work: list[str] = field(default_factory=list)
+    on_change: Callable[[], object] = lambda: None  # called when ``at_work`` has changed
     training: asyncio.Lock = field(default_factory=asyncio.Lock)  # trainings ask for a device one after the other
     _trainings: "dict[str, asyncio.Future[Any]]" = field(default_factory=dict)  # by capability
     _stopped: dict[str, str] = field(default_factory=dict)  # capabilities whose training a person ended, and why
@@ -55,6 +56,7 @@ class Stations:
         """The station's answer. Raises ``CapabilityError``, or ``Parked`` for a stage of the whole cycle."""
         name = f"{stage} {capability}".strip()
         self.at_work.append(name)
+        self.on_change()
         try:
             with working_on(self.cycle.id, stage, capability), span("traced.stage", self._ids(stage, capability)):
                 job = self._job(stage, given, capability, {**(variables or {}), **for_children()})
@@ -67,6 +69,7 @@ class Stations:
             raise CapabilityError(error.message, hint=error.hint) from error
         finally:
             self.at_work.remove(name)
+            self.on_change()
             await asyncio.to_thread(self._clear_containers)
         return answer["value"]
 

@@ -41,18 +41,20 @@ class Found:
 
     all: list[ApprovalView]
     case: Case | None
+    paused: bool = False  # the service
 
 
 class Approvals(Live):
     """The sixth screen."""
 
     TITLE_TEXT = "Approvals"
-    CONCERNS = ("approve", "reject", "more-episodes", "rollback", "stage", "cycle")
+    CONCERNS = ("approve", "reject", "more-episodes", "rollback", "stage", "cycle", "pause", "resume")
     DEFAULT_CSS = """
     Approvals #desk { height: 1fr; }
     Approvals.-wide #desk { layout: horizontal; }
     Approvals #adapters { height: auto; max-height: 5; }
-    Approvals.-wide #adapters { width: 38; height: 1fr; max-height: 100%; border-right: solid $panel-lighten-2; }
+    Approvals.-wide #adapters { width: auto; max-width: 45; height: 1fr; max-height: 100%; }
+    Approvals.-wide #adapters { border-right: solid $panel-lighten-2; }
     Approvals #case { height: 1fr; }
     Approvals.-wide #case { width: 1fr; }
     Approvals #stands { height: auto; padding: 0 1; background: $boost; }
@@ -95,7 +97,10 @@ class Approvals(Live):
         chosen = self._wanted or self.query_one("#adapters", KeyedTable).selected
         if chosen not in names:
             chosen = names[0] if names else None
-        return Found(every, await client.approvals.case(chosen) if chosen else None)
+        if not chosen:
+            return Found(every, None)
+        case, status = await client.approvals.case(chosen), await client.status()
+        return Found(every, case, status.target.paused_at is not None)
 
     def show(self, found: Found) -> None:
         """All of it."""
@@ -203,7 +208,7 @@ class Approvals(Live):
 
     def _show_case(self, case: Case) -> None:
         newest = case.gates[0]
-        self.query_one("#stands", Static).update(standing(case))
+        self.query_one("#stands", Static).update(standing(case, paused=self._found.paused))
         self.query_one("#forest", Forest).tell(newest.comparisons)
         self.query_one("#moved", Static).update(moved(case))
         pairs = [Row(_key(one), pair_row(one)) for one in (*case.harmed, *case.improved)]

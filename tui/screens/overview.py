@@ -14,7 +14,18 @@ from textual.containers import Container, Vertical, VerticalScroll
 from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
-from traced.client.models import DEVICES, HEALTH, PRESENT, PROGRESS, Devices, EventView, Readiness, Status
+from traced.client.models import (
+    DEVICES,
+    DOING,
+    HEALTH,
+    PRESENT,
+    PROGRESS,
+    WAITS,
+    Devices,
+    EventView,
+    Readiness,
+    Status,
+)
 from traced.client.overview import Health, Rates
 from tui.plain import cell, line
 from tui.screens.live import WIDTHS, Live
@@ -37,7 +48,8 @@ class Known:
     health: Health | None = None
     readiness: Readiness | None = None
     rates: Rates | None = None
-    progress: dict[str, EventView] = field(default_factory=dict)
+    progress: dict[str, EventView] = field(default_factory=dict)  # by stage and capability
+    waits: dict[str, EventView] = field(default_factory=dict)
 
 
 class Waiting(Opening):
@@ -126,13 +138,15 @@ class Overview(Live):
         for event in events:
             if event.kind == PROGRESS:
                 self._told.progress[event.subject] = event
+            elif event.kind == WAITS:
+                self._told.waits[event.subject] = event
             elif event.kind == DEVICES:
                 self._told.devices = Devices.model_validate(event.detail)
             elif event.kind == HEALTH:
                 self._take_health(Health.model_validate(event.detail))
         kinds = {event.kind for event in events}
         self._more |= any(kind.startswith(DEAR) for kind in kinds)
-        if kinds - set(PRESENT):
+        if kinds - set(PRESENT) or DOING in kinds:
             super().changed()
         if self.is_current and self._told.status is not None:
             self._show_present(kinds)
@@ -144,7 +158,7 @@ class Overview(Live):
             self._ask_more()
 
     def _show_present(self, kinds: set[str]) -> None:
-        if PROGRESS in kinds:
+        if {PROGRESS, WAITS} & kinds:
             self._show_cycle()
         if DEVICES in kinds:
             self._show_devices()
@@ -162,6 +176,7 @@ class Overview(Live):
         self._told.status = found
         held = {key: told for key, told in self._told.progress.items() if key in found.doing}
         self._told.progress = held
+        self._told.waits = {key: told for key, told in self._told.waits.items() if found.running == told.cycle_id}
         self._show_waiting(found)
         self._show_cycle()
         self._show_devices()
@@ -205,10 +220,10 @@ class Overview(Live):
             title.update("Cycle")
             there.put(lambda width, height: Text(_none_yet(status), "dim"))
             return
-        cycle, adapters, progress = status.cycles[0], status.adapters, self._told.progress
+        cycle, adapters, told = status.cycles[0], status.adapters, self._told
         begun = f"begun {cycle.created_at:%d %b %H:%M}{_next(status)}"
         title.update(Text(f"Cycle {line(cycle.id, 40)} of {line(cycle.target, 40)}: {cycle.state}, {begun}"))
-        there.put(lambda width, height: pipeline(cycle, adapters, progress, width))
+        there.put(lambda width, height: pipeline(cycle, adapters, told.progress, told.waits, width))
 
     def _show_devices(self) -> None:
         found, table = self._told.devices, self.query_one("#devices", KeyedTable)

@@ -14,14 +14,15 @@ from tui.plain import cell, line
 NAMED = 6  # tasks that were lost, by name
 
 
-def standing(case: Case) -> Text:
-    """What it waits for, or who decided; and what its gate said."""
+def standing(case: Case, *, paused: bool = False) -> Text:
+    """What it waits for, or who decided; and what its gate said. A paused service takes no look before it goes on."""
     told, name, newest = Text(), line(case.adapter.name, 80), case.gates[0]
     told.append(name, "bold")
     if case.asked is not None:
         asked = case.asked
         told.append(f"  … more episodes, look {asked.look} of {case.looks}", "bold cyan")
         told.append(f", asked for by {line(asked.who, 60)} {_when(asked.at)}{_why(asked.reason)}")
+        told.append(" ‖ when the service goes on" if paused else "", "yellow")
     elif case.adapter.standing == "waiting":
         told.append("  ! waits for a decision", "bold yellow")
     elif case.adapter.decision is not None:

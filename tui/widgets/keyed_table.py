@@ -43,6 +43,10 @@ class KeyedTable(DataTable[Text]):
     """A table of whole rows; ``put`` gives it its contents."""
 
     DEFAULT_CSS = "KeyedTable { height: 1fr; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home,g", "scroll_top", "First", show=False),
+        Binding("end,G", "scroll_bottom", "Last", show=False),
+    ]
 
     def __init__(self, *columns: str, id: str | None = None, show_header: bool = True) -> None:
         super().__init__(id=id, cursor_type="row", zebra_stripes=True, show_header=show_header)

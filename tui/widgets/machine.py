@@ -18,7 +18,9 @@ def device_rows(devices: list[DeviceView]) -> list[Row]:
 
 
 def _device(one: DeviceView) -> list[Text]:
-    name = f"{one.kind} {one.name}" if one.kind == one.id else f"{one.name} {one.id.removeprefix('GPU-')[:8]}"
+    name = f"{one.name} {one.id.removeprefix('GPU-')[:8]}"
+    if one.kind == one.id:  # of the processors' use, what others take is told: the service's own work is no obstacle
+        name = f"{one.kind}, {one.name.rpartition(', ')[2]}: others"
     memory = f"{one.memory_used / GIB:.0f}/{one.memory_total / GIB:.0f} GiB"
     if one.lease is not None:
         wanted = f", wanted by {one.lease.wanted_by}" if one.lease.wanted_by else ""

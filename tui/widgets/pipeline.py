@@ -41,13 +41,21 @@ class Part:
     at: datetime | None = None
 
 
-def pipeline(cycle: CycleView, adapters: Sequence[AdapterView], progress: Mapping[str, EventView], width: int) -> Text:
-    """The whole of it, at most ``width`` cells wide; ``progress`` by stage and capability."""
+def pipeline(
+    cycle: CycleView,
+    adapters: Sequence[AdapterView],
+    progress: Mapping[str, EventView],
+    waits: Mapping[str, EventView],
+    width: int,
+) -> Text:
+    """The whole of it, at most ``width`` cells wide; ``progress`` and what it ``waits`` for by stage and capability."""
     parts: dict[str, list[Part]] = {name: [] for name in ORDER[:-1]}
     for stage in cycle.stages:
         if stage.stage not in UNTOLD:
             name, part = _place(stage)
             parts.setdefault(name, []).append(_part(cycle, stage, part, progress))
+    for key, why in waits.items():
+        _wait(parts, key, why)
     parts["approve"] += [_decision(one) for one in adapters if one.cycle_id == cycle.id and one.gate == "pass"]
     parts[ORDER[-1]] = parts.pop(ORDER[-1], [])
     names = list(dict.fromkeys(stage.capability for stage in cycle.stages if stage.capability))
@@ -63,6 +71,18 @@ def pipeline(cycle: CycleView, adapters: Sequence[AdapterView], progress: Mappin
         _stage(told, name, found, columns, room)
     told.right_crop(1)
     return told
+
+
+def _wait(parts: dict[str, list[Part]], key: str, told: EventView) -> None:
+    """What a stage waits for, until it begins or goes on."""
+    stage, _, name = key.partition(" ")
+    there = next((part for part in parts.get(stage, []) if part.name == name), None)
+    if stage not in parts or (there is not None and there.mark != RUNNING):
+        return
+    if there is not None and there.at is not None and there.at > told.at:
+        return
+    waiting = Part(name, STOPPED, f"waits for {line(told.detail.get('for', '?'), 120)}", told.at)
+    parts[stage] = [part for part in parts[stage] if part is not there] + [waiting]
 
 
 def _place(stage: StageView) -> tuple[str, str]:

@@ -39,7 +39,8 @@ class TopLine(Static):
             if status.target.paused_at is not None:
                 told.append(f"  ‖ paused by {line(status.target.paused_by, 40)}", "yellow")
             elif status.running:
-                told.append(f"  ▶ {line(status.running, 40)}: {line(', '.join(status.doing), 80)}")
+                told.append(f"  ▶ {line(status.running, 40)}")
+                told.append(f": {line(', '.join(status.doing), 80)}" if status.doing else "")
             else:
                 told.append("  · idle")
             if status.waiting:

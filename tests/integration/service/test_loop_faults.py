@@ -11,11 +11,14 @@ from store.records import CycleState
 from store.repositories.notices import due_notices
 from tests.integration.service.place import Place
 from tests.unit.store.chain import T0
-from traced.client.models import Reason
+from traced.client.models import DOING, WAITS, Reason
+from traced.executor.job import Report, ReportKind
+from traced.executor.ledger import waiting
 from traced.host.holder import is_alive
 from traced.host.lifecycle import Lifecycle
 from traced.service.daemon import _ended
 from traced.service.doors import Caller
+from traced.service.training_lease import FOR_DEVICE
 from traced.upkeep.orphans import sweep
 
 ADA = Caller("ada", "local")
@@ -44,6 +47,26 @@ def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_mended(
     with reading(place.store) as opened:
         told = due_notices(opened, ["tell"], at=T0 + timedelta(days=3), longest_wait=timedelta(days=9))
     assert [one.body["subject"] for one in told if one.body["kind"] == "trouble"] == ["the beginning of a cycle"]
+
+
+def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place) -> None:
+    present = place.loop.present
+    stage = f"train {place.scripted.capabilities[0]}"
+
+    def holds(kind: str) -> dict[str, dict[str, object]]:
+        return {event.subject: event.detail for event in present.of(kind)}
+
+    async def look() -> None:
+        assert stage in holds(DOING)[DOING]["stages"]  # type: ignore[operator]
+        place.loop._hear(stage, waiting(5.0, "cpu: busy", FOR_DEVICE))
+        assert holds(WAITS) == {stage: {"for": "cpu: busy"}}
+        place.loop._hear(stage, Report(ReportKind.STARTED, {"pid": 1}))
+        assert holds(WAITS) == {}
+        place.loop._hear(stage, waiting(5.0, "Docker", FOR_DEVICE))
+
+    place.control.start(ADA, Reason())
+    asyncio.run(place.stopped_at(stage, look))
+    assert (holds(DOING), holds(WAITS)) == ({DOING: {"stages": []}}, {})
 
 
 def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect(

@@ -183,6 +183,20 @@ def test_more_episodes_are_asked_for_and_only_rejecting_is_left_meanwhile(opened
     asyncio.run(ask())
 
 
+def test_a_paused_service_says_when_it_takes_the_look(opened: Opened) -> None:
+    async def ask() -> None:
+        async with opened() as on:
+            await there(on)
+            await on.client.pause("a test")
+            await on.client.approvals.more_episodes(await on.client.approvals.case(on.seeded.waiting), "")
+            await until(on.pilot, lambda: "when the service goes on" in shown(on))
+            await on.client.resume()
+            await until(on.pilot, lambda: "when the service goes on" not in shown(on))
+            assert "… more episodes" in shown(on)
+
+    asyncio.run(ask())
+
+
 def test_the_last_look_offers_no_more(opened: Opened, control: Control) -> None:
     async def look() -> None:
         async with opened() as on:

@@ -78,10 +78,11 @@ def test_it_follows_until_the_cursor_leaves_the_newest_and_again_when_asked(open
             await on.pilot.press("f")
             await until(on.pilot, lambda: "second batch" in text_of(on.app) and "● following" in top(on))
             await until(on.pilot, lambda: table.cursor_row == table.row_count - 1)
-            await on.pilot.press("f")
-            await until(on.pilot, lambda: "‖ staying" in top(on))
-            await on.pilot.press("end")
-            await until(on.pilot, lambda: "● following" in top(on))
+            for key in ("end", "ctrl+end", "G"):
+                await on.pilot.press("f")
+                await until(on.pilot, lambda: "‖ staying" in top(on))
+                await on.pilot.press(key)
+                await until(on.pilot, lambda: "● following" in top(on))
 
     asyncio.run(follow())
 

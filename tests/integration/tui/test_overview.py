@@ -13,7 +13,7 @@ from store.repositories.events import save_event
 from store.service_records import Event
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
-from traced.client.models import DEVICES, HEALTH, PROGRESS
+from traced.client.models import DEVICES, DOING, HEALTH, PROGRESS, WAITS
 from tui.app import SCREENS
 
 FULL = ("NVIDIA L4", "traffic", "target, routed", "✓ parts")
@@ -66,6 +66,29 @@ def test_a_stage_at_work_says_how_far_it_is_and_how_long_it_takes(opened: Opened
                 set_cycle_state(opened_store, "c-0003", CycleState.INTERRUPTED, at=AT)
                 save_event(opened_store, Event(AT, "cycle interrupted", "c-0003", "c-0003"))
             await until(on.pilot, lambda: "‖ train" in text_of(on.app))
+
+    asyncio.run(look())
+
+
+def test_what_a_stage_waits_for_is_said_until_it_goes_on(opened: Opened) -> None:
+    async def look() -> None:
+        async with opened((200, 60)) as on:
+            await filled(on)
+            running(on)
+            on.control.present.tell(WAITS, "gate compound-requests", AT, {"for": "nothing: it is over"}, "c-0003")
+            why = {"for": "cpu: \x1b[31mutilisation 61% is over 25%"}
+            on.control.present.tell(WAITS, "train date-reasoning", AT, why, "c-0003")
+            await until(on.pilot, lambda: "date-reasoning waits for cpu: ␛[31mutilisation 61%" in text_of(on.app))
+            assert "it is over" not in text_of(on.app)
+            on.control.loop.doing = ["train payment-methods", "train date-reasoning"]
+            with session(on.control.store) as opened_store:
+                at = AT + timedelta(seconds=1)
+                begun = StageEvent("c-0003", "train", StageState.STARTED, at, "date-reasoning")
+                save_stage_event(opened_store, begun)
+            on.control.present.tell(DOING, DOING, AT, {"stages": on.control.loop.doing}, "c-0003")
+            await until(on.pilot, lambda: "waits for cpu" not in text_of(on.app))
+            both = "train payment-methods, train date-reasoning"
+            await until(on.pilot, lambda: both in text_of(on.app).splitlines()[0])
 
     asyncio.run(look())
 

@@ -108,7 +108,7 @@ def test_pictures(opened: Opened, size: tuple[int, int]) -> None:
             await on.pilot.press("escape")
             await choose(on, on.seeded.live)
             await on.pilot.press("r")
-            await until(on.pilot, lambda: "Why?" in text_of(on.app))
+            await until(on.pilot, lambda: "Why" in text_of(on.app))
             await settled(on)
             await same_picture(on.app, "serving-roll-back")
 
@@ -154,7 +154,7 @@ def test_a_rollback_asks_why_and_is_done_by_the_button_that_names_the_adapter(op
             on.app.screen.query_one(Input).value = "it lies"
             await on.pilot.press("enter")
             assert on.app.focused is not None
-            assert on.app.focused.id == "do"
+            assert on.app.focused.id == "confirm"
             assert f"Roll back {on.seeded.live}" in text_of(on.app)
             await on.pilot.press("enter")
             await until(on.pilot, lambda: "↶ rolled back" in text_of(on.app))

@@ -67,6 +67,20 @@ def test_rows_above_come_and_go_and_the_cursors_row_stays_where_it_is() -> None:
     on_table(act)
 
 
+def test_keys_go_to_both_ends() -> None:
+    async def act(pilot: Pilot[None], table: KeyedTable) -> None:
+        table.focus()
+        await pilot.press("end", "home")  # in an empty table nothing happens
+        await put(pilot, rows(range(30)))
+        for last, first in (("end", "home"), ("G", "g")):
+            await pilot.press(last)
+            assert table.selected == "29"
+            await pilot.press(first)
+            assert (table.selected, table.scroll_offset.y) == ("0", 0)
+
+    on_table(act)
+
+
 def test_a_table_that_shows_its_beginning_goes_on_showing_it() -> None:
     async def act(pilot: Pilot[None], table: KeyedTable) -> None:
         await put(pilot, rows(range(50)))

@@ -83,8 +83,10 @@ def test_keys_move_the_cursor_and_bring_it_into_sight() -> None:
             await pilot.press("down")
         assert (lines.selected, lines.scroll_offset.y) == ("29", 22)
         assert text(app)[HEIGHT].startswith(" 29")
-        await pilot.press("home")
-        assert (lines.selected, lines.scroll_offset.y) == ("0", 0)
+        for key in ("home", "ctrl+home", "g"):
+            lines.point_at("20")
+            await pilot.press(key)
+            assert (lines.selected, lines.scroll_offset.y) == ("0", 0)
         assert app.said[-1] == ("moved", "0")
 
     on_lines(act)
