@@ -1,5 +1,6 @@
 """Text that any database, UTF-8 and JSON can hold."""
 
+import json
 from typing import Any
 
 REPLACEMENT = "\ufffd"
@@ -15,3 +16,13 @@ def in_unicode(value: Any) -> Any:
     if isinstance(value, dict):
         return {in_unicode(key): in_unicode(item) for key, item in value.items()}
     return [in_unicode(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def cases(text: str) -> set[str]:
+    """The ways of writing a text that a search tries: databases fold the case of ASCII letters only."""
+    return {text.lower()} if text.isascii() else {text, text.lower(), text.upper(), text.title()}
+
+
+def stored(text: str) -> str:
+    """How JSON writes a text that stands in a string."""
+    return json.dumps(text)[1:-1]

@@ -17,7 +17,7 @@ from sqlmodel import Session
 
 from store.records import Approval, CycleState, Decision, Promotion, PromotionState
 from store.repositories import attempts
-from store.repositories.adapters import get_adapter
+from store.repositories.adapters import get_adapter, hold_adapter
 from store.repositories.audit import save_audit
 from store.repositories.cycles import get_cycle, set_cycle_state
 from store.repositories.events import save_event
@@ -61,6 +61,7 @@ def approve(
     seen: str = "",
 ) -> Done:
     """Approve an adapter version that passed its gate and put it live, or on trial where the policy is another."""
+    hold_adapter(opened, adapter)
     if seen:
         promotion.check_seen(opened, adapter, seen, Decision.APPROVED, who=act.who)
     before = _standing(opened, adapter)
@@ -82,6 +83,7 @@ def approve(
 
 def reject(opened: Session, act: Act, adapter: str, seen: str = "") -> Done:
     """Decide against an adapter version."""
+    hold_adapter(opened, adapter)
     if seen:
         promotion.check_seen(opened, adapter, seen, Decision.REJECTED, who=act.who)
     before = _standing(opened, adapter)
@@ -94,6 +96,7 @@ def reject(opened: Session, act: Act, adapter: str, seen: str = "") -> Done:
 
 def more_episodes(opened: Session, act: Act, adapter: str, rounds: int, seen: str = "") -> Done:
     """Have the gate of an adapter version that waits take its next look; ``rounds`` as in ``further.ask``."""
+    hold_adapter(opened, adapter)
     if seen:
         promotion.check_seen(opened, adapter, seen, None, who=act.who)
     asked = further.ask(opened, adapter, rounds, who=act.who, at=act.at, reason=act.reason)

@@ -26,6 +26,14 @@ def places(event: EventView) -> list[tuple[str, str]]:
         found.append(("environments", environment))
     if capability := _text(detail.get("capability")):
         found.append(("capabilities", capability))
+    if event.kind == "stop training":
+        found.insert(0, ("training", event.subject))
+    elif event.kind == "play":
+        found.append(("environments", event.subject))
+    elif event.kind == "traffic":
+        found.append(("serving", ""))
+    elif event.kind == "import":
+        found.append(("trajectories", ""))
     if event.cycle_id:
         found.append(("overview", event.cycle_id))
     elif event.kind.startswith("cycle"):

@@ -17,10 +17,11 @@ from traced.client import ClientError, Refused
 from traced.client.models import DOING, PRESENT, Done, Status
 from tui.help import Help
 from tui.jump import Jump
-from tui.link import Link, Linked, Lost, News
+from tui.link import Ended, Link, Linked, Lost, News
 from tui.plain import line
 from tui.screens.approvals import Approvals
 from tui.screens.capabilities import Capabilities
+from tui.screens.environment import Environment
 from tui.screens.environments import Environments
 from tui.screens.live import Live
 from tui.screens.log import Log
@@ -29,6 +30,7 @@ from tui.screens.serving import Serving
 from tui.screens.training import Training
 from tui.screens.trajectories import Trajectories
 from tui.where import Where
+from tui.widgets.question import Question
 from tui.widgets.top_line import TopLine
 
 SCREENS: dict[str, type[Live]] = {
@@ -71,6 +73,7 @@ class TracedApp(App[None]):
         self.linked: bool | None = None  # None until the first answer
         self.trouble = ""
         self.status: Status | None = None
+        self._status_stale = self._status_asked = False
 
     @property
     def titles(self) -> list[str]:
@@ -93,6 +96,10 @@ class TracedApp(App[None]):
             screen.changed()
         if message.again:
             self.notify("The daemon answers again.", timeout=4)
+
+    def on_ended(self, _: Ended) -> None:
+        """It may be about to stop."""
+        self._know()
 
     def on_lost(self, message: Lost) -> None:
         """It does not."""
@@ -126,13 +133,26 @@ class TracedApp(App[None]):
         every = (one for stack in self._screen_stacks.values() for one in stack)
         return [one for one in every if isinstance(one, Live) and one.is_mounted]
 
-    @work(exclusive=True, group="status")
-    async def _know(self) -> None:
+    def _know(self) -> None:
+        """Ask for the status: one request is on its way at a time, and what happens meanwhile leads to one more."""
+        self._status_stale = True
+        if not self._status_asked:
+            self._ask_status()
+
+    @work(group="status")
+    async def _ask_status(self) -> None:
+        if self._status_asked:
+            return
+        self._status_asked = True
         try:
-            self.status = await self.client.status()
+            while self._status_stale:
+                self._status_stale = False
+                self.status = await self.client.status()
+                self._tell()
         except ClientError:
             return  # the link tells of it
-        self._tell()
+        finally:
+            self._status_asked = False
 
     def _tell(self) -> None:
         for top in self.screen.query(TopLine):
@@ -149,6 +169,16 @@ class TracedApp(App[None]):
         self.notify(line(done.said, 400), markup=False)
         self._know()
         return done
+
+    async def action_quit(self) -> None:
+        """Leave; an episode that is played is asked about first."""
+        every = (one for stack in self._screen_stacks.values() for one in stack)
+        if not any(isinstance(one, Environment) and one.is_busy for one in every):
+            self.exit()
+            return
+        told = "Its container goes by itself once it was idle for ten minutes."
+        asked = Question("Leave while an episode is played?", told)
+        await self.push_screen(asked, lambda yes: self.exit() if yes else None)
 
     def action_show(self, mode: str) -> None:
         """Bring a screen to the front."""
@@ -168,6 +198,11 @@ class TracedApp(App[None]):
     @work(exclusive=True, group="go")
     async def _go(self, mode: str, key: str) -> None:
         await self.switch_mode(mode)
+        if any(isinstance(one, Environment) and one.is_busy for one in self._screen_stacks[mode]):
+            self.notify("An episode is played there: end it first.", severity="warning", timeout=5)
+            return
+        while len(self._screen_stacks[mode]) > 1:  # a page that is open over the screen is of something else
+            await self.pop_screen()
         for screen in self._screen_stacks[mode]:
             if isinstance(screen, Live):
                 screen.point_at(key)

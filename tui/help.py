@@ -10,6 +10,11 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Static
 
+READING: list[BindingType] = [  # a modal screen has none of the app's keys
+    Binding("question_mark", "app.help", "Help", key_display="?"),
+    Binding("ctrl+o", "app.jump", "Jump", show=False),
+]
+
 
 class Help(ModalScreen[None]):
     """Closed by any of the keys that open or leave things."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 import httpx
 from textual.message import Message
@@ -37,6 +38,11 @@ class Lost(Message):
 
 
 @dataclass
+class Ended(Message):
+    """The stream ended in order, as it does while the daemon stops; it is listened to again after a pause."""
+
+
+@dataclass
 class News(Message):
     """What has happened, in order."""
 
@@ -51,7 +57,7 @@ class Link:
     post: Callable[[Message], object]
     _waiting: list[EventView] = field(default_factory=list)
     last: int | None = None  # the number of the newest event that was heard
-    _was_lost: bool = False
+    _state: Literal["", "linked", "ended", "lost"] = ""  # "" until it answered for the first time
 
     async def follow(self) -> None:
         """For ever."""
@@ -61,19 +67,21 @@ class Link:
                 if self.last is None:
                     newest = await self.client.last_events(limit=1)
                     self.last = newest[0].seq if newest else 0
-                else:
-                    await self.client.status()
+                ready = (await self.client.status()).state == "ready"
                 tries = 0
-                self.post(Linked(again=self._was_lost))
-                self._was_lost = False
+                if self._state != "ended" or ready:
+                    self.post(Linked(again=self._state == "lost"))
+                    self._state = "linked"
                 await self._listen()
-            except (ClientError, httpx.TransportError) as error:
+                self._state = "ended"
+                self.post(Ended())
+                await asyncio.sleep(PAUSES_S[0])
+            except (ClientError, httpx.TransportError, ValueError) as error:  # also what is no event
                 pause = PAUSES_S[-1] if isinstance(error, Refused) else PAUSES_S[min(tries, len(PAUSES_S) - 1)]
                 tries += 1
-                self._was_lost = True
-                self.post(
-                    Lost(error if isinstance(error, ClientError) else NoDaemon("the connection broke off"), pause)
-                )
+                self._state = "lost" if self._state else ""
+                told = error if isinstance(error, ClientError) else NoDaemon("the connection broke off")
+                self.post(Lost(told, pause))
                 await asyncio.sleep(pause)
 
     async def _listen(self) -> None:

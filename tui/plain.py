@@ -16,7 +16,7 @@ BLOCK = 20_000  # characters of a text of several lines
 MARKS = 4  # combining marks that may follow one another: more of them climb over the lines above
 PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "\u2421"}  # Unicode's control pictures
 SUSPECT = re.compile(r"[^\x20-\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u052f\u4e00-\u9fff]")
-PILED = re.compile(rf"([\u0300-\u036f]{{{MARKS}}})[\u0300-\u036f]+")
+BLANK = {"\u115f", "\u1160", "\u3164", "\uffa0", "\u2800"}  # letters by name that show nothing
 
 
 def line(text: object, limit: int = LINE) -> str:
@@ -39,7 +39,19 @@ def cell(text: object, style: str = "", limit: int = LINE) -> Text:
 
 
 def _shown(text: str, keep: str) -> str:
-    return PILED.sub(r"\1", SUSPECT.sub(lambda found: _name(found[0], keep), text))
+    return _unpiled(SUSPECT.sub(lambda found: _name(found[0], keep), text))
+
+
+def _unpiled(text: str) -> str:
+    """At most ``MARKS`` combining marks one after the other."""
+    if text.isascii():
+        return text
+    kept, marks = [], 0
+    for sign in text:
+        marks = marks + 1 if sign > "\u02ff" and unicodedata.category(sign) in ("Mn", "Me") else 0
+        if marks <= MARKS:
+            kept.append(sign)
+    return "".join(kept)
 
 
 def _name(sign: str, keep: str) -> str:
@@ -55,6 +67,6 @@ def _name(sign: str, keep: str) -> str:
     category = unicodedata.category(sign)
     if category == "Cs":
         return "\ufffd"
-    if category in ("Cc", "Cf", "Zl", "Zp", "Co", "Cn"):
+    if category in ("Cc", "Cf", "Zl", "Zp", "Co", "Cn") or sign in BLANK:
         return f"\u2039U+{code:04X}\u203a"
     return " " if category == "Zs" else sign

@@ -16,6 +16,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 from aiohttp import web
 from rich.console import Console
@@ -23,7 +24,7 @@ from textual_serve.app_service import AppService
 from textual_serve.server import Server
 
 HOST = "127.0.0.1"
-COOKIE = "traced-tui"
+COOKIE = "traced-tui-{port}"  # cookies know no ports: each server has its own
 END_S = 5.0  # for the apps to end
 MOST = 16  # visitors at once; each costs a process
 POLICY = (
@@ -39,12 +40,14 @@ class Visit(AppService):
     async def end(self) -> None:
         """Ask it to end, and see to it; returns when the process is gone."""
         try:
-            await asyncio.wait_for(self.stop(), END_S)
-        except (TimeoutError, OSError):
+            with suppress(TimeoutError, OSError):
+                await asyncio.wait_for(self.stop(), END_S)
+            if self._process is not None:  # `stop` may return with the process at work
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), END_S)
+        finally:
             if self._process is not None and self._process.returncode is None:
                 self._process.kill()
-        if self._process is not None:
-            await self._process.wait()
 
 
 class Loopback(Server):
@@ -109,9 +112,9 @@ class Loopback(Server):
             raise web.HTTPForbidden(text=f"only {self.public_url} is served here")
         if hmac.compare_digest(request.query.get("key", "").encode(), self.key.encode()) and request.path == "/":
             answer: web.StreamResponse = web.Response(status=303, headers={"Location": "/"})
-            answer.set_cookie(COOKIE, self.key, httponly=True, samesite="Strict", path="/")
+            answer.set_cookie(COOKIE.format(port=self.port), self.key, httponly=True, samesite="Strict", path="/")
             return answer
-        if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self.key.encode()):
+        if not hmac.compare_digest(request.cookies.get(COOKIE.format(port=self.port), "").encode(), self.key.encode()):
             raise web.HTTPForbidden(text="open the URL that `traced tui --web` has printed")
         answer = await handler(request)
         if not answer.prepared:

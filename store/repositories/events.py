@@ -17,7 +17,7 @@ from sqlmodel import Session, col, select
 
 from store.service_records import Event
 from store.service_tables import EventRow
-from store.text import in_unicode
+from store.text import cases, in_unicode, stored
 
 ORDER_LOCK = 7_236_204  # any constant: PostgreSQL's advisory lock that orders the stream
 
@@ -58,8 +58,13 @@ def newest_events(
     if kind:
         query = query.where(col(EventRow.kind).startswith(kind, autoescape=True))
     if text:
-        held = [col(EventRow.kind), col(EventRow.subject), cast(EventRow.detail, Text)]
-        query = query.where(or_(*(column.icontains(text, autoescape=True) for column in held)))
+        held = [
+            col(EventRow.kind).icontains(text, autoescape=True),
+            col(EventRow.subject).icontains(text, autoescape=True),
+        ]
+        detail = cast(EventRow.detail, Text)
+        held += [detail.icontains(stored(form), autoescape=True) for form in cases(text)]
+        query = query.where(or_(*held))
     return [Event(**row.model_dump()) for row in session.exec(query)]
 
 

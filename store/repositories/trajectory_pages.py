@@ -9,7 +9,6 @@ How it fails: ``NotFound`` for a cursor that no page gave. Not covered: counting
 which each cost their reading once they are on a page.
 """
 
-import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from sqlmodel import Session, col, select
 from store.errors import NotFound
 from store.repositories.trajectories import ORDER
 from store.tables import CapabilityRow, CycleRow, LabelRow, TrajectoryRow
+from store.text import cases, stored
 from store.types import EndCause, Message, Outcome, Verdict
 
 LOOKED_AT = 10_000
@@ -173,7 +173,9 @@ def _fits(wanted: Wanted) -> ColumnElement[bool]:
         conditions.append(col(TrajectoryRow.outcome) == wanted.outcome.value)
     if wanted.text:
         names = (TrajectoryRow.id, TrajectoryRow.task_id, TrajectoryRow.model)
-        said = [cast(TrajectoryRow.messages, Text).icontains(_stored(form), autoescape=True) for form in _forms(wanted)]
+        said = [
+            cast(TrajectoryRow.messages, Text).icontains(stored(form), autoescape=True) for form in cases(wanted.text)
+        ]
         conditions.append(or_(*(col(name).icontains(wanted.text, autoescape=True) for name in names), *said))
     return and_(true(), *conditions)
 
@@ -185,16 +187,6 @@ def _label(wanted: Wanted) -> ColumnElement[bool]:
     if wanted.verdict:
         said.append(col(LabelRow.verdict) == wanted.verdict.value)
     return and_(*said)
-
-
-def _forms(wanted: Wanted) -> set[str]:
-    text = wanted.text
-    return {text.lower()} if text.isascii() else {text, text.lower(), text.upper(), text.title()}
-
-
-def _stored(text: str) -> str:
-    """How JSON writes a text that stands in a string."""
-    return json.dumps(text)[1:-1]
 
 
 def _fitting(session: Session, wanted: Wanted, group: Sequence[Row[Any]]) -> Iterator[tuple[str, bool]]:

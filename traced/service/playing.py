@@ -152,7 +152,9 @@ class Playing:
 
     def _watch(self, name: str) -> None:
         """Count the idle time from now."""
-        one = self._open[name]
+        one = self._open.get(name)
+        if one is None:  # it was ended while it answered
+            raise _gone(name)
         if one.alarm is not None:
             one.alarm.cancel()
         one.alarm = asyncio.get_running_loop().call_later(self.idle_s, self._end_idle, name)

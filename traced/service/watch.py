@@ -14,7 +14,6 @@ from datetime import datetime
 
 from pydantic import BaseModel
 
-from store.errors import StoreError
 from traced.service.present import Present
 
 log = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class Watch:
         while True:
             try:
                 found = await asyncio.to_thread(sample.take)
-            except StoreError as error:
+            except Exception as error:  # whatever it is: who listens hears of the next sample
                 log.warning("%s: not seen this time: %s", kind, error)
             else:
                 if found != before:

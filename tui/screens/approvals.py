@@ -24,7 +24,7 @@ from tui.screens.live import WIDTHS, Live
 from tui.screens.side_by_side import SideBySide
 from tui.widgets.case import decided, lineage, moved, pair_row, standing
 from tui.widgets.forest import Forest
-from tui.widgets.keyed_table import KeyedTable, Row
+from tui.widgets.keyed_table import KeyedTable, Opening, Row
 
 STANDINGS = {
     "waiting": ("! waits", "bold yellow"),
@@ -33,6 +33,12 @@ STANDINGS = {
     "not passed": ("– not passed", "dim"),
 }
 NOBODY = "No adapter waits for a decision and none was decided: a cycle brings one here once its gate has passed."
+
+
+class Pairs(Opening):
+    """Episodes of the same task, by the base and by the adapter."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Read both")]
 
 
 @dataclass
@@ -81,12 +87,12 @@ class Approvals(Live):
     def contents(self) -> ComposeResult:
         """Who waits, and the case of the one under the cursor."""
         with Container(id="desk"):
-            yield KeyedTable("adapter", "stands", id="adapters")
+            yield Opening("adapter", "stands", id="adapters")
             with VerticalScroll(id="case"):
                 yield Static("", id="stands", markup=False)
                 yield Forest(id="forest")
                 yield Static("", id="moved", markup=False)
-                yield KeyedTable("", "on", "task", "base", "adapter", "change", id="pairs")
+                yield Pairs("", "on", "task", "base", "adapter", "change", id="pairs")
                 yield Static("", id="lineage", markup=False)
                 yield Static("", id="decided", markup=False)
 

@@ -47,7 +47,7 @@ class Conversation(Live):
         Binding("s", "beside", "Side by side", tooltip="A trial of the task that ended otherwise beside it, or away"),
         Binding("o", "another", "Other trial", tooltip="Another trial of the task beside it"),
         Binding("e,x", "export", "Export", tooltip="Write it to a file"),
-        Binding("escape", "back", "Back"),
+        Binding("escape,q", "back", "Back", key_display="Esc"),
     ]
 
     def __init__(self, trajectory_id: str, *, capability: str | None = None, message: int | None = None) -> None:

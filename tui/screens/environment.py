@@ -36,7 +36,9 @@ class Environment(Live):
         Binding("r", "tab('report-tab')", "Report"),
         Binding("s", "tab('source-tab')", "Source"),
         Binding("p", "play", "Play"),
-        Binding("ctrl+t", "call", "Call a tool", key_display="^t"),
+        Binding(
+            "ctrl+t,f2", "call", "Call a tool", key_display="^t", tooltip="F2 too: browsers keep ^t for themselves"
+        ),
         Binding("a", "older", "Other admission"),
         Binding("escape", "end", "End the episode"),
         Binding("escape", "back", "Back"),
@@ -95,6 +97,11 @@ class Environment(Live):
             f"{passed} of {len(one.checks)} checks passed in {spent:.0f} s"
         )
         self.query_one(Report).put(one)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an episode is played here."""
+        return any(play.running for play in self.query(Play))
 
     @property
     def _play(self) -> Play:

@@ -85,7 +85,7 @@ class FillCall(ModalScreen[tuple[CallSaid, bool] | None]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+s", "give(True)", "Send"),
-        Binding("ctrl+n", "give(False)", "Add, and another"),
+        Binding("ctrl+n,f3", "give(False)", "Add, and another"),
         Binding("escape", "dismiss(None)", "Back"),
     ]
 

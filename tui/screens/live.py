@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tui.app import TracedApp
 
 SOON_S = 0.15  # what changes within this time is asked for once
+NOBODY = "No daemon answers yet: traced up starts one. This fills as soon as it does."
 WIDTHS = [(0, "-narrow"), (110, "-wide")]  # columns from which a screen has a class
 
 
@@ -109,7 +110,7 @@ class Live(Screen[None]):
             found = await self.load(self.app.client)
         except NoDaemon:
             self._stale = True  # the link tells when it is back
-            self.note("" if self.known else "The daemon does not answer yet; this fills as soon as it does.")
+            self.note("" if self.known else NOBODY)
         except ClientError as error:
             refused = True  # a refusal stands until something changes: asking at once would get it again
             why, hint = self.app.where.refusal(error)

@@ -28,14 +28,22 @@ from traced.client.models import (
 )
 from traced.client.overview import Health, Rates
 from tui.plain import cell, line
-from tui.screens.live import WIDTHS, Live
+from tui.screens.live import Live
+from tui.widgets.act_question import ActQuestion
 from tui.widgets.drawn import Drawn
 from tui.widgets.keyed_table import KeyedTable, Opening, Row
 from tui.widgets.machine import device_rows, health_lines
 from tui.widgets.pipeline import pipeline
 from tui.widgets.rates_plot import plotted
 
-DEAR = ("cycle", "missed", "stage failed", "reload", "settings")  # kinds after which more than the status is asked for
+DEAR = (
+    "cycle",
+    "missed",
+    "stage failed",
+    "reload",
+    "settings",
+    WAITS,
+)  # kinds after which more than the status is asked for
 NOTHING = "nothing"
 
 
@@ -65,15 +73,15 @@ class Overview(Live):
 
     TITLE_TEXT = "Overview"
     CONCERNS = ("",)
-    HORIZONTAL_BREAKPOINTS = WIDTHS
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (170, "-roomy")]  # noqa: RUF012
     VERTICAL_BREAKPOINTS = [(0, "-low"), (32, "-tall")]  # noqa: RUF012
     DEFAULT_CSS = """
     Overview #board { height: 1fr; scrollbar-size-vertical: 1; }
     Overview KeyedTable { height: auto; max-height: 8; overflow-x: hidden; }
     Overview #machine, Overview #devices-part, Overview #health-part { height: auto; }
-    Overview.-wide #machine { layout: horizontal; }
-    Overview.-wide #devices-part { width: 1fr; }
-    Overview.-wide #health-part { width: 1fr; margin-left: 1; }
+    Overview.-roomy #machine { layout: horizontal; }
+    Overview.-roomy #devices-part { width: 1fr; }
+    Overview.-roomy #health-part { width: 1fr; margin-left: 1; }
     Overview.-tall #machine, Overview.-tall #cycle-title, Overview.-tall #rates-title { margin-top: 1; }
     Overview.-low .spare { display: none; }
     Overview #rates { height: 1fr; min-height: 3; }
@@ -146,7 +154,7 @@ class Overview(Live):
                 self._take_health(Health.model_validate(event.detail))
         kinds = {event.kind for event in events}
         self._more |= any(kind.startswith(DEAR) for kind in kinds)
-        if kinds - set(PRESENT) or DOING in kinds:
+        if kinds - set(PRESENT) or {DOING, WAITS} & kinds:
             super().changed()
         if self.is_current and self._told.status is not None:
             self._show_present(kinds)
@@ -258,10 +266,27 @@ class Overview(Live):
             if not self.app.go("approvals", which):
                 self.app.notify(f"traced approve {line(which, 80)}, or traced reject", markup=False)
         elif what == "release":
-            of = next((one for one in status.parked if one.id == which), None)
-            self.app.go("log", of.capability or of.stage if of else which)
+            self._release(which)
         else:
             self.app.go("log", which.split(" ")[-1] if what == "held" else status.target.name)
+
+    @work(group="act")
+    async def _release(self, parked_id: str) -> None:
+        """Let what failed too often be tried again, once a person has said so."""
+        status = self._told.status
+        one = next((one for one in status.parked if one.id == parked_id), None) if status else None
+        if one is None:
+            return
+        if self.app.where.read_only:
+            self.app.notify(f"Whoever may act releases it: traced release {line(parked_id, 80)}", markup=False)
+            return
+        what = Text(f"{line(one.stage, 40)} {line(one.capability, 60)} failed {one.tried} times: ")
+        what.append(f"{line(one.reason, 600)}\n", "red").append("Released, it is tried again from the beginning.")
+        asked = ActQuestion(f"Release {line(one.stage, 20)} {line(one.capability, 40)}", what)
+        reason = await self.app.push_screen_wait(asked)
+        if reason is not None:
+            await self.app.act(self.app.client.release(parked_id, reason))
+            self.changed()
 
 
 def _none_yet(status: Status) -> str:

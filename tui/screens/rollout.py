@@ -11,6 +11,7 @@ from textual.widgets import Footer
 
 from traced.client.trainings import SampleView
 from tui.blocks import blocks
+from tui.help import READING
 from tui.plain import line
 from tui.widgets.side import Side
 from tui.widgets.talk import Talk
@@ -26,6 +27,7 @@ class RolloutShown(ModalScreen[None]):
         Binding("escape,q", "dismiss", "Close", key_display="Esc"),
         Binding("right,n", "other(1)", "Next", key_display="→"),
         Binding("left,b", "other(-1)", "Previous", key_display="←"),
+        *READING,
     ]
 
     def __init__(self, samples: Sequence[SampleView], place: int) -> None:

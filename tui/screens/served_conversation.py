@@ -16,6 +16,7 @@ from textual.widgets import Footer, Static
 
 from traced.client import ClientError
 from traced.client.serving import ConversationView, DecisionView
+from tui.help import READING
 from tui.plain import line
 from tui.screens.serving_told import bar, likely, logprob
 
@@ -33,7 +34,10 @@ class ServedConversation(ModalScreen[None]):
     ServedConversation > VerticalScroll { width: 110; max-width: 96%; height: auto; max-height: 90%; padding: 0 1; }
     ServedConversation > VerticalScroll { border: round $accent; background: $surface; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Close", key_display="Esc")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "Close", key_display="Esc"),
+        *READING,
+    ]
 
     app: "TracedApp"
 

@@ -18,7 +18,7 @@ from textual.widget import Widget
 from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
-from traced.client.models import EventView
+from traced.client.models import HEALTH, EventView
 from traced.client.serving import DecisionPage, DecisionView, Models, ModelView, RouterView
 from tui.plain import line
 from tui.screens.live import Live
@@ -90,6 +90,7 @@ class Serving(Live):
 
     def __init__(self) -> None:
         super().__init__()
+        self._router_told: object = None
         self._models: dict[str, ModelView] = {}
         self._partial = False
         self._decisions: dict[str, DecisionView] = {}  # newest first
@@ -120,8 +121,12 @@ class Serving(Live):
         return Found(models, router, page, only)
 
     def news(self, events: list[EventView]) -> None:
-        """An open conversation follows as well."""
+        """An open conversation follows as well; of health only the router's is shown here."""
         super().news(events)
+        for event in events:
+            if event.kind == HEALTH and event.detail.get("router") != self._router_told:
+                self._router_told = event.detail.get("router")
+                self.changed()
         if self._open is not None and self._open.is_current:
             self._open.ask()
 

@@ -11,6 +11,7 @@ from textual.widgets import Footer
 
 from traced.client.approvals import Episode
 from tui.blocks import blocks
+from tui.help import READING
 from tui.plain import line
 from tui.screens.live import WIDTHS
 from tui.widgets.side import Side
@@ -32,6 +33,7 @@ class SideBySide(ModalScreen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close", key_display="Esc"),
         Binding("tab", "app.focus_next", "Other episode"),
+        *READING,
     ]
 
     def __init__(self, title: str, base: Episode, adapter: Episode) -> None:

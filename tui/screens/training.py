@@ -24,7 +24,7 @@ from tui.screens.rollout import RolloutShown
 from tui.screens.training_rows import heading, run_row, sample_row, samples_heading
 from tui.widgets.act_question import ActQuestion
 from tui.widgets.curve import Curve
-from tui.widgets.keyed_table import KeyedTable
+from tui.widgets.keyed_table import KeyedTable, Opening
 
 PAGE, MOST = 100, 1000  # runs that are asked for at first, and as the cursor comes to the last of them
 OVER = ("finished", "failed", "cancelled")
@@ -78,13 +78,13 @@ class Training(Live):
 
     def contents(self) -> ComposeResult:
         """Runs, curves, rollouts."""
-        yield KeyedTable("state", "capability", "iteration", "reward", "tokens/s", "time", "cycle", id="runs")
+        yield Opening("state", "capability", "iteration", "reward", "tokens/s", "time", "cycle", id="runs")
         yield Static("", classes="title", id="run", markup=False)
         with Grid(id="curves"):
             for figure, (name, low, step) in CURVES.items():
                 yield Curve(name, low=low, step=step, id=figure)
         yield Static("", classes="title", id="samples-title", markup=False)
-        yield KeyedTable("rollout", "reward", "outcome", "turns", "last said", id="samples")
+        yield Opening("rollout", "reward", "outcome", "turns", "last said", id="samples")
 
     def on_mount(self) -> None:
         """Nothing is known yet."""

@@ -263,10 +263,11 @@ class Trajectories(Live):
                 if page.rows or page.next is None:
                     break
         except ClientError as error:
-            self.note(line(error.message))
+            self.note(line(error.message))  # the next move of the cursor asks again
+        else:
+            self.call_after_refresh(self._near_an_end)  # somebody may have gone on meanwhile
         finally:
             self._loading = False
-            self.call_after_refresh(self._near_an_end)  # somebody may have gone on meanwhile
 
     @work(group="further")
     async def _before(self) -> None:
@@ -280,10 +281,11 @@ class Trajectories(Live):
                 window.put_above(page)
                 self._put()
         except ClientError as error:
-            self.note(line(error.message))
+            self.note(line(error.message))  # the next move of the cursor asks again
+        else:
+            self.call_after_refresh(self._near_an_end)  # somebody may have gone on meanwhile
         finally:
             self._loading = False
-            self.call_after_refresh(self._near_an_end)  # somebody may have gone on meanwhile
 
     def _put(self, *, top: bool = False) -> None:
         """Show what is held; the row under the cursor stays where it is on the screen."""

@@ -64,10 +64,15 @@ class Export(ModalScreen[None]):
         """Write, or say what is in the way."""
         if self._busy:
             return
-        path = Path(message.value.strip()).expanduser()
-        if not message.value.strip() or path.is_dir():
+        try:
+            path = Path(message.value.strip()).expanduser()
+            is_folder, is_there = path.is_dir(), path.exists()
+        except (OSError, RuntimeError, ValueError) as error:  # no such user, no way in, too long, a NUL
+            self._say(f"Not written: {line(getattr(error, 'strerror', None) or error, 200)}.")
+            return
+        if not message.value.strip() or is_folder:
             self._say("Type a file's name.")
-        elif path.exists() and self._may_replace != path:
+        elif is_there and self._may_replace != path:
             self._may_replace = path
             self._say(f"{line(path.name, 100)} is there already. Enter again replaces it; or type another name.")
         else:

@@ -36,6 +36,8 @@ class TopLine(Static):
         status = app.status
         if status is not None:
             told.append(f"  {line(status.target.name, 40)}")
+            if status.state != "ready":
+                told.append("  ‖ stopping" if status.state == "draining" else "  … starting", "bold yellow")
             if status.target.paused_at is not None:
                 told.append(f"  ‖ paused by {line(status.target.paused_by, 40)}", "yellow")
             elif status.running:

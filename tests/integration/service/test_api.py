@@ -237,6 +237,37 @@ def test_half_a_character_ends_no_stream(control: Control, path: Path) -> None:
     asyncio.run(follow())
 
 
+def test_what_looks_like_the_end_of_a_line_ends_no_event(control: Control, path: Path) -> None:
+    async def follow() -> None:
+        async with served(control, path) as client:
+            await client.pause("one\u2028two\u2029three\x85four")
+            async with aclosing(client.listen(0)) as stream:
+                heard = await anext(stream)
+        assert heard.detail["reason"] == "one\u2028two\u2029three\x85four"
+
+    asyncio.run(follow())
+
+
+@pytest.mark.parametrize("asked", ["/events/last?before=1" + "0" * 25, "/events?after=-1" + "0" * 25])
+def test_a_number_that_no_database_holds_is_the_callers_fault(control: Control, path: Path, asked: str) -> None:
+    async def ask() -> None:
+        async with served(control, path) as client:
+            assert (await client._daemon.ask("GET", asked, accept=(422,))).status_code == 422
+
+    asyncio.run(ask())
+
+
+def test_events_are_found_by_any_words_in_them(control: Control, path: Path) -> None:
+    async def ask() -> None:
+        async with served(control, path) as client:
+            await client.pause('Müller said "stop"')
+            for text in ("müller", "Müller", 'said "stop', "STOP"):
+                [one] = await client.last_events(text=text)
+                assert one.kind == "pause"
+
+    asyncio.run(ask())
+
+
 def test_events_are_followed_over_a_broken_connection(control: Control, path: Path) -> None:
     def happen(kind: str) -> None:
         with session(control.store) as opened:

@@ -1,16 +1,25 @@
 """The connection, who may do what, themes and sizes: what holds on every screen."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.message import Message
 
+from store.database import session
+from store.repositories.events import save_event
+from store.service_records import Event
 from tests.integration.service.served import OPERATOR, on_tcp, served
-from tests.integration.tui.conftest import Opened
+from tests.integration.tui.conftest import AT, Opened
 from tests.integration.tui.screens import text_of, until
+from traced.client import Client
+from traced.client.transport import Transport
 from traced.service.control import Control
 from tui.app import DARK, LIGHT, SCREENS, TracedApp
+from tui.link import Link, News
 from tui.where import Where
 from tui.widgets.lines import Lines
 
@@ -34,12 +43,102 @@ def test_a_daemon_that_stops_is_missed_and_found_again(tmp_path: Path, control: 
     asyncio.run(lose())
 
 
+async def holds(what: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if what():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError
+
+
+def test_every_event_is_heard_once_over_a_connection_that_breaks(
+    tmp_path: Path, control: Control, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tui.link.PAUSES_S", (0.05,))
+    path, heard = tmp_path / "traced.sock", list[str]()
+
+    def hear(message: Message) -> None:
+        if isinstance(message, News):
+            heard.extend(event.subject for event in message.events if event.kind == "told")
+
+    def happen(*subjects: str) -> None:
+        with session(control.store) as opened:
+            for subject in subjects:
+                save_event(opened, Event(AT, "told", subject))
+
+    async def follow() -> None:
+        async with Client(path) as client:
+            link = Link(client, hear)
+            following = asyncio.create_task(link.follow())
+            async with served(control, path):
+                await holds(lambda: link.last is not None)
+                happen("a", "b")
+                await holds(lambda: len(heard) == 2)
+            happen("c", "d")
+            async with served(control, path):
+                happen("e")
+                await holds(lambda: "e" in heard)
+                await asyncio.sleep(0.3)
+            following.cancel()
+
+    asyncio.run(follow())
+    assert heard == ["a", "b", "c", "d", "e"]
+
+
+def test_a_daemon_that_stops_is_not_asked_without_end_and_says_so(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    before = Transport.ask
+
+    async def counted(self: Transport, method: str, path: str, **how: Any) -> Any:
+        asked.append(path)
+        return await before(self, method, path, **how)
+
+    async def drain() -> None:
+        async with opened() as on:
+            await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
+            monkeypatch.setattr(Transport, "ask", counted)
+            on.control.state = "draining"
+            await until(on.pilot, lambda: "‖ stopping" in text_of(on.app))
+            asked.clear()
+            await asyncio.sleep(2)
+            assert len(asked) <= 12, asked
+            assert "/rates" not in asked
+            on.control.state = "ready"
+            await until(on.pilot, lambda: "‖ stopping" not in text_of(on.app))
+
+    asyncio.run(drain())
+
+
+def test_the_status_is_known_while_much_happens(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Client.status
+
+    async def slowly(self: Client) -> Any:
+        await asyncio.sleep(0.4)
+        return await before(self)
+
+    async def burst() -> None:
+        async with opened() as on:
+            monkeypatch.setattr(Client, "status", slowly)
+            on.control.loop.running, on.control.loop.doing = "c-0003", ["gate x"]
+            for _ in range(30):
+                with session(on.control.store) as opened_store:
+                    save_event(opened_store, Event(AT, "noise", "x"))
+                await asyncio.sleep(0.1)
+                if "▶ c-0003: gate x" in text_of(on.app):
+                    break
+            assert "▶ c-0003: gate x" in text_of(on.app)
+
+    asyncio.run(burst())
+
+
 def test_a_daemon_that_is_not_there_yet_is_waited_for(tmp_path: Path, control: Control) -> None:
     async def wait() -> None:
         path = tmp_path / "traced.sock"
         app = TracedApp(Where(path))
         async with app.run_test(size=(120, 40)) as pilot:
-            await until(pilot, lambda: "this fills as soon as it does" in text_of(app))
+            await until(pilot, lambda: "This fills as soon as it does" in text_of(app))
             async with served(control, path):
                 await until(pilot, lambda: "policy-checks@v1" in text_of(app))
 

@@ -199,3 +199,48 @@ def test_hostile_text_is_harmless(opened: Opened, control: Control) -> None:
                 assert not {"\x1b", "\u202e", "\x07"} & set(text_of(on.app))
 
     asyncio.run(look())
+
+
+def test_an_event_of_another_environment_takes_the_place_of_an_open_page(opened: Opened) -> None:
+    async def jump() -> None:
+        async with opened() as on:
+            first, second = list(on.seeded.environments.values())[:2]
+            on.app.push_screen(Environment(first))
+            await on.pilot.pause()
+            on.app.pop_screen()
+            on.app.go("environments", first)
+            await until(on.pilot, lambda: on.app.current_mode == "environments" and first[:12] in text_of(on.app))
+            await on.pilot.press("enter")
+            await until(on.pilot, lambda: isinstance(on.app.screen, Environment))
+            await on.pilot.press("8")
+            on.app.go("environments", second)
+            await until(on.pilot, lambda: isinstance(on.app.screen, Environments))
+            table = on.app.screen.query_one("#environments", KeyedTable)
+            await until(on.pilot, lambda: table.selected == second)
+
+    asyncio.run(jump())
+
+
+def test_an_episode_that_is_played_is_not_left_without_a_question(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave() -> None:
+        async with opened() as on:
+            first, second = list(on.seeded.environments.values())[:2]
+            on.app.go("environments", first)
+            await until(on.pilot, lambda: on.app.current_mode == "environments" and first[:12] in text_of(on.app))
+            await on.pilot.press("enter")
+            await until(on.pilot, lambda: isinstance(on.app.screen, Environment))
+            page = on.app.screen
+            monkeypatch.setattr("tui.screens.environment_play.Play.running", True)
+            on.app.go("environments", second)
+            await until(on.pilot, lambda: "An episode is played there" in text_of(on.app))
+            assert on.app.screen is page
+            await on.pilot.press("q")
+            await until(on.pilot, lambda: "Leave while an episode is played?" in text_of(on.app))
+            await on.pilot.press("n")
+            await until(on.pilot, lambda: on.app.screen is page)
+            await on.pilot.press("q", "y")
+            await until(on.pilot, lambda: on.app._exit)
+
+    asyncio.run(leave())

@@ -14,7 +14,6 @@ from store.service_records import Event
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from traced.client.models import DEVICES, DOING, HEALTH, PROGRESS, WAITS
-from tui.app import SCREENS
 
 FULL = ("NVIDIA L4", "traffic", "target, routed", "✓ parts")
 
@@ -128,19 +127,44 @@ def test_what_waits_opens_where_it_is_dealt_with(opened: Opened) -> None:
         async with opened() as on:
             await until(on.pilot, lambda: on.seeded.waiting in text_of(on.app))
             await on.pilot.press("enter")
-            if "approvals" in SCREENS:
-                await until(on.pilot, lambda: on.app.current_mode == "approvals")
-                return
-            await until(on.pilot, lambda: f"traced approve {on.seeded.waiting}" in text_of(on.app))
-            key = InputKey("train", "policy-checks", "abc")
-            with session(on.control.store) as opened_store:
-                park(opened_store, ParkedInput("p1", "c-0003", key, "failed [bold]thrice\u202e", {}, AT))
-                save_event(opened_store, Event(AT, "parked", "train", "c-0003"))
+            await until(on.pilot, lambda: on.app.current_mode == "approvals")
+
+    asyncio.run(act())
+
+
+def park_one(on: Running) -> None:
+    key = InputKey("train", "policy-checks", "abc")
+    with session(on.control.store) as opened_store:
+        park(opened_store, ParkedInput("p1", "c-0003", key, "failed [bold]thrice\u202e", {}, AT))
+        save_event(opened_store, Event(AT, "parked", "train", "c-0003"))
+
+
+def test_what_failed_too_often_is_released_with_a_reason(opened: Opened) -> None:
+    async def act() -> None:
+        async with opened() as on:
+            await until(on.pilot, lambda: on.seeded.waiting in text_of(on.app))
+            park_one(on)
             await until(on.pilot, lambda: "! release" in text_of(on.app))
             assert "[bold]thrice‹U+202E›" in text_of(on.app)
             await on.pilot.press("down", "enter")
-            await until(on.pilot, lambda: on.app.current_mode == "log")
-            await until(on.pilot, lambda: "policy-checks" in text_of(on.app).splitlines()[2])
+            await until(on.pilot, lambda: "Release train policy-checks" in text_of(on.app))
+            await on.pilot.press(*"mended", "ctrl+y")
+            await until(on.pilot, lambda: "! release" not in text_of(on.app))
+            [entry] = await on.client.audit()
+            assert (entry.action, entry.subject, entry.reason) == ("release", "p1", "mended")
+
+    asyncio.run(act())
+
+
+def test_who_only_looks_is_told_how_it_is_released(opened: Opened) -> None:
+    async def act() -> None:
+        async with opened(read_only=True) as on:
+            await until(on.pilot, lambda: on.seeded.waiting in text_of(on.app))
+            park_one(on)
+            await until(on.pilot, lambda: "! release" in text_of(on.app))
+            await on.pilot.press("down", "enter")
+            await until(on.pilot, lambda: "traced release p1" in text_of(on.app))
+            assert await on.client.audit() == []
 
     asyncio.run(act())
 

@@ -55,7 +55,7 @@ def test_where_no_daemon_is() -> None:
     async def look() -> None:
         app = TracedApp(Where(SOCKET))
         async with app.run_test(size=SIZE) as pilot:
-            await each_screen(app, pilot, "nobody", "this fills as soon as it does")
+            await each_screen(app, pilot, "nobody", "This fills as soon as it does")
 
     asyncio.run(look())
 

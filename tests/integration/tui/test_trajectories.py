@@ -19,6 +19,7 @@ from tests.integration.service.served import served
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.unit.store.chain import trajectory
+from traced.client import NoDaemon
 from traced.client.trajectories import TrajectoryQuery
 from traced.config import load_settings
 from traced.service.control import Control
@@ -233,6 +234,8 @@ def test_a_path_that_cannot_be_written_says_why(opened: Opened, tmp_path: Path) 
             for path, why in (
                 (tmp_path / "none" / "x", "No such file"),
                 (tmp_path, "Type a file's name"),
+                ("~nobody-of-this-name/x", "Not written"),
+                ("x" * 300, "File name too long"),
                 ("", "Type"),
             ):
                 on.app.screen.query_one("#path", Input).value = str(path)
@@ -242,6 +245,27 @@ def test_a_path_that_cannot_be_written_says_why(opened: Opened, tmp_path: Path) 
             assert isinstance(on.app.screen, Trajectories)
 
     asyncio.run(write())
+
+
+def test_a_page_that_does_not_come_is_not_asked_for_without_end(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def lost(*_: object, **__: object) -> None:
+        asked.append("page")
+        raise NoDaemon("no daemon answers")
+
+    async def look_on() -> None:
+        async with opened() as on:
+            await look(on)
+            monkeypatch.setattr("traced.client.trajectories.Trajectories.page", lost)
+            await on.pilot.press("end")
+            await until(on.pilot, lambda: "no daemon answers" in text_of(on.app))
+            await asyncio.sleep(1)
+            assert len(asked) <= 3
+
+    asyncio.run(look_on())
 
 
 def test_hostile_text_is_shown_as_harmless_text(opened: Opened, store: Engine) -> None:

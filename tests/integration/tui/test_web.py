@@ -95,7 +95,7 @@ def test_nobody_else_gets_in(tmp_path: Path) -> None:
             asked = [
                 ("/", {}, {}),
                 ("/?key=guess", {}, {}),
-                ("/ws", {}, {COOKIE: "guess"}),
+                ("/ws", {}, {COOKIE.format(port=port): "guess"}),
                 ("/static/js/textual.js", {}, {}),
                 (f"/{here.entrance.partition('/?')[2] and '?' + here.entrance.partition('/?')[2]}",
                  {"Host": f"evil.example:{port}"}, {}),

@@ -57,6 +57,9 @@ def test_plain_text_stays_as_it_is(text: str) -> None:
         ("\x9b2J", "‹U+009B›2J"),
         ("[bold]no[/]", "[bold]no[/]"),
         ("a" + "\u0301" * 50, "a" + "\u0301" * MARKS),
+        ("a" + "\u20dd\u0489\u0e49" * 20, "a" + ("\u20dd\u0489\u0e49" * 20)[:MARKS]),
+        ("\u0e17\u0e35\u0e48", "\u0e17\u0e35\u0e48"),
+        ("\u3164\u2800", "‹U+3164›‹U+2800›"),
         ("wide \u3000 space", "wide   space"),
     ],
 )

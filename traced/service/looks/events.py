@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -22,6 +22,8 @@ from traced.service.looks.paging import Limit
 KEEPALIVE_S = 15.0
 POLL_S = 0.5
 PAGE = 500  # events per read
+LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}  # no line ends there, but clients split at them
+Seq = Annotated[int, Query(ge=0, le=2**63 - 1)]
 
 
 def router(control: Control) -> APIRouter:
@@ -31,9 +33,9 @@ def router(control: Control) -> APIRouter:
     @router.get("/events", response_class=StreamingResponse)
     async def follow(
         request: Request,
-        after: int = 0,
+        after: Seq = 0,
         present: bool = False,
-        last_event_id: Annotated[int | None, Header(ge=0)] = None,
+        last_event_id: Annotated[int | None, Header(ge=0, le=2**63 - 1)] = None,
     ) -> StreamingResponse:
         """Events as server-sent events: those since ``Last-Event-ID``, after "missed" when some are kept no more.
 
@@ -43,7 +45,7 @@ def router(control: Control) -> APIRouter:
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
     @router.get("/events/last")
-    def last(limit: Limit = 100, before: int | None = None, kind: str = "", text: str = "") -> list[EventView]:
+    def last(limit: Limit = 100, before: Seq | None = None, kind: str = "", text: str = "") -> list[EventView]:
         """The newest events, newest first."""
         return control.last_events(limit, before, kind, text)
 
@@ -82,4 +84,5 @@ async def _told(control: Control, request: Request, after: int, *, present: bool
 
 def _as_sse(event: EventView) -> str:
     """One event in the form of the WHATWG's server-sent events."""
-    return f"id: {event.seq}\nevent: {event.kind}\ndata: {event.model_dump_json()}\n\n"
+    data = event.model_dump_json().translate(LINE_ENDS)
+    return f"id: {event.seq}\nevent: {event.kind}\ndata: {data}\n\n"
