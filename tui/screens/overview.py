@@ -45,6 +45,8 @@ DEAR = (
     WAITS,
 )  # kinds after which more than the status is asked for
 NOTHING = "nothing"
+ROOMY = [(0, "-narrow"), (170, "-roomy")]  # columns from which devices and health stand side by side
+TALL = [(0, "-low"), (32, "-tall")]  # lines from which there are headings and room between the parts
 
 
 @dataclass
@@ -73,8 +75,8 @@ class Overview(Live):
 
     TITLE_TEXT = "Overview"
     CONCERNS = ("",)
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (170, "-roomy")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (32, "-tall")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = ROOMY
+    VERTICAL_BREAKPOINTS = TALL
     DEFAULT_CSS = """
     Overview #board { height: 1fr; scrollbar-size-vertical: 1; }
     Overview KeyedTable { height: auto; max-height: 8; overflow-x: hidden; }

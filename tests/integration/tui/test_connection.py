@@ -115,14 +115,14 @@ def test_the_status_is_known_while_much_happens(opened: Opened, monkeypatch: pyt
     before = Client.status
 
     async def slowly(self: Client) -> Any:
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.8)  # longer than the daemon takes between two looks for events
         return await before(self)
 
     async def burst() -> None:
         async with opened() as on:
             monkeypatch.setattr(Client, "status", slowly)
             on.control.loop.running, on.control.loop.doing = "c-0003", ["gate x"]
-            for _ in range(30):
+            for _ in range(50):
                 with session(on.control.store) as opened_store:
                     save_event(opened_store, Event(AT, "noise", "x"))
                 await asyncio.sleep(0.1)

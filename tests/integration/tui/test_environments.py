@@ -205,9 +205,6 @@ def test_an_event_of_another_environment_takes_the_place_of_an_open_page(opened:
     async def jump() -> None:
         async with opened() as on:
             first, second = list(on.seeded.environments.values())[:2]
-            on.app.push_screen(Environment(first))
-            await on.pilot.pause()
-            on.app.pop_screen()
             on.app.go("environments", first)
             await until(on.pilot, lambda: on.app.current_mode == "environments" and first[:12] in text_of(on.app))
             await on.pilot.press("enter")
