@@ -67,12 +67,13 @@ class Link:
                 if self.last is None:
                     newest = await self.client.last_events(limit=1)
                     self.last = newest[0].seq if newest else 0
-                ready = (await self.client.status()).state == "ready"
+                stops = (await self.client.status()).state == "draining"
                 tries = 0
-                if self._state != "ended" or ready:
+                if self._state != "ended" or not stops:
                     self.post(Linked(again=self._state == "lost"))
                     self._state = "linked"
-                await self._listen()
+                if not stops:  # else nothing is told, and whether it stays so must not be missed while listening
+                    await self._listen()
                 self._state = "ended"
                 self.post(Ended())
                 await asyncio.sleep(PAUSES_S[0])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from textual.message import Message
+from textual.worker import get_current_worker
 
 from store.database import session
 from store.repositories.events import save_event
@@ -106,6 +107,29 @@ def test_a_daemon_that_stops_is_not_asked_without_end_and_says_so(
             assert len(asked) <= 12, asked
             assert "/rates" not in asked
             on.control.state = "ready"
+            await until(on.pilot, lambda: "‖ stopping" not in text_of(on.app))
+
+    asyncio.run(drain())
+
+
+def test_a_daemon_that_is_ready_between_being_asked_and_being_listened_to_is_shown_as_it_is(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Client.status
+
+    async def drain() -> None:
+        async with opened() as on:
+            await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
+
+            async def then_ready(self: Client) -> Any:
+                told = await before(self)
+                if get_current_worker().name == "link" and told.state == "draining":
+                    on.control.state = "ready"
+                return told
+
+            on.control.state = "draining"
+            await until(on.pilot, lambda: "‖ stopping" in text_of(on.app))
+            monkeypatch.setattr(Client, "status", then_ready)
             await until(on.pilot, lambda: "‖ stopping" not in text_of(on.app))
 
     asyncio.run(drain())
