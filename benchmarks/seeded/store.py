@@ -14,7 +14,7 @@ import sqlalchemy
 from sqlmodel import Session
 
 from benchmarks.seeded.canary import canary_talks
-from benchmarks.seeded.talks import trajectory
+from benchmarks.seeded.talks import of_its_task, trajectory
 from store.database import session
 from store.records import (
     AdapterVersion,
@@ -217,7 +217,7 @@ def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, numb
                 cycles.save_stage_event(opened, StageEvent(name, stage, what, moment, of, detail))
                 save_event(opened, Event(moment, f"stage {what.value}", stage, name, {"capability": of} | detail))
     recorded = list(_collected(rng, name, rate))
-    save_trajectories(opened, recorded)
+    save_trajectories(opened, [of_its_task(one) for one in recorded])
     known = CAPABILITIES[: number + 2]
     analysis.save_capabilities(opened, name, known)
     analysed = recorded[:LABELLED]
@@ -262,12 +262,13 @@ def _collected(rng: random.Random, cycle: str, rate: float) -> Iterator[Trajecto
 def _labels(rng: random.Random, capability: str, analysed: list[Trajectory]) -> Iterator[Label]:
     for one in analysed:
         needed = rng.random() < 0.6
+        last = len(of_its_task(one).messages) - 1
         lacks = rng.random() < (0.75 if one.outcome is Outcome.FAILURE else 0.12)
         for run in range(RUNS):
             verdict = (Verdict.LACKING if lacks else Verdict.PRESENT) if needed else Verdict.NA
             if rng.random() < 0.06:
                 verdict = rng.choice(list(Verdict))
-            cited = None if verdict is Verdict.NA else rng.randrange(2, len(one.messages))
+            cited = None if verdict is Verdict.NA else min(rng.randrange(2, len(one.messages)), last)
             yield Label(one.id, capability, run, verdict, cited)
 
 
@@ -320,7 +321,7 @@ def _adapter(opened: Session, rng: random.Random, of: _Version, made: dict[str, 
             key = f"{name}-gate-{seed:03d}-{model}"
             task = str(10_000 * of.number + seed)
             pairs.append(trajectory(rng, key, outcome, split="gate", task_id=task, model=model, cycle_id=cycle))
-    save_trajectories(opened, pairs)
+    save_trajectories(opened, [of_its_task(one) for one in pairs])
     options = {"base": -0.4, name: -1.1}
     routing.save_routing(opened, [RoutingChoice(pairs[1].id, name, options, 0.012)])
     save_event(opened, Event(at, "stage finished", "gate", cycle, {"capability": capability, "answer": "pass"}))
@@ -335,7 +336,8 @@ def _played_in_environment(opened: Session, name: str, cycle: str, environment: 
         for model, well in (("base", base), (name, base or rng.random() < 0.7)):
             outcome = Outcome.SUCCESS if well and rng.random() < 0.97 else Outcome.FAILURE
             of = {"source": f"env:{environment[:12]}", "split": "", "task_id": str(seed), "model": model}
-            save_trajectories(opened, [trajectory(rng, f"{name}-env-{seed}-{model}", outcome, **of, cycle_id=cycle)])
+            played = trajectory(rng, f"{name}-env-{seed}-{model}", outcome, **of, cycle_id=cycle)
+            save_trajectories(opened, [of_its_task(played)])
 
 
 def _figures(rng: random.Random, iteration: int) -> dict[str, float]:

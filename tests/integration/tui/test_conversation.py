@@ -103,6 +103,8 @@ def test_success_and_failure_of_a_task_side_by_side(opened: Opened) -> None:
             one = await on.client.trajectories.get(FAILURE)
             assert (one.outcome, beside.outcome) == ("failure", "success")
             assert (one.task_id, one.cycle_id) == (beside.task_id, beside.cycle_id)
+            assert one.messages[:2] == beside.messages[:2]  # what is asked is the task's
+            assert one.messages != beside.messages
             await on.pilot.press("tab", "end")
             assert talk(on, "beside").chosen == len(talk(on, "beside").blocks) - 1
             await on.pilot.press("o")
