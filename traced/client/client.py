@@ -73,6 +73,10 @@ class Client:
         """Cycles with their stages, newest first."""
         return await self._daemon.list("/cycles", CycleView, limit=limit)
 
+    async def cycle(self, cycle_id: str) -> CycleView:
+        """One cycle with its stages, however old."""
+        return await self._daemon.get(f"/cycles/{part(cycle_id)}", CycleView)
+
     async def adapters(self) -> list[AdapterView]:
         """All adapter versions, oldest first."""
         return await self._daemon.list("/adapters", AdapterView)

@@ -121,6 +121,11 @@ class Control:
         with reading(self.store) as opened:
             return views.cycles(opened, limit=limit)
 
+    def cycle(self, cycle_id: str) -> CycleView:
+        """One cycle, however old. Raises NotFound."""
+        with reading(self.store) as opened:
+            return views.cycle_view(opened, get_cycle(opened, cycle_id))
+
     def adapters(self) -> list[AdapterView]:
         """All adapter versions."""
         with reading(self.store) as opened:

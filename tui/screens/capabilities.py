@@ -161,9 +161,10 @@ class Capabilities(Live):
 
     def point_at(self, key: str) -> None:
         """Show the capability of this name, now or once it is known."""
-        self._chosen, self._cycle = key, None
-        self.query_one("#capabilities", KeyedTable).point_at(key)
-        self._look()
+        if key in self._listed or not self.known:
+            self._chosen, self._cycle = key, None
+            self._look()
+        super().point_at(key)
 
     def _put_list(self) -> None:
         table = self.query_one("#capabilities", KeyedTable)

@@ -3,7 +3,8 @@
 Invariants: a screen asks when it is first shown, when news concern it and when the daemon is back, never by a clock;
 one request is on its way at a time, and news that come meanwhile lead to one more; a screen that is not in front asks
 when it comes to the front. Until the first answer it says that it loads; a refusal is shown with what to do about it,
-above the last known contents. Subclasses say ``CONCERNS``, and ``load`` and ``show`` what they need.
+above the last known contents. What it is to point at and does not show is asked for, and said not to be listed where
+the answer has it not. Subclasses say ``CONCERNS``, and ``load`` and ``show`` what they need.
 """
 
 from collections.abc import Iterable
@@ -91,11 +92,18 @@ class Live(Screen[None]):
             self.set_timer(SOON_S if self.known else 0.001, self._ask)
 
     def point_at(self, key: str) -> None:
-        """Put the cursor on the thing of this key, now or with the next answer; nothing where it is not shown then."""
-        found = next((table for table in self.query(KeyedTable) if table.point_at(key)), None)
-        self._pointing = "" if found is not None or self._pointing == key else key
+        """Put the cursor on the thing of this key, now or with the next answer, which is asked for; "" is nothing."""
+        self._pointing = key
+        if key and not self._point():
+            self.changed()
+
+    def _point(self) -> bool:
+        """Whether it is shown; the cursor is on it then."""
+        found = next((table for table in self.query(KeyedTable) if table.point_at(self._pointing)), None)
         if found is not None:
+            self._pointing = ""
             found.focus()
+        return found is not None
 
     def note(self, text: str) -> None:
         """A line above the contents; "" takes it away."""
@@ -119,8 +127,9 @@ class Live(Screen[None]):
             self.note("")
             self.known = True
             self.show(found)
-            if self._pointing:
-                self.point_at(self._pointing)
+            if self._pointing and not self._point() and not self._stale:
+                self.app.notify(f"{line(self._pointing, 80)} is not listed here.", markup=False)
+                self._pointing = ""
         self._due = False
         if self._stale and self.known and self.app.linked and self.is_current:
             self.ask_soon()

@@ -2,18 +2,23 @@
 
 Invariants: the status is asked for after every event; what costs more (parts, router, rates) only at first, after
 events that may change it, and when the daemon is back. Devices and the router come by themselves, over the stream.
-What does not fit is scrolled to, with the keyboard too.
+What does not fit is scrolled to, with the keyboard too. The cycle is the newest, or an older one that was asked for,
+which stays whatever happens, until Escape.
 """
 
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import ClassVar
 
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical, VerticalScroll
 from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
+from traced.client.errors import Refused
 from traced.client.models import (
     DEVICES,
     DOING,
@@ -21,6 +26,7 @@ from traced.client.models import (
     PRESENT,
     PROGRESS,
     WAITS,
+    CycleView,
     Devices,
     EventView,
     Readiness,
@@ -54,12 +60,21 @@ class Known:
     """What the daemon has said so far; None has not been said yet."""
 
     status: Status | None = None
+    older: CycleView | None = None  # the one that is opened, where that is not the newest
     devices: Devices | None = None
     health: Health | None = None
     readiness: Readiness | None = None
     rates: Rates | None = None
     progress: dict[str, EventView] = field(default_factory=dict)  # by stage and capability
     waits: dict[str, EventView] = field(default_factory=dict)
+
+
+@dataclass
+class Found:
+    """What the daemon said."""
+
+    status: Status
+    older: CycleView | None
 
 
 class Waiting(Opening):
@@ -77,6 +92,7 @@ class Overview(Live):
     CONCERNS = ("",)
     HORIZONTAL_BREAKPOINTS = ROOMY
     VERTICAL_BREAKPOINTS = TALL
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "newest", "Newest cycle", key_display="Esc")]
     DEFAULT_CSS = """
     Overview #board { height: 1fr; scrollbar-size-vertical: 1; }
     Overview KeyedTable { height: auto; max-height: 8; overflow-x: hidden; }
@@ -94,6 +110,7 @@ class Overview(Live):
         super().__init__()
         self._told = Known()
         self._more = True  # whether to ask for more than the status
+        self._opened = ""  # the older cycle that is shown, or asked for
 
     def contents(self) -> ComposeResult:
         """What waits first."""
@@ -112,12 +129,47 @@ class Overview(Live):
             yield Static("Success over time", classes="title spare", id="rates-title", markup=False)
             yield Drawn(id="rates")
 
-    async def load(self, client: Client) -> Status:
-        """The status; the rest is asked for beside it."""
+    async def load(self, client: Client) -> Found:
+        """The status, and the cycle that is opened; the rest is asked for beside it."""
         if self._more:
             self._more = False
             self._ask_more()
-        return await client.status()
+        status = await client.status()
+        return Found(status, await self._load_older(client, status))
+
+    async def _load_older(self, client: Client, status: Status) -> CycleView | None:
+        wanted = self._opened
+        if wanted in [cycle.id for cycle in status.cycles[:1]]:
+            self._opened = ""  # it is the newest
+        if not self._opened:
+            return None
+        if (listed := next((cycle for cycle in status.cycles if cycle.id == wanted), None)) is not None:
+            return listed
+        try:
+            return await client.cycle(wanted)
+        except Refused as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+        if self._opened == wanted:
+            self._opened = ""
+            self.app.notify(f"No cycle {line(wanted, 80)} is kept.", markup=False)
+        return None
+
+    def point_at(self, key: str) -> None:
+        """Show the cycle of this id; "" is the newest."""
+        self._opened = key
+        self.query_one("#cycle-title").scroll_visible(animate=False)
+        super().changed()
+
+    def action_newest(self) -> None:
+        """Back from an older cycle."""
+        self._opened, self._told.older = "", None
+        self._show_cycle()
+        self.refresh_bindings()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """There is a way back from an older cycle only."""
+        return action != "newest" or self._told.older is not None
 
     @work(group="more", exclusive=True)
     async def _ask_more(self) -> None:
@@ -181,15 +233,18 @@ class Overview(Live):
         if self._told.status is not None:
             self._show_present(set(PRESENT))
 
-    def show(self, found: Status) -> None:
+    def show(self, found: Found) -> None:
         """What waits, and the cycle."""
-        self._told.status = found
-        held = {key: told for key, told in self._told.progress.items() if key in found.doing}
-        self._told.progress = held
-        self._told.waits = {key: told for key, told in self._told.waits.items() if found.running == told.cycle_id}
-        self._show_waiting(found)
+        status, told = found.status, self._told
+        told.status = status
+        told.progress = {key: one for key, one in told.progress.items() if key in status.doing}
+        told.waits = {key: one for key, one in told.waits.items() if status.running == one.cycle_id}
+        if found.older is None or found.older.id == self._opened:  # unless another was asked for meanwhile
+            told.older = found.older
+        self._show_waiting(status)
         self._show_cycle()
         self._show_devices()
+        self.refresh_bindings()
 
     def _show_waiting(self, status: Status) -> None:
         waits = [(f"approve {name}", "! approve or reject", name, "its gate passed") for name in status.waiting]
@@ -230,10 +285,16 @@ class Overview(Live):
             title.update("Cycle")
             there.put(lambda width, height: Text(_none_yet(status), "dim"))
             return
-        cycle, adapters, told = status.cycles[0], status.adapters, self._told
-        begun = f"begun {cycle.created_at:%d %b %H:%M}{_next(status)}"
-        title.update(Text(f"Cycle {line(cycle.id, 40)} of {line(cycle.target, 40)}: {cycle.state}, {begun}"))
-        there.put(lambda width, height: pipeline(cycle, adapters, told.progress, told.waits, width))
+        older, adapters = self._told.older, status.adapters
+        cycle = older or status.cycles[0]
+        named = f"{line(cycle.id, 40)} of {line(cycle.target, 40)}: {cycle.state}"
+        begun = f"begun {cycle.created_at:%d %b %H:%M}"
+        if older is None:
+            title.update(Text(f"Cycle {named}, {begun}{_next(status)}"))
+        else:
+            title.update(Text(f"Older cycle {named}, {begun}; Esc: the newest", "yellow"))
+        progress, waits = (_of(cycle, told) for told in (self._told.progress, self._told.waits))
+        there.put(lambda width, height: pipeline(cycle, adapters, progress, waits, width))
 
     def _show_devices(self) -> None:
         found, table = self._told.devices, self.query_one("#devices", KeyedTable)
@@ -289,6 +350,11 @@ class Overview(Live):
         if reason is not None:
             await self.app.act(self.app.client.release(parked_id, reason))
             self.changed()
+
+
+def _of(cycle: CycleView, told: dict[str, EventView]) -> dict[str, EventView]:
+    """What was told of this cycle."""
+    return {key: one for key, one in told.items() if one.cycle_id == cycle.id}
 
 
 def _none_yet(status: Status) -> str:

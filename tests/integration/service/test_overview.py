@@ -13,6 +13,7 @@ from store.database import open_store, sqlite_url
 from tests.integration.gateway.place import place, until
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
+from traced.client.errors import Refused
 from traced.client.models import DEVICES, Devices, EventView
 from traced.config import load_settings
 from traced.service.control import Control
@@ -46,6 +47,19 @@ def test_success_over_time_counts_what_was_judged(seeded: Control, path: Path) -
             assert rates.days == sorted(rates.days, key=lambda one: one.day)
             assert rates.days[-1].day <= date(2026, 3, 14)
             assert not rates.partial
+
+    asyncio.run(ask())
+
+
+def test_any_cycle_is_told_by_its_id(seeded: Control, path: Path) -> None:
+    async def ask() -> None:
+        async with served(seeded, path) as client:
+            every = await client.cycles()
+            assert [await client.cycle(one.id) for one in every] == every
+            for unknown in ("c-0009", "c-0001/cancel", "../status"):
+                with pytest.raises(Refused, match="there is no cycle") as refused:
+                    await client.cycle(unknown)
+                assert refused.value.status == 404
 
     asyncio.run(ask())
 

@@ -2,6 +2,11 @@
 
 import asyncio
 
+import pytest
+
+from store.database import session
+from store.records import RunState, TrainingRun
+from store.repositories.training import save_training_run
 from tests.integration.tui.conftest import AT, Opened
 from tests.integration.tui.screens import text_of, until
 from traced.client.models import EventView
@@ -68,3 +73,35 @@ def test_news_that_come_while_a_screen_is_made_do_no_harm(opened: Opened) -> Non
             await until(on.pilot, lambda: on.app.current_mode == "log" and "stage finished" in text_of(on.app))
 
     asyncio.run(show())
+
+
+@pytest.mark.parametrize("mode", ["capabilities", "environments", "training", "approvals", "serving"])
+def test_what_no_list_holds_is_said_not_to_be_there(opened: Opened, mode: str) -> None:
+    async def point() -> None:
+        async with opened() as on:
+            on.app.go(mode, "none\x1b[bold]")  # a screen that has yet to be shown
+            await until(on.pilot, lambda: "none␛[bold] is not listed here." in text_of(on.app))
+            before = on.app.screen.query(KeyedTable).first().selected
+            on.app.go(mode, "nor this one")
+            await until(on.pilot, lambda: "nor this one is not listed here." in text_of(on.app))
+            assert on.app.screen.query(KeyedTable).first().selected == before
+
+    asyncio.run(point())
+
+
+def test_what_is_listed_by_now_is_asked_for(opened: Opened) -> None:
+    async def point() -> None:
+        async with opened() as on:
+            on.app.go("training", "")
+            await until(on.pilot, lambda: on.app.current_mode == "training" and on.app.screen.query(KeyedTable))
+            runs = on.app.screen.query_one("#runs", KeyedTable)
+            await until(on.pilot, lambda: runs.row_count)
+            environment = on.seeded.environments["policy-checks"]
+            made = TrainingRun("late", "c-0003", "policy-checks", environment, "bundled", 7, {}, RunState.RUNNING, AT)
+            with session(on.control.store) as opened_store:
+                save_training_run(opened_store, made)  # of which no event tells
+            on.app.go("training", "late")
+            await until(on.pilot, lambda: runs.selected == "late")
+            assert "is not listed here" not in text_of(on.app)
+
+    asyncio.run(point())

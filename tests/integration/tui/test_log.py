@@ -155,6 +155,12 @@ def test_enter_goes_to_what_the_event_is_about(opened: Opened) -> None:
             await until(on.pilot, lambda: "opens overview: c-0003" in text_of(on.app))
             await on.pilot.press("enter")
             await until(on.pilot, lambda: on.app.current_mode == "overview")
+            await on.pilot.press(KEY)
+            with session(on.control.store) as opened_store:
+                save_event(opened_store, Event(AT, "cycle finished", "c-0001", "c-0001"))
+            await until(on.pilot, lambda: "opens overview: c-0001" in text_of(on.app))
+            await on.pilot.press("enter")
+            await until(on.pilot, lambda: "Older cycle c-0001 of desk" in text_of(on.app))
 
     asyncio.run(jump())
 

@@ -6,9 +6,9 @@ from datetime import timedelta
 import pytest
 
 from store.database import session
-from store.records import CycleState, StageEvent, StageState
+from store.records import Cycle, CycleState, StageEvent, StageState
 from store.repositories.attempts import InputKey, ParkedInput, park
-from store.repositories.cycles import save_stage_event, set_cycle_state
+from store.repositories.cycles import save_cycle, save_stage_event, set_cycle_state
 from store.repositories.events import save_event
 from store.service_records import Event
 from tests.integration.tui.conftest import AT, Opened, Running
@@ -98,6 +98,85 @@ def test_a_store_with_nothing_in_it(empty: Opened, size: tuple[int, int]) -> Non
         async with empty(size) as on:
             await until(on.pilot, lambda: all(part in text_of(on.app) for part in ("NVIDIA L4", "✓ parts", "measured")))
             await same_picture(on.app, "overview-empty")
+
+    asyncio.run(look())
+
+
+def next_cycles(on: Running, *names: str) -> None:
+    with session(on.control.store) as opened_store:
+        for number, name in enumerate(names, 1):
+            at = AT + timedelta(hours=number)
+            save_cycle(opened_store, Cycle(name, "desk", "bundled", 7, {}, CycleState.RUNNING, at, None, {}))
+            save_event(opened_store, Event(at, "cycle begun", name, name))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_older_cycle_is_opened_and_escape_brings_the_newest_back(opened: Opened, size: tuple[int, int]) -> None:
+    async def look() -> None:
+        async with opened(size) as on:
+            await filled(on)
+            assert "Esc Newest cycle" not in text_of(on.app)
+            on.app.go("overview", "c-0001")
+            await until(on.pilot, lambda: "Older cycle c-0001 of desk: finished" in text_of(on.app))
+            await same_picture(on.app, "overview-older")
+            await on.pilot.press("escape")
+            await until(on.pilot, lambda: "Cycle c-0003 of desk: waiting" in text_of(on.app))
+            assert not any(text in text_of(on.app) for text in ("Older cycle", "Esc Newest cycle"))
+
+    asyncio.run(look())
+
+
+def test_an_older_cycle_stays_open_whatever_happens(opened: Opened) -> None:
+    async def look() -> None:
+        async with opened() as on:
+            await filled(on)
+            on.app.go("overview", "c-0002")
+            await until(on.pilot, lambda: "Older cycle c-0002" in text_of(on.app))
+            running(on)
+            advanced(on, 8)
+            on.control.present.tell(WAITS, "gate compound-requests", AT, {"for": "the newest one's device"}, "c-0003")
+            await until(on.pilot, lambda: "▶ c-0003" in text_of(on.app))
+            next_cycles(on, *(f"c-{number:04}" for number in range(4, 18)))
+            await until(on.pilot, lambda: "Older cycle c-0002" in text_of(on.app) and on.app.status is not None)
+            await until(on.pilot, lambda: on.app.status is not None and on.app.status.cycles[0].id == "c-0017")
+            with session(on.control.store) as opened_store:  # of a cycle that no status lists any more
+                began = StageEvent(
+                    "c-0002", "route", StageState.FAILED, AT + timedelta(days=1), None, {"reason": "late"}
+                )
+                save_stage_event(opened_store, began)
+                save_event(opened_store, Event(AT, "stage failed", "route", "c-0002"))
+            await until(on.pilot, lambda: "late" in text_of(on.app))
+            shown = text_of(on.app)
+            assert "Older cycle c-0002" in shown
+            assert not any(text in shown for text in ("8/16", "the newest one's device"))
+            await on.pilot.press("escape")
+            await until(on.pilot, lambda: "Cycle c-0017 of desk: running" in text_of(on.app))
+
+    asyncio.run(look())
+
+
+def test_a_cycle_that_is_not_kept_is_said_to_be_none(opened: Opened) -> None:
+    async def look() -> None:
+        async with opened() as on:
+            await filled(on)
+            on.app.go("overview", "c-0009/[bold]")
+            await until(on.pilot, lambda: "No cycle c-0009/[bold] is kept." in text_of(on.app))
+            assert "Cycle c-0003 of desk: waiting" in text_of(on.app)
+            assert "Older" not in text_of(on.app)
+
+    asyncio.run(look())
+
+
+def test_the_newest_cycle_is_no_older_one(opened: Opened) -> None:
+    async def look() -> None:
+        async with opened() as on:
+            await filled(on)
+            on.app.go("overview", "c-0001")
+            await until(on.pilot, lambda: "Older cycle c-0001" in text_of(on.app))
+            on.app.go("overview", "c-0003")
+            await until(on.pilot, lambda: " Cycle c-0003 of desk: waiting" in text_of(on.app))
+            next_cycles(on, "c-0004")
+            await until(on.pilot, lambda: " Cycle c-0004 of desk: running" in text_of(on.app))
 
     asyncio.run(look())
 

@@ -21,6 +21,11 @@ def router(control: Control) -> APIRouter:
         """The newest cycles with their stages."""
         return control.cycles(limit)
 
+    @router.get("/cycles/{cycle_id:path}")
+    def cycle(cycle_id: str) -> CycleView:
+        """One cycle with its stages, however old."""
+        return control.cycle(cycle_id)
+
     @router.get("/adapters")
     def adapters() -> list[AdapterView]:
         """All adapter versions, oldest first."""
