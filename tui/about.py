@@ -32,13 +32,18 @@ def places(event: EventView) -> list[tuple[str, str]]:
         found.append(("environments", event.subject))
     elif event.kind == "traffic":
         found.append(("serving", ""))
-    elif event.kind == "import":
+    elif event.kind in ("import", "outcomes"):
         found.append(("trajectories", ""))
     if event.cycle_id:
         found.append(("overview", event.cycle_id))
     elif event.kind.startswith("cycle"):
         found.append(("overview", event.subject))
     return found
+
+
+def tells_of_conversations(event: EventView) -> bool:
+    """Whether the router's event tells of what became of conversations, or of what was said of them."""
+    return event.kind == "traffic" and not {"settled", "feedback"}.isdisjoint(event.detail)
 
 
 def _text(value: Any) -> str:

@@ -2,10 +2,12 @@
 
 Invariants: no transaction is open while a rule asks a database or a judge answers; what is said is stored as it comes,
 so that stopping halfway loses nothing; ``evidence.keep_verdict`` decides whether it counts. Applying twice changes
-nothing. Trajectories that cycles recorded were judged by their environments and are not looked at.
+nothing. Listeners of the service are told at the end, however it comes, of what is new. Trajectories that cycles
+recorded were judged by their environments and are not looked at.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -13,12 +15,15 @@ from itertools import islice
 from sqlalchemy import Engine
 
 from store.database import reading, session
+from store.repositories.events import save_event
 from store.repositories.trajectories import reported_ids
+from store.service_records import Event
 from store.serving_records import Feedback
 from store.types import Outcome, Trajectory
 from traced.outcomes.agreement import trusted
 from traced.outcomes.evidence import (
     JUDGE,
+    OUTCOMES,
     RULES,
     By,
     Labels,
@@ -61,9 +66,10 @@ class Checked:
 
 @dataclass
 class Applied:
-    """What was decided: trajectories by outcome, those left unknown, and why some of them."""
+    """What was decided: trajectories by outcome, those left unknown, and why some of them; verdicts that are new."""
 
     source: str
+    verdicts: int = 0
     judged: dict[str, int] = field(default_factory=dict)
     unknown: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -72,6 +78,7 @@ class Applied:
 
     def count(self, decision: Decision, changed: bool) -> None:
         """Count what was said of one trajectory."""
+        self.verdicts += changed
         if not decision.outcome.judged:
             self.unknown += 1
             if decision.reason:
@@ -107,19 +114,20 @@ def apply(
     with reading(store) as opened:
         ids = reported_ids(opened, source, wanted, limit)
     found = Applied(source)
-    for trajectory in trajectories(store, ids):
-        with reading(store) as opened:
-            by = standing_of(opened, trajectory, labels).by
-            former = last_of(RULES, said_of(opened, trajectory.id))
-        if by in (By.PEOPLE, By.SOURCE):
-            continue
-        decision = rules.decide(trajectory)
-        decided_before = former is not None and former.label != Outcome.UNKNOWN
-        if decision == UNDECIDED and decided_before:
-            decision = NO_RULE
-        stored = decision != UNDECIDED and not (decision.failed and decided_before)
-        said = verdict(trajectory.id, rules_name(rules.hash), decision, at) if stored else None
-        found.count(decision, tell(store, said, labels))
+    with _telling(store, found, rules_name(rules.hash), at):
+        for trajectory in trajectories(store, ids):
+            with reading(store) as opened:
+                by = standing_of(opened, trajectory, labels).by
+                former = last_of(RULES, said_of(opened, trajectory.id))
+            if by in (By.PEOPLE, By.SOURCE):
+                continue
+            decision = rules.decide(trajectory)
+            decided_before = former is not None and former.label != Outcome.UNKNOWN
+            if decision == UNDECIDED and decided_before:
+                decision = NO_RULE
+            stored = decision != UNDECIDED and not (decision.failed and decided_before)
+            said = verdict(trajectory.id, rules_name(rules.hash), decision, at) if stored else None
+            found.count(decision, tell(store, said, labels))
     return found
 
 
@@ -139,8 +147,20 @@ async def apply_judge(
         found.prompt_tokens += made.prompt_tokens
         found.completion_tokens += made.completion_tokens
 
-    await judge_each(judge, islice(_unheard(store, ids, judge.name), limit), then)
+    with _telling(store, found, judge.name, at):
+        await judge_each(judge, islice(_unheard(store, ids, judge.name), limit), then)
     return found
+
+
+@contextmanager
+def _telling(store: Engine, found: Applied, who: str, at: datetime) -> Iterator[None]:
+    """One event of all verdicts that are new by the end."""
+    try:
+        yield
+    finally:
+        if found.verdicts:
+            with session(store) as opened:
+                save_event(opened, Event(at, OUTCOMES, found.source, detail={"who": who, "judged": found.judged}))
 
 
 def is_trusted(store: Engine, judge: Judge) -> None:

@@ -19,7 +19,9 @@ from enum import StrEnum
 from sqlmodel import Session
 
 from store.repositories import serving
+from store.repositories.events import save_event
 from store.repositories.trajectories import get_trajectories, get_trajectory, rejudge_trajectory
+from store.service_records import Event
 from store.serving_records import Feedback
 from store.types import Outcome, Trajectory
 from traced.outcomes.errors import OutcomesError
@@ -27,6 +29,7 @@ from traced.outcomes.rules import PASS, Decision
 
 RULES, JUDGE = "rules:", "judge:"
 RESERVED = (RULES, JUDGE)
+OUTCOMES = "outcomes"  # kind of the event that tells listeners that stored trajectories were judged anew
 
 
 class By(StrEnum):
@@ -131,6 +134,7 @@ def judged_by(session: Session, trajectory_ids: Sequence[str], labels: Labels) -
 def label(session: Session, said: Feedback, labels: Labels) -> Trajectory:
     """Store what a person says of a stored trajectory (``conversation_id``), let it judge, and return what it is then.
 
+    Listeners of the service are told.
     Raises ``NotFound``, and ``OutcomesError`` where the trajectory came with its outcome.
     """
     trajectory_id = said.conversation_id
@@ -142,7 +146,10 @@ def label(session: Session, said: Feedback, labels: Labels) -> Trajectory:
         )
     serving.save_feedback(session, said)
     judge_again(session, [trajectory_id], labels)
-    return get_trajectory(session, trajectory_id, tokens=False)
+    judged = get_trajectory(session, trajectory_id, tokens=False)
+    detail = {"who": said.who, "reason": said.comment, "judged": {judged.outcome.value: 1}}
+    save_event(session, Event(said.at, OUTCOMES, trajectory_id, detail=detail))
+    return judged
 
 
 def judge_again(session: Session, trajectory_ids: Iterable[str], labels: Labels) -> int:

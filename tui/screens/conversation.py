@@ -16,7 +16,9 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 
 from traced.client import Client, ClientError
+from traced.client.models import EventView
 from traced.client.trajectories import CapabilityLabels, FullTrajectory, TrajectorySummary
+from tui.about import tells_of_conversations
 from tui.blocks import blocks, citations
 from tui.plain import line
 from tui.screens.live import Live
@@ -42,7 +44,7 @@ class Conversation(Live):
     AUTO_FOCUS = "Talk"
     DEFAULT_CSS = "Conversation #beside { border-left: vkey $panel-lighten-2; display: none; }"
     TITLE_TEXT = "Conversation"
-    CONCERNS = ("stage finished", "cycle")
+    CONCERNS = ("stage finished", "cycle", "import", "outcomes")
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("s", "beside", "Side by side", tooltip="A trial of the task that ended otherwise beside it, or away"),
         Binding("o", "another", "Other trial", tooltip="Another trial of the task beside it"),
@@ -67,6 +69,12 @@ class Conversation(Live):
     def on_mount(self) -> None:
         """Reading begins at the message that was asked for."""
         self.query_one("#one Talk", Talk).begin_at = self._message
+
+    def news(self, events: list[EventView]) -> None:
+        """What was said of conversations concerns this too."""
+        if any(map(tells_of_conversations, events)):
+            self.changed()
+        super().news(events)
 
     async def load(self, client: Client) -> Found:
         """What is shown."""

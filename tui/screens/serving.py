@@ -68,7 +68,7 @@ class Serving(Live):
     """Adapters, decisions, canaries."""
 
     TITLE_TEXT = "Serving"
-    CONCERNS = ("traffic", "canary", "approve", "rollback", "stage finished", "reload", "restart")
+    CONCERNS = ("traffic", "canary", "approve", "rollback", "stage finished", "reload", "restart", "outcomes")
     HORIZONTAL_BREAKPOINTS = WIDE
     DEFAULT_CSS = """
     Serving #router { height: 2; padding: 0 1; }

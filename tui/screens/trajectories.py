@@ -19,6 +19,7 @@ from textual.widgets import DataTable, Input, Select, Static
 from traced.client import Client, ClientError
 from traced.client.models import EventView
 from traced.client.trajectories import EVERYTHING, TrajectoryChoices, TrajectoryQuery, TrajectorySummary
+from tui.about import tells_of_conversations
 from tui.plain import cell, line
 from tui.screens.conversation import Conversation
 from tui.screens.live import Live
@@ -57,7 +58,7 @@ class Trajectories(Live):
     """The third screen."""
 
     TITLE_TEXT = "Trajectories"
-    CONCERNS = ("stage finished", "cycle", "import")
+    CONCERNS = ("stage finished", "cycle", "import", "outcomes")
     DEFAULT_CSS = """
     Trajectories #filters { height: 1; padding: 0 1; }
     Trajectories #filters Select { width: 1fr; margin-right: 1; }
@@ -104,7 +105,7 @@ class Trajectories(Live):
 
     def news(self, events: list[EventView]) -> None:
         """Of the router's traffic only what became of conversations, and what was said of them, concerns this."""
-        if any(event.kind == "traffic" and {"settled", "feedback"} & event.detail.keys() for event in events):
+        if any(map(tells_of_conversations, events)):
             self.changed()
         super().news(events)
 

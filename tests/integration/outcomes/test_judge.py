@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from store.database import open_store, session
+from store.repositories.events import newest_events
 from store.repositories.trajectories import get_trajectory, save_trajectories
 from store.serving_records import Feedback
 from store.types import Outcome, Trajectory
@@ -216,6 +217,42 @@ def test_what_the_judge_did_not_answer_is_asked_again() -> None:
         served.answer = by_words
         second = asyncio.run(applying.apply_judge(store, judge, "shop", LABELS, limit=2, at=T0))
         assert sum(second.judged.values()) == 2
+
+
+def test_listeners_are_told_once_of_all_that_is_new() -> None:
+    store = open_store("sqlite://")
+    production(store)
+    with scripted() as served:
+        judge = judge_at(served)
+        found = asyncio.run(measure(store, judge, "shop", LABELS, By.PEOPLE, limit=40, seed=7))
+        with session(store) as opened:
+            keep(opened, found, judge.settings, T0)
+            before = newest_events(opened, limit=50)
+        assert {one.kind for one in before} == {"outcomes"}
+        assert {one.subject for one in before} == {f"t{number:02}" for number in range(40)}  # of Ada's labels
+        for _ in range(2):  # the second has nothing to tell
+            asyncio.run(applying.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
+            with session(store) as opened:
+                newest = newest_events(opened, limit=50)
+            assert len(newest) == len(before) + 1
+            told = {"who": judge.name, "judged": {"success": 3, "failure": 2}}
+            assert (newest[0].kind, newest[0].subject, newest[0].detail) == ("outcomes", "shop", told)
+
+
+def test_what_was_judged_before_the_judge_was_gone_is_told() -> None:
+    store = open_store("sqlite://")
+    production(store)
+    with scripted() as served:
+        judge = judge_at(served, concurrency=1)
+        found = asyncio.run(measure(store, judge, "shop", LABELS, By.PEOPLE, limit=40, seed=7))
+        with session(store) as opened:
+            keep(opened, found, judge.settings, T0)
+        served.answer = answers(verdict("success", "cancelled"), 404)
+        with pytest.raises(JudgeError, match="cannot be asked"):
+            asyncio.run(applying.apply_judge(store, judge, "shop", LABELS, limit=None, at=T0))
+    with session(store) as opened:
+        [newest] = newest_events(opened, limit=1)
+    assert (newest.subject, newest.detail["judged"]) == ("shop", {"success": 1})
 
 
 def test_there_is_nothing_to_agree_with() -> None:

@@ -9,14 +9,28 @@ from sqlalchemy import Engine
 
 from store.database import session
 from store.repositories.trajectories import save_trajectories
+from store.serving_records import Feedback
 from store.types import Outcome
-from tests.integration.tui.conftest import Opened, Running
+from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.unit.store.chain import trajectory
+from traced.client.trajectories import TrajectoryQuery
+from traced.outcomes.applying import apply
+from traced.outcomes.evidence import Labels, label
+from traced.outcomes.rule_file import read_rules
+from traced.serving.gateway.feedback import Judges
+from traced.serving.gateway.redaction import Redactor
+from traced.serving.gateway.traffic import Traffic
 from tui.screens.conversation import Conversation
 from tui.widgets.export import Export
 from tui.widgets.talk import PORTION, Talk
 
+RULE = """
+[[rule]]
+name = "looked up"
+outcome = "failure"
+when = {call = {tool = "get_order"}}
+"""
 FAILURE, SUCCESS = "c-0003-002-1", "c-0003-002-3"  # of one task
 
 
@@ -141,6 +155,41 @@ def test_who_judged_is_said(opened: Opened) -> None:
             assert "said by nobody" in text_of(on.app)
 
     asyncio.run(read_judged())
+
+
+def test_what_is_said_of_the_open_one_is_shown_by_itself(opened: Opened, store: Engine, tmp_path: Path) -> None:
+    labels, router = Labels(["good"], ["bad"]), Traffic()
+    (tmp_path / "rules.toml").write_text(RULE, "utf-8")
+
+    async def judge() -> None:
+        async with opened() as on:
+            unknown = TrajectoryQuery(outcome="unknown", source="desk")
+            every = [
+                await on.client.trajectories.get(row.id) for row in (await on.client.trajectories.page(unknown)).rows
+            ]
+            one = next(one for one in every if one.by == "nobody")
+            await read(on, one.id)
+            assert "? unknown said by nobody" in text_of(on.app)
+            await on.pilot.press("f")  # no call is folded
+            unfolded = [piece.folded for piece in talk(on).pieces]
+            assert not all(unfolded)
+            rules = read_rules(tmp_path / "rules.toml")
+            apply(store, rules, "desk", labels, again=False, limit=None, at=AT)
+            await until(on.pilot, lambda: "✗ failure said by rules (rules:" in text_of(on.app))
+            router.tell(store, AT)  # from here on it tells of feedback
+            good = {"conversation_id": one.task_id, "label": "good", "who": "customer"}
+            taken = await Judges(store, labels, Redactor([], [])).take(good, AT)
+            assert taken["trajectories"] == 1
+            router.next_at = 0.0
+            router.tell(store, AT)
+            await until(on.pilot, lambda: "✓ success said by people (customer)" in text_of(on.app))
+            with session(store) as writing:
+                label(writing, Feedback(one.id, AT, score=0.0, comment="[b]no[/b]", who="ada"), labels)
+            await until(on.pilot, lambda: "✗ failure said by people (ada)" in text_of(on.app))
+            assert "“[b]no[/b]”" in text_of(on.app)
+            assert [piece.folded for piece in talk(on).pieces] == unfolded
+
+    asyncio.run(judge())
 
 
 def test_thousands_of_messages_open_at_once_and_are_walked_to_the_end(opened: Opened, store: Engine) -> None:

@@ -55,6 +55,7 @@ def test_spans_are_rounded_to_what_is_of_interest() -> None:
         ]),
         ("cycle begun", "c", "c", {}, [("overview", "c")]),
         ("pause", "desk", None, {"capability": 7}, []),
+        ("outcomes", "router-7", None, {"who": "ada"}, [("trajectories", "")]),
     ],
 )  # fmt: skip
 def test_an_event_leads_to_what_it_is_about(
