@@ -3,9 +3,11 @@
 import argparse
 import gc
 import os
+import signal
 import sys
 from pathlib import Path
 
+from traced.executor.parent import ask_for_death_signal
 from tui.where import Where
 
 PORT = 8200  # of the web version
@@ -27,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--web", action="store_true")
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--parent", type=int, help="the server's process, without which a visitor's app ends")
     given = parser.parse_args(arguments)
     if given.web:
         from tui.web import serve
@@ -35,6 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
         return serve(where, given.port, write=given.write and not given.read_only)
     from tui.app import TracedApp
 
+    if given.parent is not None:  # Textual reads on where its standard input has ended
+        ask_for_death_signal(signal.SIGKILL)
+        if os.getppid() != given.parent:
+            return 1  # it was gone before
     settle_memory()
     here = Where(given.socket, given.url, os.environ.get("TRACED_TOKEN", ""), given.read_only)
     app = TracedApp(here)

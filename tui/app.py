@@ -76,6 +76,11 @@ class TracedApp(App[None]):
         self._status_stale = self._status_asked = False
 
     @property
+    def read_only(self) -> bool:
+        """Whether no act is offered: so asked for at the start, or all that the daemon lets this caller do."""
+        return self.where.read_only or (self.status is not None and self.status.role == "read-only")
+
+    @property
     def titles(self) -> list[str]:
         """The screens' names, in the order of their keys."""
         return [kind.TITLE_TEXT for kind in SCREENS.values()]
@@ -147,8 +152,12 @@ class TracedApp(App[None]):
         try:
             while self._status_stale:
                 self._status_stale = False
+                before = self.read_only
                 self.status = await self.client.status()
                 self._tell()
+                if self.read_only != before:
+                    for screen in self.shown():
+                        screen.refresh_bindings()
         except ClientError:
             return  # the link tells of it
         finally:
@@ -158,13 +167,18 @@ class TracedApp(App[None]):
         for top in self.screen.query(TopLine):
             top.tell()
 
-    async def act(self, asked: Awaitable[Done]) -> Done | None:
-        """Do what a person has confirmed; says how it went, None where it was refused."""
+    async def act(self, asked: Awaitable[Done], refused: Callable[[str], bool]) -> Done | None:
+        """Do what a person has confirmed; says how it went, None where it was refused.
+
+        ``refused`` is told why, and says whether it shows that to the person.
+        """
         try:
             done = await asked
         except ClientError as error:
-            hint = f"\n{line(error.hint)}" if error.hint else ""
-            self.notify(f"{line(error.message, 400)}{hint}", severity="error", timeout=12, markup=False)
+            why, hint = self.where.refusal(error)
+            told = line(why, 400) + (f"\n{line(hint)}" if hint else "")
+            if not refused(told):
+                self.notify(told, severity="error", timeout=12, markup=False)
             return None
         self.notify(line(done.said, 400), markup=False)
         self._know()

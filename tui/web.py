@@ -2,15 +2,17 @@
 
     browser ── WebSocket ── this server on loopback ── stdin/stdout ── `python -m tui`
 
-Invariants: it listens on loopback only; nobody gets in without the key in the printed URL, which becomes a cookie, so
-that neither another user of the machine nor a page of another site can look or act; requests for another host name
-(DNS rebinding) are refused, and pages load nothing from elsewhere. The daemon's token goes to the apps by their
-environment, never by a command line. When it ends, every app has ended. How it fails: exit code 1 with the reason
-where the port is taken. Not covered: TLS and other machines (an SSH tunnel to the same port does that).
+Invariants: it listens on loopback only; nobody gets in without the key in the printed URL, which becomes a cookie of a
+path that nobody else knows (a cookie is sent to every port), so that neither another user of the machine nor a page of
+another site can look or act; requests for another host name (DNS rebinding) are refused, and pages load nothing from
+elsewhere. The daemon's token goes to the apps by their environment, never by a command line. When it ends, however that
+comes, every app ends. How it fails: exit code 1 with the reason where the port is taken. Not covered: TLS and other
+machines (an SSH tunnel to the same port does that).
 """
 
 import asyncio
 import hmac
+import os
 import secrets
 import shlex
 import socket
@@ -24,7 +26,7 @@ from textual_serve.app_service import AppService
 from textual_serve.server import Server
 
 HOST = "127.0.0.1"
-COOKIE = "traced-tui-{port}"  # cookies know no ports: each server has its own
+COOKIE = "traced-tui"
 END_S = 5.0  # for the apps to end
 MOST = 16  # visitors at once; each costs a process
 POLICY = (
@@ -55,18 +57,18 @@ class Loopback(Server):
 
     def __init__(self, command: list[str], port: int) -> None:
         super().__init__(f"exec {shlex.join(command)}", host=HOST, port=port, title="traced")
-        self.key = secrets.token_urlsafe(24)
+        self.key, self.place = secrets.token_urlsafe(24), f"/{secrets.token_urlsafe(12)}"
         self._open: set[web.WebSocketResponse] = set()
 
     @property
     def entrance(self) -> str:
         """The URL that lets somebody in."""
-        return f"{self.public_url}/?key={self.key}"
+        return f"{self.public_url}{self.place}/?key={self.key}"
 
     async def application(self) -> web.Application:
         """Textual's, with the door in front."""
-        app = await self._make_app()
-        app.middlewares.append(self._door)
+        app = web.Application(middlewares=[self._door])
+        app.add_subapp(self.place, await self._make_app())
         return app
 
     async def on_startup(self, app: web.Application) -> None:
@@ -105,21 +107,26 @@ class Loopback(Server):
             self._open.discard(connection)
         return connection
 
+    def _is_key(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), self.key.encode())
+
     @web.middleware
     async def _door(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         host = f"{self.host}:{self.port}"
         if request.host != host or request.headers.get("Origin", self.public_url) != self.public_url:
             raise web.HTTPForbidden(text=f"only {self.public_url} is served here")
-        if hmac.compare_digest(request.query.get("key", "").encode(), self.key.encode()) and request.path == "/":
-            answer: web.StreamResponse = web.Response(status=303, headers={"Location": "/"})
-            answer.set_cookie(COOKIE.format(port=self.port), self.key, httponly=True, samesite="Strict", path="/")
+        index = f"{self.place}/"
+        if request.path == index and self._is_key(request.query.get("key", "")):
+            answer: web.StreamResponse = web.Response(status=303, headers={"Location": index})
+            answer.set_cookie(COOKIE, self.key, httponly=True, samesite="Strict", path=index)
             return answer
-        if not hmac.compare_digest(request.cookies.get(COOKIE.format(port=self.port), "").encode(), self.key.encode()):
+        if not self._is_key(request.cookies.get(COOKIE, "")):
             raise web.HTTPForbidden(text="open the URL that `traced tui --web` has printed")
         answer = await handler(request)
         if not answer.prepared:
             answer.headers["Content-Security-Policy"] = POLICY.format(host=host)
             answer.headers["Referrer-Policy"] = "no-referrer"
+            answer.headers["Cache-Control"] = "no-store"  # else a page that was left stays alive, and its app with it
         return answer
 
 
@@ -130,7 +137,7 @@ def serve(where: list[str], port: int, *, write: bool) -> int:
     except OSError as error:
         print(f"port {port} of {HOST}: {error.strerror or error}; try another --port", file=sys.stderr)
         return 1
-    command = [sys.executable, "-m", "tui", *where, *([] if write else ["--read-only"])]
+    command = [sys.executable, "-m", "tui", *where, *([] if write else ["--read-only"]), "--parent", str(os.getpid())]
     server = Loopback(command, listener.getsockname()[1])
     web.run_app(server.application(), sock=listener, shutdown_timeout=END_S, print=None, access_log=None)
     return 0

@@ -112,6 +112,8 @@ class Campaign:
         kill = Kill(victim, moment if after or moment != "boundary" else "random", after or watch.newest)
         with contextlib.suppress(psutil.NoSuchProcess):
             rng.choice(sorted(running[victim], key=lambda process: process.pid)).kill()
+            if victim == "dockerd" and self.dockerd is not None:
+                self.dockerd.kill()  # until it is gone: who connects to one that dies leaks a socket (docker-py)
             self.done.append(kill)
             self.say(f"{len(self.done)} of {self.kills}: {victim} ({kill.moment}, after {kill.after})")
 

@@ -53,6 +53,6 @@ def _workers() -> Iterator[psutil.Process]:
     except EngineDown:
         return
     with contextlib.closing(client), contextlib.suppress(Exception):  # a container may go while it is looked at
-        for container in client.containers.list(filters={"label": [LABEL]}):
+        for container in client.containers.list(filters={"label": [LABEL]}, ignore_removed=True):
             root = psutil.Process(client.api.inspect_container(container.id)["State"]["Pid"])
             yield from (one for one in root.children(recursive=True) if WORKER in one.cmdline())

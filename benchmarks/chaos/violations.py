@@ -253,7 +253,7 @@ def processes(marks: Mapping[str, str]) -> list[psutil.Process]:
 def _of_containers() -> Iterator[Violation]:
     client = connect()
     try:
-        for container in client.containers.list(all=True, filters={"label": [LABEL]}):
+        for container in client.containers.list(all=True, filters={"label": [LABEL]}, ignore_removed=True):
             yield Violation("orphan", f"container {container.short_id} ({container.status})")
     finally:
         client.close()

@@ -41,7 +41,7 @@ def test_the_container_goes_with_the_daemon(tmp_path: Path) -> None:
         marks = {"label": f"{LABEL_ENVIRONMENT}={name}"}
         with daemon(directory):
             asyncio.run(play())
-            assert len(engine.containers.list(all=True, filters=marks)) == 1
-        assert engine.containers.list(all=True, filters=marks) == []
+            assert len(engine.containers.list(all=True, filters=marks, ignore_removed=True)) == 1
+        assert engine.containers.list(all=True, filters=marks, ignore_removed=True) == []
     finally:
         engine.close()

@@ -36,9 +36,10 @@ def test_only_containers_of_dead_processes_go(image: Image, tmp_path: Path) -> N
         late = container(client, image, **{LABEL_PROCESS: "1@1.00"})
         found = sweep(tmp_path / "data", store, lambda holder: None, now=now, owner=OWNER)
         assert [one.name for one in found if one.kind == "container"] == [late.short_id]
-        assert [one.id for one in client.containers.list(all=True, filters={"label": f"traced.owner={OWNER}"})] == [
-            ours.id
-        ]
+        assert [
+            one.id
+            for one in client.containers.list(all=True, filters={"label": f"traced.owner={OWNER}"}, ignore_removed=True)
+        ] == [ours.id]
     finally:
         ours.remove(force=True)
         client.close()

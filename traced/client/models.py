@@ -145,6 +145,7 @@ class Status(Model):
     since: datetime
     data_dir: str
     state: Literal["starting", "ready", "draining"]
+    role: Role = Field(description="what the one who asks is to the service: a read-only caller may do no act")
     target: TargetView
     running: str | None = Field(description="the cycle at work, if one is")
     doing: list[str] = Field(default=[], description="its stages at work")

@@ -24,8 +24,14 @@ _orphaned = threading.Event()
 def follow_parent(grace_s: float) -> None:
     """End this process when its parent is gone, after ``grace_s`` seconds for an orderly stop (0: at once)."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    _ask_for_death_signal(signal.SIGTERM if grace_s else signal.SIGKILL)
+    ask_for_death_signal(signal.SIGTERM if grace_s else signal.SIGKILL)
     threading.Thread(target=_watch, args=(grace_s,), name="parent-watch", daemon=True).start()
+
+
+def ask_for_death_signal(number: signal.Signals) -> None:
+    """Have the kernel send this to the process once its parent ends; without Linux nothing is asked for."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
 
 
 def arm(seconds: float) -> None:
@@ -62,8 +68,3 @@ def _silence() -> None:
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
     os.close(nowhere)
-
-
-def _ask_for_death_signal(number: signal.Signals) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))

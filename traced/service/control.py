@@ -44,6 +44,7 @@ from traced.client.models import (
     EventView,
     ParkedView,
     Reason,
+    Role,
     Status,
     TargetView,
 )
@@ -95,8 +96,8 @@ class Control:
         """The name of the target that this service works on."""
         return self.settings.target.name
 
-    def status(self) -> Status:
-        """The service at a glance."""
+    def status(self, role: Role = "local") -> Status:
+        """The service at a glance, for somebody of this role."""
         with reading(self.store) as opened:
             shown = views.adapters(opened)
             standing = target_standing(opened, self.target)
@@ -106,6 +107,7 @@ class Control:
                 since=self.since,
                 data_dir=str(self.settings.data_dir),
                 state=self.state,
+                role=role,
                 target=TargetView(**vars(standing), next_at=self.next_at()),
                 running=self.loop.running,
                 doing=self.loop.doing,

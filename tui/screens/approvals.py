@@ -5,8 +5,8 @@ refuses it where they are no longer the newest or somebody else was first. What 
 With a read-only connection no act is offered. Not covered: adapters that are live (Serving rolls them back).
 """
 
-from collections.abc import Awaitable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from textual import work
@@ -17,9 +17,9 @@ from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
 from traced.client.approvals import ApprovalView, Case, PairView
-from traced.client.models import Done, EventView
+from traced.client.models import Done, EventView, Policy
 from tui.plain import cell, line
-from tui.screens.decision import ACTS, Answer, Decision
+from tui.screens.decision import ACTS, Decision
 from tui.screens.live import WIDTHS, Live
 from tui.screens.side_by_side import SideBySide
 from tui.widgets.case import decided, lineage, moved, pair_row, standing
@@ -167,7 +167,7 @@ class Approvals(Live):
         if action != "decide":
             return True
         case = self._found.case
-        if self.app.where.read_only or case is None or case.adapter.standing != "waiting":
+        if self.app.read_only or case is None or case.adapter.standing != "waiting":
             return False
         if case.asked is not None:
             return parameters == ("reject",)
@@ -178,28 +178,26 @@ class Approvals(Live):
         case = self._found.case
         if case is None or case.adapter.name != self.query_one("#adapters", KeyedTable).selected:
             return  # the case of the one under the cursor is on its way
-        self._asking = Decision(case, what)
-        self.app.push_screen(self._asking, self._answered)
+        self._asking = Decision(case, what, partial(self._decide, case, what))
+        self.app.push_screen(self._asking, self._decided)
 
-    def _answered(self, answer: Answer | None) -> None:
-        asked, self._asking = self._asking, None
-        if asked is not None and answer is not None:
-            self._do(asked.case, asked.what, answer)
+    def _decided(self, _: Done | None) -> None:
+        self._asking = None
+        self.changed()
 
-    @work(group="act")
-    async def _do(self, case: Case, what: str, answer: Answer) -> None:
+    async def _decide(self, case: Case, what: str, reason: str, policy: Policy) -> Done:
         approvals = self.app.client.approvals
-        if what == "approve":
-            asked: Awaitable[Done] = approvals.approve(case, answer.reason, answer.policy)
-        elif what == "reject":
-            asked = approvals.reject(case, answer.reason)
-        else:
-            asked = approvals.more_episodes(case, answer.reason)
         mine = (next(kind for kind, act in ACTS.items() if act.key == what), case.adapter.name)
         self._mine.add(mine)
-        if await self.app.act(asked) is None:
+        try:
+            if what == "approve":
+                return await approvals.approve(case, reason, policy)
+            if what == "reject":
+                return await approvals.reject(case, reason)
+            return await approvals.more_episodes(case, reason)
+        except ClientError:
             self._mine.discard(mine)
-        self.changed()
+            raise
 
     @work(group="read", exclusive=True)
     async def _read(self, case: Case, pair: PairView) -> None:

@@ -4,7 +4,7 @@ Invariants: those of ``ReasonDialog``; the button that decides names the adapter
 else decides meanwhile it says who, and decides nothing more.
 """
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -12,7 +12,7 @@ from textual.widget import Widget
 from textual.widgets import Button, RadioButton, RadioSet, Static
 
 from traced.client.approvals import Case
-from traced.client.models import Policy
+from traced.client.models import Done, Policy
 from tui.plain import line
 from tui.widgets.forest import MARKS, points
 from tui.widgets.reason_dialog import ReasonDialog
@@ -57,24 +57,16 @@ class _Way(RadioButton):
         super().watch_value()
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What was typed and chosen."""
-
-    reason: str
-    policy: Policy
-
-
-class Decision(ReasonDialog[Answer | None]):
-    """One dialog."""
+class Decision(ReasonDialog):
+    """One dialog; ``how`` decides, given the reason and the way."""
 
     DEFAULT_CSS = """
     Decision #overtaken { color: $text-error; display: none; }
     Decision RadioSet { height: auto; border: none; padding: 0; }
     """
 
-    def __init__(self, case: Case, what: str) -> None:
-        self.case, self.what = case, what
+    def __init__(self, case: Case, what: str, how: Callable[[str, Policy], Awaitable[Done]]) -> None:
+        self.case, self.what, self._how = case, what, how
         self._act = next(act for act in ACTS.values() if act.key == what)
         super().__init__(
             f"{self._act.verb} {line(case.adapter.name, 60)}",
@@ -110,9 +102,9 @@ class Decision(ReasonDialog[Answer | None]):
         there.display = True
         self.query_one("#confirm", Button).disabled = True
 
-    def answer(self, reason: str) -> Answer:
+    def do(self, reason: str) -> Awaitable[Done]:
         """With the way that was chosen."""
-        return Answer(reason, self._policy())
+        return self._how(reason, self._policy())
 
     def _policy(self) -> Policy:
         if self.what != "approve":

@@ -112,7 +112,7 @@ class Environment(Live):
         if not self.query(Play):
             return True
         if action == "play":
-            return not self.app.where.read_only
+            return not self.app.read_only
         if action in ("call", "end"):
             return self._play.running and (action == "end" or self.query_one(TabbedContent).active == "play-tab")
         if action == "older":

@@ -58,7 +58,7 @@ class Play(Vertical):
     def compose(self) -> ComposeResult:
         """Nothing is played yet."""
         with VerticalScroll(id="talk"):
-            yield Static(READ_ONLY if self.app.where.read_only else IDLE, classes="said", markup=False)
+            yield Static(READ_ONLY if self.app.read_only else IDLE, classes="said", markup=False)
         yield Static("", id="stands", markup=False)
         yield Input(placeholder="What the agent says; Enter sends it", id="say", compact=True)
 

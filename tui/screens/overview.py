@@ -7,6 +7,7 @@ which stays whatever happens, until Escape.
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import ClassVar
 
@@ -333,23 +334,20 @@ class Overview(Live):
         else:
             self.app.go("log", which.split(" ")[-1] if what == "held" else status.target.name)
 
-    @work(group="act")
-    async def _release(self, parked_id: str) -> None:
+    def _release(self, parked_id: str) -> None:
         """Let what failed too often be tried again, once a person has said so."""
         status = self._told.status
         one = next((one for one in status.parked if one.id == parked_id), None) if status else None
         if one is None:
             return
-        if self.app.where.read_only:
+        if self.app.read_only:
             self.app.notify(f"Whoever may act releases it: traced release {line(parked_id, 80)}", markup=False)
             return
         what = Text(f"{line(one.stage, 40)} {line(one.capability, 60)} failed {one.tried} times: ")
         what.append(f"{line(one.reason, 600)}\n", "red").append("Released, it is tried again from the beginning.")
-        asked = ActQuestion(f"Release {line(one.stage, 20)} {line(one.capability, 40)}", what)
-        reason = await self.app.push_screen_wait(asked)
-        if reason is not None:
-            await self.app.act(self.app.client.release(parked_id, reason))
-            self.changed()
+        how = partial(self.app.client.release, parked_id)
+        asked = ActQuestion(f"Release {line(one.stage, 20)} {line(one.capability, 40)}", what, how)
+        self.app.push_screen(asked, lambda _: self.changed())
 
 
 def _of(cycle: CycleView, told: dict[str, EventView]) -> dict[str, EventView]:

@@ -8,6 +8,7 @@ question and a confirmation (``tui.screens.roll_back``), and is not offered wher
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from rich.text import Text
@@ -229,16 +230,14 @@ class Serving(Live):
         """Offer a rollback of what stands, to those who may."""
         if action == "roll_back":
             model = self._chosen() if self.known else None
-            return model is not None and model.state in STANDING and not self.app.where.read_only
+            return model is not None and model.state in STANDING and not self.app.read_only
         return super().check_action(action, parameters)
 
-    @work(exclusive=True, group="act")
-    async def action_roll_back(self) -> None:
+    def action_roll_back(self) -> None:
         """Ask why, have it confirmed, do it."""
         model = self._chosen()
         if model is None:
             return
         act = f"Roll back {line(model.name, 40)}"
-        why = await self.app.push_screen_wait(ActQuestion(act, what_a_rollback_does(model)))
-        if why is not None:
-            await self.app.act(self.app.client.roll_back(model.name, why))
+        how = partial(self.app.client.roll_back, model.name)
+        self.app.push_screen(ActQuestion(act, what_a_rollback_does(model), how))

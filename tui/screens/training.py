@@ -5,18 +5,19 @@ changed them (a restart from a checkpoint does an iteration again) has all of th
 Not covered: stored trajectories, and what a gate made of the adapter.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 from rich.text import Text
-from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid
 from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
-from traced.client.models import CycleView, EventView, Status
+from traced.client.models import CycleView, Done, EventView, Status
 from traced.client.trainings import IterationView, SampleView, TrainingView
 from tui.plain import line
 from tui.screens.live import Live
@@ -203,7 +204,7 @@ class Training(Live):
             return bool(found and found.samples)
         if action not in ("pause", "resume", "stop", "cancel"):
             return True
-        if found is None or self.app.where.read_only:
+        if found is None or self.app.read_only:
             return False
         run, paused = self._chosen(), found.status.target.paused_at is not None
         offered = {
@@ -237,8 +238,7 @@ class Training(Live):
         """Ask, then cancel the chosen run's cycle."""
         self._ask_and_do("cancel")
 
-    @work
-    async def _ask_and_do(self, act: Literal["pause", "resume", "stop", "cancel"]) -> None:
+    def _ask_and_do(self, act: Literal["pause", "resume", "stop", "cancel"]) -> None:
         found, run, client = self._found, self._chosen(), self.app.client
         if found is None:
             return
@@ -262,15 +262,8 @@ class Training(Live):
                 f"any other. At work now: {doing}.",
             ),
         }[act]
-        reason = await self.app.push_screen_wait(ActQuestion(title, Text(what)))
-        if reason is None:
-            return
-        if found.status.doing and act != "resume":
-            self.app.notify("Asked; this ends at its next safe point.", timeout=6)
-        if act == "pause":
-            await self.app.act(client.pause(reason))
-        elif act == "resume":
-            await self.app.act(client.resume(reason))
-        elif run is not None:
-            asked = client.trainings.stop(run.id, reason) if act == "stop" else client.cancel(run.cycle_id, reason)
-            await self.app.act(asked)
+        how: dict[str, Callable[[str], Awaitable[Done]]] = {"pause": client.pause, "resume": client.resume}
+        if run is not None:
+            how |= {"stop": partial(client.trainings.stop, run.id), "cancel": partial(client.cancel, run.cycle_id)}
+        if act in how:
+            self.app.push_screen(ActQuestion(title, Text(what), how[act]))

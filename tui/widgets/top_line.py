@@ -31,7 +31,7 @@ class TopLine(Static):
             told.append(f"✗ {app.trouble}", "bold red")
         else:
             told.append("● connected", "green")
-        if app.where.read_only:
+        if app.read_only:
             told.append("  ⊘ read-only", "yellow")
         status = app.status
         if status is not None:

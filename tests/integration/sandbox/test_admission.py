@@ -178,7 +178,7 @@ def test_slowness_is_refused_by_latency_alone() -> None:
 def test_no_container_is_left_behind() -> None:
     judge(BAD["never ends a step"][0])
     client = connect()
-    left = client.containers.list(all=True, filters={"label": f"{LABEL_OWNER}={OWNER}"})
+    left = client.containers.list(all=True, filters={"label": f"{LABEL_OWNER}={OWNER}"}, ignore_removed=True)
     client.close()
     assert left == []
 
@@ -195,7 +195,7 @@ def test_a_worker_that_was_killed_from_outside_costs_the_environment_nothing() -
     async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
         if not kills:
             client = connect()
-            kills.extend(client.containers.list(filters={"label": f"{LABEL_OWNER}={OWNER}"}))
+            kills.extend(client.containers.list(filters={"label": f"{LABEL_OWNER}={OWNER}"}, ignore_removed=True))
             for container in kills:
                 container.kill()
             client.close()

@@ -166,7 +166,7 @@ def test_a_source_that_cannot_be_loaded_leaves_no_container(engine: Any) -> None
 
     with pytest.raises(EnvironmentFault, match="nothing_here"):
         asyncio.run(main())
-    assert engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}=test-load"}) == []
+    assert engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}=test-load"}, ignore_removed=True) == []
 
 
 def test_a_junk_message_from_the_agent_is_the_environments_to_answer(lamp_shop: str) -> None:
@@ -201,7 +201,9 @@ def test_what_a_killed_process_left_is_reaped_and_the_living_are_spared(engine: 
     assert (killed.stdout, killed.returncode) == ("up\n", -9)
 
     def left() -> list[Any]:
-        found: list[Any] = engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}=test-orphans"})
+        found: list[Any] = engine.containers.list(
+            all=True, filters={"label": f"{LABEL_OWNER}=test-orphans"}, ignore_removed=True
+        )
         return found
 
     async def main() -> None:

@@ -70,5 +70,5 @@ def test_a_missing_image_is_said_before_anything_starts(
     with pytest.raises(ImageMissing, match="no-such-tag"):
         serves(lamp_shop)
     client = connect()
-    assert all("no-such-tag" not in str(container.image) for container in client.containers.list())
+    assert all("no-such-tag" not in str(container.image) for container in client.containers.list(ignore_removed=True))
     client.close()

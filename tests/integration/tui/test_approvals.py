@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,6 +229,11 @@ def test_who_looks_is_told_of_the_others_decision(opened: Opened) -> None:
     asyncio.run(decide())
 
 
+def typed(on: Running) -> str:
+    """The reason in the dialog."""
+    return on.app.screen.query_one("#why", Input).value
+
+
 def test_who_comes_second_in_the_dialog_is_told_who_was_first(opened: Opened) -> None:
     async def decide() -> None:
         async with opened() as on:
@@ -257,8 +263,34 @@ def test_a_decision_that_the_daemon_refuses_says_who_was_first(opened: Opened) -
             await on.pilot.press("a", *"fine")
             await on.client.reject(on.seeded.waiting, "harms refunds", who="ada")
             await on.pilot.press("ctrl+y")
-            await until(on.pilot, lambda: "somebody was first: ada rejected" in shown(on))
+            await until(on.pilot, lambda: "✗ somebody was first: ada rejected" in shown(on))
+            assert typed(on) == "fine"
+            await on.pilot.press("escape")
             await until(on.pilot, lambda: "✗ rejected by ada" in shown(on))
+
+    asyncio.run(decide())
+
+
+def test_a_decision_that_is_not_answered_keeps_its_text_and_is_made_at_the_next_try(
+    tmp_path: Path, control: Control
+) -> None:
+    async def decide() -> None:
+        path = tmp_path / "traced.sock"
+        app = TracedApp(Where(path))
+        async with AsyncExitStack() as first, app.run_test(size=SIZES[1]) as pilot:
+            await first.enter_async_context(served(control, path))
+            await pilot.press(KEY)
+            await until(pilot, lambda: "a Approve" in text_of(app))
+            await pilot.press("a", *"fine")
+            await first.aclose()
+            await pilot.press("ctrl+y")
+            await until(pilot, lambda: "✗ no daemon answers" in text_of(app))
+            async with served(control, path) as client:
+                assert await client.audit() == []
+                await until(pilot, lambda: app.linked)
+                await pilot.press("ctrl+y")
+                await until(pilot, lambda: isinstance(app.screen, Approvals))
+                assert [(one.action, one.reason) for one in await client.audit()] == [("approve", "fine")]
 
     asyncio.run(decide())
 

@@ -13,7 +13,7 @@ from textual.worker import get_current_worker
 from store.database import session
 from store.repositories.events import save_event
 from store.service_records import Event
-from tests.integration.service.served import OPERATOR, on_tcp, served
+from tests.integration.service.served import OPERATOR, READER, on_tcp, served
 from tests.integration.tui.conftest import AT, Opened
 from tests.integration.tui.screens import text_of, until
 from traced.client import Client
@@ -182,6 +182,21 @@ def test_a_token_that_is_none_is_refused_in_words(control: Control) -> None:
                 await until(pilot, lambda: "● connected" in text_of(app))
 
     asyncio.run(knock())
+
+
+def test_a_token_that_may_only_look_is_offered_no_act(control: Control) -> None:
+    async def look() -> None:
+        async with on_tcp(control, READER) as client:
+            app = TracedApp(Where(None, client._daemon.where, READER))
+            async with app.run_test(size=(120, 40)) as pilot:
+                await pilot.press(str(list(SCREENS).index("approvals") + 1))
+                await until(pilot, lambda: "policy-checks@v1" in text_of(app) and "⊘ read-only" in text_of(app))
+                await until(pilot, lambda: "a Approve" not in text_of(app).splitlines()[-1])
+                await pilot.press("a")
+                assert app.screen.is_current
+                assert not app.screen.is_modal
+
+    asyncio.run(look())
 
 
 def test_read_only_is_said(opened: Opened) -> None:

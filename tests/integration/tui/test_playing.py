@@ -28,7 +28,8 @@ def containers(image: object) -> Iterator[Callable[[str], int]]:
     engine = connect()
 
     def count(environment: str) -> int:
-        return len(engine.containers.list(all=True, filters={"label": f"{LABEL_ENVIRONMENT}={environment}"}))
+        marks = {"label": f"{LABEL_ENVIRONMENT}={environment}"}
+        return len(engine.containers.list(all=True, filters=marks, ignore_removed=True))
 
     yield count
     engine.close()

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +189,28 @@ def test_stopping_a_training_names_it_and_is_audited(opened: Opened) -> None:
         assert (entry.action, entry.subject, entry.reason) == ("stop training", RUN, "dull")
         await until(on.pilot, lambda: not screen(on).check_action("stop", ()))
         assert "x Stop" not in text_of(on.app)
+
+    opens(opened, stop)
+
+
+def test_who_leaves_the_question_while_a_stop_is_on_its_way_has_it_done_all_the_same(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stop(on: Running, at_work: AtWork) -> None:
+        safe_point, before = asyncio.Event(), on.control.loop.stop_training
+
+        async def slowly(*given: Any) -> Any:
+            await safe_point.wait()
+            return await before(*given)
+
+        monkeypatch.setattr(on.control.loop, "stop_training", slowly)
+        await asks(on, "x", *"dull", "ctrl+y")
+        await until(on.pilot, lambda: "… asked for. Esc leaves" in text_of(on.app))
+        await on.pilot.press("ctrl+y", "escape")
+        await until(on.pilot, lambda: not isinstance(on.app.screen, ActQuestion))
+        safe_point.set()
+        await until(on.pilot, lambda: any("is stopped" in told.message for told in on.app._notifications))
+        assert [entry.reason for entry in await on.client.audit()] == ["dull"]
 
     opens(opened, stop)
 

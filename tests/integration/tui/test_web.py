@@ -1,6 +1,7 @@
 """The interface in a browser: who gets in, what arrives, and that nothing is left when it ends."""
 
 import asyncio
+import base64
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -22,6 +24,7 @@ from tui.web import COOKIE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PATIENCE_S = 40.0
+KEPT = Path(__file__).parent / "pictures" / "browser.png"  # for people to look at: fonts differ between machines
 
 
 @dataclass
@@ -33,9 +36,13 @@ class Site:
     visitor: aiohttp.ClientSession
 
     @property
-    def url(self) -> str:
+    def origin(self) -> str:
         parts = urlsplit(self.entrance)
         return f"{parts.scheme}://{parts.netloc}"
+
+    @property
+    def url(self) -> str:
+        return self.origin + urlsplit(self.entrance).path.rstrip("/")
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
@@ -75,9 +82,11 @@ def test_a_visitor_with_the_url_sees_the_app_and_nothing_is_left_after_ctrl_c(tm
             async with here.visitor.get(here.entrance) as page:
                 text = await page.text()
                 assert page.status == 200
+                (cookie,) = here.visitor.cookie_jar
+                assert cookie["path"] == urlsplit(here.entrance).path  # no other server of this host is sent it
                 assert "data-session-websocket-url" in text
                 assert "default-src 'self'" in page.headers["Content-Security-Policy"]
-            async with here.visitor.ws_connect(f"{here.url}/ws?width=100&height=30", origin=here.url) as page:
+            async with here.visitor.ws_connect(f"{here.url}/ws?width=100&height=30", origin=here.origin) as page:
                 assert "read-only" in await screen(page, "read-only")
                 (child,) = here.children()
                 assert "--read-only" in child.cmdline()
@@ -88,21 +97,36 @@ def test_a_visitor_with_the_url_sees_the_app_and_nothing_is_left_after_ctrl_c(tm
     asyncio.run(visit())
 
 
+def test_an_app_ends_with_a_server_that_is_killed(tmp_path: Path) -> None:
+    async def visit() -> None:
+        async with site("--socket", str(tmp_path / "none.sock")) as here:
+            async with here.visitor.get(here.entrance) as page:
+                assert page.status == 200
+            async with here.visitor.ws_connect(f"{here.url}/ws", origin=here.origin) as page:
+                await screen(page, "no answer")
+                (child,) = here.children()
+                here.process.kill()
+                await asyncio.to_thread(child.wait, PATIENCE_S)
+
+    asyncio.run(visit())
+
+
 def test_nobody_else_gets_in(tmp_path: Path) -> None:
     async def knock() -> None:
         async with site("--socket", str(tmp_path / "none.sock")) as here:
-            port = urlsplit(here.url).port
-            asked = [
-                ("/", {}, {}),
-                ("/?key=guess", {}, {}),
-                ("/ws", {}, {COOKIE.format(port=port): "guess"}),
-                ("/static/js/textual.js", {}, {}),
-                (f"/{here.entrance.partition('/?')[2] and '?' + here.entrance.partition('/?')[2]}",
-                 {"Host": f"evil.example:{port}"}, {}),
-            ]  # fmt: skip
-            for path, headers, cookies in asked:
-                async with here.visitor.get(f"{here.url}{path}", headers=headers, cookies=cookies) as answer:
-                    assert answer.status == 403, path
+            parts = urlsplit(here.entrance)
+            asked: list[tuple[str, dict[str, str], dict[str, str]]] = [
+                (f"{here.origin}/", {}, {}),
+                (f"{here.origin}/?{parts.query}", {}, {}),
+                (f"{here.url}/", {}, {}),
+                (f"{here.url}/?key=guess", {}, {}),
+                (f"{here.url}/ws", {}, {COOKIE: "guess"}),
+                (f"{here.url}/static/js/textual.js", {}, {}),
+                (here.entrance, {"Host": f"evil.example:{parts.port}"}, {}),
+            ]
+            for url, headers, cookies in asked:
+                async with here.visitor.get(url, headers=headers, cookies=cookies) as answer:
+                    assert answer.status == 403, url
             async with here.visitor.get(here.entrance) as answer:
                 assert answer.status == 200
             with pytest.raises(aiohttp.WSServerHandshakeError):
@@ -119,7 +143,7 @@ def test_a_token_is_in_no_command_line_and_writing_is_asked_for(control: Control
             async with site("--url", where, "--write", TRACED_TOKEN=OPERATOR) as here:
                 async with here.visitor.get(here.entrance) as page:
                     assert OPERATOR not in await page.text()
-                async with here.visitor.ws_connect(f"{here.url}/ws", origin=here.url) as page:
+                async with here.visitor.ws_connect(f"{here.url}/ws", origin=here.origin) as page:
                     shown = await screen(page, "connected")
                     assert "read-only" not in shown
                     commands = [psutil.Process(here.process.pid).cmdline(), *(one.cmdline() for one in here.children())]
@@ -132,22 +156,28 @@ def test_a_token_is_in_no_command_line_and_writing_is_asked_for(control: Control
 
 @pytest.mark.optional
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
-def test_a_browser_shows_it(tmp_path: Path, control: Control) -> None:
+def test_a_browser_shows_it_and_its_keys_arrive(tmp_path: Path, control: Control) -> None:
     async def look() -> None:
         path = tmp_path / "traced.sock"
         async with served(control, path), site("--socket", str(path)) as here, browser(tmp_path) as tab:
+            await tab.ask("Network.enable")
             await tab.ask("Page.navigate", url=here.entrance)
-            script = "document.body && document.body.classList.contains('-first-byte')"
-            await tab.until(script)
-            await asyncio.to_thread(wait_for_child, here)
-            picture = await tab.picture(tmp_path / "overview.png")
+            await tab.arrives("policy-checks@v1", "read-only", "Success over time")
+            await tab.until("document.body.classList.contains('-first-byte')")
+            await tab.ask("Runtime.evaluate", expression="document.querySelector('.xterm-helper-textarea').focus()")
+            await tab.ask("Input.insertText", text="2")
+            await tab.arrives("Names a method that the customer does not have.")
+            await tab.ask("Input.insertText", text="1")
+            await tab.arrives("Success over time")
+            picture = await tab.at_rest()
             assert len(picture) > 20_000  # a page that shows nothing has about 10,000 bytes
+            if os.environ.get("PICTURES") == "new":
+                KEPT.write_bytes(picture)
+            (child,) = here.children()
+            await tab.ask("Page.navigate", url="about:blank")
+            await asyncio.to_thread(child.wait, PATIENCE_S)
 
     asyncio.run(asyncio.wait_for(look(), 120))
-
-
-def wait_for_child(here: Site) -> None:
-    assert here.children()
 
 
 @dataclass
@@ -156,35 +186,44 @@ class Tab:
 
     line: aiohttp.ClientWebSocketResponse
     count: int = 0
+    seen: str = ""  # what its page's WebSocket received, since it was last looked for
 
-    async def ask(self, method: str, **given: object) -> dict[str, object]:
+    async def ask(self, method: str, **given: object) -> dict[str, Any]:
         self.count += 1
-        await self.line.send_json({"id": self.count, "method": method, "params": given})
+        asked = self.count
+        await self.line.send_json({"id": asked, "method": method, "params": given})
         while True:
-            told = await self.line.receive_json(timeout=PATIENCE_S)
-            if told.get("id") == self.count:
+            told = await self._told()
+            if told.get("id") == asked:
                 assert "error" not in told, told
-                return told["result"]
+                return dict(told["result"])
+
+    async def _told(self) -> dict[str, Any]:
+        told: dict[str, Any] = await self.line.receive_json(timeout=PATIENCE_S)
+        if told.get("method") == "Network.webSocketFrameReceived":
+            frame = told["params"]["response"]
+            binary = frame["opcode"] == aiohttp.WSMsgType.BINARY
+            self.seen += base64.b64decode(frame["payloadData"]).decode() if binary else ""
+        return told
+
+    async def arrives(self, *parts: str) -> None:
+        """The page is sent all of these, in any order; what it was sent before is forgotten then."""
+        while not all(part in self.seen for part in parts):
+            await self._told()
+        self.seen = ""
 
     async def until(self, script: str) -> None:
-        for _ in range(400):
-            found = await self.ask("Runtime.evaluate", expression=script)
-            if found["result"].get("value"):  # type: ignore[attr-defined]
-                return
-            await asyncio.sleep(0.1)
-        raise AssertionError(f"never: {script}")
+        """Until the page's script is true there."""
+        waiting = f"(async () => {{ while (!({script})) await new Promise(go => setTimeout(go, 50)); }})()"
+        await self.ask("Runtime.evaluate", expression=waiting, awaitPromise=True)
 
-    async def picture(self, into: Path) -> bytes:
-        """What is to be seen once it is more than an empty page."""
-        import base64
-
-        for _ in range(100):
-            found = await self.ask("Page.captureScreenshot")
-            into.write_bytes(base64.b64decode(str(found["data"])))
-            if into.stat().st_size > 20_000:
-                break
-            await asyncio.sleep(0.2)
-        return into.read_bytes()
+    async def at_rest(self) -> bytes:
+        """The picture, once it has stopped to change."""
+        before, found = b"", b"-"
+        while found != before:
+            await asyncio.sleep(0.5)
+            before, found = found, base64.b64decode((await self.ask("Page.captureScreenshot"))["data"])
+        return found
 
 
 @asynccontextmanager

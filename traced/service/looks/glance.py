@@ -1,20 +1,23 @@
 """The service at a glance: its state, cycles, adapters, devices, parked inputs, and what was decided."""
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
 
 from traced.client.models import AdapterView, AuditView, CycleView, Devices, ParkedView, Status
 from traced.service.control import Control
+from traced.service.doors import Caller, Door
 from traced.service.looks.paging import Limit
 
 
-def router(control: Control) -> APIRouter:
-    """Its paths."""
+def router(control: Control, door: Door) -> APIRouter:
+    """Its paths; ``door`` says who asks."""
     router = APIRouter()
 
     @router.get("/status")
-    def status() -> Status:
-        """The service at a glance."""
-        return control.status()
+    def status(caller: Annotated[Caller, Depends(door)]) -> Status:
+        """The service at a glance, and what the one who asks may do."""
+        return control.status(caller.role)
 
     @router.get("/cycles")
     def cycles(limit: Limit = 50) -> list[CycleView]:
