@@ -15,7 +15,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 PICTURES = Path(__file__).parent / "pictures"
-PATIENCE_S, REST_S, LOOK_S = 5.0, 0.6, 0.02
+PATIENCE_S, REST_S, LOOK_S = 15.0, 0.6, 0.02
 SIZES = ((80, 24), (120, 40), (200, 60))
 
 
@@ -52,7 +52,7 @@ async def _at_rest(app: App[object]) -> str:
     return found
 
 
-async def until(pilot: Pilot[object], holds: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(pilot: Pilot[object], holds: Callable[[], object], seconds: float = 30.0) -> None:
     """Wait for something that the daemon's answer brings."""
     deadline = time.monotonic() + seconds
     while not holds():
