@@ -44,7 +44,7 @@ def control_api(control: Control, door: Door, ready: Callable[[], Readiness], me
     """The application; ``door`` says who asks, ``ready`` which parts are dead, ``metrics`` is Prometheus text."""
     app = FastAPI(title="traced", version="1", docs_url=None, redoc_url=None)
     app.include_router(_health(ready, metrics))
-    for router in routers(control):
+    for router in routers(control, door):
         app.include_router(router, dependencies=[Depends(door)])
     app.include_router(_acts(control, door))
     app.include_router(_plays(control, door))
