@@ -24,9 +24,10 @@ from traced.service.looks.paging import Limit
 KEEPALIVE_S = 15.0
 POLL_S = 0.5
 PAGE = 500  # events per read
+NEWEST = 2**31 - 1  # the highest number that PostgreSQL gives an event
 LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}  # no line ends there, but clients split at them
 Listens = Callable[[], Awaitable[bool]]  # whether somebody who may hear it is still there
-Seq = Annotated[int, Query(ge=0, le=2**63 - 1)]
+Seq = Annotated[int, Query(ge=0, le=NEWEST)]
 
 
 def router(control: Control, door: Door) -> APIRouter:
@@ -40,7 +41,7 @@ def router(control: Control, door: Door) -> APIRouter:
         caller: Who,
         after: Seq = 0,
         present: bool = False,
-        last_event_id: Annotated[int | None, Header(ge=0, le=2**63 - 1)] = None,
+        last_event_id: Annotated[int | None, Header(ge=0, le=NEWEST)] = None,
     ) -> StreamingResponse:
         """Events as server-sent events: those since ``Last-Event-ID``, after "missed" when some are kept no more.
 
