@@ -4,13 +4,14 @@ Invariants: every answer that is an error has the form {"type", "message", "hint
 with a NUL is refused, since no database keeps any; ``/alive``, ``/ready``,
 ``/metrics`` and ``/openapi.json`` need no token, everything else does on TCP; the event stream is resumed by
 ``Last-Event-ID`` and sends a comment every ``KEEPALIVE_S`` so that a dead listener is noticed. What asks the store runs
-on a thread of the API's own: a locked one, or a crowd of listeners, holds up callers and not the cycle.
+on a thread of the API's own, what only looks also in its turn (``traced.service.turns``): a locked one, or a crowd of
+listeners, holds up callers and not the cycle.
 How it fails: a defect answers 500 with its type's name and is logged with its traceback; details stay in the log.
 Not covered: who may connect (``traced.service.doors``).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated
@@ -39,6 +40,7 @@ from traced.service.control import Control
 from traced.service.doors import Caller, Door
 from traced.service.errors import BadRequest, ServiceError
 from traced.service.looks import routers
+from traced.service.looks.events import stream
 
 DESCRIBED = "GET /openapi.json"  # where it is said what can be asked
 
@@ -48,9 +50,19 @@ log = logging.getLogger(__name__)
 def control_api(control: Control, door: Door, ready: Callable[[], Readiness], metrics: Callable[[], bytes]) -> FastAPI:
     """The application; ``door`` says who asks, ``ready`` which parts are dead, ``metrics`` is Prometheus text."""
     app = FastAPI(title="traced", version="1", docs_url=None, redoc_url=None)
-    app.include_router(_health(ready, metrics))
-    for router in (*routers(control, door), _acts(control, door), _plays(control, door)):
-        app.include_router(router, dependencies=[Depends(door), Depends(_without_nul)])
+
+    async def turn() -> AsyncIterator[None]:
+        async with control.readings.one():
+            yield
+
+    in_turn = Depends(turn, scope="function")  # given back before the answer is sent, however slowly it is taken
+    checked = [Depends(door), Depends(_without_nul)]
+    app.include_router(_health(ready))
+    app.include_router(_figures(metrics), dependencies=[in_turn])
+    for router in routers(control):
+        app.include_router(router, dependencies=[*checked, in_turn])
+    for router in (stream(control, door), _acts(control, door), _plays(control, door)):
+        app.include_router(router, dependencies=checked)
     for kind in (TracedError, StoreError, SQLAlchemyError, Exception):
         app.add_exception_handler(kind, _problem)
     app.add_exception_handler(RequestValidationError, _bad_request)
@@ -58,7 +70,7 @@ def control_api(control: Control, door: Door, ready: Callable[[], Readiness], me
     return app
 
 
-def _health(ready: Callable[[], Readiness], metrics: Callable[[], bytes]) -> APIRouter:
+def _health(ready: Callable[[], Readiness]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/alive")
@@ -71,6 +83,12 @@ def _health(ready: Callable[[], Readiness], metrics: Callable[[], bytes]) -> API
         """Whether every part can work; 503 names those that cannot."""
         found = ready()
         return JSONResponse(found.model_dump(), 200 if found.ready else 503)
+
+    return router
+
+
+def _figures(metrics: Callable[[], bytes]) -> APIRouter:
+    router = APIRouter()
 
     @router.get("/metrics", response_class=PlainTextResponse)
     def prometheus() -> PlainTextResponse:
@@ -181,7 +199,8 @@ def _problem(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, TracedError | StoreError):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         told = Problem(type=type(error).__name__, message="a defect of traced; its traceback is in the log")
-    return JSONResponse(told.model_dump(), _status(error))
+    after_s = getattr(error, "retry_after_s", None)
+    return JSONResponse(told.model_dump(), _status(error), {"Retry-After": str(after_s)} if after_s else None)
 
 
 def _bad_request(request: Request, error: Exception) -> JSONResponse:

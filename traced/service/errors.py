@@ -8,6 +8,7 @@ ServiceError (a TracedError)
 ├── BadRequest     what was sent is nothing that can be asked for (422)
 ├── BadMessage     what somebody who plays an episode sent is no message (422)
 ├── EnvironmentBroke  the environment that is played raised, or broke the contract (502)
+├── Crowded        too many look at once for another to have its turn (503, with Retry-After)
 ├── SandboxOut     no container to play in, or it was ended from outside (503)
 └── DoorError      the socket or port cannot be opened
 """
@@ -61,6 +62,13 @@ class EnvironmentBroke(ServiceError):
     """The environment that is played raised, or broke the contract."""
 
     status = 502
+
+
+class Crowded(ServiceError):
+    """Too many look at once for another to have its turn."""
+
+    status = 503
+    retry_after_s = 5
 
 
 class SandboxOut(ServiceError):

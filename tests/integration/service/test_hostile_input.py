@@ -10,12 +10,12 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, session, sqlite_url
+from store.database import session
 from store.repositories.serving import save_routes
 from store.serving_records import ConversationRoute
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import refused, served
-from tests.unit.store.chain import T0, save_chain
+from tests.unit.store.chain import T0
 from traced.config import load_settings
 from traced.service.api import control_api
 from traced.service.control import Control
@@ -60,20 +60,10 @@ BODIES = (
 )
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    on_sqlite = request.param == "sqlite"
-    engine = open_store(sqlite_url(tmp_path / "traced.db") if on_sqlite else request.getfixturevalue("url"))
-    with session(engine) as opened:
-        save_chain(opened)
-    yield engine
-    engine.dispose()
-
-
 @pytest.fixture
-def control(store: Engine, tmp_path: Path) -> Control:
+def control(on_either: Engine, tmp_path: Path) -> Control:
     settings = load_settings(tmp_path, {"serving.port": 0})
-    return Control(settings, store, WrittenDown(), lambda: T0, T0, state="ready")  # type: ignore[arg-type]
+    return Control(settings, on_either, WrittenDown(), lambda: T0, T0, state="ready")  # type: ignore[arg-type]
 
 
 def described(control: Control) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,6 @@ Invariants: nothing here writes; each answer is of one moment of the store. Who 
 from fastapi import APIRouter
 
 from traced.service.control import Control
-from traced.service.doors import Door
 from traced.service.looks import (
     approvals,
     capabilities,
@@ -21,7 +20,7 @@ from traced.service.looks import (
 )
 
 
-def routers(control: Control, door: Door) -> list[APIRouter]:
-    """The paths of every subject; ``door`` is asked again where an answer lasts."""
-    subjects = (approvals, capabilities, environments, glance, overview, serving, trainings, trajectories)
-    return [events.router(control, door), *(subject.router(control) for subject in subjects)]
+def routers(control: Control) -> list[APIRouter]:
+    """The paths of every subject."""
+    subjects = (approvals, capabilities, environments, events, glance, overview, serving, trainings, trajectories)
+    return [subject.router(control) for subject in subjects]

@@ -30,8 +30,8 @@ Listens = Callable[[], Awaitable[bool]]  # whether somebody who may hear it is s
 Seq = Annotated[int, Query(ge=0, le=NEWEST)]
 
 
-def router(control: Control, door: Door) -> APIRouter:
-    """Its paths."""
+def stream(control: Control, door: Door) -> APIRouter:
+    """The path of the stream, whose readings have turns of their own; ``door`` is asked again and again."""
     router = APIRouter()
     Who = Annotated[Caller, Depends(door)]
 
@@ -52,8 +52,15 @@ def router(control: Control, door: Door) -> APIRouter:
             here = caller.still_let_in() and control.state != "draining"
             return here and not await request.is_disconnected()
 
-        stream = _stream(control, listens, after if last_event_id is None else last_event_id, present=present)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        heard = _heard(control, listens, after if last_event_id is None else last_event_id, present=present)
+        return StreamingResponse(heard, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    return router
+
+
+def router(control: Control) -> APIRouter:
+    """The path of the pages."""
+    router = APIRouter()
 
     @router.get("/events/last")
     def last(limit: Limit = 100, before: Seq | None = None, kind: str = "", text: str = "") -> list[EventView]:
@@ -63,7 +70,7 @@ def router(control: Control, door: Door) -> APIRouter:
     return router
 
 
-async def _stream(control: Control, listens: Listens, after: int, *, present: bool) -> AsyncIterator[str]:
+async def _heard(control: Control, listens: Listens, after: int, *, present: bool) -> AsyncIterator[str]:
     with control.watch.wanted() if present else nullcontext():
         async for told in _told(control, listens, after, present=present):
             yield told
@@ -71,11 +78,14 @@ async def _stream(control: Control, listens: Listens, after: int, *, present: bo
 
 async def _told(control: Control, listens: Listens, after: int, *, present: bool) -> AsyncIterator[str]:
     quiet, told = 0.0, 0
-    if (gone := await run_in_threadpool(control.missed, after)) is not None:
+    async with control.streams.one(patient=True):
+        gone = await run_in_threadpool(control.missed, after)
+    if gone is not None:
         yield _as_sse(gone)
         after = gone.seq
     while True:
-        page = await run_in_threadpool(control.events, after, PAGE)
+        async with control.streams.one(patient=True):
+            page = await run_in_threadpool(control.events, after, PAGE)
         told, holds = control.present.since(told) if present else (told, [])
         if not await listens():  # asked after what was read, so that nothing is told that happened later
             return
