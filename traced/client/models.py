@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 Role = Literal["local", "operator", "read-only"]
 Policy = Literal["immediate", "canary", "shadow"]  # how an approved adapter goes live
-WITHOUT_NUL = r"^[^\x00]*$"  # PostgreSQL's texts hold none
 
 
 class Model(BaseModel):
@@ -189,14 +188,14 @@ class Reason(Model):
     """Why somebody does something, for the record, and in whose name where that is not the one who asks."""
 
     reason: str = Field(default="", max_length=2000)
-    who: str = Field(default="", max_length=200, pattern=WITHOUT_NUL)
+    who: str = Field(default="", max_length=200)
 
 
 class Decided(Reason):
     """A decision on an adapter; with ``seen`` only as the first one, and on the figures that were looked at."""
 
     seen: str = Field(
-        default="", max_length=100, pattern=WITHOUT_NUL, description="the id of the gate result that was looked at"
+        default="", max_length=100, description="the id of the gate result that was looked at"
     )
 
 
