@@ -194,9 +194,7 @@ class Reason(Model):
 class Decided(Reason):
     """A decision on an adapter; with ``seen`` only as the first one, and on the figures that were looked at."""
 
-    seen: str = Field(
-        default="", max_length=100, description="the id of the gate result that was looked at"
-    )
+    seen: str = Field(default="", max_length=100, description="the id of the gate result that was looked at")
 
 
 class Approval(Decided):
