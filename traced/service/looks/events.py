@@ -2,9 +2,8 @@
 
 Invariants: the stream is resumed by ``Last-Event-ID`` and sends a comment every ``KEEPALIVE_S`` so that a dead
 listener is noticed; it ends as soon as its listener is no longer let in (a token that was taken back), however much
-happens. Devices and router are sampled for those who ask for what is present, and for nobody else; what
-holds only at this moment has the number of the last event before it, so that resuming misses
-nothing.
+happens. Devices and router are sampled for those who ask for what is present, and for nobody else; what holds only at
+this moment has the number of the last event before it, so that resuming misses nothing.
 """
 
 import asyncio
