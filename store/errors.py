@@ -38,7 +38,8 @@ class NotFound(StoreError):
     """Nothing is stored under this name or id."""
 
     def __init__(self, kind: str, key: str, try_next: str = "`traced status` lists what there is") -> None:
-        super().__init__(f"there is no {kind} {key!r} in the store; {try_next}")
+        self.message, self.hint = f"there is no {kind} {key!r} in the store", try_next
+        super().__init__(f"{self.message}; {self.hint}")
 
 
 class NotApproved(StoreError):

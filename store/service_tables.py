@@ -21,10 +21,10 @@ class TargetRow(Row, table=True):
     __tablename__ = "targets"
     name: str = Field(primary_key=True, sa_type=KEY)
     paused_at: datetime | None = Field(default=None, sa_type=UtcTime)
-    paused_by: str = Field(sa_type=Text)
+    paused_by: str = Field(sa_type=FreeText)
     last_started_at: datetime | None = Field(default=None, sa_type=UtcTime)
     last_cause: str = Field(sa_type=Text)
-    asked_for: str = Field(sa_type=Text, sa_column_kwargs={"server_default": ""})
+    asked_for: str = Field(sa_type=FreeText, sa_column_kwargs={"server_default": ""})
     cannot_begin: str = Field(sa_type=Text, sa_column_kwargs={"server_default": ""})
 
 
@@ -78,7 +78,7 @@ class ParkedRow(Row, table=True):
     evidence: dict[str, Any] = Field(sa_type=ORDERED_JSON)
     at: datetime = Field(sa_type=UtcTime)
     released_at: datetime | None = Field(default=None, sa_type=UtcTime)
-    released_by: str = Field(sa_type=Text)
+    released_by: str = Field(sa_type=FreeText)
 
 
 class EventRow(Row, table=True):
@@ -100,7 +100,7 @@ class AuditRow(Row, table=True):
     __tablename__ = "audit"
     seq: int | None = Field(default=None, primary_key=True)
     at: datetime = Field(sa_type=UtcTime)
-    who: str = Field(sa_type=Text)
+    who: str = Field(sa_type=FreeText)
     role: str = Field(sa_type=KEY)
     action: str = Field(sa_type=KEY)
     subject: str = Field(sa_type=Text)

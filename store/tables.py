@@ -285,7 +285,7 @@ class ApprovalRow(Row, table=True):
     adapter: str = Field(foreign_key="adapters.name", index=True, sa_type=KEY)
     gate_id: str | None = Field(default=None, foreign_key="gate_results.id", sa_type=KEY)
     decision: str = Field(sa_type=KEY)
-    who: str = Field(sa_type=Text)
+    who: str = Field(sa_type=FreeText)
     at: datetime = Field(sa_type=UtcTime)
     reason: str = Field(sa_type=FreeText)
 
@@ -298,7 +298,7 @@ class PromotionRow(Row, table=True):
     adapter: str = Field(foreign_key="adapters.name", index=True, sa_type=KEY)
     previous: str | None = Field(default=None, foreign_key="adapters.name", sa_type=KEY)
     state: str = Field(sa_type=KEY)
-    who: str = Field(sa_type=Text)
+    who: str = Field(sa_type=FreeText)
     at: datetime = Field(sa_type=UtcTime)
     reason: str = Field(sa_type=FreeText)
     share: float | None = None

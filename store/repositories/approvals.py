@@ -13,6 +13,7 @@ from sqlalchemy import select as columns
 from sqlmodel import Session, and_, case, col, func, select
 
 from store.records import Approval, Decision
+from store.repositories.trajectories import in_cycle
 from store.tables import AdapterRow, ApprovalRow, GateRow, TrajectoryRow
 from store.types import GateAnswer, Outcome
 
@@ -92,10 +93,10 @@ def gate_pairs(
 def _played(session: Session, model: str, cycle_id: str, source: str, split: str) -> dict[tuple[str, int], Played]:
     row = TrajectoryRow
     query = columns(col(row.task_id), col(row.trial), col(row.id), col(row.reward), col(row.outcome)).where(
-        col(row.source) == source,
-        col(row.split) == split,
-        col(row.model) == model,
         col(row.cycle_id) == cycle_id,
+        in_cycle(col(row.source)) == source,
+        in_cycle(col(row.split)) == split,
+        in_cycle(col(row.model)) == model,
     )
     return {
         (task, trial): Played(key, reward, Outcome(told)) for task, trial, key, reward, told in session.execute(query)

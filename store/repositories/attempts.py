@@ -7,11 +7,13 @@ Fails: ``NotFound``; ``StoreConflict`` for a second end of an attempt, or for pa
 Not covered: when to park and when to try again (``traced.executor``).
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from sqlalchemy import tuple_
 from sqlmodel import Session, col, func, select
 
 from store.errors import NotFound, StoreConflict
@@ -126,6 +128,14 @@ def list_attempts(session: Session, key: InputKey) -> list[Attempt]:
     """All attempts at an input, of every cycle, oldest first."""
     query = _where(select(AttemptRow), AttemptRow, key).order_by(col(AttemptRow.seq))
     return [_attempt(row) for row in session.exec(query)]
+
+
+def attempts_at_parked(session: Session) -> Counter[InputKey]:
+    """How many attempts there were at each input that is parked now, in every cycle; by one walk through an index."""
+    of, parked = ((col(table.stage), col(table.capability), col(table.input_hash)) for table in (AttemptRow, ParkedRow))
+    chosen = tuple_(*of).in_(select(*parked).where(col(ParkedRow.released_at).is_(None)))
+    rows = session.exec(select(*of, func.count()).where(chosen).group_by(*of))
+    return Counter({InputKey(*key): count for *key, count in rows})
 
 
 def running_attempts(session: Session) -> list[Attempt]:

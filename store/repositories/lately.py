@@ -5,20 +5,23 @@ wait and as many that are settled, by an index, of which the newest ``MOST`` cou
 more); the outcomes of the newest ``MOST_JUDGED`` trajectories that these became; the newest ``MOST_FEEDBACK`` pieces of
 feedback. What answered in the shadow is no model's conversation. A page of decisions is in the order of writing on
 SQLite, whose row numbers say it; PostgreSQL has no index for it and sorts all decisions that are kept by their time.
-Fails: ``ValueError`` for a cursor that is none. Not covered: shares over all time (``repositories.traffic``).
+Fails: ``NotFound`` for a cursor that no page of this database gave. Not covered: shares over all time
+(``repositories.traffic``).
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import SQLColumnExpression, literal_column, tuple_
 from sqlalchemy import select as sql_select
 from sqlmodel import Session, col, select
 
+from store.errors import NotFound
 from store.repositories.serving import IDS_PER_QUERY
 from store.serving_records import ConversationRoute, Feedback
 from store.serving_tables import ConversationRow, ExchangeRow, FeedbackRow
@@ -120,15 +123,33 @@ def decisions(session: Session, *, limit: int, before: str | None = None, model:
     if model:
         query = query.where(col(ConversationRow.model) == model)
     if before is not None:
-        place, _, name = before.partition(" ")
-        is_behind = number < int(place) if by_row else tuple_(at, key) < tuple_(datetime.fromisoformat(place), name)
-        query = query.where(is_behind)
+        query = query.where(number < _row(before) if by_row else tuple_(at, key) < tuple_(*_moment(before)))
     rows = session.execute(query).all()
     found = [ConversationRoute(**row.model_dump()) for row, _ in rows[:limit]]
     if len(rows) <= limit:
         return Decisions(found, None)
     last, place = rows[limit - 1]
     return Decisions(found, str(place) if by_row else f"{last.at.isoformat()} {last.id}")
+
+
+def _row(cursor: str) -> int:
+    """Where SQLite's cursor points to."""
+    if not re.fullmatch(r"[0-9]{1,18}", cursor):
+        raise _no_page(cursor)
+    return int(cursor)
+
+
+def _moment(cursor: str) -> tuple[datetime, str]:
+    """Where PostgreSQL's cursor points to."""
+    at, _, name = cursor.partition(" ")
+    try:
+        return datetime.fromisoformat(at).astimezone(UTC), name
+    except (ValueError, OverflowError) as error:
+        raise _no_page(cursor) from error
+
+
+def _no_page(cursor: str) -> NotFound:
+    return NotFound("page of decisions behind", cursor, "take `before` from the page before")
 
 
 def _seen(session: Session, since: datetime) -> list[_Seen]:

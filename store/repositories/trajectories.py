@@ -8,6 +8,7 @@ Fails: an unknown ``cycle_id`` is a ``BrokenReference``. Not covered: deleting.
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from sqlalchemy import ColumnElement, delete, func, tuple_
 from sqlmodel import Session, col, select
@@ -191,7 +192,15 @@ def reported_ids(
 
 def _conditions(wanted: TrajectoryFilter) -> list[ColumnElement[bool]]:
     chosen = {name: value for name, value in asdict(wanted).items() if value is not None}
-    return [col(getattr(TrajectoryRow, name)) == str(value) for name, value in chosen.items()]
+    columns = {name: col(getattr(TrajectoryRow, name)) for name in chosen}
+    if wanted.cycle_id is not None:
+        columns |= {name: in_cycle(column) for name, column in columns.items() if name != "cycle_id"}
+    return [columns[name] == str(value) for name, value in chosen.items()]
+
+
+def in_cycle(column: Any) -> Any:
+    """A column's value for a query of one cycle: by the column SQLite would go through the listing of all cycles."""
+    return column + ""
 
 
 def _read(session: Session, query: SelectOfScalar[TrajectoryRow], *, tokens: bool) -> list[Trajectory]:

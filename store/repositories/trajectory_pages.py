@@ -4,7 +4,8 @@ Invariants: pages come in the listing's order (``store.repositories.trajectories
 neither repeats nor hides a row of another page. A request reads at most ``LOOKED_AT`` rows and begins no further group
 of them after ``PATIENCE_S``; a page that ends so says ``gave_up``, and ``after`` goes on from there. Text is looked for
 in what the messages say, not in how they are stored; letters beyond ASCII are found as they were typed, in lower, in
-upper and in title case. A label counts where at least one run of the cycle gave it.
+upper and in title case. A label counts where at least one run of the cycle gave it; what one cycle has labelled is put
+in the listing's order once per request, all of it.
 How it fails: ``NotFound`` for a cursor that no page gave. Not covered: counting what fits; conversations of megabytes,
 which each cost their reading once they are on a page.
 """
@@ -93,9 +94,13 @@ class Labelled:
 def trajectory_page(session: Session, wanted: Wanted, *, limit: int, after: str | None = None) -> Page:
     """At most ``limit`` of them, behind the cursor of the page before."""
     begun, looked, found, at = time.monotonic(), 0, list[str](), after
+    size = GROUP if wanted.outcome or wanted.text else limit
+    labelled = _labelled(session, wanted, after, LOOKED_AT + size) if wanted.labelled else None
     while True:
-        size = GROUP if wanted.outcome or wanted.text else limit
-        group = _group(session, wanted, at, size)
+        if labelled is None:
+            group = _group(session, wanted, at, size)
+        else:
+            group, labelled = _judged(session, wanted, labelled[:size]), labelled[size:]
         for fits in _fitting(session, wanted, group):
             looked += 1
             at = fits[0]
@@ -153,18 +158,36 @@ def labels_of(session: Session, trajectory_id: str) -> list[LabelRow]:
 
 def _group(session: Session, wanted: Wanted, after: str | None, size: int) -> Sequence[Row[Any]]:
     """The next rows of the listing: their keys, and whether the database thinks that they fit."""
+    query = select(col(TrajectoryRow.id), _fits(wanted).label("fits")).where(*_behind(session, wanted, after))
+    return session.execute(query.order_by(*ORDER).limit(size)).all()
+
+
+def _labelled(session: Session, wanted: Wanted, after: str | None, most: int) -> list[str]:
+    """The next keys of the listing that the cycle has labelled so."""
+    said = select(LabelRow.trajectory_id).where(*_label(session, wanted))
+    if wanted.verdict:
+        said = said.where(col(LabelRow.verdict) == wanted.verdict.value)
+    query = select(TrajectoryRow.id).where(col(TrajectoryRow.id).in_(said), *_behind(session, wanted, after))
+    return list(session.exec(query.order_by(*ORDER).limit(most)))
+
+
+def _judged(session: Session, wanted: Wanted, ids: Sequence[str]) -> Sequence[Row[Any]]:
+    """As ``_group``, of these."""
+    query = select(col(TrajectoryRow.id), _fits(wanted).label("fits")).where(col(TrajectoryRow.id).in_(ids))
+    rows = {row.id: row for row in session.execute(query)}
+    return [rows[key] for key in ids]
+
+
+def _behind(session: Session, wanted: Wanted, after: str | None) -> list[ColumnElement[bool]]:
+    """What of the listing comes behind a row, of the source. Raises ``NotFound`` where there is no such row."""
     order = ORDER[1:] if wanted.source else ORDER  # with the source fixed, SQLite seeks only by what follows it
-    query = select(col(TrajectoryRow.id), _fits(wanted).label("fits")).order_by(*ORDER).limit(size)
-    if wanted.source:
-        query = query.where(TrajectoryRow.source == wanted.source)
-    if wanted.labelled:
-        query = query.where(col(TrajectoryRow.id).in_(select(LabelRow.trajectory_id).where(_label(wanted))))
-    if after is not None:
-        place = session.exec(select(*order).where(TrajectoryRow.id == after)).first()
-        if place is None:
-            raise NotFound("trajectory", after, "take `after` from the page before")
-        query = query.where(tuple_(*order) > tuple_(*place))
-    return session.execute(query).all()
+    chosen = [col(TrajectoryRow.source) == wanted.source] if wanted.source else []
+    if after is None:
+        return chosen
+    place = session.exec(select(*order).where(TrajectoryRow.id == after)).first()
+    if place is None:
+        raise NotFound("trajectory", after, "take `after` from the page before")
+    return [*chosen, tuple_(*order) > tuple_(*place)]
 
 
 def _fits(wanted: Wanted) -> ColumnElement[bool]:
@@ -180,13 +203,14 @@ def _fits(wanted: Wanted) -> ColumnElement[bool]:
     return and_(true(), *conditions)
 
 
-def _label(wanted: Wanted) -> ColumnElement[bool]:
-    said: list[ColumnElement[bool]] = [col(LabelRow.cycle_id) == wanted.cycle_id]
-    if wanted.capability:
-        said.append(col(LabelRow.capability) == wanted.capability)
-    if wanted.verdict:
-        said.append(col(LabelRow.verdict) == wanted.verdict.value)
-    return and_(*said)
+def _label(session: Session, wanted: Wanted) -> list[ColumnElement[bool]]:
+    """Which labels: by the beginning of their key, as far as it is known."""
+    of_cycle = col(LabelRow.cycle_id) == wanted.cycle_id
+    if not wanted.capability:
+        return [of_cycle]
+    first, last = (session.exec(select(end(LabelRow.run)).where(of_cycle)).one() for end in (func.min, func.max))
+    runs = [] if first is None or last is None else range(first, last + 1)
+    return [of_cycle, col(LabelRow.run).in_(runs), col(LabelRow.capability) == wanted.capability]
 
 
 def _fitting(session: Session, wanted: Wanted, group: Sequence[Row[Any]]) -> Iterator[tuple[str, bool]]:
@@ -241,8 +265,8 @@ def _summaries(session: Session, wanted: Wanted, ids: Sequence[str]) -> list[Sum
 def _runs(session: Session, wanted: Wanted, ids: Sequence[str]) -> dict[str, Counter[Verdict]]:
     if not wanted.capability:
         return {}
-    chosen = (LabelRow.cycle_id == wanted.cycle_id, LabelRow.capability == wanted.capability)
-    query = select(LabelRow.trajectory_id, LabelRow.verdict).where(*chosen, col(LabelRow.trajectory_id).in_(ids))
+    chosen = (*_label(session, wanted), col(LabelRow.trajectory_id).in_(ids))
+    query = select(LabelRow.trajectory_id, LabelRow.verdict).where(*chosen)
     found: dict[str, Counter[Verdict]] = {}
     for key, verdict in session.exec(query):
         found.setdefault(key, Counter())[Verdict(verdict)] += 1

@@ -1,16 +1,19 @@
 """The control API: FastAPI over ``Control``, the same on the Unix socket and on TCP.
 
-Invariants: every answer that is an error has the form {"type", "message", "hint"}; ``/alive``, ``/ready``,
+Invariants: every answer that is an error has the form {"type", "message", "hint"}, whichever path was asked for; text
+with a NUL is refused, since no database keeps any; ``/alive``, ``/ready``,
 ``/metrics`` and ``/openapi.json`` need no token, everything else does on TCP; the event stream is resumed by
 ``Last-Event-ID`` and sends a comment every ``KEEPALIVE_S`` so that a dead listener is noticed. What asks the store runs
-on a thread of the API's own: a locked one, or a crowd of listeners, holds up callers and not the cycle.
+on a thread of the API's own, what only looks also in its turn (``traced.service.turns``): a locked one, or a crowd of
+listeners, holds up callers and not the cycle.
 How it fails: a defect answers 500 with its type's name and is logged with its traceback; details stay in the log.
 Not covered: who may connect (``traced.service.doors``).
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Request
@@ -19,6 +22,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from fastapi.routing import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.exceptions import HTTPException
 
 from store.errors import NotFound, StoreError, StoreUnavailable
 from traced import acts
@@ -34,8 +38,11 @@ from traced.client.models import (
 from traced.errors import TracedError
 from traced.service.control import Control
 from traced.service.doors import Caller, Door
-from traced.service.errors import ServiceError
+from traced.service.errors import BadRequest, ServiceError
 from traced.service.looks import routers
+from traced.service.looks.events import stream
+
+DESCRIBED = "GET /openapi.json"  # where it is said what can be asked
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +50,27 @@ log = logging.getLogger(__name__)
 def control_api(control: Control, door: Door, ready: Callable[[], Readiness], metrics: Callable[[], bytes]) -> FastAPI:
     """The application; ``door`` says who asks, ``ready`` which parts are dead, ``metrics`` is Prometheus text."""
     app = FastAPI(title="traced", version="1", docs_url=None, redoc_url=None)
-    app.include_router(_health(ready, metrics))
+
+    async def turn() -> AsyncIterator[None]:
+        async with control.readings.one():
+            yield
+
+    in_turn = Depends(turn, scope="function")  # given back before the answer is sent, however slowly it is taken
+    checked = [Depends(door), Depends(_without_nul)]
+    app.include_router(_health(ready))
+    app.include_router(_figures(metrics), dependencies=[in_turn])
     for router in routers(control, door):
-        app.include_router(router, dependencies=[Depends(door)])
-    app.include_router(_acts(control, door))
-    app.include_router(_plays(control, door))
+        app.include_router(router, dependencies=[*checked, in_turn])
+    for router in (stream(control, door), _acts(control, door), _plays(control, door)):
+        app.include_router(router, dependencies=checked)
     for kind in (TracedError, StoreError, SQLAlchemyError, Exception):
         app.add_exception_handler(kind, _problem)
     app.add_exception_handler(RequestValidationError, _bad_request)
+    app.add_exception_handler(HTTPException, _no_such_call)
     return app
 
 
-def _health(ready: Callable[[], Readiness], metrics: Callable[[], bytes]) -> APIRouter:
+def _health(ready: Callable[[], Readiness]) -> APIRouter:
     router = APIRouter()
 
     @router.get("/alive")
@@ -67,6 +83,12 @@ def _health(ready: Callable[[], Readiness], metrics: Callable[[], bytes]) -> API
         """Whether every part can work; 503 names those that cannot."""
         found = ready()
         return JSONResponse(found.model_dump(), 200 if found.ready else 503)
+
+    return router
+
+
+def _figures(metrics: Callable[[], bytes]) -> APIRouter:
+    router = APIRouter()
 
     @router.get("/metrics", response_class=PlainTextResponse)
     def prometheus() -> PlainTextResponse:
@@ -177,14 +199,30 @@ def _problem(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, TracedError | StoreError):
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         told = Problem(type=type(error).__name__, message="a defect of traced; its traceback is in the log")
-    return JSONResponse(told.model_dump(), _status(error))
+    after_s = getattr(error, "retry_after_s", None)
+    return JSONResponse(told.model_dump(), _status(error), {"Retry-After": str(after_s)} if after_s else None)
 
 
 def _bad_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return JSONResponse(Problem(type="BadRequest", message=f"{where}: {first['msg']}").model_dump(), 422)
+    return _problem(request, BadRequest(f"{where}: {first['msg']}", hint=DESCRIBED))
+
+
+def _no_such_call(request: Request, error: Exception) -> JSONResponse:
+    """What FastAPI itself refuses: a path that there is not, a method that a path does not take."""
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.url.path}"
+    kind = HTTPStatus(error.status_code).phrase.title().replace(" ", "")
+    told = Problem(type=kind, message=f"{asked}: {error.detail}", hint=DESCRIBED)
+    return JSONResponse(told.model_dump(), error.status_code, error.headers)
+
+
+async def _without_nul(request: Request) -> None:
+    """Raises ``BadRequest``."""
+    if any("\0" in text for text in (request.scope["path"], *request.query_params.values())):
+        raise BadRequest("no name and no text that is kept has a NUL character in it", hint="leave the %00 out")
 
 
 def _status(error: Exception) -> int:

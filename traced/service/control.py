@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Literal
 
@@ -61,6 +62,7 @@ from traced.service.loop import CycleLoop
 from traced.service.playing import Asked, Playing
 from traced.service.present import Present
 from traced.service.reload import change
+from traced.service.turns import READINGS, STREAMS, Turns
 from traced.service.watch import Sample, Watch
 
 DEVICES_S, HEALTH_S = 2.0, 10.0  # between two looks, while somebody watches
@@ -84,6 +86,8 @@ class Control:
     tell: Callable[[Settings], None] = field(default=lambda settings: None)  # who else follows the settings
     present: Present = field(default_factory=Present)
     playing: Playing = field(default_factory=Playing)
+    readings: Turns = field(default_factory=partial(Turns, READINGS))
+    streams: Turns = field(default_factory=partial(Turns, STREAMS))
     look: Callable[[Sequence[Lease], DevicesSection, datetime], Devices] = field(default=look)
     watch: Watch = field(init=False)
 

@@ -2,7 +2,8 @@
 
 Invariants: the socket file is 0600 and belongs to the daemon's user; a peer with another user id (root apart) is cut
 off before a byte of its request is read (SO_PEERCRED, unix(7)); tokens are compared in constant time, all of them every
-time; a token shorter than ``LEAST_TOKEN`` characters is refused at start, and TCP is not opened without one.
+time; a token shorter than ``LEAST_TOKEN`` characters is refused at start, and TCP is not opened without one. Whoever
+was let in can be asked for again later (``Caller.still_let_in``), for answers that last.
 How it fails: ``DoorError`` when a door cannot be opened, ``NotKnown`` for a caller without a valid token.
 Not covered: TLS (put a proxy in front), and rate limits.
 """
@@ -15,7 +16,7 @@ import socket
 import stat
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,10 +34,11 @@ PEER = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who asks; ``who`` is what the audit says."""
+    """Somebody who asks; ``who`` is what the audit says, ``still_let_in`` whether the door would open once more."""
 
     who: str
     role: Role
+    still_let_in: Callable[[], bool] = field(default=lambda: True, compare=False, repr=False)
 
 
 class PeerChecked(H11Protocol):
@@ -70,16 +72,20 @@ def by_token(tokens: Callable[[], Mapping[str, Role]]) -> Door:
     It raises ``NotKnown``.
     """
 
-    def door(given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> Caller:
+    def role_of(given: HTTPAuthorizationCredentials | None) -> Role | None:
         found: Role | None = None
         for token, role in tokens().items():
             if given is not None and hmac.compare_digest(given.credentials.strip().encode(), token.encode()):
                 found = role
+        return found
+
+    def door(given: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)]) -> Caller:
+        found = role_of(given)
         if found is None:
             raise NotKnown(
                 "this address wants a bearer token", hint="send 'Authorization: Bearer TOKEN', or use the Unix socket"
             )
-        return Caller(f"{found} token", found)
+        return Caller(f"{found} token", found, lambda: role_of(given) is not None)
 
     return door
 

@@ -5,8 +5,10 @@ ServiceError (a TracedError)
 ├── NotKnown       the caller is not who may ask at all (401)
 ├── Busy           what is asked for is at odds with what runs now (409)
 ├── NoSuchThing    nothing has that name (404)
+├── BadRequest     what was sent is nothing that can be asked for (422)
 ├── BadMessage     what somebody who plays an episode sent is no message (422)
 ├── EnvironmentBroke  the environment that is played raised, or broke the contract (502)
+├── Crowded        too many look at once for another to have its turn (503, with Retry-After)
 ├── SandboxOut     no container to play in, or it was ended from outside (503)
 └── DoorError      the socket or port cannot be opened
 """
@@ -44,6 +46,12 @@ class NoSuchThing(ServiceError):
     status = 404
 
 
+class BadRequest(ServiceError):
+    """What was sent is nothing that can be asked for."""
+
+    status = 422
+
+
 class BadMessage(ServiceError):
     """What somebody who plays an episode sent is no message."""
 
@@ -54,6 +62,13 @@ class EnvironmentBroke(ServiceError):
     """The environment that is played raised, or broke the contract."""
 
     status = 502
+
+
+class Crowded(ServiceError):
+    """Too many look at once for another to have its turn."""
+
+    status = 503
+    retry_after_s = 5
 
 
 class SandboxOut(ServiceError):

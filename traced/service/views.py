@@ -3,13 +3,14 @@
 Invariants: nothing here writes; every function takes one session, so that what it shows is of one moment.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from sqlmodel import Session
 
 from store.records import Cycle
 from store.repositories.adapters import list_adapters
-from store.repositories.attempts import blocked_attempts, list_attempts, list_parked
+from store.repositories.attempts import attempts_at_parked, blocked_attempts, list_parked
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.gates import latest_answers
 from store.repositories.promotions import latest_decisions, live_adapters, trials
@@ -66,6 +67,8 @@ def adapters(session: Session) -> list[AdapterView]:
 
 def parked(session: Session, *, with_evidence: bool = False) -> list[ParkedView]:
     """Inputs that are left aside now, newest first."""
+    found = list_parked(session)
+    tried = attempts_at_parked(session) if found else Counter()
     return [
         ParkedView(
             id=one.id,
@@ -74,10 +77,10 @@ def parked(session: Session, *, with_evidence: bool = False) -> list[ParkedView]
             capability=one.key.capability,
             reason=one.reason,
             at=one.at,
-            tried=len(list_attempts(session, one.key)),
+            tried=tried[one.key],
             evidence=one.evidence if with_evidence else {},
         )
-        for one in list_parked(session)
+        for one in found
     ]
 
 

@@ -58,6 +58,17 @@ def store(tmp_path: Path) -> Iterator[Engine]:
     engine.dispose()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def on_either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    """The same chain in a file, and in PostgreSQL."""
+    in_file = request.param == "sqlite"
+    engine = open_store(sqlite_url(tmp_path / "traced.db") if in_file else request.getfixturevalue("url"))
+    with session(engine) as opened:
+        save_chain(opened)
+    yield engine
+    engine.dispose()
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "traced.sock"

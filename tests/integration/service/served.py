@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from traced.client import Client, Refused
+from traced.client.models import Role
 from traced.service.api import control_api
 from traced.service.control import Control
 from traced.service.doors import by_token, checked_tokens, local, tcp_socket, unix_socket
@@ -26,8 +27,9 @@ async def served(control: Control, path: Path, parts: Mapping[str, Part] | None 
 
 
 @asynccontextmanager
-async def on_tcp(control: Control, token: str) -> AsyncIterator[Client]:
-    tokens = checked_tokens({OPERATOR: "operator", READER: "read-only"})
+async def on_tcp(control: Control, token: str, known: dict[str, Role] | None = None) -> AsyncIterator[Client]:
+    """``known`` are the tokens that open the door, as they are at the time."""
+    tokens = checked_tokens({OPERATOR: "operator", READER: "read-only"}) if known is None else known
     door = by_token(lambda: tokens)
     app = control_api(control, door, Parts({}), partial(prometheus, control))
     listener = tcp_socket("127.0.0.1", 0)

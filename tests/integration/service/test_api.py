@@ -9,7 +9,6 @@ import subprocess
 import sys
 from contextlib import aclosing
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,15 +25,10 @@ from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
 from tests.unit.store.chain import T0
 from traced.client import Client, NoDaemon, Refused
-from traced.client.models import Role
 from traced.config import load_settings
-from traced.service.api import control_api
 from traced.service.control import Control
-from traced.service.doors import by_token, checked_tokens, tcp_socket, unix_socket
+from traced.service.doors import checked_tokens, tcp_socket, unix_socket
 from traced.service.errors import DoorError
-from traced.service.listen import listening
-from traced.service.metrics import prometheus
-from traced.service.readiness import Parts
 
 ADAPTER = "date-reasoning@v1"
 
@@ -143,21 +137,6 @@ def test_settings_are_read_again_and_audited(control: Control, path: Path, tmp_p
     assert "retention.logs_days = -1" in error
     assert (control.settings.retention.logs_days, control.settings.executor.failures) == (7, 3)
     assert control.loop.settings is control.settings
-
-
-def test_a_door_takes_the_tokens_of_the_moment(control: Control) -> None:
-    tokens: dict[str, Role] = {OPERATOR: "operator"}
-    app = control_api(control, by_token(lambda: tokens), Parts({}), partial(prometheus, control))
-    listener = tcp_socket("127.0.0.1", 0)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-    async def ask() -> None:
-        async with listening(app, listener), Client(url=url, token=OPERATOR) as client:
-            await client.status()
-            tokens.clear()
-            assert (await refused(client.status())).status == 401
-
-    asyncio.run(ask())
 
 
 def test_what_the_models_do_not_allow_is_said_as_a_problem(control: Control, path: Path) -> None:

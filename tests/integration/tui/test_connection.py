@@ -17,6 +17,7 @@ from tests.integration.service.served import OPERATOR, READER, on_tcp, served
 from tests.integration.tui.conftest import AT, Opened
 from tests.integration.tui.screens import text_of, until
 from traced.client import Client
+from traced.client.models import Role
 from traced.client.transport import Transport
 from traced.service.control import Control
 from tui.app import DARK, LIGHT, SCREENS, TracedApp
@@ -197,6 +198,21 @@ def test_a_token_that_may_only_look_is_offered_no_act(control: Control) -> None:
                 assert not app.screen.is_modal
 
     asyncio.run(look())
+
+
+def test_a_token_that_is_taken_back_is_refused_though_nothing_breaks(control: Control) -> None:
+    known: dict[str, Role] = {OPERATOR: "operator"}
+
+    async def revoke() -> None:
+        async with on_tcp(control, OPERATOR, known) as client:
+            app = TracedApp(Where(None, client._daemon.where, OPERATOR))
+            async with app.run_test(size=(160, 40)) as pilot:
+                await until(pilot, lambda: "● connected" in text_of(app))
+                known.clear()
+                await until(pilot, lambda: "✗ refused, asked again in 5 s" in text_of(app))
+                assert "the daemon does not know the token; --token-file FILE" in text_of(app)
+
+    asyncio.run(revoke())
 
 
 def test_read_only_is_said(opened: Opened) -> None:

@@ -1,6 +1,9 @@
 """Pages of trajectories: every one once, what fits and nothing else, and no more work than allowed."""
 
+from typing import Any
+
 import pytest
+from sqlalchemy import event
 from sqlmodel import Session
 
 from store.errors import NotFound
@@ -67,6 +70,31 @@ def test_labels_are_a_cycles(many: Session) -> None:
         ("t1", {Verdict.LACKING: 2}),
     ]
     assert walked(many, Wanted(cycle_id="c0")) == []
+
+
+@pytest.mark.parametrize("capability", ["", CAPABILITY.name])
+def test_what_a_cycle_has_labelled_is_read_once_however_far_a_page_looks(
+    many: Session, monkeypatch: pytest.MonkeyPatch, capability: str
+) -> None:
+    ids = [f"m{number:03d}" for number in range(60)]
+    said = [Label(key, CAPABILITY.name, run, Verdict.PRESENT, 1) for key in ids for run in (0, 1)]
+    analysis.save_labels(many, "c1", said)
+    wanted = Wanted(cycle_id="c1", capability=capability, outcome=Outcome.FAILURE, text="m0")
+    at_once = walked(many, wanted, limit=200)
+    assert set(at_once) == set(ids)
+    monkeypatch.setattr(trajectory_pages, "GROUP", 7)
+    plans: list[str] = []
+
+    def explain(connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "labels" in statement and "trajectories" in statement and not statement.startswith("EXPLAIN"):
+            plans.append(str(connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all()))
+
+    event.listen(many.get_bind(), "before_cursor_execute", explain)
+    assert walked(many, wanted, limit=200) == at_once
+    [plan] = plans
+    assert not capability or "(cycle_id=? AND run=? AND capability=?)" in plan
+    event.remove(many.get_bind(), "before_cursor_execute", explain)
+    assert walked(many, wanted, limit=13) == at_once
 
 
 def test_a_search_gives_up_and_goes_on_from_there(many: Session, monkeypatch: pytest.MonkeyPatch) -> None:

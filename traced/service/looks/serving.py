@@ -19,7 +19,6 @@ from traced.service.looks.paging import Limit
 from traced.serving.fitted import decided_by
 from traced.serving.spooled import spooled
 
-CURSOR = r"^(\d{1,18}|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?\+00:00 .*)$"  # as a page's ``next`` gives it
 Name = Annotated[str, Query(max_length=2000)]
 
 
@@ -52,10 +51,8 @@ def router(control: Control) -> APIRouter:
         )
 
     @router.get("/decisions")
-    def decisions(
-        limit: Limit = 50, before: Annotated[str | None, Query(pattern=CURSOR)] = None, model: Name = ""
-    ) -> DecisionPage:
-        """The newest decisions behind a cursor."""
+    def decisions(limit: Limit = 50, before: Name | None = None, model: Name = "") -> DecisionPage:
+        """The newest decisions behind the cursor ``before`` of the page before."""
         with reading(control.store) as opened:
             page = newest_decisions(opened, limit=limit, before=before, model=model)
         return DecisionPage(decisions=[serving_views.decision(one) for one in page.decisions], next=page.next)

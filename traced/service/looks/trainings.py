@@ -8,8 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from sqlmodel import Session
 
 from store.database import reading
@@ -28,6 +29,7 @@ from traced.training.job import METRICS, SAMPLES, folder_of_run
 from traced.training.metrics import read_metrics
 from traced.training.samples import read_samples
 
+After = Annotated[int, Query(ge=-1, lt=2**31)]
 RECENT = 5  # iterations whose seconds tell how long the next ones take
 
 
@@ -43,7 +45,7 @@ def router(control: Control) -> APIRouter:
             return _views(control, opened, runs)
 
     @router.get("/{run:path}/iterations")
-    def iterations(run: str, after: int = -1, limit: Limit = 1000) -> list[IterationView]:
+    def iterations(run: str, after: After = -1, limit: Limit = 1000) -> list[IterationView]:
         """Those with a number above ``after``."""
         with reading(control.store) as opened:
             known = get_training_run(opened, run)

@@ -1,0 +1,99 @@
+"""Tokens that are changed while somebody is there."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from store.database import session
+from store.repositories.events import save_event
+from store.service_records import Event
+from tests.integration.service.served import OPERATOR, READER, refused
+from tests.unit.store.chain import T0
+from traced.client import Client
+from traced.config import Settings, load_settings
+from traced.service.api import control_api
+from traced.service.control import Control
+from traced.service.daemon import Tokens, tokens_of
+from traced.service.doors import by_token, tcp_socket
+from traced.service.listen import listening
+from traced.service.metrics import prometheus
+from traced.service.readiness import Parts
+
+
+@pytest.fixture
+def tokens(control: Control, tmp_path: Path) -> Tokens:
+    """The daemon's own, in the files that its settings name; they are read again when the control is told to."""
+    files = {"operator": OPERATOR, "read": READER}
+    written = {f"api.{name}_token_file": str(tmp_path / name) for name in files}
+    for name, token in files.items():
+        (tmp_path / name).write_text(token)
+    found = Tokens(tokens_of(load_settings(tmp_path, written).api))
+
+    def read_again(settings: Settings) -> list[str]:
+        found.known = tokens_of(settings.api)
+        return ["tokens"]
+
+    control.reread = lambda: load_settings(tmp_path, written)
+    control.apply = read_again
+    return found
+
+
+@asynccontextmanager
+async def on_tcp(control: Control, tokens: Tokens) -> AsyncIterator[tuple[Client, Client]]:
+    """An operator and a reader."""
+    app = control_api(control, by_token(lambda: tokens.known), Parts({}), partial(prometheus, control))
+    listener = tcp_socket("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    async with listening(app, listener), Client(url=url, token=OPERATOR) as one, Client(url=url, token=READER) as other:
+        yield one, other
+
+
+def happen(control: Control, kind: str) -> None:
+    with session(control.store) as opened:
+        save_event(opened, Event(T0, kind, "desk"))
+
+
+def test_a_door_takes_the_tokens_of_the_moment(control: Control, tokens: Tokens, tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with on_tcp(control, tokens) as (operator, reader):
+            await reader.status()
+            (tmp_path / "read").write_text("n" * 30)
+            assert (await operator.reload()).detail["read_again"] == ["tokens"]
+            assert (await refused(reader.status())).status == 401
+            await operator.status()
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_token_that_is_taken_back_hears_nothing_more(
+    control: Control, tokens: Tokens, tmp_path: Path, *, busy: bool
+) -> None:
+    async def follow() -> list[str]:
+        async with on_tcp(control, tokens) as (operator, reader):
+            happen(control, "before")
+            async with aclosing(reader.listen(0, present=True)) as stream, aclosing(operator.listen(0)) as other:
+                heard = [(await anext(stream)).kind]
+                (tmp_path / "read").write_text("n" * 30)
+                await operator.reload()
+                happening = asyncio.create_task(without_end()) if busy else None
+                happen(control, "after")
+                heard += [event.kind async for event in stream]
+                while (await anext(other)).kind != "after":
+                    pass  # whose token holds goes on
+                if happening is not None:
+                    happening.cancel()
+            assert (await refused(anext(reader.events(0)))).status == 401
+        return heard
+
+    async def without_end() -> None:
+        while True:
+            await asyncio.to_thread(happen, control, "noise")
+
+    heard = asyncio.run(asyncio.wait_for(follow(), 60))
+    assert heard[0] == "before"
+    assert {"after", "noise"}.isdisjoint(heard)

@@ -1,0 +1,168 @@
+"""Whatever is asked for, on both databases: an answer or a refusal in words, and no defect."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import Engine
+
+from store.database import session
+from store.repositories.serving import save_routes
+from store.serving_records import ConversationRoute
+from tests.integration.service.conftest import WrittenDown
+from tests.integration.service.served import refused, served
+from tests.unit.store.chain import T0
+from traced.config import load_settings
+from traced.service.api import control_api
+from traced.service.control import Control
+from traced.service.doors import local
+from traced.service.readiness import Parts
+
+KNOWN = {"adapter": "date-reasoning@v1", "name": "date-reasoning", "cycle": "c1", "run": "r1", "id": "t1"}
+TEXTS = (
+    "%00",
+    "t%00",
+    "%ED%A0%80",  # half a character, as no UTF-8 has it
+    "%FF%FE",
+    "x" * 20_000,
+    "%F0%9F%90%88" * 1_000,
+    "-1",
+    "9" * 18,
+    "9" * 40,
+    "9" * 5_000,
+    "1e400",
+    "NaN",
+    "%25_%5C%27%22;--",
+    "..%2F..%2Fetc%2Fpasswd",
+    "2026-03-14T09:26:53%2B00:00%20c-1",
+    "2026-99-14T09:26:53%2B00:00%20c-1",
+    "0001-01-01T00:00:00%2B14:00%20c-1",
+    "2026-03-14T09:26:53%20c-1",
+    "%20",
+    "",
+)
+BODIES = (
+    "",
+    "[" * 100_000,
+    "9" * 5_000,
+    '{"reason": "\\u0000\\ud800"}',
+    '{"reason": "\\u0000"}',
+    '{"who": "\\u0000"}',
+    '{"who": "\\ud800"}',
+    '{"seen": "\\u0000"}',
+    '{"seed": 1e400}',
+    '{"seed": %s}' % ("9" * 40),
+    '{"content": 3}',
+)
+
+
+@pytest.fixture
+def control(on_either: Engine, tmp_path: Path) -> Control:
+    settings = load_settings(tmp_path, {"serving.port": 0})
+    return Control(settings, on_either, WrittenDown(), lambda: T0, T0, state="ready")  # type: ignore[arg-type]
+
+
+def described(control: Control) -> dict[str, dict[str, Any]]:
+    """The paths of the API, each with its methods."""
+    found: dict[str, dict[str, Any]] = control_api(control, local, Parts({}), bytes).openapi()["paths"]
+    return found
+
+
+def urls(paths: dict[str, dict[str, Any]], method: str) -> Iterator[str]:
+    """Those of a method, with something hostile for each parameter in turn."""
+    for path, methods in paths.items():
+        taken = [one for one in methods.get(method, {}).get("parameters", []) if one["in"] in ("path", "query")]
+        given = {one["name"]: KNOWN.get(one["name"], "x") for one in taken if one["required"]}
+        for hostile in (one["name"] for one in taken):
+            for text in TEXTS:
+                values = given | {hostile: text}
+                query = [one["name"] for one in taken if one["in"] == "query" and one["name"] in values]
+                yield f"{path.format(**values)}?{'&'.join(f'{name}={values[name]}' for name in query)}"
+
+
+async def wrong(http: httpx.AsyncClient, method: str, url: str, body: str = "") -> str:
+    """What is wrong with the answer; of one that is no refusal only the beginning is looked at."""
+    sent = {"content": body, "headers": {"Content-Type": "application/json"}} if method == "POST" else {}
+    async with http.stream(method, url, **sent) as response:
+        if response.status_code < 400:
+            return ""
+        told = (await response.aread()).decode()
+    if response.status_code < 500:
+        problem = json.loads(told)
+        if problem.keys() == {"type", "message", "hint"} and problem["type"] and problem["message"]:
+            return ""
+    return f"{method} {url[:120]} {body[:80]}: {response.status_code} {told[:300]}"
+
+
+def faults(control: Control, path: Path, calls: Iterable[tuple[str, ...]]) -> list[str]:
+    async def ask() -> list[str]:
+        async with served(control, path) as client:
+            return [fault for call in calls if (fault := await wrong(client._daemon._http, *call))]
+
+    return asyncio.run(ask())
+
+
+def test_whatever_is_looked_for_is_shown_or_refused_in_words(control: Control, path: Path) -> None:
+    calls = [("GET", url) for url in urls(described(control), "get")]
+    assert len(calls) > 500
+    assert faults(control, path, calls) == []
+
+
+def test_whatever_is_sent_is_done_or_refused_in_words(control: Control, path: Path) -> None:
+    paths = {name: methods for name, methods in described(control).items() if "post" in methods}
+    calls = [("POST", url, '{"seed": 1}') for url in urls(paths, "post")]
+    unknown = dict.fromkeys(("cycle_id", "environment", "episode", "parked_id"), "x")
+    calls += [("POST", name.format(**KNOWN, **unknown), body) for name in paths for body in BODIES]
+    assert len(calls) > 200
+    assert faults(control, path, calls) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "status", "said"),
+    [
+        (("GET", "/nothing/here"), 404, "GET /nothing/here: Not Found"),
+        (("GET", "/"), 404, "GET /: Not Found"),
+        (("DELETE", "/status"), 405, "DELETE /status: Method Not Allowed"),
+        (("POST", "/status"), 405, "POST /status: Method Not Allowed"),
+        (("GET", "/status%00"), 404, "GET /status\0: Not Found"),
+        (("GET", "/capability?name=%00"), 422, "NUL"),
+        (("GET", "/capability"), 422, "query.name: Field required"),
+        (("GET", "/serving/decisions?before=x"), 404, "no page of decisions behind 'x'"),
+        (("GET", "/trajectories?after=x"), 404, "no trajectory 'x'"),
+    ],
+)
+def test_what_there_is_not_says_what_to_ask_for(
+    seeded_store: Engine, path: Path, call: tuple[str, str], status: int, said: str
+) -> None:
+    settings = load_settings(path.parent, {"serving.port": 0})
+    control = Control(settings, seeded_store, WrittenDown(), lambda: T0, T0, state="ready")  # type: ignore[arg-type]
+
+    async def ask() -> httpx.Response:
+        async with served(control, path) as client:
+            return await client._daemon._http.request(*call)
+
+    answer = asyncio.run(ask())
+    told = answer.json()
+    assert (answer.status_code, told.keys()) == (status, {"type", "message", "hint"})
+    assert said in told["message"]
+    assert told["hint"]
+    assert status != 405 or answer.headers["Allow"] == "GET"
+
+
+def test_a_cursor_of_the_other_database_is_none(control: Control, path: Path) -> None:
+    with session(control.store) as opened:
+        save_routes(opened, [ConversationRoute(f"c\n{number}", "base", {}, 0.1, "", T0) for number in range(3)])
+
+    async def ask() -> None:
+        async with served(control, path) as client:
+            page = await client.serving.decisions(limit=2)
+            assert page.next is not None
+            assert len((await client.serving.decisions(before=page.next)).decisions) == 2
+            of_the_other = f"{T0.isoformat()} c-1" if page.next.isdigit() else "1"
+            assert (await refused(client.serving.decisions(before=of_the_other))).status == 404
+
+    asyncio.run(ask())
