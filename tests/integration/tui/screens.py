@@ -31,7 +31,7 @@ async def same_picture(app: App[object], name: str) -> None:
     kept = PICTURES / f"{name}-{width}x{height}.txt"
     if os.environ.get("PICTURES") == "new":
         kept.parent.mkdir(exist_ok=True)
-        kept.write_text(await _at_rest(app), "utf-8")
+        kept.write_text(await at_rest(app), "utf-8")
     wanted, found = kept.read_text("utf-8"), text_of(app)
     for _ in range(round(PATIENCE_S / LOOK_S)):
         if found == wanted:
@@ -42,7 +42,7 @@ async def same_picture(app: App[object], name: str) -> None:
     assert found == wanted, f"{kept.name} looks otherwise:\n{differs}"
 
 
-async def _at_rest(app: App[object]) -> str:
+async def at_rest(app: App[object]) -> str:
     """The screen once it has not changed for a while."""
     found, since = text_of(app), time.monotonic()
     while time.monotonic() - since < REST_S:

@@ -15,7 +15,7 @@ from store.repositories.events import save_event
 from store.service_records import Event
 from tests.integration.service.served import OPERATOR, READER, on_tcp, served
 from tests.integration.tui.conftest import AT, Opened
-from tests.integration.tui.screens import text_of, until
+from tests.integration.tui.screens import at_rest, text_of, until
 from traced.client import Client
 from traced.client.models import Role
 from traced.client.transport import Transport
@@ -227,11 +227,11 @@ def test_themes_change_and_without_colour_there_is_none(opened: Opened, monkeypa
     async def switch() -> None:
         async with opened() as on:
             await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
-            shown = text_of(on.app)
+            shown = await at_rest(on.app)
             for wanted in (LIGHT, DARK):
                 await on.pilot.press("t")
                 assert on.app.theme == wanted
-            assert text_of(on.app) == shown
+            assert await at_rest(on.app) == shown
         monkeypatch.setenv("NO_COLOR", "1")
         async with opened() as on:
             await until(on.pilot, lambda: "✓ parts" in text_of(on.app))
