@@ -2,7 +2,7 @@
 
 Invariants: every act is one transaction with its audit entry and its event, and repeating it changes nothing; a
 read-only caller looks and nothing more. An act that lets the cycle go on (a decision, a start, resume) wakes the loop;
-the loop, and not the act, does the work. Any thread may call one, but for ``pause`` and ``cancel``, which are awaited.
+the loop, and not the act, does the work. Any thread may call one, but for those that are awaited.
 How it fails: ``ServiceError``, PromotionError and the store's errors, which the API turns into answers.
 """
 
@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Literal
 
@@ -61,6 +62,7 @@ from traced.service.playing import Asked, Playing
 from traced.service.present import Present
 from traced.service.reload import change
 from traced.service.watch import Sample, Watch
+from traced.stages.stopped import Stopped, stop, stopped
 
 DEVICES_S, HEALTH_S = 2.0, 10.0  # between two looks, while somebody watches
 
@@ -227,25 +229,45 @@ class Control:
         return here and run.state is RunState.RUNNING
 
     async def stop_training(self, caller: Caller, run_id: str, asked: Reason) -> Done:
-        """End a training at its next safe point, and go on without its capability. Raises ``Busy`` if none is at work.
+        """End a training for good at its next safe point; its cycle goes on without its capability.
 
-        A service that ends before the training does has it go on at the next start.
+        Decided before it is done: whatever ends the cycle or the service meanwhile, the training is not taken up again.
+        Raises NotFound, and ``Busy`` if it is not at work.
         """
         act = self._act(caller, asked)
-        run = await asyncio.to_thread(self._stop_training, act, run_id)
-        why = f"{act.who} has stopped its training" + (f": {act.reason}" if act.reason else "")
-        if not await self.loop.stop_training(run.cycle_id, run.capability, why):
-            raise Busy(f"training {run_id} was over before it could be stopped", hint="traced status")
-        said = f"the training of {run.capability} is stopped; {run.cycle_id} goes on without it"
-        return Done(said=said, subject=run_id)
+        run = await asyncio.to_thread(self._training_run, run_id)
+        decide = partial(self._stop_training, act, run_id)
+        decided = await self.loop.stop_training(run.cycle_id, run.capability, decide)
+        first = decided == Stopped(act.who, act.at, act.reason)
+        stands = "is stopped" if first else f"was stopped before: {decided.why}"
+        became = await asyncio.to_thread(self._became_of, run_id)
+        return Done(said=f"the training of {run.capability} {stands}; {became}", subject=run_id)
 
-    def _stop_training(self, act: Act, run_id: str) -> TrainingRun:
+    def _training_run(self, run_id: str) -> TrainingRun:
+        with reading(self.store) as opened:
+            return get_training_run(opened, run_id)
+
+    def _stop_training(self, act: Act, run_id: str) -> Stopped:
         with session(self.store) as opened:
             run = get_training_run(opened, run_id)
+            before = stopped(opened, run.cycle_id, run.capability)
+            if before is not None:
+                return before
             if not self.training_at_work(run):
                 raise Busy(f"training {run_id} is not at work ({run.state.value})", hint="traced status")
             acts.note(opened, act, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
-            return run
+            return stop(opened, run, **act.signed)
+
+    def _became_of(self, run_id: str) -> str:
+        """What a training that was stopped has come to, and its cycle."""
+        with reading(self.store) as opened:
+            run = get_training_run(opened, run_id)
+            cycle = get_cycle(opened, run.cycle_id)
+            held = self.state == "draining" or target_standing(opened, cycle.target).paused_at is not None
+        unused = "it had come to its end by then, which nothing is made of; " if run.state is RunState.FINISHED else ""
+        if cycle.state in ENDED:
+            return f"{unused}{cycle.id} is {cycle.state.value}"
+        return f"{unused}{cycle.id} goes on without it" + (" once it is carried on" if held else "")
 
     def decide(self, caller: Caller, asked: Reason, decision: Callable[[Session, Act], Done]) -> Done:
         """Make one of ``traced.acts``' decisions; the cycle that waited for it goes on."""
