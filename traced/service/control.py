@@ -9,7 +9,7 @@ How it fails: ``ServiceError``, PromotionError and the store's errors, which the
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -55,7 +55,7 @@ from traced.devices.standing import look
 from traced.host.owner import sandbox_owner
 from traced.service import views
 from traced.service.doors import Caller
-from traced.service.errors import Busy, NoSuchThing, NotAllowed
+from traced.service.errors import Busy, CallerGone, NoSuchThing, NotAllowed
 from traced.service.health import health
 from traced.service.loop import CycleLoop
 from traced.service.playing import Asked, Playing
@@ -277,8 +277,11 @@ class Control:
         self.loop.wake()
         return done
 
-    async def play(self, caller: Caller, environment: str, asked: Begin) -> Played:
-        """Begin an episode by hand. Raises NotFound, and as ``Playing.begin`` does."""
+    async def play(self, caller: Caller, environment: str, asked: Begin, gone: Callable[[], Awaitable[bool]]) -> Played:
+        """Begin an episode by hand; one whose caller is ``gone`` by then ends, for nobody else has its id.
+
+        Raises NotFound, ``CallerGone``, and as ``Playing.begin`` does.
+        """
         act = self._act(caller, asked)
         source = await asyncio.to_thread(self._source, environment)
         limits = SandboxLimits(**self.settings.sandbox.model_dump())
@@ -286,6 +289,8 @@ class Control:
         played = await self.playing.begin(Asked(caller.who, act.at, environment, source, asked.seed), limits, owner)
         try:
             await asyncio.to_thread(self._note_play, act, played)
+            if await gone():
+                raise CallerGone(f"whoever began episode {played.id} has gone, so it is ended")
         except BaseException:
             await self.playing.end(caller.who, played.id)
             raise

@@ -5,6 +5,7 @@ ServiceError (a TracedError)
 ├── NotKnown       the caller is not who may ask at all (401)
 ├── Busy           what is asked for is at odds with what runs now (409)
 ├── NoSuchThing    nothing has that name (404)
+├── CallerGone     whoever asked has hung up, and the answer is of use to nobody else (499)
 ├── BadMessage     what somebody who plays an episode sent is no message (422)
 ├── EnvironmentBroke  the environment that is played raised, or broke the contract (502)
 ├── SandboxOut     no container to play in, or it was ended from outside (503)
@@ -42,6 +43,12 @@ class NoSuchThing(ServiceError):
     """Nothing has that name."""
 
     status = 404
+
+
+class CallerGone(ServiceError):
+    """Whoever asked has hung up, and the answer is of use to nobody else."""
+
+    status = 499
 
 
 class BadMessage(ServiceError):
