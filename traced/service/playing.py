@@ -31,6 +31,7 @@ from traced.service.errors import BadMessage, Busy, EnvironmentBroke, NoSuchThin
 AT_ONCE = 4
 IDLE_S = 600.0
 AWAY_S = 60.0  # that who plays may think about a move while others of the same caller want a place
+CLOSING_S = 15.0  # that the engine has for its answers when the service stops; what is left is the next start's
 ENVELOPE = 256  # bytes around a message on its way into the container
 
 log = logging.getLogger(__name__)
@@ -157,11 +158,14 @@ class Playing:
         await self._close(name)
         return _shown(score) if score else None
 
-    async def close(self) -> None:
-        """End all, and begin no more."""
+    async def close(self, within_s: float = CLOSING_S) -> None:
+        """End all, and begin no more; where the engine has not answered by then, it is not waited for any longer."""
         self._closed = True
-        await asyncio.gather(*(self._close(name) for name in list(self._open)))
-        await asyncio.gather(*self._ending)
+        ends = {asyncio.create_task(self._close(name, within_s)) for name in list(self._open)} | self._ending
+        if ends:
+            _, late = await asyncio.wait(ends, timeout=within_s)
+            if late:
+                log.warning("the engine is silent: %d containers of played episodes wait for the next start", len(late))
 
     def _of(self, who: str, name: str) -> _Open:
         one = self._open.get(name)
@@ -184,19 +188,19 @@ class Playing:
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    async def _close(self, name: str) -> None:
+    async def _close(self, name: str, within_s: float | None = None) -> None:
         one = self._open.pop(name, None)
         if one is None:
             return
         if one.alarm is not None:
             one.alarm.cancel()
-        await _let_go(one.source)
+        await _let_go(one.source, within_s)
 
 
-async def _let_go(source: SandboxSource) -> None:
+async def _let_go(source: SandboxSource, within_s: float | None = None) -> None:
     """Remove its container; where the engine is gone, the service's next sweep removes it."""
     try:
-        await asyncio.shield(source.__aexit__())
+        await asyncio.shield(source.close(within_s))
     except SandboxError as error:
         log.warning("the container of a played episode may be left: %s", error)
 

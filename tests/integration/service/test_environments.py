@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.docker_engine import connect
+from sandbox.docker_engine import ENGINE_TIMEOUT_SECONDS, connect, remove
 from sandbox.hashing import environment_hash
 from sandbox.policy import LABEL_ENVIRONMENT, LABEL_OWNER
 from store.database import session
@@ -19,6 +19,7 @@ from store.records import EnvironmentRecord
 from store.repositories.environments import save_admission, save_environment
 from store.types import AdmissionReport, Check
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
+from tests.integration.service.silent_engine import engine_at
 from tests.unit.store.chain import HASH, SOURCE, T0
 from traced.client import Client
 from traced.client.environments import CallSaid, Said
@@ -236,6 +237,32 @@ def test_a_few_at_once_and_none_is_left_when_the_service_stops(
         assert "stopping" in (await refused(client.environments.play(name, 1))).message
 
     play(control, path, act)
+
+
+@pytest.mark.docker
+def test_an_engine_that_falls_silent_does_not_hold_up_the_end(
+    control: Control,
+    path: Path,
+    containers_of: Callable[[str], list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = put(control, LAMP_SHOP)
+
+    async def act(client: Client) -> None:
+        await client.environments.play(name, 1)
+        engine.answers.clear()
+        await control.playing.close(within_s=0.2)
+
+    with engine_at(path.with_name("engine.sock")) as engine:
+        with monkeypatch.context() as patched:
+            patched.setenv("DOCKER_HOST", engine.host)
+            begun = time.monotonic()
+            play(control, path, act)  # its threads have ended too
+        assert time.monotonic() - begun < ENGINE_TIMEOUT_SECONDS / 2
+        assert "wait for the next start" in caplog.text
+        [left] = containers_of(name)
+    remove(left)
 
 
 @pytest.mark.docker
