@@ -59,8 +59,12 @@ class SandboxSource:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def close(self, within_s: float | None = None) -> None:
+        """End and remove the container; ``within_s`` as in ``Sandbox.close``."""
         if self._sandbox is not None:
-            await self._sandbox.close()
+            await self._sandbox.close(within_s)
 
     async def _fresh(self) -> Sandbox:
         return await Sandbox.start(self.source_code, limits=self.limits, hash_seed=self._hash_seed, owner=self._owner)

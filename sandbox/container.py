@@ -99,8 +99,10 @@ class Sandbox:
         assert self._channel is not None
         return await self._channel.call(op, budget or self._limits.call_seconds, **fields)
 
-    async def close(self) -> None:
-        """End and remove the container; may be called twice."""
+    async def close(self, within_s: float | None = None) -> None:
+        """End and remove the container; may be called twice. ``within_s``: what the engine has for each answer."""
+        if within_s is not None:
+            self._started.client.api.timeout = within_s
         if self._channel is not None:
             await self._channel.close()
         await self._remove()

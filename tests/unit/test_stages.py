@@ -12,8 +12,10 @@ from rich.console import Console
 
 from store.database import open_store, session, sqlite_url
 from store.repositories.analysis import save_capabilities, save_labels
+from store.repositories.cycles import list_stage_events
+from store.repositories.training import get_training_run
 from store.types import GateAnswer, GateResult, Label, Verdict
-from tests.unit.store.chain import CAPABILITY, save_chain
+from tests.unit.store.chain import CAPABILITY, HASH, T0, save_chain
 from traced.config import load_settings
 from traced.gates.errors import GateError
 from traced.host.owner import sandbox_owner
@@ -23,7 +25,8 @@ from traced.progress import Progress
 from traced.stages import gate, synthesize
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError, StageError
-from traced.stages.train import job_for
+from traced.stages.stopped import stop
+from traced.stages.train import job_for, train
 from traced.targets.registry import target
 
 OVERRIDES = {"engine.threads": 6, "training.at_once": 2, "sandbox.memory_mb": 300}
@@ -101,3 +104,15 @@ def test_a_gate_that_cannot_compare_stops_the_cycle_and_not_its_capability(
     with pytest.raises(StageError, match="8 of 10 pairs") as raised:
         asyncio.run(gate.gate(context, "date-reasoning@v1"))
     assert not isinstance(raised.value, CapabilityError)
+
+
+def test_a_training_that_a_person_has_stopped_is_not_taken_up_again(context: Context) -> None:
+    with session(context.store) as opened:
+        run = get_training_run(opened, "r1")
+        first = stop(opened, run, who="ada", at=T0, reason="it learns nothing")
+        assert stop(opened, run, who="bob", at=T0) == first
+        before = list_stage_events(opened, "c1")
+    with pytest.raises(CapabilityError, match="ada has stopped its training: it learns nothing"):
+        asyncio.run(train(context, "date-reasoning", HASH))
+    with session(context.store) as opened:
+        assert list_stage_events(opened, "c1") == before

@@ -1,7 +1,8 @@
 """Synthetic environments: what they are, how their admissions went, and episodes that a person plays by hand.
 
 An episode is an act: it is refused to a read-only caller and audited. It runs in a container of its own until it is
-ended, until nobody has said anything for some minutes, or until the daemon stops.
+ended, until nobody has said anything for some minutes, until the same caller begins another and there is no other place
+for it, or until the daemon stops.
 """
 
 from datetime import datetime

@@ -150,6 +150,12 @@ async def until_forced(work: Coroutine[Any, Any, None], lifecycle: Lifecycle) ->
     return not cut_short
 
 
+def cancel_once(work: "asyncio.Task[Any]") -> None:
+    """Ask it to stop at its next safe point; a second asking would not wait for that."""
+    if not work.cancelling():
+        work.cancel()
+
+
 @asynccontextmanager
 async def beside(lifecycle: Lifecycle, **work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     """Run each ``work``, by its name, during the body, and cancel it at the end.

@@ -175,9 +175,9 @@ def _plays(control: Control, door: Door) -> APIRouter:
     Who = Annotated[Caller, Depends(door)]
 
     @router.post("/environments/{environment}/play")
-    async def play(environment: str, asked: Begin, caller: Who) -> Played:
+    async def play(environment: str, asked: Begin, caller: Who, request: Request) -> Played:
         """Begin an episode by hand, in a container of its own."""
-        return await control.play(caller, environment, asked)
+        return await control.play(caller, environment, asked, request.is_disconnected)
 
     @router.post("/episodes/{episode}/say")
     async def say(episode: str, said: Said, caller: Who) -> Answer:

@@ -2,14 +2,14 @@
 
 Invariants: every act is one transaction with its audit entry and its event, and repeating it changes nothing; a
 read-only caller looks and nothing more. An act that lets the cycle go on (a decision, a start, resume) wakes the loop;
-the loop, and not the act, does the work. Any thread may call one, but for ``pause`` and ``cancel``, which are awaited.
+the loop, and not the act, does the work. Any thread may call one, but for those that are awaited.
 How it fails: ``ServiceError``, PromotionError and the store's errors, which the API turns into answers.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -56,7 +56,7 @@ from traced.devices.standing import look
 from traced.host.owner import sandbox_owner
 from traced.service import views
 from traced.service.doors import Caller
-from traced.service.errors import Busy, NoSuchThing, NotAllowed
+from traced.service.errors import Busy, CallerGone, NoSuchThing, NotAllowed
 from traced.service.health import health
 from traced.service.loop import CycleLoop
 from traced.service.playing import Asked, Playing
@@ -64,6 +64,7 @@ from traced.service.present import Present
 from traced.service.reload import change
 from traced.service.turns import READINGS, STREAMS, Turns
 from traced.service.watch import Sample, Watch
+from traced.stages.stopped import Stopped, stop, stopped
 
 DEVICES_S, HEALTH_S = 2.0, 10.0  # between two looks, while somebody watches
 
@@ -238,25 +239,45 @@ class Control:
         return here and run.state is RunState.RUNNING
 
     async def stop_training(self, caller: Caller, run_id: str, asked: Reason) -> Done:
-        """End a training at its next safe point, and go on without its capability. Raises ``Busy`` if none is at work.
+        """End a training for good at its next safe point; its cycle goes on without its capability.
 
-        A service that ends before the training does has it go on at the next start.
+        Decided before it is done: whatever ends the cycle or the service meanwhile, the training is not taken up again.
+        Raises NotFound, and ``Busy`` if it is not at work.
         """
         act = self._act(caller, asked)
-        run = await asyncio.to_thread(self._stop_training, act, run_id)
-        why = f"{act.who} has stopped its training" + (f": {act.reason}" if act.reason else "")
-        if not await self.loop.stop_training(run.cycle_id, run.capability, why):
-            raise Busy(f"training {run_id} was over before it could be stopped", hint="traced status")
-        said = f"the training of {run.capability} is stopped; {run.cycle_id} goes on without it"
-        return Done(said=said, subject=run_id)
+        run = await asyncio.to_thread(self._training_run, run_id)
+        decide = partial(self._stop_training, act, run_id)
+        decided = await self.loop.stop_training(run.cycle_id, run.capability, decide)
+        first = decided == Stopped(act.who, act.at, act.reason)
+        stands = "is stopped" if first else f"was stopped before: {decided.why}"
+        became = await asyncio.to_thread(self._became_of, run_id)
+        return Done(said=f"the training of {run.capability} {stands}; {became}", subject=run_id)
 
-    def _stop_training(self, act: Act, run_id: str) -> TrainingRun:
+    def _training_run(self, run_id: str) -> TrainingRun:
+        with reading(self.store) as opened:
+            return get_training_run(opened, run_id)
+
+    def _stop_training(self, act: Act, run_id: str) -> Stopped:
         with session(self.store) as opened:
             run = get_training_run(opened, run_id)
+            before = stopped(opened, run.cycle_id, run.capability)
+            if before is not None:
+                return before
             if not self.training_at_work(run):
                 raise Busy(f"training {run_id} is not at work ({run.state.value})", hint="traced status")
             acts.note(opened, act, "stop training", run_id, cycle_id=run.cycle_id, capability=run.capability)
-            return run
+            return stop(opened, run, **act.signed)
+
+    def _became_of(self, run_id: str) -> str:
+        """What a training that was stopped has come to, and its cycle."""
+        with reading(self.store) as opened:
+            run = get_training_run(opened, run_id)
+            cycle = get_cycle(opened, run.cycle_id)
+            held = self.state == "draining" or target_standing(opened, cycle.target).paused_at is not None
+        unused = "it had come to its end by then, which nothing is made of; " if run.state is RunState.FINISHED else ""
+        if cycle.state in ENDED:
+            return f"{unused}{cycle.id} is {cycle.state.value}"
+        return f"{unused}{cycle.id} goes on without it" + (" once it is carried on" if held else "")
 
     def decide(self, caller: Caller, asked: Reason, decision: Callable[[Session, Act], Done]) -> Done:
         """Make one of ``traced.acts``' decisions; the cycle that waited for it goes on."""
@@ -266,8 +287,11 @@ class Control:
         self.loop.wake()
         return done
 
-    async def play(self, caller: Caller, environment: str, asked: Begin) -> Played:
-        """Begin an episode by hand. Raises NotFound, and as ``Playing.begin`` does."""
+    async def play(self, caller: Caller, environment: str, asked: Begin, gone: Callable[[], Awaitable[bool]]) -> Played:
+        """Begin an episode by hand; one whose caller is ``gone`` by then ends, for nobody else has its id.
+
+        Raises NotFound, ``CallerGone``, and as ``Playing.begin`` does.
+        """
         act = self._act(caller, asked)
         source = await asyncio.to_thread(self._source, environment)
         limits = SandboxLimits(**self.settings.sandbox.model_dump())
@@ -275,6 +299,8 @@ class Control:
         played = await self.playing.begin(Asked(caller.who, act.at, environment, source, asked.seed), limits, owner)
         try:
             await asyncio.to_thread(self._note_play, act, played)
+            if await gone():
+                raise CallerGone(f"whoever began episode {played.id} has gone, so it is ended")
         except BaseException:
             await self.playing.end(caller.who, played.id)
             raise

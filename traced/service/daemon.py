@@ -133,8 +133,11 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
             control.state = "draining"
             manager.stopping(lifecycle.cause)
             log.info("stopping", extra={"cause": lifecycle.cause})
-            await control.playing.close()
-            await work
+            played = asyncio.create_task(control.playing.close(), name="end of the played episodes")
+            try:
+                await work
+            finally:
+                await played
 
 
 def _ended(lifecycle: Lifecycle, work: "asyncio.Future[bool]") -> None:

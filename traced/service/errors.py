@@ -5,6 +5,7 @@ ServiceError (a TracedError)
 ├── NotKnown       the caller is not who may ask at all (401)
 ├── Busy           what is asked for is at odds with what runs now (409)
 ├── NoSuchThing    nothing has that name (404)
+├── CallerGone     whoever asked has hung up, and the answer is of use to nobody else (499)
 ├── BadRequest     what was sent is nothing that can be asked for (422)
 ├── BadMessage     what somebody who plays an episode sent is no message (422)
 ├── EnvironmentBroke  the environment that is played raised, or broke the contract (502)
@@ -50,6 +51,12 @@ class BadRequest(ServiceError):
     """What was sent is nothing that can be asked for."""
 
     status = 422
+
+
+class CallerGone(ServiceError):
+    """Whoever asked has hung up, and the answer is of use to nobody else."""
+
+    status = 499
 
 
 class BadMessage(ServiceError):

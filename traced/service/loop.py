@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy
 from rich.console import Console
@@ -47,6 +47,7 @@ from traced.executor.job import Ended, Executor, Report, ReportKind
 from traced.executor.ledger import Ledger
 from traced.gates.further import outstanding
 from traced.gates.promotion import undecided
+from traced.host.lifecycle import cancel_once
 from traced.host.logs import working_on
 from traced.meter import Meter
 from traced.models import resolve_model
@@ -62,6 +63,7 @@ from traced.telemetry import span
 if TYPE_CHECKING:  # its imports are large, and wait for the first cycle
     from traced.service.stages import Stations
 
+T = TypeVar("T")
 BEGINNING = "the beginning of a cycle"
 LOOK_S = 5.0  # between two looks at the store when nobody wakes the loop
 
@@ -109,14 +111,14 @@ class CycleLoop:
     async def stop_cycle(self, cycle_id: str) -> None:
         """Bring the cycle's stages to an end at their next safe point; returns when they have ended."""
         if self.running == cycle_id and self._work is not None:
-            _cancel_once(self._work)
+            cancel_once(self._work)
             await asyncio.wait({self._work})
 
-    async def stop_training(self, cycle_id: str, capability: str, why: str) -> bool:
-        """End a training at its next safe point and drop its capability for ``why``; False if it was over by then."""
+    async def stop_training(self, cycle_id: str, capability: str, decide: Callable[[], T]) -> T:
+        """What ``decide`` answers; a training at work has ended then, at its next safe point."""
         if self.running != cycle_id or self._stations is None:
-            return False
-        return await self._stations.stop_training(capability, why)
+            return await asyncio.to_thread(decide)
+        return await self._stations.stop_training(capability, decide)
 
     async def run(self, draining: asyncio.Event) -> None:
         """Work until ``draining`` is set; the cycle at work is then left interrupted at its next safe point."""
@@ -157,7 +159,7 @@ class CycleLoop:
             while not self._work.done() and not over.done():
                 await asyncio.wait({self._work, over}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 self.beat()
-            _cancel_once(self._work)
+            cancel_once(self._work)
             await asyncio.wait({self._work})
             await self._tidied()
             if not self._work.cancelled():
@@ -340,12 +342,6 @@ class CycleLoop:
             return
         set_cycle_state(opened, cycle.id, state, at=self.now())
         save_event(opened, Event(self.now(), f"cycle {state.value}", cycle.id, cycle.id, detail))
-
-
-def _cancel_once(work: "asyncio.Task[None]") -> None:
-    """Ask it to stop at its next safe point; a second asking would not wait for that."""
-    if not work.cancelling():
-        work.cancel()
 
 
 def overrides_of(cycle: Cycle) -> dict[str, Any]:

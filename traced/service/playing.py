@@ -4,6 +4,9 @@ Invariants: environment code runs in containers alone; at most ``AT_ONCE`` episo
 only one who goes on with it. No container is left behind by an episode that is ended, that nobody has spoken to for
 ``idle_s``, whose environment broke, or that is open when the service stops. Messages pass one after the other. What is
 told is what an agent would see, and the environment's own score at the end.
+Whose terminal was lost has no id to end an episode by, so where all places are taken one of the caller's own gives way
+to the next: one that is done, or else the one that waits longest, for ``away_s`` at least. Nobody's gives way to
+another caller, and none that is played now: several people may come with one token.
 How it fails, by whose fault: ``BadMessage`` (who plays), ``EnvironmentBroke``, ``SandboxOut`` (Docker, or the machine).
 Used in one event loop. Not covered: who may play, and the audit (``Control``).
 """
@@ -27,6 +30,8 @@ from traced.service.errors import BadMessage, Busy, EnvironmentBroke, NoSuchThin
 
 AT_ONCE = 4
 IDLE_S = 600.0
+AWAY_S = 60.0  # that who plays may think about a move while others of the same caller want a place
+CLOSING_S = 15.0  # that the engine has for its answers when the service stops; what is left is the next start's
 ENVELOPE = 256  # bytes around a message on its way into the container
 
 log = logging.getLogger(__name__)
@@ -48,6 +53,7 @@ class _Open:
     asked: Asked
     source: SandboxSource
     episode: SandboxEpisode
+    spoken_at: float = 0.0  # seconds of the event loop
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     calls: int = 0
     done: bool = False
@@ -59,6 +65,7 @@ class Playing:
     """The open episodes by their ids."""
 
     idle_s: float = IDLE_S
+    away_s: float = AWAY_S
     _open: dict[str, _Open] = field(default_factory=dict)
     _starting: int = 0
     _closed: bool = False
@@ -69,10 +76,12 @@ class Playing:
 
     async def begin(self, asked: Asked, limits: SandboxLimits, owner: str) -> Played:
         """Start a container and the task instance. Raises ``Busy``, ``EnvironmentBroke`` or ``SandboxOut``."""
-        self._make_sure_of_room()
+        gives_way = self._room(asked.who)
         self._starting += 1
         source = SandboxSource(asked.source_code, limits=limits, owner=owner)
         try:
+            if gives_way:
+                await self._close(gives_way)
             with _blame():
                 await source.__aenter__()
                 episode = source.episode()
@@ -96,15 +105,26 @@ class Playing:
             tools=task.tools,
         )
 
-    def _make_sure_of_room(self) -> None:
+    def _room(self, who: str) -> str:
+        """The caller's own episode that gives way to another, "" where there is room. Raises ``Busy``."""
         if self._closed:
             raise Busy("the service is stopping")
-        if len(self) >= AT_ONCE:
-            whose = ", ".join(f"{one.asked.who} since {one.asked.at:%H:%M}" for one in self._open.values())
-            raise Busy(
-                f"{AT_ONCE} episodes are played already ({whose})",
-                hint=f"end one, or wait: one that is idle for {self.idle_s / 60:g} minutes ends by itself",
-            )
+        if len(self) < AT_ONCE:
+            return ""
+        now = asyncio.get_running_loop().time()
+        own = {name: one for name, one in self._open.items() if one.asked.who == who and not one.turn.locked()}
+        away = [name for name, one in own.items() if one.done or now - one.spoken_at >= self.away_s]
+        if away:
+            return min(away, key=lambda name: (not own[name].done, own[name].spoken_at))
+        whose = ", ".join(
+            f"{one.asked.who} since {one.asked.at:%H:%M} UTC, {now - one.spoken_at:.0f} s without a word"
+            for one in self._open.values()
+        )
+        raise Busy(
+            f"{AT_ONCE} episodes are played already ({whose})",
+            hint=f"end one, or wait: one of yours gives its place to your next after {self.away_s:g} s without a word, "
+            f"anybody's ends by itself after {self.idle_s / 60:g} minutes",
+        )
 
     async def say(self, who: str, name: str, said: Said) -> Answer:
         """Pass an assistant message on. Raises as ``begin`` does, and ``BadMessage`` or ``NoSuchThing``."""
@@ -138,11 +158,14 @@ class Playing:
         await self._close(name)
         return _shown(score) if score else None
 
-    async def close(self) -> None:
-        """End all, and begin no more."""
+    async def close(self, within_s: float = CLOSING_S) -> None:
+        """End all, and begin no more; where the engine has not answered by then, it is not waited for any longer."""
         self._closed = True
-        await asyncio.gather(*(self._close(name) for name in list(self._open)))
-        await asyncio.gather(*self._ending)
+        ends = {asyncio.create_task(self._close(name, within_s)) for name in list(self._open)} | self._ending
+        if ends:
+            _, late = await asyncio.wait(ends, timeout=within_s)
+            if late:
+                log.warning("the engine is silent: %d containers of played episodes wait for the next start", len(late))
 
     def _of(self, who: str, name: str) -> _Open:
         one = self._open.get(name)
@@ -157,26 +180,27 @@ class Playing:
             raise _gone(name)
         if one.alarm is not None:
             one.alarm.cancel()
-        one.alarm = asyncio.get_running_loop().call_later(self.idle_s, self._end_idle, name)
+        loop = asyncio.get_running_loop()
+        one.spoken_at, one.alarm = loop.time(), loop.call_later(self.idle_s, self._end_idle, name)
 
     def _end_idle(self, name: str) -> None:
         ending = asyncio.create_task(self._close(name), name=f"end of episode {name}")
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    async def _close(self, name: str) -> None:
+    async def _close(self, name: str, within_s: float | None = None) -> None:
         one = self._open.pop(name, None)
         if one is None:
             return
         if one.alarm is not None:
             one.alarm.cancel()
-        await _let_go(one.source)
+        await _let_go(one.source, within_s)
 
 
-async def _let_go(source: SandboxSource) -> None:
+async def _let_go(source: SandboxSource, within_s: float | None = None) -> None:
     """Remove its container; where the engine is gone, the service's next sweep removes it."""
     try:
-        await asyncio.shield(source.__aexit__())
+        await asyncio.shield(source.close(within_s))
     except SandboxError as error:
         log.warning("the container of a played episode may be left: %s", error)
 
@@ -229,5 +253,6 @@ def _shown(score: Score) -> ScoreView:
 
 def _gone(name: str) -> NoSuchThing:
     return NoSuchThing(
-        f"no episode {name!r} of yours is open", hint="it was ended, or was idle for too long: play again"
+        f"no episode {name!r} of yours is open",
+        hint="it was ended, was idle for too long, or gave its place to another of yours: play again",
     )

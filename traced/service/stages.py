@@ -3,13 +3,16 @@
 Invariants: a job's input hash covers what the station works on (its arguments, the cycle's settings and base model), so
 that three failures on the same input are noticed over restarts; what people decided is asked of the store in the
 daemon itself. A parked input ends its capability; a parked stage of the whole cycle ends the cycle (``Parked``).
+A training is asked once to end at its safe point, however many want it to end: the person who stops it, and whoever
+stops the cycle. That a person has stopped it is looked up before it begins and after it has ended (``stages.stopped``).
 """
 
 import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from sandbox.docker_engine import reap_orphans
 from sandbox.errors import SandboxError
@@ -23,15 +26,18 @@ from traced.executor.configured import limits
 from traced.executor.errors import Parked
 from traced.executor.job import Executor, Job, Report
 from traced.executor.ledger import Ledger
+from traced.host.lifecycle import cancel_once
 from traced.host.logs import working_on
 from traced.service.training_lease import lending, on_device
 from traced.stages import promote
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
+from traced.stages.stopped import make_sure_it_is_wanted
 from traced.stages.train import training_folder
 from traced.telemetry import for_children, span
 from traced.training.job import PAUSE
 
+T = TypeVar("T")
 STATION = "traced.service.station"
 
 
@@ -49,8 +55,8 @@ class Stations:
     at_work: list[str] = field(default_factory=list)
     on_change: Callable[[], object] = lambda: None  # called when ``at_work`` has changed
     training: asyncio.Lock = field(default_factory=asyncio.Lock)  # trainings ask for a device one after the other
-    _trainings: "dict[str, asyncio.Future[Any]]" = field(default_factory=dict)  # by capability
-    _stopped: dict[str, str] = field(default_factory=dict)  # capabilities whose training a person ended, and why
+    _trainings: "dict[str, asyncio.Task[Any]]" = field(default_factory=dict)  # those at work, by capability
+    _deciding: asyncio.Lock = field(default_factory=asyncio.Lock)  # no training is over while one is decided about
 
     async def run(self, stage: str, *given: Any, capability: str = "", variables: dict[str, str] | None = None) -> Any:
         """The station's answer. Raises ``CapabilityError``, or ``Parked`` for a stage of the whole cycle."""
@@ -83,29 +89,38 @@ class Stations:
             return await self.run("train", capability, environment, capability=capability, variables=visible)
 
         pause = training_folder(self.context, capability, environment) / PAUSE
+        await self._make_sure_it_is_wanted(capability)
         async with self.training:
-            at_work = asyncio.ensure_future(on_device(lent, pause, work, lambda told: self.on_report(name, told)))
+            at_work = asyncio.create_task(on_device(lent, pause, work, lambda told: self.on_report(name, told)))
             self._trainings[capability] = at_work
             try:
-                return await at_work
-            except asyncio.CancelledError as stop:
-                whole = asyncio.current_task()
-                if capability not in self._stopped or (whole is not None and whole.cancelling()):
-                    raise
-                raise CapabilityError(self._stopped[capability]) from stop
+                await _ended(at_work)
             finally:
-                del self._trainings[capability]
+                async with self._deciding:
+                    del self._trainings[capability]
+        try:
+            await self._make_sure_it_is_wanted(capability)
+        except CapabilityError as stop:
+            raise stop from None if at_work.cancelled() else at_work.exception()
+        return at_work.result()
 
-    async def stop_training(self, capability: str, why: str) -> bool:
-        """End a training at its next safe point, as a failure of its capability; False if it was over by then."""
-        at_work = self._trainings.get(capability)
-        if at_work is None:
-            return False
-        if capability not in self._stopped:  # a second cancelling would not wait for the safe point
-            self._stopped[capability] = why
-            at_work.cancel()
-        await asyncio.wait({at_work})
-        return at_work.cancelled()
+    async def stop_training(self, capability: str, decide: Callable[[], T]) -> T:
+        """What ``decide`` answers, which notes the decision or raises; returns when a training at work has ended.
+
+        It ends at its next safe point, once, whoever else wants it to end meanwhile.
+        """
+        async with self._deciding:
+            decided = await asyncio.to_thread(decide)
+            at_work = self._trainings.get(capability)
+        if at_work is not None:
+            cancel_once(at_work)
+            await asyncio.wait({at_work})
+        return decided
+
+    async def _make_sure_it_is_wanted(self, capability: str) -> None:
+        """Raises ``CapabilityError`` where a person has stopped its training."""
+        look = partial(make_sure_it_is_wanted, cycle_id=self.cycle.id, capability=capability)
+        await self.ledger.surely(look, partial(self.on_report, f"train {capability}"))
 
     def _ids(self, stage: str, capability: str) -> dict[str, str]:
         """What a stage's span says."""
@@ -163,3 +178,18 @@ class Stations:
                 "gate", adapter, number, capability=adapter.partition("@")[0]
             ),
         )
+
+
+async def _ended(work: "asyncio.Task[Any]") -> None:
+    """Return when it has ended. Who is cancelled meanwhile asks it to end in order, and is cancelled once it has."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as stop:
+            cancelled = stop
+            cancel_once(work)
+    if cancelled is not None:
+        if not work.cancelled():
+            work.exception()  # seen, so that asyncio does not report it as forgotten
+        raise cancelled

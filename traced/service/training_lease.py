@@ -5,8 +5,8 @@ costs nothing that was done: the trainer saves a checkpoint after the iteration 
 attempt ends as stopped, which no input is blamed for. It gives way to whoever asks for the device back, to quiet hours,
 and to foreign load that lasts ``devices.busy_s``; training's own load, that of its containers too, is none.
 A trainer that has no checkpoint after ``devices.yield_s`` is stopped and begins again at its last one, as is one whose
-lease was lost, at once. Being cancelled (the service drains, the cycle is stopped) waits for that checkpoint as well;
-cancelled once more, it does not.
+lease was lost, at once. Being cancelled (the service drains, the cycle is stopped) waits for that checkpoint as well,
+while it gives way too; cancelled once more, it does not.
 
 How it fails: as the work does; a store that fails while waiting is asked again. Not covered: which model serves
 meanwhile.
@@ -95,11 +95,11 @@ async def _until_wanted(lent: Lending, hold: Hold, pause: Path, work: Callable[[
     try:
         try:
             await asyncio.wait({working, beside[0]}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                await _ask_to_pause(lent, hold, pause, working)
         except asyncio.CancelledError:  # the service drains: the same safe point; a second cancelling does not wait
             await _ask_to_pause(lent, hold, pause, working)
             raise
-        if not working.done():
-            await _ask_to_pause(lent, hold, pause, working)
         if working.cancelled():
             raise Yielded(hold.reason)
         return working.result()

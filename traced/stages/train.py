@@ -2,8 +2,8 @@
 
 Invariants: a run is named by cycle, capability and environment, its folder holds its checkpoints, and calling again
 carries on from them; an adapter version is in the store once its files are on disk. How it fails: an environment that
-breaks under training ends its capability (``CapabilityError``); Docker, the disk or the process failing stops the
-cycle, and the same command carries on from the last checkpoint.
+breaks under training, or a person who has stopped it, ends its capability (``CapabilityError``); Docker, the disk or
+the process failing stops the cycle, and the same command carries on from the last checkpoint.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from traced.host.owner import sandbox_owner
 from traced.rollout.seeds import derive_seed
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
+from traced.stages.stopped import make_sure_it_is_wanted
 from traced.training.errors import EnvironmentFailed, TrainingError
 from traced.training.job import TrainingJob, folder_of_run
 from traced.training.metrics import Metrics, read_metrics
@@ -33,6 +34,8 @@ async def train(context: Context, capability: str, environment: str) -> str:
     """The adapter version trained in the environment of this hash; starts, resumes or finds its run."""
     run_id = f"{context.cycle_id}/{capability}/{environment[:12]}"
     total = context.settings.training.iterations
+    with context.reading() as session:
+        make_sure_it_is_wanted(session, context.cycle_id, capability)
     with context.stage("train", f"Train an adapter for {capability}", capability, total) as shown:
         name = trained(context, run_id)
         if name is None:

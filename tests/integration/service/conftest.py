@@ -1,7 +1,7 @@
 """A control API over a store with one whole chain, and a loop that only writes down what it is asked."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tests.unit.store.chain import T0, save_chain
 from traced.config import load_settings
 from traced.gates.publication import publish
 from traced.service.control import Control
+from traced.stages.stopped import Stopped
 
 HOOK = "[[notify.commands]]\nname = 'tell'\nargv = ['true']\n"
 
@@ -36,11 +37,11 @@ class WrittenDown:
         self.asked.append(f"stop {cycle_id}")
         self.running = None
 
-    async def stop_training(self, cycle_id: str, capability: str, why: str) -> bool:
-        await asyncio.sleep(0)
-        self.asked.append(f"stop {cycle_id} {capability}: {why}")
+    async def stop_training(self, cycle_id: str, capability: str, decide: Callable[[], Stopped]) -> Stopped:
+        decided = await asyncio.to_thread(decide)
+        self.asked.append(f"stop {cycle_id} {capability}: {decided.why}")
         self.doing = []
-        return True
+        return decided
 
 
 @pytest.fixture

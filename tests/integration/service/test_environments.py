@@ -11,17 +11,19 @@ from typing import Any
 
 import pytest
 
-from sandbox.docker_engine import connect
+from sandbox.docker_engine import ENGINE_TIMEOUT_SECONDS, connect, remove
 from sandbox.hashing import environment_hash
-from sandbox.policy import LABEL_ENVIRONMENT
+from sandbox.policy import LABEL_ENVIRONMENT, LABEL_OWNER
 from store.database import session
 from store.records import EnvironmentRecord
 from store.repositories.environments import save_admission, save_environment
 from store.types import AdmissionReport, Check
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
+from tests.integration.service.silent_engine import engine_at
 from tests.unit.store.chain import HASH, SOURCE, T0
 from traced.client import Client
 from traced.client.environments import CallSaid, Said
+from traced.host.owner import sandbox_owner
 from traced.service.control import Control
 from traced.service.playing import AT_ONCE, Playing
 
@@ -49,16 +51,29 @@ def play(control: Control, path: Path, use: Callable[[Client], Awaitable[None]])
 
 
 @pytest.fixture
-def containers(image: object) -> Iterator[Callable[[str], int]]:
-    """How many containers of an environment there are."""
+def real(image: object) -> Iterator[Any]:
+    """The engine's client."""
     engine = connect()
-
-    def count(environment: str) -> int:
-        marks = {"label": f"{LABEL_ENVIRONMENT}={environment}"}
-        return len(engine.containers.list(all=True, filters=marks, ignore_removed=True))
-
-    yield count
+    yield engine
     engine.close()
+
+
+@pytest.fixture
+def containers_of(real: Any, tmp_path: Path) -> Callable[[str], list[Any]]:
+    """The containers of an environment: this test's, whoever else tests on this machine."""
+    owner = f"{LABEL_OWNER}={sandbox_owner(tmp_path)}"
+
+    def found(environment: str) -> list[Any]:
+        marks = {"label": [owner, f"{LABEL_ENVIRONMENT}={environment}"]}
+        return list(real.containers.list(all=True, filters=marks, ignore_removed=True))
+
+    return found
+
+
+@pytest.fixture
+def containers(containers_of: Callable[[str], list[Any]]) -> Callable[[str], int]:
+    """How many there are."""
+    return lambda environment: len(containers_of(environment))
 
 
 def test_environments_are_paged_newest_first_with_what_became_of_them(control: Control, path: Path) -> None:
@@ -134,6 +149,13 @@ def test_an_episode_is_played_to_its_end(control: Control, path: Path, container
     play(control, path, act)
 
 
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not await asyncio.to_thread(condition):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
 async def said_until_done(client: Client, episode: str) -> Any:
     for _ in range(3):
         answer = await client.environments.say(episode, Said(content="Done."))
@@ -193,10 +215,7 @@ def test_an_idle_episode_ends_by_itself(control: Control, path: Path, containers
     async def act(client: Client) -> None:
         name = put(control, LAMP_SHOP)
         episode = (await client.environments.play(name, 1)).id
-        deadline = time.monotonic() + 20
-        while await asyncio.to_thread(containers, name):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        await until(lambda: not containers(name))
         assert "idle for too long" in (await refused(client.environments.say(episode, Said(content="Hi")))).hint
 
     play(control, path, act)
@@ -216,6 +235,75 @@ def test_a_few_at_once_and_none_is_left_when_the_service_stops(
         await control.playing.close()
         assert containers(name) == 0
         assert "stopping" in (await refused(client.environments.play(name, 1))).message
+
+    play(control, path, act)
+
+
+@pytest.mark.docker
+def test_an_engine_that_falls_silent_does_not_hold_up_the_end(
+    control: Control,
+    path: Path,
+    containers_of: Callable[[str], list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = put(control, LAMP_SHOP)
+
+    async def act(client: Client) -> None:
+        await client.environments.play(name, 1)
+        engine.answers.clear()
+        await control.playing.close(within_s=0.2)
+
+    with engine_at(path.with_name("engine.sock")) as engine:
+        with monkeypatch.context() as patched:
+            patched.setenv("DOCKER_HOST", engine.host)
+            begun = time.monotonic()
+            play(control, path, act)  # its threads have ended too
+        assert time.monotonic() - begun < ENGINE_TIMEOUT_SECONDS / 2
+        assert "wait for the next start" in caplog.text
+        [left] = containers_of(name)
+    remove(left)
+
+
+@pytest.mark.docker
+def test_one_whose_caller_hangs_up_before_it_has_begun_is_ended(
+    control: Control, path: Path, containers: Callable[[str], int]
+) -> None:
+    async def act(client: Client) -> None:
+        name = put(control, LAMP_SHOP)
+        asked = asyncio.create_task(client.environments.play(name, 1))
+        await until(lambda: len(control.playing))
+        asked.cancel()
+        await asyncio.wait({asked})
+        await until(lambda: not containers(name) and not len(control.playing))
+        assert [entry.action for entry in await client.audit()] == ["play"]
+
+    play(control, path, act)
+
+
+@pytest.mark.docker
+def test_where_all_places_are_taken_the_callers_own_gives_way_that_waits_longest(
+    control: Control, path: Path, containers: Callable[[str], int]
+) -> None:
+    control.playing = Playing(away_s=0.0)
+
+    async def act(client: Client) -> None:
+        name = put(control, LAMP_SHOP)
+        first, second, third, *_ = [(await client.environments.play(name, seed)).id for seed in range(AT_ONCE)]
+        async with on_tcp(control, OPERATOR) as operator:
+            told = await refused(operator.environments.play(name, 1))
+            assert (told.status, told.message.count(" without a word")) == (409, AT_ONCE)
+        await client.environments.say(first, Said(content="I think."))
+        await client.environments.play(name, 7)
+        assert containers(name) == AT_ONCE
+        gone = await refused(client.environments.say(second, Said(content="Hi")))
+        assert (gone.status, "gave its place to another of yours" in gone.hint) == (404, True)
+        control.playing.away_s = 60.0  # played a moment ago, all of them
+        assert (await refused(client.environments.play(name, 8))).status == 409
+        await said_until_done(client, third)  # it has nothing to lose
+        await client.environments.play(name, 8)
+        assert (await refused(client.environments.end(third))).status == 404
+        await client.environments.say(first, Said(content="I go on."))
 
     play(control, path, act)
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from store.database import session
-from store.records import CycleState, IterationMetrics, RunState
-from store.repositories.cycles import list_stage_events
+from store.records import IterationMetrics, RunState
 from store.repositories.training import save_iterations, save_training_run, set_training_state
 from tests.integration.service.conftest import WrittenDown
-from tests.integration.service.place import Place
 from tests.integration.service.served import READER, on_tcp, refused, served
 from tests.unit.store.chain import HASH, later, training_run
 from traced.service.control import Control
@@ -155,32 +153,3 @@ def test_a_reader_stops_nothing(control: Control, store: Engine, tmp_path: Path,
 
     asyncio.run(act())
     assert loop.asked == []
-
-
-def test_a_stopped_training_drops_its_capability_and_the_cycle_goes_on(place: Place) -> None:
-    place.loop.request_cycle("a test")
-    begun, said = asyncio.Event(), []
-    place.scripted.held.add("train alpha")
-    place.scripted.before["train alpha"] = begun.set
-
-    async def stop() -> None:
-        await begun.wait()
-        cycle = place.loop.running
-        assert cycle is not None
-        both = [place.loop.stop_training(cycle, "alpha", "ada has stopped its training") for _ in range(2)]
-        said.extend(await asyncio.gather(*both))
-        said.append(await place.loop.stop_training(cycle, "alpha", "again"))
-
-    async def run() -> None:
-        stopping = asyncio.create_task(stop())
-        await place.until(CycleState.WAITING)
-        await stopping
-
-    asyncio.run(run())
-    assert said == [True, True, False]
-    with session(place.store) as opened:
-        events = list_stage_events(opened, place.cycle().id)
-    dropped = [(one.stage, one.capability, one.detail) for one in events if one.state.value == "failed"]
-    assert dropped == [("train", "alpha", {"reason": "ada has stopped its training"})]
-    assert "gate beta" in place.scripted.ran
-    assert "gate alpha" not in place.scripted.ran

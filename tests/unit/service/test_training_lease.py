@@ -272,3 +272,23 @@ def test_a_drain_waits_for_the_checkpoint_and_a_second_one_does_not(training: Tr
     asyncio.run(asyncio.wait_for(main(), 60))
     assert (training.done, training.stopped) == ((0, 1) if deaf else (1, 0))
     assert training.holders() == []
+
+
+def test_a_drain_while_it_gives_way_waits_for_the_same_checkpoint(training: Training) -> None:
+    training.deaf = True
+
+    async def main() -> None:
+        task = asyncio.create_task(on_device(training.lent(), training.pause, training.work, training.told.append))
+        await training.until(lambda: training.running)
+        training.ask_back()
+        await training.until(training.pause.exists)
+        task.cancel()
+        for _ in range(20):  # let it be cut short, if it is
+            await asyncio.sleep(0)
+        training.deaf = False
+        await training.until(task.done)
+        assert task.cancelled()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert (training.done, training.stopped) == (1, 0)
+    assert training.holders() == []

@@ -1,0 +1,255 @@
+"""A training that a person stops, a child process, beside whatever else ends it: one safe point, one decision, kept."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from store.database import open_store, reading, sqlite_url
+from store.records import CycleState
+from store.repositories.audit import list_audit
+from store.repositories.cycles import list_stage_events
+from tests.integration.service import trainer
+from tests.integration.service.place import Place
+from tests.integration.service.scripted import Scripted
+from tests.integration.service.trainer import ASKED, BEGUN, CHECKPOINT, CUT_SHORT, GO, LAST
+from traced.client.models import Reason
+from traced.executor.job import Job, Report, Result
+from traced.executor.local import LocalExecutor
+from traced.service.doors import Caller
+from traced.service.errors import Busy
+from traced.stages.stopped import BY
+
+ADA, BOB = Caller("ada", "local"), Caller("bob", "local")
+DULL = "ada has stopped its training: it learns nothing"
+STAGE = "train alpha"
+
+
+@dataclass
+class WithTrainer(Scripted):
+    """The training of alpha is a child process; everything else goes by the script."""
+
+    async def run(self, job: Job, on_report: Callable[[Report], None]) -> Result:
+        if (job.stage, job.capability) != ("train", "alpha"):
+            return await super().run(job, on_report)
+        self.ran.append(STAGE)
+        executor = LocalExecutor(self.data_dir / "jobs", check_s=0.05)
+        return await executor.run(replace(job, module=trainer.__name__), on_report)
+
+
+class Stopping(Place):
+    """A place whose trainings are given the time that their safe point takes."""
+
+    def fresh(self) -> None:
+        super().fresh()
+        devices = self.loop.settings.devices.model_copy(update={"yield_s": 120.0})
+        self.loop.settings = self.loop.settings.model_copy(update={"devices": devices})
+
+    @property
+    def run(self) -> str:
+        return f"{self.cycle().id}/alpha"
+
+    def has(self, name: str) -> Callable[[], bool]:
+        """Whether the child has come so far."""
+        return lambda: any((self.data_dir / "runs").rglob(name))
+
+    def put(self, name: str) -> None:
+        [begun] = (self.data_dir / "runs").rglob(BEGUN)
+        (begun.parent / name).touch()
+
+    def stop(self, caller: Caller = ADA, reason: str = "it learns nothing") -> "asyncio.Task[str]":
+        async def stop() -> str:
+            return (await self.control.stop_training(caller, self.run, Reason(reason=reason))).said
+
+        return asyncio.ensure_future(stop())
+
+    def decided(self) -> bool:
+        with reading(self.store) as opened:
+            return any(BY in event.detail for event in list_stage_events(opened, self.cycle().id))
+
+    def stops(self) -> list[tuple[str, str, str]]:
+        """What the audit says of it."""
+        with reading(self.store) as opened:
+            entries = [one for one in list_audit(opened) if one.action == "stop training"]
+        return [(one.who, one.subject, one.reason) for one in entries]
+
+    def dropped(self) -> list[tuple[str, str | None, str]]:
+        with reading(self.store) as opened:
+            events = list_stage_events(opened, self.cycle().id)
+        return [(one.stage, one.capability, one.detail["reason"]) for one in events if one.state.value == "failed"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Stopping]:
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    yield Stopping(tmp_path, store, WithTrainer(store, tmp_path))
+    store.dispose()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def at_training(place: Stopping, act: Callable[[], Awaitable[None]], draining: asyncio.Event) -> None:
+    """Run the loop to the training of alpha, let somebody ``act`` beside it, and end in order."""
+    place.control.start(ADA, Reason())
+    running = asyncio.create_task(place.loop.run(draining))
+    await until(place.has(BEGUN))
+    await act()
+    draining.set()
+    await running
+
+
+async def stop_the_cycle(place: Stopping, how: str, draining: asyncio.Event) -> None:
+    if how == "pause":
+        await place.control.pause(BOB, Reason())
+    elif how == "cancel":
+        await place.control.cancel(BOB, place.cycle().id, Reason())
+    else:
+        place.control.state = "draining"
+        draining.set()
+
+
+def is_asked_to_end(place: Stopping) -> bool:
+    work = place.loop._work
+    return work is not None and bool(work.cancelling())
+
+
+@pytest.mark.parametrize("stopped_first", [True, False])
+@pytest.mark.parametrize("how", ["pause", "cancel", "drain"])
+def test_beside_what_ends_the_whole_cycle_it_has_its_safe_point_and_is_stopped_for_good(
+    place: Stopping, how: str, stopped_first: bool
+) -> None:
+    async def story() -> str:
+        draining, said = asyncio.Event(), list[str]()
+
+        async def act() -> None:
+            if stopped_first:
+                stopping = place.stop()
+                await until(place.has(ASKED))
+                whole = asyncio.ensure_future(stop_the_cycle(place, how, draining))
+                await until(lambda: is_asked_to_end(place))
+            else:
+                whole = asyncio.ensure_future(stop_the_cycle(place, how, draining))
+                await until(place.has(ASKED))
+                stopping = place.stop()
+                await until(place.decided)
+            for _ in range(100):  # let whoever would cut it short do so
+                await asyncio.sleep(0)
+            assert not stopping.done()
+            place.put(GO)
+            said.append(await stopping)
+            await whole
+
+        await at_training(place, act, draining)
+        return said[0]
+
+    said, cycle = asyncio.run(story()), place.cycle().id
+    became = f"{cycle} is cancelled" if how == "cancel" else f"{cycle} goes on without it once it is carried on"
+    assert said == f"the training of alpha is stopped; {became}"
+    assert (place.has(CHECKPOINT)(), place.has(CUT_SHORT)()) == (True, False)
+    assert place.stops() == [("ada", place.run, "it learns nothing")]
+    if how == "cancel":
+        assert place.cycle().state is CycleState.CANCELLED
+        return
+    assert place.cycle().state is CycleState.INTERRUPTED
+    place.fresh()
+    if how == "pause":
+        place.control.resume(BOB, Reason())
+    asyncio.run(place.until(CycleState.WAITING))
+    assert place.dropped() == [("train", "alpha", DULL)]
+    assert place.scripted.ran.count(STAGE) == 1
+    assert "gate beta" in place.scripted.ran
+
+
+def test_a_service_that_is_cut_short_does_not_forget_it(place: Stopping) -> None:
+    async def killed() -> None:
+        place.control.start(ADA, Reason())
+        running = asyncio.create_task(place.loop.run(asyncio.Event()))
+        await until(lambda: place.has(BEGUN)() or running.done())
+        stopping = place.stop()
+        await until(place.has(ASKED))
+        assert not stopping.done()
+
+    asyncio.run(killed())
+    assert not place.has(CHECKPOINT)()
+    assert place.stops() == [("ada", place.run, "it learns nothing")]
+    place.fresh()
+    asyncio.run(place.until(CycleState.WAITING))
+    assert place.dropped() == [("train", "alpha", DULL)]
+    assert place.scripted.ran.count(STAGE) == 1
+
+
+def test_who_comes_second_waits_for_the_same_safe_point_and_is_told_who_was_first(place: Stopping) -> None:
+    async def story() -> list[str]:
+        draining, said = asyncio.Event(), list[str]()
+
+        async def act() -> None:
+            first = place.stop()
+            await until(place.has(ASKED))
+            second = place.stop(BOB, "the same")
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert [first.done(), second.done()] == [False, False]
+            place.put(GO)
+            said.extend([await first, await second])
+            await until(lambda: place.dropped())
+            said.append(await place.stop(BOB, "once more"))
+
+        await at_training(place, act, draining)
+        return said
+
+    first, second, later = asyncio.run(story())
+    assert first == f"the training of alpha is stopped; {place.cycle().id} goes on without it"
+    assert second.startswith(f"the training of alpha was stopped before: {DULL}; {place.cycle().id}")
+    assert later.startswith(f"the training of alpha was stopped before: {DULL}; {place.cycle().id}")
+    assert place.stops() == [("ada", place.run, "it learns nothing")]
+    assert place.dropped() == [("train", "alpha", DULL)]
+    assert (place.has(CHECKPOINT)(), place.has(CUT_SHORT)()) == (True, False)
+
+
+def test_one_that_ends_by_itself_meanwhile_is_dropped_all_the_same(place: Stopping) -> None:
+    async def story() -> str:
+        draining, said = asyncio.Event(), list[str]()
+
+        async def act() -> None:
+            place.put(LAST)
+            stopping = place.stop()
+            await until(place.has(ASKED))
+            place.put(GO)
+            said.append(await stopping)
+            await until(lambda: place.cycle().state is CycleState.WAITING)
+
+        await at_training(place, act, draining)
+        return said[0]
+
+    said = asyncio.run(story())
+    ended = "it had come to its end by then, which nothing is made of"
+    assert said == f"the training of alpha is stopped; {ended}; {place.cycle().id} goes on without it"
+    assert place.dropped() == [("train", "alpha", DULL)]
+    assert "gate beta" in place.scripted.ran
+    assert "gate alpha" not in place.scripted.ran
+
+
+def test_one_that_was_over_is_not_stopped_and_no_entry_says_so(place: Stopping) -> None:
+    async def story() -> None:
+        draining = asyncio.Event()
+
+        async def act() -> None:
+            pausing = asyncio.ensure_future(place.control.pause(BOB, Reason()))
+            await until(place.has(ASKED))
+            place.put(GO)
+            await pausing
+            with pytest.raises(Busy, match="is not at work"):
+                await place.stop()
+
+        await at_training(place, act, draining)
+
+    asyncio.run(story())
+    assert (place.stops(), place.decided()) == ([], False)
