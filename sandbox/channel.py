@@ -1,9 +1,10 @@
 """JSON lines over a container's attached stdio: requests pipelined, answers in order, each under a deadline.
 
 Invariants: an answer must carry the id of the oldest open request, so nothing unasked is ever taken for an answer; at
-most ``max_bytes`` of one line and ``STDERR_BYTES`` of stderr are held; the deadline runs for the oldest request alone
-(the worker serves one at a time), so waiting behind others costs no call its time. The first failure ends the channel:
-every open and later call raises it. Written requests of one turn of the event loop leave in one piece.
+most ``max_bytes`` of one line and ``STDERR_BYTES`` of stderr are held, and more than ``STDERR_MOST`` ends it; the
+deadline runs for the oldest request alone (the worker serves one at a time), so waiting behind others costs no call its
+time. An answer that claims a deadline which was not yet over is the environment's own fault. The first failure ends the
+channel: every open and later call raises it. Written requests of one turn of the event loop leave in one piece.
 
 The stream is Docker's attach format (Engine API, "Attach to a container"): frames of one type byte, three zeros, and a
 big-endian length. Not covered: starting and ending the container (``container.py``).
@@ -17,11 +18,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.errors import Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
+from sandbox.errors import AgentFault, Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied, clipped
 from sandbox.wire import Answer, read_answer
 
 STDERR_BYTES = 4096
+STDERR_MOST = 1 << 20  # in a container's life; an honest worker writes there once, when its interpreter fails
+FRAME_MOST = 1 << 24
 GRACE_SECONDS = 3.0  # what the host allows beyond the worker's own deadline
+EARLY = 0.99  # of its budget: no honest deadline is over before it, whatever the clocks' grain
 _STDOUT, _STDERR = 1, 2
 
 
@@ -30,6 +34,7 @@ class _Open:
     id: int
     op: str
     budget: float
+    asked: float  # the loop's time
     future: "asyncio.Future[Answer]"
 
 
@@ -56,6 +61,7 @@ class Channel:
         self._next = 0
         self._alarm: asyncio.TimerHandle | None = None
         self._stderr = b""
+        self._stderr_most = STDERR_MOST
         self._overdue: asyncio.Task[None] | None = None
         self.failure: SandboxError | None = None
         self._reading = asyncio.create_task(self._read(), name="sandbox channel")
@@ -63,24 +69,34 @@ class Channel:
     async def call(self, op: str, budget: float, **fields: Any) -> Answer:
         """Ask and wait; returns an Answer with a value.
 
-        Raises EnvironmentFault or Deadline for this call alone, and any other SandboxError when the channel has ended.
+        Raises EnvironmentFault, AgentFault or Deadline for this call alone, and any other SandboxError when the channel
+        has ended.
         """
         if self.failure is not None:
             raise self.failure
+        line = self._request({"id": self._next + 1, "op": op, "budget": budget, **fields})
         self._next += 1
-        request = {"id": self._next, "op": op, "budget": budget, **fields}
-        line = json.dumps(request, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        if len(line) > self._max_bytes:
-            raise EnvironmentFault(op, f"the message has {len(line)} bytes, more than {self._max_bytes}")
-        entry = _Open(self._next, op, budget, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        entry = _Open(self._next, op, budget, loop.time(), loop.create_future())
         self._open.append(entry)
         if len(self._open) == 1:
             self._watch()
         self._send(line)
         answer = await entry.future
         if answer.fault is not None:
-            raise _as_error(op, budget, answer.fault)
+            raise _as_error(entry, answer.fault, loop.time() - entry.asked)
         return answer
+
+    def _request(self, request: dict[str, Any]) -> bytes:
+        """One line; half a character becomes "?", for no UTF-8 carries it. Raises AgentFault."""
+        try:
+            text = json.dumps(request, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        except (ValueError, RecursionError) as error:
+            raise AgentFault(f"the message for '{request['op']}' is no JSON ({error})") from error
+        line = text.encode("utf-8", "replace") + b"\n"
+        if len(line) > self._max_bytes:
+            raise AgentFault(f"the message for '{request['op']}' has {len(line)} bytes, more than {self._max_bytes}")
+        return line
 
     def _send(self, line: bytes) -> None:
         if not self._unsent:
@@ -120,12 +136,12 @@ class Channel:
         held = 0
         while True:
             kind, length = struct.unpack(">BxxxL", await self._reader.readexactly(8))
-            data = await self._reader.readexactly(min(length, 1 << 24))
-            if kind == _STDERR:
-                self._stderr = (self._stderr + data)[-STDERR_BYTES:]
-                continue
-            if kind != _STDOUT or length > 1 << 24:
+            if kind not in (_STDOUT, _STDERR) or length > FRAME_MOST:
                 raise ProtocolFault(f"the attached stream holds a frame of type {kind}, {length} bytes")
+            data = await self._reader.readexactly(length)
+            if kind == _STDERR:
+                self._hear(data)
+                continue
             *lines, rest = data.split(b"\n")
             for line in lines:
                 self._take(b"".join([*partial, line]))
@@ -134,6 +150,12 @@ class Channel:
             held += len(rest)
             if held > self._max_bytes:
                 raise ProtocolFault(f"the worker wrote more than {self._max_bytes} bytes without ending the line")
+
+    def _hear(self, data: bytes) -> None:
+        self._stderr = (self._stderr + data)[-STDERR_BYTES:]
+        self._stderr_most -= len(data)
+        if self._stderr_most < 0:
+            raise ProtocolFault(f"the container wrote more than {STDERR_MOST} bytes to its stderr")
 
     def _take(self, line: bytes) -> None:
         if len(line) > self._max_bytes:
@@ -174,9 +196,12 @@ class Channel:
         self._writer.close()
 
 
-def _as_error(op: str, budget: float, fault: dict[str, str]) -> SandboxError:
+def _as_error(asked: _Open, fault: dict[str, str], took: float) -> SandboxError:
+    op = asked.op
     if fault["kind"] == "deadline":
-        return Deadline(op, budget, "worker")
+        if took < asked.budget * EARLY:
+            return EnvironmentFault(op, f"it claimed to have outlived its {asked.budget:g} s after {took:.3f} s")
+        return Deadline(op, asked.budget, "worker")
     if fault["kind"] == "raised":
         return EnvironmentFault(op, fault["error"], fault["traceback"])
-    return ProtocolFault(f"the worker refused '{op}': {fault['error']}")
+    return ProtocolFault(f"the worker refused '{op}': {clipped(fault['error'], 500)}")

@@ -16,11 +16,12 @@ from sandbox.episodes import Step
 from sandbox.errors import SandboxError
 from sandbox.hashing import environment_hash
 from sandbox.policy import SandboxLimits
-from sandbox.wire import OraclePlay, read_oracle, read_score, read_step, read_task
+from sandbox.wire import OraclePlay, read_effects, read_oracle, read_score, read_step, read_task
 
 __all__ = ["SandboxEpisode", "SandboxSource", "environment_hash", "reap_orphans"]
 
 ORACLE_TURNS = 64
+OUT_OF_MEMORY = "a process was killed for memory"
 ORACLE_CALLS = 4  # an oracle's whole episode may take as long as this many calls
 
 
@@ -95,8 +96,16 @@ class SandboxSource:
         return read_oracle(answer.value, answer.seconds)
 
     async def effects(self) -> dict[str, Any]:
-        """What the environment did besides computing since it was loaded (``effects.py``), in the living container."""
-        return (await (await self.sandbox()).call("effects")).value or {}
+        """What the environment did besides computing since it was loaded (``effects.py``), in the living container.
+
+        The worker's own record, which its code can blind; that memory ran out is the engine's word.
+        """
+        sandbox = await self.sandbox()
+        told = read_effects((await sandbox.call("effects")).value)
+        if await sandbox.ran_out_of_memory():
+            told["events"].insert(0, OUT_OF_MEMORY)
+            told["count"] += 1
+        return told
 
 
 class SandboxEpisode:

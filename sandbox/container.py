@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandbox.channel import Channel
-from sandbox.docker_engine import attach, connect, create, detach, ended, engine_errors, labels, remove
+from sandbox.docker_engine import (
+    attach,
+    connect,
+    create,
+    detach,
+    ended,
+    engine_errors,
+    labels,
+    ran_out_of_memory,
+    remove,
+)
 from sandbox.errors import ProtocolFault, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash, image_tag
 from sandbox.policy import SandboxLimits
@@ -98,6 +108,10 @@ class Sandbox:
         """One operation of the worker (see ``worker.py``); ``budget`` in seconds, by default the limits' own."""
         assert self._channel is not None
         return await self._channel.call(op, budget or self._limits.call_seconds, **fields)
+
+    async def ran_out_of_memory(self) -> bool:
+        """Whether any process in it was killed for memory so far, as the engine tells it; raises EngineDown."""
+        return await asyncio.to_thread(ran_out_of_memory, self._started.container)
 
     async def close(self, within_s: float | None = None) -> None:
         """End and remove the container; may be called twice. ``within_s``: what the engine has for each answer."""

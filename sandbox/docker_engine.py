@@ -1,27 +1,38 @@
 """The Docker engine: reaching it, making a container under the policy, and clearing away what a crash left behind.
 
 Invariants: every container made here carries the policy of ``policy.py`` unchanged and the labels of its owner and of
-the process that started it. Every error of the engine becomes EngineDown or ImageMissing here and nowhere else.
-Calls block; asynchronous callers run them on threads. Not covered: engines behind TLS or SSH (attaching needs a plain
-unix or TCP socket).
+the process that started it. Every error of the engine becomes EngineDown (or its kinds) or ImageMissing here and
+nowhere else. Calls block; asynchronous callers run them on threads. Not covered: engines behind TLS or SSH (attaching
+needs a plain unix or TCP socket).
 """
 
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, ImageNotFound, InvalidVersion, NotFound
+from docker.utils import version_lt
 from requests.exceptions import RequestException
 
-from sandbox.errors import EngineDown, ImageMissing
-from sandbox.policy import LABEL, LABEL_ENVIRONMENT, LABEL_OWNER, LABEL_PROCESS, SandboxLimits, container_options
+from sandbox.errors import EngineDown, EngineForbidden, EngineTooOld, ImageMissing
+from sandbox.policy import (
+    LABEL,
+    LABEL_ENVIRONMENT,
+    LABEL_OWNER,
+    LABEL_PROCESS,
+    SandboxLimits,
+    container_options,
+    runtime,
+)
 
 ENGINE_TIMEOUT_SECONDS = 120
 CLEARING_SECONDS = 15  # for each answer while orphans are cleared away: where an engine hangs, the next time does it
+API_NEEDED = "1.40"  # Docker 19.03: all of the policy, private cgroups apart
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 START_FIELD = 22 - 3  # of what follows the command's closing parenthesis, which holds field 3 first
@@ -39,13 +50,18 @@ def engine_errors(tag: str = "") -> Iterator[None]:
 
 
 def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> Any:
-    """A Docker client that has answered a ping; raises EngineDown. The caller closes it."""
+    """A Docker client whose engine has answered and is new enough; raises EngineDown. The caller closes it."""
     _knock()
     with engine_errors():
-        client = docker.from_env(timeout=timeout_s)
+        try:
+            client = docker.from_env(timeout=timeout_s)  # asks for the engine's version
+        except InvalidVersion as error:
+            raise EngineTooOld("below what the client speaks", API_NEEDED) from error
         try:
             client.ping()
-        except (DockerException, RequestException):
+            if version_lt(client.api.api_version, API_NEEDED):
+                raise EngineTooOld(client.api.api_version, API_NEEDED)
+        except (DockerException, RequestException, EngineTooOld):
             client.close()
             raise
         return client
@@ -58,6 +74,8 @@ def _knock() -> None:
         with socket.socket(socket.AF_UNIX) as knocking:
             try:
                 knocking.connect(host.removeprefix("unix://"))
+            except PermissionError as error:
+                raise EngineForbidden(host) from error
             except OSError as error:
                 raise EngineDown(f"{host}: {error.strerror or error}") from error
 
@@ -67,7 +85,8 @@ def create(
 ) -> Any:
     """A created (not started) container under the policy; raises ImageMissing or EngineDown."""
     with engine_errors(image):
-        return client.containers.create(image, command, labels=labels, **container_options(limits, hash_seed=hash_seed))
+        options = container_options(limits, hash_seed=hash_seed, runtime=runtime(client.info().get("Runtimes") or {}))
+        return client.containers.create(image, command, labels=labels, **options)
 
 
 def labels(owner: str, environment: str) -> dict[str, str]:
@@ -109,6 +128,22 @@ def ended(container: Any, wait_seconds: float) -> tuple[int | None, bool]:
         return None, False
     state = container.attrs["State"]
     return int(state["ExitCode"]), bool(state["OOMKilled"])
+
+
+def ran_out_of_memory(container: Any) -> bool:
+    """Whether a process of the container, the worker or a child of it, was killed for memory; raises EngineDown.
+
+    From the engine's own events, which nothing inside can forge; ``State.OOMKilled`` tells it only after the
+    container's end. The engine keeps its last 256 events, and its clock is taken to be this machine's.
+    """
+    with engine_errors():
+        told = container.client.api.events(
+            since=0, until=time.time(), filters={"container": container.id, "event": "oom"}, decode=True
+        )
+        try:
+            return next(iter(told), None) is not None
+        finally:
+            told.close()
 
 
 def remove(container: Any) -> None:

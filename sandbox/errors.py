@@ -1,27 +1,42 @@
 """What can go wrong around untrusted code, each failure attributed once, at the border where it is first seen.
 
     SandboxError                 an infrastructure outcome for whoever runs episodes; never a reward of 0
+    │   the machine's
     ├── EngineDown               no Docker engine answers, or it stopped answering
+    │   ├── EngineForbidden      it is there, but not for this user
+    │   └── EngineTooOld         it answers, but knows too little of the policy
     ├── ImageMissing             the sandbox image is not there or could not be built
+    │   the sandbox's, or the environment's: its words say which
     ├── WorkerDied               the container ended while it was in use (``oom`` as the engine recorded it)
-    ├── Deadline                 a call outlived its deadline, inside the worker or, where that failed, on the host
     ├── EpisodeLost              an episode ended by the machinery's failure, which was told in words alone
+    │   the environment's
+    ├── Deadline                 a call outlived its deadline, inside the worker or, where that failed, on the host
     ├── ProtocolFault            what came out of the container is not the protocol; the container is ended
-    └── EnvironmentFault         the untrusted code raised, or answered with something the contract forbids
+    ├── EnvironmentFault         the untrusted code raised, or answered with something the contract forbids
+    │   the agent's
+    └── AgentFault               its message is none that could be passed on; the environment never saw it
 
 Every message says the cause, the value seen and, where a person can act, the command to try next. Text that comes
-from the container is cut to ``EVIDENCE_CHARS`` before it enters a message.
+from the container is cut to ``EVIDENCE_CHARS`` and made harmless for a terminal before it enters a message.
 """
 
+import re
+
 EVIDENCE_CHARS = 4000
+_SUSPECT = re.compile(r"[^\n\t\x20-\x7e]")
 
 
 def clipped(text: str, limit: int = EVIDENCE_CHARS) -> str:
-    """``text``, or its first and last halves around a mark when it is longer than ``limit`` characters."""
+    """``text`` made harmless; only its first and last halves around a mark where it is longer than ``limit``."""
     if len(text) <= limit:
-        return text
+        return harmless(text)
     half = limit // 2
-    return f"{text[:half]}\n... {len(text) - 2 * half} characters cut ...\n{text[-half:]}"
+    return f"{harmless(text[:half])}\n... {len(text) - 2 * half} characters cut ...\n{harmless(text[-half:])}"
+
+
+def harmless(text: str) -> str:
+    """What a terminal would obey (control characters, marks that turn text) or not show, as Python would escape it."""
+    return _SUSPECT.sub(lambda found: found[0] if found[0].isprintable() else ascii(found[0])[1:-1], text)
 
 
 class SandboxError(Exception):
@@ -35,6 +50,28 @@ class EngineDown(SandboxError):
         super().__init__(
             f"no Docker engine answers ({cause}). Untrusted environments run nowhere else. "
             "Try scripts/docker-engine.sh (as root on Debian it installs and starts one), or set DOCKER_HOST."
+        )
+
+
+class EngineForbidden(EngineDown):
+    """A Docker engine listens, but this user may not speak to it."""
+
+    def __init__(self, host: str):
+        SandboxError.__init__(
+            self,
+            f"the Docker engine at {host} refuses this user (permission denied). "
+            "Try 'sudo usermod --append --groups docker \"$USER\"' and log in again, or run as a user who may.",
+        )
+
+
+class EngineTooOld(EngineDown):
+    """A Docker engine answers, but knows too little of the policy."""
+
+    def __init__(self, found: str, needed: str):
+        SandboxError.__init__(
+            self,
+            f"the Docker engine speaks API {found}; the sandbox's policy needs {needed} (Docker 19.03) or newer. "
+            "Try scripts/docker-engine.sh (as root on Debian it installs one), or set DOCKER_HOST to a newer engine.",
         )
 
 
@@ -80,6 +117,10 @@ class Deadline(SandboxError):
 
 class ProtocolFault(SandboxError):
     """What came out of the container is not the protocol."""
+
+
+class AgentFault(SandboxError):
+    """The agent's message is none that could be passed on; the environment never saw it."""
 
 
 class EnvironmentFault(SandboxError):

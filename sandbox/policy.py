@@ -4,11 +4,15 @@ What it holds back: the network (none), the host's files (no mount, read-only ro
 gain of any, an unprivileged user, Docker's default seccomp filter), the host's memory and swap, processors, process
 table and log space, shared memory and IPC. What it leaves: a small /tmp that cannot be executed from, and stdio.
 
+Where the engine has gVisor (a runtime named runsc), the container runs on its kernel instead of the host's.
+
 Invariants: every option here is asserted on a running container by ``tests/integration/sandbox/test_posture.py``;
 no caller adds options; limits come from ``SandboxLimits`` alone and are bounded.
-Not covered: bugs in the kernel or in runc (run the engine in a virtual machine if that matters), and side channels.
+Not covered: bugs in the kernel or in runc (install gVisor, or run the engine in a virtual machine, if that matters),
+and side channels.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +24,7 @@ LABEL_OWNER = "traced.owner"
 LABEL_PROCESS = "traced.process"
 LABEL_ENVIRONMENT = "traced.environment"
 MIB = 1024 * 1024
+GVISOR = "runsc"
 
 
 @dataclass(frozen=True)
@@ -38,30 +43,36 @@ class SandboxLimits:
     restarts: int = 3  # fresh containers after one that died, per source
 
     def __post_init__(self) -> None:
-        for name, low, high in _BOUNDS:
+        for name, (low, high) in BOUNDS.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"sandbox limit {name} is {value}; it must lie within {low} and {high}")
 
 
-_BOUNDS: tuple[tuple[str, float, float], ...] = (
-    ("memory_mb", 32, 16384),
-    ("cpus", 0.1, 64),
-    ("pids", 4, 1024),
-    ("tmp_mb", 1, 1024),
-    ("open_files", 16, 4096),
-    ("message_kb", 16, 65536),
-    ("call_seconds", 0.05, 600),
-    ("start_seconds", 1, 600),
-    ("episodes", 1, 65536),
-    ("restarts", 0, 1000),
-)
+BOUNDS: dict[str, tuple[float, float]] = {
+    "memory_mb": (32, 16384),
+    "cpus": (0.1, 64),
+    "pids": (4, 1024),
+    "tmp_mb": (1, 1024),
+    "open_files": (16, 4096),
+    "message_kb": (16, 65536),
+    "call_seconds": (0.05, 600),
+    "start_seconds": (1, 600),
+    "episodes": (1, 65536),
+    "restarts": (0, 1000),
+}
 
 
-def container_options(limits: SandboxLimits, *, hash_seed: int = 0) -> dict[str, Any]:
+def runtime(offered: Collection[str]) -> str | None:
+    """The stricter of the engine's runtimes where it has one; None is the engine's default."""
+    return GVISOR if GVISOR in offered else None
+
+
+def container_options(limits: SandboxLimits, *, hash_seed: int = 0, runtime: str | None = None) -> dict[str, Any]:
     """Keyword arguments for ``docker``'s ``containers.create``; identical for every sandbox but for the limits."""
     memory = limits.memory_mb * MIB
     return {
+        "runtime": runtime,
         "network_mode": "none",
         "read_only": True,
         "user": USER,

@@ -1,12 +1,12 @@
 """What comes out of a container, read as if an enemy wrote it.
 
-Every line is strict JSON in UTF-8 (no NaN, no lone surrogates) with a known envelope, else ProtocolFault. Every value
+Every line is strict JSON in UTF-8 (no NaN, no lone surrogates, ``MAX_DEPTH`` deep at most) with a known envelope, else
+ProtocolFault; what is read has builtin types alone, for nothing but JSON comes through. Every value
 is checked against the contract, else EnvironmentFault: rewards are finite numbers in [0, 1] and no booleans, success
 is a boolean and needs the full reward, messages and tools have OpenAI's form. Pure functions.
 """
 
 import json
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,9 @@ from sandbox.errors import EnvironmentFault, ProtocolFault, clipped
 
 PASS_MARK = 1.0  # success needs at least this reward
 MAX_TOOLS = 128
+MAX_DEPTH = 64
+MAX_SECONDS = 1e6
+MAX_EVENTS = 20
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ def read_answer(line: bytes) -> Answer:
     """Parse one line; raises ProtocolFault."""
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        if line.count(b"[") + line.count(b"{") > MAX_DEPTH:
+            _refuse_depth(value)
         if b"\\u" in line:
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # an escaped lone surrogate fails here
     except (ValueError, RecursionError) as error:
@@ -61,9 +66,19 @@ def read_answer(line: bytes) -> Answer:
     body = value.get("ok", value.get("fault"))
     if not isinstance(body, dict):
         raise ProtocolFault(f"the worker's answer is a {type(body).__name__}, not an object")
-    seconds = value.get("seconds")
-    fault = {name: str(body.get(name, "")) for name in ("kind", "error", "traceback")} if "fault" in value else None
-    return Answer(value["id"], _seconds(seconds), None if fault else body, fault)
+    fault = {name: body.get(name, "") for name in ("kind", "error", "traceback")} if "fault" in value else None
+    if fault and not all(isinstance(text, str) for text in fault.values()):
+        raise ProtocolFault(f"the worker's fault is not told in texts: {clipped(str(body), 200)}")
+    return Answer(value["id"], _seconds(value.get("seconds")), None if fault else body, fault)
+
+
+def _refuse_depth(value: object) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        outer = [one for one in level if isinstance(one, dict | list)]
+        level = [inner for one in outer for inner in (one.values() if isinstance(one, dict) else one)]
+    if level:
+        raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
 def _refuse_constant(name: str) -> None:
@@ -71,7 +86,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _seconds(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
+    return float(value) if isinstance(value, int | float) and 0 <= value <= MAX_SECONDS else 0.0
 
 
 def read_task(value: object, op: str = "reset") -> Task:
@@ -118,6 +133,19 @@ def read_oracle(value: object, seconds: float = 0.0) -> OraclePlay:
     return OraclePlay(read_task(fields.get("task"), "oracle"), turns, done, read_score(fields.get("score")), seconds)
 
 
+def read_effects(value: object, op: str = "effects") -> dict[str, Any]:
+    """What the worker noted of untrusted code (``effects.py``), its texts harmless, or EnvironmentFault."""
+    fields = _object(value, op, "answer")
+    events = [_text(event, op, "an event") for event in _list(fields.get("events"), op, "events")]
+    head = _text(fields.get("printed_head"), op, "printed_head")
+    return {
+        "events": [clipped(event, 200) for event in events[:MAX_EVENTS]],
+        "count": _count(fields.get("count"), op, "count"),
+        "printed": _count(fields.get("printed"), op, "printed"),
+        "printed_head": clipped(head, 200),
+    }
+
+
 def _replies(value: object, op: str) -> list[Message]:
     return [_message(item, op, {"tool", "user"}) for item in _list(value, op, "messages")]
 
@@ -152,6 +180,12 @@ def _unit(value: object, op: str, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
         raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be a number in [0, 1]")
     return float(value)
+
+
+def _count(value: object, op: str, what: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be a count")
+    return value
 
 
 def _boolean(value: object, op: str, what: str) -> bool:

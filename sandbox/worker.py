@@ -14,10 +14,17 @@ Standard library only. One request per line ``{"id", "op", ...}``, one answer pe
 
 Invariants: the protocol's descriptors are moved away and descriptors 0-2 point to /dev/null before untrusted code is
 imported, so printing cannot corrupt an answer; every call of environment code runs under a repeating timer; answers
-are strict JSON in UTF-8, at most ``--message-kb``; the worker ends when its input ends, so it never outlives its host.
-Fails by exit code: 0 after end of input, 3 on a request that is no JSON. Not covered: code that blocks inside C
-(the host kills the container) and code that attacks the worker in its own process (it can only forge verdicts about
-itself; the host checks every value again).
+are strict JSON in UTF-8, at most ``--message-kb``, and numbers in them are what the builtin types hold, whatever a
+subclass says of itself; the worker ends when its input ends, so it never outlives its host.
+Fails by exit code: 0 after end of input, 3 on a request that is no JSON.
+
+Not defended here, for it cannot be: environment code shares this process, and is its own grader. It may rewrite this
+module, ``json`` or the clock, write to the protocol's descriptor, or answer in the place of another episode of its own.
+What it gains is a score for itself, which it could have returned as well: admission judges the environment by playing
+it, not by its word, and ``seconds`` are informative. Defended, by the host: nothing but strict answers of the
+contract's form is read (``wire.py``), each for the oldest question alone and only once it was asked (``channel.py``);
+another container, the host and its verdicts are out of reach; code that blocks in C is ended with its container; a
+time-out that is not one is told from one, here and there.
 """
 
 import argparse
@@ -26,10 +33,10 @@ import linecache
 import os
 import signal
 import sys
-import time
 import traceback
 import types
 from collections.abc import Callable
+from time import perf_counter
 from types import FrameType
 from typing import Any, BinaryIO
 
@@ -124,14 +131,14 @@ class Worker:
 
     def answer(self, request: dict[str, Any], max_bytes: int) -> bytes:
         """One line for one request."""
-        begin = time.perf_counter()
+        begin = perf_counter()
         kind = "fault"
         try:
             kind, text = self._judged(request, max_bytes)
         except Overtime:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            text = _fault("deadline", f"more than {self._budget(request):g} s")
-        return _line(request.get("id"), time.perf_counter() - begin, kind, text)
+            text = _overdue(self._budget(request), perf_counter() - begin)
+        return _line(request.get("id"), perf_counter() - begin, kind, text)
 
     def _judged(self, request: dict[str, Any], max_bytes: int) -> tuple[str, str]:
         """("ok", JSON) or ("fault", JSON); lets only Overtime through."""
@@ -146,7 +153,7 @@ class Worker:
         except BadRequest as error:
             return "fault", _fault("request", str(error))
         except BaseException as error:  # the one border to untrusted code: whatever it raises is data, even SystemExit
-            return "fault", _fault("raised", f"{type(error).__name__}: {_text(error)}", _traceback(error))
+            return "fault", _fault("raised", _text(error), _traceback(error))
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             self.effects.watching = False
@@ -189,8 +196,9 @@ def _score(score: Any) -> dict[str, Any]:
     return {"reward": score.reward, "success": score.success, "parts": score.parts}
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+_json = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+_read = json.JSONDecoder().decode
+_type_name = type.__dict__["__name__"].__get__  # a metaclass may have its own
 
 
 def _line(identity: Any, seconds: float, kind: str, text: str) -> bytes:
@@ -201,17 +209,24 @@ def _fault(kind: str, error: str, trace: str = "") -> str:
     return _json({"kind": kind, "error": _printable(error[:500]), "traceback": _printable(trace[-TRACEBACK_CHARS:])})
 
 
+def _overdue(budget: float, took: float) -> str:
+    if took < budget:
+        return _fault("raised", f"the environment rang the worker's own alarm, {took:.3f} s after the call began")
+    return _fault("deadline", f"more than {budget:g} s")
+
+
 def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _text(error: BaseException) -> str:
+    name = _type_name(type(error))
     try:
-        return str(error)
+        return f"{name}: {str.__getitem__(str(error), slice(500))}"  # a str of its own may cut itself otherwise
     except Overtime:
         raise
     except BaseException:  # an exception's own __str__ is untrusted code too
-        return "(its text could not be read)"
+        return f"{name}: (its text could not be read)"
 
 
 def _traceback(error: BaseException) -> str:
@@ -241,7 +256,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, worker: Worker, max_bytes: int)
         if not line:
             return 0
         try:
-            request = json.loads(line)
+            request = _read(line.decode())
         except ValueError:
             return 3
         rest = memoryview(worker.answer(request, max_bytes))

@@ -42,6 +42,7 @@ BY_ERROR = {
     "Deadline": Blame.INPUT,
     "ProtocolFault": Blame.INPUT,
     "EnvironmentFault": Blame.INPUT,
+    "AgentFault": Blame.INPUT,
     "SandboxError": Blame.UNCLEAR,
     # traced.training.errors
     "DiskError": Blame.SURROUNDINGS,

@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from sandbox.contract import Message, Score, Tool
 from sandbox.episodes import Episode, EpisodeSource
+from sandbox.errors import AgentFault
 from store.types import EndCause, Outcome, Trajectory, Turn
 from traced.rollout.boundary import Infrastructure, attribute
 from traced.rollout.policy import Policy
@@ -161,7 +162,10 @@ class _Runner:
             except ContextLengthError:
                 return EndCause.MAX_TOKENS
             with attribute(EndCause.SANDBOX_ERROR, f"step of turn {turn}"):
-                step = await self._bounded(episode.step(message))
+                try:
+                    step = await self._bounded(episode.step(message))
+                except AgentFault:  # a message larger than an environment is ever told: the agent's own doing
+                    return EndCause.MAX_TOKENS
             record.messages.extend(step.messages)
             if step.done:
                 return EndCause.DONE

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from sandbox.contract import Message
 from sandbox.episodes import Episode, EpisodeSource
+from sandbox.errors import AgentFault
 from store.types import EndCause
 from traced.rollout.boundary import Infrastructure, attribute
 from traced.rollout.conversation import Conversation, TurnTemplate
@@ -144,7 +145,11 @@ class Sampler:
     async def _step(self, rollout: Rollout) -> None:
         assert rollout.episode is not None
         assert rollout.conversation is not None
-        step = await self._bounded(rollout.episode.step(rollout.said))
+        try:
+            step = await self._bounded(rollout.episode.step(rollout.said))
+        except AgentFault:  # a message larger than an environment is ever told: its score stands as it is
+            rollout.over = True
+            return
         rollout.over = step.done
         rollout.messages += step.messages
         if step.messages and not step.done:

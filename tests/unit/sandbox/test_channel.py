@@ -11,7 +11,7 @@ import pytest
 
 from sandbox import channel as channel_module
 from sandbox.channel import Channel
-from sandbox.errors import Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
+from sandbox.errors import AgentFault, Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Use = Callable[[Channel], Awaitable[Any]]
@@ -100,13 +100,26 @@ def test_a_cancelled_call_leaves_the_others_their_answers() -> None:
         frame(b'{"id": 7, "ok": {}}\n'),
         frame(b"hello\n"),
         frame(b'{"id": 1, "ok": {"x": NaN}}\n'),
+        frame(b'{"id": 1, "ok": {"x": ' + b"[" * 80 + b"]" * 80 + b"}}\n"),
+        frame(b'{"id": 1, "fault": {"kind": ["raised"]}}\n'),
         frame(b"\xff\xfe\n"),
         frame(b"x" * 5000),
         frame(b"x" * 3000) + frame(b"x" * 3000 + b"\n"),
         frame(b'{"id": 1, "ok": {}}\n{"id": 2, "ok": {}}\n'),
         struct.pack(">BxxxL", 9, 1) + b"x",
     ],
-    ids=["foreign id", "text", "nan", "bytes", "no newline", "long line", "unasked second answer", "frame type"],
+    ids=[
+        "foreign id",
+        "text",
+        "nan",
+        "deep",
+        "fault of lists",
+        "bytes",
+        "no newline",
+        "long line",
+        "unasked second answer",
+        "frame type",
+    ],
 )
 def test_what_is_not_the_protocol_ends_the_container_once(data: bytes) -> None:
     async def use(channel: Channel) -> Any:
@@ -123,6 +136,19 @@ def test_the_end_of_the_stream_is_judged_by_the_engine_and_keeps_the_last_words(
     assert isinstance(result, WorkerDied)
     assert result.oom
     assert "Fatal Python error" in str(result)
+    assert ends == ["ended"]
+
+
+def test_the_last_words_cannot_steer_a_terminal() -> None:
+    words = b"\x1b[2J\x1b]0;owned\x07\x9b31m\xff \xe2\x80\xaetxt\r\x08 \xc3\xa9\n"
+    result, _ = talk(speak(frame(words, kind=2), close=True), once)
+    assert str(result).endswith(r"\x1b[2J\x1b]0;owned\x07\x9b31m\xff \u202etxt\r\x08 é" + "\n")
+
+
+def test_a_flood_of_stderr_ends_the_container() -> None:
+    result, ends = talk(speak(frame(b"x" * 65536, kind=2) * 17), once)
+    assert isinstance(result, ProtocolFault)
+    assert "stderr" in str(result)
     assert ends == ["ended"]
 
 
@@ -146,9 +172,16 @@ def test_silence_meets_the_hosts_deadline_and_the_others_die_with_it(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("raised", EnvironmentFault), ("deadline", Deadline), ("request", ProtocolFault)]
+    ("kind", "budget", "error"),
+    [
+        ("raised", 5.0, EnvironmentFault),
+        ("deadline", 1e-9, Deadline),
+        ("deadline", 5.0, EnvironmentFault),  # claimed before it was over
+        ("request", 5.0, ProtocolFault),
+        ("dance", 5.0, ProtocolFault),
+    ],
 )
-def test_faults_of_one_call_leave_the_channel_open(kind: str, error: type[SandboxError]) -> None:
+def test_faults_of_one_call_leave_the_channel_open(kind: str, budget: float, error: type[SandboxError]) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = json.loads(await reader.readline())
         fault = {"kind": kind, "error": "E: x", "traceback": "t"}
@@ -157,7 +190,7 @@ def test_faults_of_one_call_leave_the_channel_open(kind: str, error: type[Sandbo
 
     async def use(channel: Channel) -> Any:
         with pytest.raises(error):
-            await once(channel)
+            await channel.call("step", budget)
         return await once(channel)
 
     result, _ = talk(script, use)
@@ -169,5 +202,36 @@ def test_a_message_too_long_for_the_worker_is_never_sent() -> None:
         return await channel.call("step", 5.0, message="x" * 5000)
 
     result, ends = talk(echo, use)
-    assert isinstance(result, EnvironmentFault)
+    assert isinstance(result, AgentFault)
     assert ends == ["ended"]  # by closing alone
+
+
+@pytest.mark.parametrize("content", [float("nan"), float("inf"), []], ids=["nan", "inf", "endless"])
+def test_a_message_that_is_no_json_is_the_agents_fault_alone(content: Any) -> None:
+    if content == []:
+        content.append(content)
+
+    async def use(channel: Channel) -> Any:
+        with pytest.raises(AgentFault):
+            await channel.call("step", 5.0, message={"content": content})
+        return await once(channel)
+
+    result, _ = talk(echo, use)
+    assert result.value == {"said": "w"}
+
+
+def test_half_a_character_from_the_agent_arrives_as_a_question_mark() -> None:
+    async def use(channel: Channel) -> Any:
+        return await channel.call("say", 5.0, word="a\ud800\u2603")
+
+    result, _ = talk(echo, use)
+    assert result.value == {"said": "a?\u2603"}
+
+
+def test_seconds_that_are_no_seconds_read_as_none() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(frame(b'{"id": 1, "seconds": 1' + b"0" * 400 + b', "ok": {}}\n'))
+
+    result, _ = talk(script, once)
+    assert result.seconds == 0.0

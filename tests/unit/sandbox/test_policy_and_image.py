@@ -1,18 +1,34 @@
 import io
+import json
 import os
+import socket
 import tarfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import ThreadingUnixStreamServer
 
 import psutil
 import pytest
 
 from sandbox import hashing, host_files
 from sandbox.docker_engine import BOOT_ID, connect, process_identity
-from sandbox.errors import EVIDENCE_CHARS, EngineDown, EnvironmentFault, ImageMissing, clipped
+from sandbox.errors import (
+    EVIDENCE_CHARS,
+    EngineDown,
+    EngineForbidden,
+    EngineTooOld,
+    EnvironmentFault,
+    ImageMissing,
+    clipped,
+)
 from sandbox.hashing import environment_hash
 from sandbox.image import dockerfile
-from sandbox.policy import SandboxLimits, container_options
+from sandbox.policy import BOUNDS, SandboxLimits, container_options, runtime
 
 
 @pytest.mark.parametrize(
@@ -37,6 +53,104 @@ def test_limits_reach_the_engine_and_swap_is_never_allowed() -> None:
     assert options["mem_limit"] == options["memswap_limit"] == 100 * 1024 * 1024
     assert (options["pids_limit"], options["nano_cpus"]) == (9, 500_000_000)
     assert options["environment"] == {"PYTHONHASHSEED": "3"}
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        ({}, None),
+        ({"runc": {}, "io.containerd.runc.v2": {}}, None),
+        ({"runc": {}, "runsc": {"path": "/usr/bin/runsc"}}, "runsc"),
+        ({"runsc-debug": {}}, None),
+    ],
+)
+def test_gvisor_is_used_where_the_engine_has_it(offered: dict[str, object], chosen: str | None) -> None:
+    assert runtime(offered) == chosen
+    assert container_options(SandboxLimits(), runtime=runtime(offered))["runtime"] == chosen
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SandboxLimits)])
+def test_every_limit_has_bounds_and_its_default_lies_between(name: str) -> None:
+    low, high = BOUNDS[name]
+    assert low < getattr(SandboxLimits(), name) < high
+    for value in (low, high):
+        assert getattr(SandboxLimits(**{name: value}), name) == value  # type: ignore[arg-type]
+    for value in (low - 1, high + 1, float("nan")):
+        with pytest.raises(ValueError, match=name):
+            SandboxLimits(**{name: value})  # type: ignore[arg-type]
+
+
+@contextmanager
+def scripted_engine(path: Path, api: str) -> Iterator[None]:
+    """An engine that tells its version and nothing else."""
+
+    class Engine(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"ApiVersion": api, "Version": "1"}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def address_string(self) -> str:
+            return "a unix socket"
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingUnixStreamServer(str(path), Engine) as server:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        serving.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            serving.join()
+
+
+@pytest.mark.parametrize("api", ["1.39", "1.12"], ids=["older than the policy", "older than the client"])
+def test_an_engine_that_is_too_old_says_what_is_needed(
+    api: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine.sock")
+    told = pytest.raises(EngineTooOld, match=r"Docker 19\.03.*scripts/docker-engine\.sh")
+    with scripted_engine(tmp_path / "engine.sock", api), told:
+        connect()
+    with scripted_engine(tmp_path / "new.sock", "1.40"):
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/new.sock")
+        connect().close()
+
+
+def test_an_engine_that_refuses_this_user_names_the_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As any user but root meets it: root passes every mode, so the question is asked by a child that is nobody."""
+    tmp_path.chmod(0o755)
+    path = tmp_path / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        path.chmod(0o600)
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+        with as_nobody(tmp_path), pytest.raises(EngineForbidden, match="usermod --append --groups docker"):
+            connect()
+
+
+@contextmanager
+def as_nobody(folder: Path) -> Iterator[None]:
+    """Where this is root: with nobody's rights over ``folder`` for the block."""
+    if os.geteuid() != 0:
+        yield
+        return
+    parents = [one for one in folder.parents if one.stat().st_mode & 0o005 != 0o005 and one != Path("/")]
+    modes = {one: one.stat().st_mode for one in parents}
+    for one in parents:
+        one.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        for one, mode in modes.items():
+            one.chmod(mode)
 
 
 def test_an_engine_that_does_not_answer_names_the_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

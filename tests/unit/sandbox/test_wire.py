@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.errors import EnvironmentFault, ProtocolFault
-from sandbox.wire import read_answer, read_oracle, read_score, read_step, read_task
+from sandbox.wire import read_answer, read_effects, read_oracle, read_score, read_step, read_task
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -28,7 +28,7 @@ def test_any_bytes_are_an_answer_or_a_protocol_fault(line: bytes) -> None:
 
 @given(JSON)
 def test_any_json_is_a_value_of_the_contract_or_an_environment_fault(value: object) -> None:
-    for read in (read_task, read_step, read_score, read_oracle):
+    for read in (read_task, read_step, read_score, read_oracle, read_effects):
         with pytest.raises(EnvironmentFault):
             read(value)
     for field in ("messages", "done", "reward", "success", "parts", "system", "tools"):
@@ -105,6 +105,16 @@ def test_tasks_of_another_form_are_faults(change: dict[str, object]) -> None:
 def test_replies_of_another_form_are_faults(message: dict[str, object]) -> None:
     with pytest.raises(EnvironmentFault):
         read_step({"messages": [message], "done": False})
+
+
+def test_the_record_of_effects_is_read_as_an_enemys() -> None:
+    told = {"events": ["open('\x1b[2J')"] * 30, "count": 30, "printed": 3, "printed_head": "\x07hi"}
+    read = read_effects(told)
+    assert read["events"] == [r"open('\x1b[2J')"] * 20
+    assert (read["count"], read["printed"], read["printed_head"]) == (30, 3, r"\x07hi")
+    for change in ({"events": 5}, {"events": [5]}, {"count": -1}, {"printed": True}, {"printed_head": None}):
+        with pytest.raises(EnvironmentFault):
+            read_effects({**told, **change})
 
 
 def test_answers_carry_seconds_and_faults() -> None:
