@@ -1,8 +1,9 @@
 """The whole posture of a sandbox container, in one readable place.
 
-What it holds back: the network (none), the host's files (no mount, read-only root), privileges (no capability, no
-gain of any, an unprivileged user, Docker's default seccomp filter), the host's memory and swap, processors, process
-table and log space, shared memory and IPC. What it leaves: a small /tmp that cannot be executed from, and stdio.
+What it holds back: the network (none, nor the names of the host's), the host's files (no mount, read-only root),
+privileges (no capability, no gain of any, an unprivileged user, Docker's default seccomp filter), the host's memory and
+swap, processors, process table and log space, shared memory and IPC. What it leaves: a small /tmp that cannot be
+executed from, and stdio. A program can still be run from memory; it gets no further than the interpreter.
 
 Where the engine has gVisor (a runtime named runsc), the container runs on its kernel instead of the host's.
 
@@ -25,6 +26,7 @@ LABEL_PROCESS = "traced.process"
 LABEL_ENVIRONMENT = "traced.environment"
 MIB = 1024 * 1024
 GVISOR = "runsc"
+INODES = 4096  # files and folders in /tmp: a size alone does not bound them
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,9 @@ def container_options(limits: SandboxLimits, *, hash_seed: int = 0, runtime: str
     return {
         "runtime": runtime,
         "network_mode": "none",
+        "dns": ["127.0.0.1"],  # nobody is there; the engine would put the host's name servers and domains in
+        "dns_search": ["."],
+        "dns_opt": ["attempts:1"],
         "read_only": True,
         "user": USER,
         "cap_drop": ["ALL"],
@@ -89,7 +94,7 @@ def container_options(limits: SandboxLimits, *, hash_seed: int = 0, runtime: str
             Ulimit(name="core", soft=0, hard=0),
             Ulimit(name="nofile", soft=limits.open_files, hard=limits.open_files),
         ],
-        "tmpfs": {"/tmp": f"rw,nosuid,nodev,noexec,mode=1777,size={limits.tmp_mb}m"},
+        "tmpfs": {"/tmp": f"rw,nosuid,nodev,noexec,mode=1777,size={limits.tmp_mb}m,nr_inodes={INODES}"},
         "log_config": LogConfig(type="none"),
         "hostname": "sandbox",
         "working_dir": "/tmp",

@@ -1,0 +1,174 @@
+"""Verdicts that environments try to forge: the host reads plain values within bounds, or answers with a typed error.
+
+What an environment says of itself it may always say (``worker.py``); what is held here is that it says it in the
+contract's form, in its turn, and for nobody else.
+"""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from sandbox.client import SandboxSource
+from sandbox.contract import Score
+from sandbox.errors import EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
+from sandbox.image import Image
+from tests.integration.sandbox.hostile import ATTACKS, LIMITS
+
+pytestmark = pytest.mark.docker
+HONEST = Score(0.5, False)
+
+
+class Forger:
+    """A container of the forging environment; replaced where an attack ended it."""
+
+    def __init__(self, runner: asyncio.Runner, source: SandboxSource) -> None:
+        self.run = runner.run
+        self.source = source
+
+    async def score(self, way: str) -> Score:
+        """The score of an episode that scores in this way."""
+        episode = self.source.episode()
+        await episode.reset(0)
+        await episode.step({"role": "assistant", "content": way})
+        return await episode.score()
+
+    def scores(self, way: str) -> Score | SandboxError:
+        """That score or the error; afterwards an honest episode is scored as ever."""
+
+        async def main() -> Score | SandboxError:
+            try:
+                told: Score | SandboxError = await self.score(way)
+            except SandboxError as error:
+                told = error
+            try:
+                assert await self.score("honest") == HONEST
+            except (ProtocolFault, WorkerDied):  # what was left of the attack: the container is replaced
+                assert await self.score("honest") == HONEST
+            return told
+
+        return self.run(asyncio.wait_for(main(), 60))
+
+    def fresh(self) -> None:
+        """The next attack finds a new container."""
+        self.run(self.source.close())
+
+
+@pytest.fixture(scope="module")
+def forger(image: Image) -> Iterator[Forger]:
+    with asyncio.Runner() as runner:
+        source = SandboxSource((ATTACKS / "forgery.py").read_text(), limits=LIMITS, owner="test-forgery")
+        runner.run(source.__aenter__())
+        try:
+            yield Forger(runner, source)
+        finally:
+            runner.run(source.close())
+
+
+def test_printed_result_lines_are_no_answers(forger: Forger) -> None:
+    assert forger.scores("print_result_lines") == Score(0.0, False)
+
+
+def test_a_reply_out_of_turn_ends_the_container_before_it_counts(forger: Forger) -> None:
+    restarts = forger.source.restarts
+    told = forger.scores("reply_before_the_question")
+    assert isinstance(told, ProtocolFault)
+    assert forger.source.restarts == restarts + 1
+
+
+def test_a_second_reply_is_nobodys(forger: Forger) -> None:
+    """The first is the environment's own word; the worker's then ends the container, and no other episode reads it."""
+    restarts = forger.source.restarts
+    assert forger.scores("reply_twice") in (Score(1.0, True), Score(0.0, False))
+    assert forger.source.restarts == restarts + 1
+
+
+def test_leaving_with_code_0_after_a_fake_score_is_a_death(forger: Forger) -> None:
+    restarts = forger.source.restarts
+    told = forger.scores("leave_after_a_fake_score")
+    assert told == Score(1.0, True) or (isinstance(told, WorkerDied) and told.exit_code == 0)
+    assert forger.source.restarts == restarts + 1
+
+
+def test_a_claimed_time_out_is_told_from_one(forger: Forger) -> None:
+    told = forger.scores("claim_a_time_out")
+    assert isinstance(told, EnvironmentFault)
+    assert "claimed to have outlived its 2 s" in told.error
+
+
+def test_the_workers_own_time_out_cannot_be_raised(forger: Forger) -> None:
+    told = forger.scores("raise_the_workers_time_out")
+    assert isinstance(told, EnvironmentFault)
+    assert "rang the worker's own alarm" in told.error
+
+
+def test_the_host_cannot_be_blamed(forger: Forger) -> None:
+    told = forger.scores("raise_the_workers_bad_request")
+    assert isinstance(told, ProtocolFault)  # as any answer that is none: it counts against the environment
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        ("patch_json", ProtocolFault),
+        ("patch_hashlib_and_random", HONEST),
+        ("patch_the_worker", EnvironmentFault),
+        ("patch_the_workers_lines", (EnvironmentFault, ProtocolFault)),
+    ],
+)
+def test_patched_modules_reach_no_further_than_their_container(
+    forger: Forger, way: str, expected: Score | type[SandboxError] | tuple[type[SandboxError], ...]
+) -> None:
+    async def main() -> Score | SandboxError:
+        async with SandboxSource(forger.source.source_code, limits=LIMITS, owner="test-forgery") as source:
+            container = Forger(asyncio.Runner(), source)
+            try:
+                await container.score(way)
+                return await container.score("honest")
+            except SandboxError as error:
+                return error
+
+    told = forger.run(asyncio.wait_for(main(), 60))
+    assert told == expected if isinstance(expected, Score) else isinstance(told, expected)
+    assert forger.scores("honest") == HONEST
+
+
+def test_an_error_that_cannot_be_read_is_a_fault_with_its_name(forger: Forger) -> None:
+    told = forger.scores("raise_the_unspeakable")
+    assert isinstance(told, EnvironmentFault)
+    assert told.error == r"Nameless: \x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("way", "held"),
+    [
+        ("a lying float", Score(0.25, False, {"part": 0.5})),
+        ("a lying int", Score(0.0, False)),
+        ("a thing like a score", Score(0.5, False)),
+    ],
+)
+def test_what_arrives_is_what_the_builtin_type_holds(forger: Forger, way: str, held: Score) -> None:
+    told = forger.scores(way)
+    assert isinstance(told, Score)
+    assert told == held
+    assert {type(told.reward), *map(type, told.parts.values())} == {float}
+    assert type(told.success) is bool
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("an impostor of a float", "an impostor of a success", "a lying dict", "nan", "infinity", "a bool"),
+        *("a huge int", "an endless int", "a string", "nothing", "a list", "above 1", "below 0"),
+        *("success without reward", "success as a number", "success as a string"),
+        *("a part above 1", "a part that is nan", "parts that are none"),
+    ],
+)
+def test_a_score_that_is_none_is_the_environments_fault(forger: Forger, way: str) -> None:
+    restarts = forger.source.restarts
+    assert isinstance(forger.scores(way), EnvironmentFault)
+    assert forger.source.restarts == restarts
+
+
+def test_a_score_too_deep_to_read_ends_the_container(forger: Forger) -> None:
+    assert isinstance(forger.scores("a deep part"), ProtocolFault)
