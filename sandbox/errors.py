@@ -44,23 +44,27 @@ class SandboxError(Exception):
 
 
 class EngineDown(SandboxError):
-    """No Docker engine answers."""
+    """No Docker engine answers. ``remedy`` is the command to try."""
+
+    remedy = "scripts/docker-engine.sh"
 
     def __init__(self, cause: object):
         super().__init__(
             f"no Docker engine answers ({cause}). Untrusted environments run nowhere else. "
-            "Try scripts/docker-engine.sh (as root on Debian it installs and starts one), or set DOCKER_HOST."
+            f"Try {self.remedy} (as root on Debian it installs and starts one), or set DOCKER_HOST."
         )
 
 
 class EngineForbidden(EngineDown):
     """A Docker engine listens, but this user may not speak to it."""
 
+    remedy = 'sudo usermod --append --groups docker "$USER"'
+
     def __init__(self, host: str):
         SandboxError.__init__(
             self,
             f"the Docker engine at {host} refuses this user (permission denied). "
-            "Try 'sudo usermod --append --groups docker \"$USER\"' and log in again, or run as a user who may.",
+            f"Try '{self.remedy}' and log in again, or run as a user who may.",
         )
 
 
@@ -71,7 +75,7 @@ class EngineTooOld(EngineDown):
         SandboxError.__init__(
             self,
             f"the Docker engine speaks API {found}; the sandbox's policy needs {needed} (Docker 19.03) or newer. "
-            "Try scripts/docker-engine.sh (as root on Debian it installs one), or set DOCKER_HOST to a newer engine.",
+            f"Try {self.remedy} (as root on Debian it installs one), or set DOCKER_HOST to a newer engine.",
         )
 
 

@@ -168,13 +168,16 @@ class HeldOutSection(Section):
 
 
 class SandboxSection(Section):
-    """Limits of the containers that run synthetic environments."""
+    """Limits of the containers that run synthetic environments, within the bounds of ``sandbox.policy``."""
 
-    memory_mb: Positive = Field(default=256, description="memory of one container, MiB; no swap")
-    cpus: float = Field(default=1.0, gt=0, description="processors of one container")
-    pids: Positive = Field(default=32, description="processes and threads in one container")
-    call_seconds: float = Field(default=5.0, gt=0, description="seconds for one reset, step or score")
-    start_seconds: float = Field(default=60.0, gt=0, description="seconds for a container to start")
+    memory_mb: int = Field(default=256, ge=32, le=16384, description="memory of one container, MiB; no swap")
+    cpus: float = Field(default=1.0, ge=0.1, le=64, description="processors of one container")
+    pids: int = Field(default=32, ge=4, le=1024, description="processes and threads in one container")
+    tmp_mb: int = Field(default=16, ge=1, le=1024, description="files of one container, MiB; they count as its memory")
+    open_files: int = Field(default=64, ge=16, le=4096, description="files that one process may have open")
+    message_kb: int = Field(default=4096, ge=16, le=65536, description="one message of an agent or an environment, KiB")
+    call_seconds: float = Field(default=5.0, ge=0.05, le=600, description="seconds for one reset, step or score")
+    start_seconds: float = Field(default=60.0, ge=1, le=600, description="seconds for a container to start")
 
 
 class TelemetrySection(Section):

@@ -73,14 +73,14 @@ def check_torch(settings: Settings) -> Finding:
 def check_docker(settings: Settings) -> Finding:
     """A Docker engine that answers; untrusted environments run nowhere else."""
     from sandbox.docker_engine import connect
-    from sandbox.errors import SandboxError
+    from sandbox.errors import EngineDown
 
     try:
         client = connect()
         seen = f"engine {client.version()['Version']}"
         client.close()
-    except SandboxError as error:
-        return Finding("docker", False, str(error), "scripts/docker-engine.sh")
+    except EngineDown as error:
+        return Finding("docker", False, str(error), error.remedy)
     return Finding("docker", True, seen)
 
 

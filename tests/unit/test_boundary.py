@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from agents.errors import SynthesisError
-from sandbox.errors import EngineDown
+from sandbox.errors import EngineDown, EnvironmentFault
 from store.errors import NotFound
 from traced.commands.boundary import Verbs
 from traced.commands.options import parse_pair
@@ -24,6 +24,7 @@ RAISED: dict[str, BaseException] = {
     "config": ConfigError("unknown key"),
     "store": NotFound("adapter", "x@v1"),
     "sandbox": EngineDown("refused"),
+    "hostile": EnvironmentFault("step", "ValueError: \x1b[2J\x1b]0;owned\x07\u202e\x9b31m\udc80[red]"),
     "agents": SynthesisError("no trajectories"),
     "group": ExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("inner", [TracedError("from a task")])]),
     "disk": OSError(errno.ENOSPC, "No space left on device", "/data/x"),
@@ -57,6 +58,7 @@ def run(*words: str) -> tuple[int, str, str]:
         ("config", 2, "Error: unknown key"),
         ("store", 1, "there is no adapter 'x@v1' in the store"),
         ("sandbox", 1, "no Docker engine answers (refused)"),
+        ("hostile", 1, r"\x1b[2J\x1b]0;owned\x07\u202e\x9b31m\udc80[red]"),
         ("agents", 1, "Error: no trajectories"),
         ("group", 1, "Error: from a task"),
         ("disk", 1, "the disk is full: [Errno 28] No space left on device: '/data/x' Try: free some space"),

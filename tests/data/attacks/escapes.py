@@ -179,3 +179,9 @@ def leave_a_mark():
 def look_for_marks():
     files = [name for name in os.listdir("/tmp") if name == "mark"]
     return [*HELD, *files, *(name for name in os.environ if name == "MARK")]
+
+
+def speak_to_the_terminal():
+    words = "\x1b[2J\x1b]0;owned\x07\u202e\x9b31m"
+    print(words)
+    raise ValueError(words + b"\xff".decode("utf-8", "surrogateescape"))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sandbox.client import SandboxSource
+from sandbox.errors import EnvironmentFault
 from sandbox.image import Image
 from tests.integration.sandbox.hostile import LIMITS, Hostile, hostile
 
@@ -176,6 +177,16 @@ def test_the_root_file_system_is_not_written(there: Hostile) -> None:
 
 def test_nothing_is_executed_from_tmpfs(there: Hostile) -> None:
     assert there.meet("run_from_tmp", fresh=True).told == "PermissionError"
+
+
+def test_terminal_escapes_reach_no_screen(there: Hostile) -> None:
+    error = there.meet("speak_to_the_terminal").error
+    assert isinstance(error, EnvironmentFault)
+    words = r"\x1b[2J\x1b]0;owned\x07\u202e\x9b31m"
+    assert error.error == rf"ValueError: {words}\udcff"
+    assert {sign for sign in error.traceback if not sign.isprintable()} == {"\n"}
+    assert there.run(there.source.effects())["printed_head"] == words + "\n"
+    there.meet("nothing", fresh=True)
 
 
 def test_sitecustomize_conftest_and_import_paths_poison_nobody(there: Hostile) -> None:

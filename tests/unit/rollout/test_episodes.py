@@ -8,6 +8,7 @@ import pytest
 
 from sandbox.contract import Message, Score, Task, Tool
 from sandbox.episodes import Step
+from sandbox.errors import AgentFault
 from store.types import EndCause, Outcome, Trajectory
 from tests.unit.rollout.scripted import Counting, CountingPolicy, Gate
 from traced.rollout.episodes import EpisodeJob, Limits, run_episodes
@@ -147,6 +148,16 @@ def test_a_step_past_its_time_limit_is_a_sandbox_failure() -> None:
 def test_a_conversation_that_outgrows_the_context_is_the_agents_failure() -> None:
     [trajectory] = run(policy=CountingPolicy(error=ContextLengthError("2049 tokens do not fit 2048")))
     assert (trajectory.outcome, trajectory.end_cause) == (Outcome.FAILURE, EndCause.MAX_TOKENS)
+
+
+def test_a_message_that_no_environment_is_told_is_the_agents_failure() -> None:
+    def refuse(seed: int, step: int) -> None:
+        if step == 1:
+            raise AgentFault("the message for 'step' has 5000000 bytes, more than 4194304")
+
+    [trajectory] = run(behaviour=refuse)
+    assert (trajectory.outcome, trajectory.end_cause) == (Outcome.FAILURE, EndCause.MAX_TOKENS)
+    assert len(trajectory.turns) == 2
 
 
 def test_too_many_turns_end_an_episode_as_a_failure() -> None:

@@ -24,11 +24,14 @@ from sandbox.errors import (
     EngineTooOld,
     EnvironmentFault,
     ImageMissing,
+    SandboxError,
+    WorkerDied,
     clipped,
 )
 from sandbox.hashing import environment_hash
 from sandbox.image import dockerfile
 from sandbox.policy import BOUNDS, SandboxLimits, container_options, runtime
+from traced.config import SandboxSection
 
 
 @pytest.mark.parametrize(
@@ -78,6 +81,18 @@ def test_every_limit_has_bounds_and_its_default_lies_between(name: str) -> None:
     for value in (low - 1, high + 1, float("nan")):
         with pytest.raises(ValueError, match=name):
             SandboxLimits(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", list(SandboxSection.model_fields))
+def test_the_configuration_has_the_policys_bounds_and_defaults(name: str) -> None:
+    field = SandboxSection.model_fields[name]
+    bounds = {kind: value for one in field.metadata for kind, value in vars_of(one).items()}
+    assert (bounds["ge"], bounds["le"]) == BOUNDS[name]
+    assert field.default == getattr(SandboxLimits(), name)
+
+
+def vars_of(constraint: object) -> dict[str, float]:
+    return {kind: getattr(constraint, kind) for kind in ("ge", "le") if hasattr(constraint, kind)}
 
 
 @contextmanager
@@ -168,6 +183,27 @@ def test_text_from_the_container_is_bounded_in_errors() -> None:
     assert len(str(fault)) < 1000
     assert len(fault.traceback) < EVIDENCE_CHARS + 100
     assert clipped("short") == "short"
+
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\u202e\x9b31m\udc80\r\x08\u200b"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [EnvironmentFault("step", HOSTILE), WorkerDied(1, False, HOSTILE), EnvironmentFault("step", HOSTILE * 10**4)],
+    ids=["fault", "last words", "long"],
+)
+def test_text_from_the_container_cannot_steer_a_terminal(error: SandboxError) -> None:
+    assert {sign for sign in str(error) if not sign.isprintable()} <= {"\n", "\t"}
+    assert r"\x1b[2J\x1b]0;owned\x07\u202e\x9b31m\udc80\r\x08\u200b" in str(error)
+
+
+def test_harmless_text_stays_as_it_is() -> None:
+    text = "a line\n\tan é, a ☃, a back\\slash"
+    assert clipped(text) == text
+    assert clipped(clipped(HOSTILE)) == clipped(HOSTILE)
+    fault = EnvironmentFault("step", "E", f"Traceback\n  {HOSTILE}")
+    assert fault.traceback == "Traceback\n  " + clipped(HOSTILE)
 
 
 def test_the_image_tag_follows_every_file_in_the_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

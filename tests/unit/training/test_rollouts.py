@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from anyio.from_thread import start_blocking_portal
 
+from sandbox.errors import AgentFault
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
 from traced.rollout.conversation import TurnTemplate
@@ -59,6 +60,17 @@ def test_every_round_is_one_batch_in_a_fixed_order() -> None:
     assert [r.reward for r in again] == [r.reward for r in played]
     seeds = [request.sampling.seed for batch in engine.batches for request in batch]
     assert len(set(seeds)) == 12
+
+
+def test_a_message_that_no_environment_is_told_ends_its_rollout_with_the_score_as_it_stands() -> None:
+    def refuse(seed: int) -> None:
+        if seed == 12:
+            raise AgentFault("the message for 'step' has 5000000 bytes, more than 4194304")
+
+    played, _ = sampled(fail=refuse)
+    assert [one.failure for one in played] == [None] * 6
+    assert [(one.turns, one.reward) for one in played if one.seed == 12] == [(1, 0.0)] * 3
+    assert [one.turns for one in played if one.seed == 11] == [2] * 3
 
 
 def test_prompts_extend_what_was_said_before() -> None:
