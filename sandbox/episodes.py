@@ -27,7 +27,7 @@ class Episode(Protocol):
         ...
 
     async def step(self, message: Message) -> Step:
-        """Send one assistant message."""
+        """Send one assistant message; raises AgentFault where it is none that can be passed on."""
         ...
 
     async def score(self) -> Score:

@@ -3,7 +3,8 @@
 What it holds back: the network (none, nor the names of the host's), the host's files (no mount, read-only root),
 privileges (no capability, no gain of any, an unprivileged user, Docker's default seccomp filter), the host's memory and
 swap, processors, process table and log space, shared memory and IPC. What it leaves: a small /tmp that cannot be
-executed from, and stdio. A program can still be run from memory; it gets no further than the interpreter.
+executed from, message queues of its own, and stdio. A program can still be run from memory; it gets no further than the
+interpreter. The engine's own mounts (/etc/hosts and the like) name the folder on the host that holds them.
 
 Where the engine has gVisor (a runtime named runsc), the container runs on its kernel instead of the host's.
 

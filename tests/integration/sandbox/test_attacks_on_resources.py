@@ -5,6 +5,7 @@ import errno
 import resource
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -23,6 +24,13 @@ pytestmark = pytest.mark.docker
 @pytest.fixture(scope="module")
 def there(image: Image) -> Iterator[Hostile]:
     with hostile("resources") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def impatient(image: Image) -> Iterator[Hostile]:
+    """For what ends at its deadline alone."""
+    with hostile("resources", replace(LIMITS, call_seconds=1.0)) as started:
         yield started
 
 
@@ -53,7 +61,7 @@ def test_a_memory_bomb_in_a_child_of_a_healthy_worker(there: Hostile) -> None:
             pass  # the kernel has told the engine; the engine's journal is a moment behind
         return told
 
-    assert there.run(asyncio.wait_for(until_told(), 20))["count"] > 0
+    assert there.run(asyncio.wait_for(until_told(), 60))["count"] > 0
     there.meet("nothing", fresh=True)
     assert there.run(there.source.effects())["events"] == []
 
@@ -65,16 +73,16 @@ def test_sparse_shared_memory(there: Hostile) -> None:
     assert error.oom
 
 
-def test_an_infinite_loop(there: Hostile) -> None:
-    error = there.meet("endless_loop").error
+def test_an_infinite_loop(impatient: Hostile) -> None:
+    error = impatient.meet("endless_loop").error
     assert isinstance(error, Deadline)
     assert error.where == "worker"
 
 
-def test_an_ignored_sigterm(there: Hostile, engine: Any) -> None:
+def test_an_ignored_sigterm(impatient: Hostile, engine: Any) -> None:
     """No signal that can be ignored is relied on: the host ends the container, in C or not."""
-    before = there.run(there.source.sandbox()).container_id
-    error = there.meet("deaf").error
+    before = impatient.run(impatient.source.sandbox()).container_id
+    error = impatient.meet("deaf").error
     assert isinstance(error, Deadline)
     assert error.where == "host"
     with pytest.raises(NotFound):
@@ -90,7 +98,7 @@ def test_a_double_forked_survivor(there: Hostile, engine: Any) -> None:
     error = there.meet("leave").error
     assert isinstance(error, WorkerDied)
     assert (error.exit_code, error.oom) == (0, False)
-    assert psutil.wait_procs(inside, timeout=20)[1] == []
+    assert psutil.wait_procs(inside, timeout=60)[1] == []
     with pytest.raises(NotFound):
         engine.containers.get(container.id)
 
@@ -157,7 +165,7 @@ def test_links_pipes_devices_and_parents_wait_for_nobody(there: Hostile, engine:
         container.reload()
 
 
-def test_a_pipe_in_the_place_of_a_source_file_cannot_hold_a_traceback(there: Hostile) -> None:
-    error = there.meet("traceback_through_a_fifo", fresh=True).error
+def test_a_pipe_in_the_place_of_a_source_file_cannot_hold_a_traceback(impatient: Hostile) -> None:
+    error = impatient.meet("traceback_through_a_fifo", fresh=True).error
     assert isinstance(error, Deadline)
     assert error.where == "worker"

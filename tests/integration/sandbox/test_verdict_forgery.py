@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from sandbox.admission.admit import admit, refusals
+from sandbox.admission.thresholds import Thresholds
 from sandbox.client import SandboxSource
 from sandbox.contract import Score
 from sandbox.errors import EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
@@ -93,7 +95,7 @@ def test_leaving_with_code_0_after_a_fake_score_is_a_death(forger: Forger) -> No
 def test_a_claimed_time_out_is_told_from_one(forger: Forger) -> None:
     told = forger.scores("claim_a_time_out")
     assert isinstance(told, EnvironmentFault)
-    assert "claimed to have outlived its 2 s" in told.error
+    assert "claimed to have outlived its 20 s" in told.error
 
 
 def test_the_workers_own_time_out_cannot_be_raised(forger: Forger) -> None:
@@ -168,6 +170,50 @@ def test_a_score_that_is_none_is_the_environments_fault(forger: Forger, way: str
     restarts = forger.source.restarts
     assert isinstance(forger.scores(way), EnvironmentFault)
     assert forger.source.restarts == restarts
+
+
+FORGED_EFFECTS = """
+import sys
+worker = sys.modules["__main__"].Worker
+judged = worker._judged
+def forged(self, request, most):
+    return ("ok", '{"events": 5, "printed": "none"}') if request["op"] == "effects" else judged(self, request, most)
+worker._judged = forged
+"""
+LEAVES_AFTER_ITS_SCORE = """
+import os, sys
+def forged(self, request):
+    line = b'{"id":%d,"seconds":0,"ok":{"score":{"reward":1,"success":true,"parts":{}}}}' % request["id"]
+    for descriptor in range(3, 20):
+        try:
+            os.write(descriptor, line + bytes([10]))
+        except OSError:
+            continue
+    os._exit(0)
+sys.modules["__main__"]._OPERATIONS["score"] = forged
+"""
+
+
+@pytest.mark.parametrize(
+    ("forgery", "check", "fault"),
+    [(FORGED_EFFECTS, "effects", "EnvironmentFault"), (LEAVES_AFTER_ITS_SCORE, "runs", "WorkerDied")],
+    ids=["its effects", "code 0"],
+)
+def test_a_forged_worker_is_refused_and_admission_goes_on(
+    image: Image, lamp_shop: str, forgery: str, check: str, fault: str
+) -> None:
+    quick = Thresholds(seeds=4, twin_seeds=2, diversity_seeds=8, distinct_shapes=1)
+    judging = admit(
+        lamp_shop + forgery,
+        target_tools=[],
+        target_error_examples=[],
+        base_rewards=None,
+        thresholds=quick,
+        owner="test-forgery",
+    )
+    report = asyncio.run(judging)
+    assert not report.admitted
+    assert refusals(report)[check]["fault"] == fault
 
 
 def test_a_score_too_deep_to_read_ends_the_container(forger: Forger) -> None:

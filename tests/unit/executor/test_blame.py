@@ -9,7 +9,18 @@ import sys
 import pytest
 
 from agents.errors import SynthesisError
-from sandbox.errors import Deadline, EngineDown, EnvironmentFault, ImageMissing, ProtocolFault, SandboxError, WorkerDied
+from sandbox.errors import (
+    AgentFault,
+    Deadline,
+    EngineDown,
+    EngineForbidden,
+    EngineTooOld,
+    EnvironmentFault,
+    ImageMissing,
+    ProtocolFault,
+    SandboxError,
+    WorkerDied,
+)
 from store.errors import NotFound, StoreConflict, StoreUnavailable, StoreVersionError
 from traced.causes import cause_of
 from traced.errors import ConfigError, TracedError
@@ -47,6 +58,8 @@ ERRORS: list[tuple[Exception, Blame]] = [
     (cause_of(ExceptionGroup("tasks", [ValueError("x"), EngineDown("refused")])), SURROUNDINGS),
     (raised_from(StageError("cannot save"), OSError(errno.EROFS, "Read-only file system")), SURROUNDINGS),
     (PermissionError(errno.EACCES, "Permission denied"), SURROUNDINGS),
+    (EngineForbidden("unix:///x"), SURROUNDINGS),
+    (EngineTooOld("1.39", "1.40"), SURROUNDINGS),
     (ModelError("no model directory"), SURROUNDINGS),
     (EngineStartError("silent"), SURROUNDINGS),
     (StoreUnavailable("locked"), SURROUNDINGS),
@@ -63,6 +76,7 @@ ERRORS: list[tuple[Exception, Blame]] = [
     (OSError(errno.EMFILE, "Too many open files"), UNCLEAR),
     # the input's
     (EnvironmentFault("step", "boom"), INPUT),
+    (AgentFault("the message has 5000000 bytes"), INPUT),
     (ProtocolFault("no JSON"), INPUT),
     (Deadline("step", 5, "worker"), INPUT),
     (EnvironmentFailed("no rollout survived"), INPUT),
