@@ -5,7 +5,8 @@ contract, comes down to that file: admission judges it like every other. What el
 admission cannot play: their environments bring dependencies (the sandbox's image has the standard library alone, and
 no network to fetch more), those of verifiers begin from rows of a dataset instead of a seed, neither tells a solution
 as messages, and OpenEnv's actions may be anything. Such a package is read, never imported; ``unproved`` makes the
-report of it: the check "source" as it is, every other one as could-not-run with its reason, and never admitted.
+report of it: the check "source" as it is, every other one not passed and left out for its reason (``left_out``), and
+never admitted.
 
 Invariants: nothing of the folder is executed, links are not followed, at most ``MOST_FILES`` files are read.
 How it fails: ``NotRecognised``. Not covered: a server of OpenEnv that runs already, which could be asked for more.
@@ -72,13 +73,15 @@ def recognise(path: Path) -> Recognised | Foreign:
 def unproved(foreign: Foreign) -> AdmissionReport:
     """The report on a package that cannot be played: never admitted, each check with what it lacks."""
     refused = [
-        f"{name} {line}" for name, text in foreign.sources.items() for line in inspect_source(text)[1]["refused"]
+        f"{name} {line}"
+        for name, text in foreign.sources.items()
+        for line in inspect_source(text)[1]["refused"]
+        if not line.endswith("defines no class Environment")  # which only one of an environment's files would
     ]
     evidence = {"files": len(foreign.sources), "refused": [clipped(line, 200) for line in refused[:20]]}
     checks = [Check("source", False, {**foreign.declared.as_evidence(), **evidence}, 0.0)]
     checks += [
-        Check(name, False, {"could_not_run": foreign.declared.why_not(name)}, 0.0)
-        for name in ("runs", *PLAYED, "spread")
+        Check(name, False, {"left_out": foreign.declared.why_not(name)}, 0.0) for name in ("runs", *PLAYED, "spread")
     ]
     digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
     return AdmissionReport(digest, False, checks)
@@ -112,7 +115,10 @@ def _exported(folder: Path, record: dict[str, Any]) -> Recognised:
     source = record["source"]
     text = _text(folder, source) if source in files else None
     if text is None:
-        raise NotRecognised(f"{folder / RECORD} names {source!r}, which is not there", hint="export it again")
+        raise NotRecognised(
+            f"{folder / RECORD} names {source!r}, which is not there, or longer than admission takes",
+            hint="export it again",
+        )
     changed = [name for name, digest in files.items() if name != source and _digest(folder, name) != digest]
     return Recognised(folder / source, text, str(record["kind"]), str(record["environment"]), changed)
 

@@ -135,7 +135,7 @@ def test_a_file_is_judged_as_it_is_and_whatever_else_a_folder_holds_beside_one_e
     assert caught.value.hint
 
 
-def test_a_taskset_of_verifiers_says_what_it_declares_and_what_could_not_run(tmp_path: Path) -> None:
+def test_a_taskset_of_verifiers_says_what_it_declares_and_what_left_out(tmp_path: Path) -> None:
     found = judged(recognise(folder(tmp_path, sums__taskset=TASKSET, sums__grading="import math\n")))
     told = found["source"].evidence
     assert told["kind"] == "verifiers"
@@ -144,15 +144,15 @@ def test_a_taskset_of_verifiers_says_what_it_declares_and_what_could_not_run(tmp
     assert any("taskset.py line" in line and "numpy" in line for line in told["refused"])
     assert set(found) == {"source", "runs", *PLAYED, "spread"}
     assert not any(check.passed for check in found.values())
-    assert "standard library" in found["runs"].evidence["could_not_run"]
-    assert "it tells no solution" in found["oracle"].evidence["could_not_run"]
-    assert "seed" in found["determinism"].evidence["could_not_run"]
+    assert "standard library" in found["runs"].evidence["left_out"]
+    assert "it tells no solution" in found["oracle"].evidence["left_out"]
+    assert "seed" in found["determinism"].evidence["left_out"]
 
 
 def test_a_reference_solution_of_verifiers_is_named(tmp_path: Path) -> None:
     checked = TASKSET.replace("    @vf.reward", "    async def validate(self, runtime): ...\n\n    @vf.reward", 1)
     found = judged(recognise(folder(tmp_path, taskset=checked)))
-    assert "Task.validate" in found["oracle"].evidence["could_not_run"]
+    assert "Task.validate" in found["oracle"].evidence["left_out"]
 
 
 def test_load_environment_of_old_is_read_too(tmp_path: Path) -> None:
@@ -170,11 +170,11 @@ def test_load_environment_of_old_is_read_too(tmp_path: Path) -> None:
 def test_an_environment_of_openenv_lacks_messages_but_may_have_a_seed(tmp_path: Path) -> None:
     found = judged(recognise(folder(tmp_path, openenv="name: maze\n", server__maze=OPENENV)))
     assert found["source"].evidence["environments"] == ["MazeEnvironment"]
-    assert "direction" in found["floor"].evidence["could_not_run"]
-    assert "names no seed" not in found["determinism"].evidence["could_not_run"]
+    assert "direction" in found["floor"].evidence["left_out"]
+    assert "names no seed" not in found["determinism"].evidence["left_out"]
     unseeded = OPENENV.replace("seed=None, ", "")
     found = judged(recognise(folder(tmp_path, openenv="name: maze\n", server__maze=unseeded)))
-    assert "names no seed" in found["determinism"].evidence["could_not_run"]
+    assert "names no seed" in found["determinism"].evidence["left_out"]
 
 
 @pytest.mark.parametrize("text", ["", "import os\n", "def (", "class Environment:\n    pass\n"])
