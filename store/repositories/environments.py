@@ -49,6 +49,13 @@ def list_origins(session: Session, environment_hash: str) -> list[EnvironmentRec
     return _list(session, environment_hash=environment_hash)
 
 
+def find_hashes(session: Session, beginning: str, *, limit: int) -> list[str]:
+    """The hashes of stored environments that begin so, in order, at most ``limit``."""
+    hashed = col(EnvironmentRow.hash)
+    query = select(hashed).where(hashed.startswith(beginning, autoescape=True)).order_by(hashed).limit(limit)
+    return list(session.exec(query))
+
+
 def newest_environments(session: Session, *, limit: int, after: str | None = None) -> list[EnvironmentStanding]:
     """Environments of all cycles, newest first, those behind ``after`` (a hash); raises ``NotFound`` for it.
 

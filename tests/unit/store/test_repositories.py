@@ -1,5 +1,6 @@
 """Cycles, analysis, environments, training, adapters and gates: same save twice, other content, unknown ids."""
 
+import hashlib
 import math
 from dataclasses import replace
 
@@ -95,6 +96,17 @@ def test_environments(db: Session) -> None:
     environments.save_admission(db, refused, cycle_id="c1", at=later(30))
     assert [one.report.admitted for one in environments.list_admissions(db, HASH)] == [True, False]
     assert environments.list_admissions(db, HASH, cycle_id="c2") == []
+
+
+def test_an_environment_is_found_by_the_beginning_of_its_hash(db: Session) -> None:
+    source = "class Environment: ..."
+    other = hashlib.sha256(source.encode()).hexdigest()
+    made = EnvironmentRecord(other, source, "c1", CAPABILITY.name, 8, "builtin", later(3))
+    environments.save_environment(db, made)
+    assert environments.find_hashes(db, HASH[:8], limit=9) == [HASH]
+    assert environments.find_hashes(db, "", limit=9) == sorted([HASH, other])
+    assert environments.find_hashes(db, "", limit=1) == [min(HASH, other)]
+    assert environments.find_hashes(db, "%", limit=9) == []
 
 
 def test_the_same_source_from_two_cycles_has_two_origins(db: Session) -> None:

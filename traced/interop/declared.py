@@ -1,0 +1,201 @@
+"""What the sources of a verifiers or OpenEnv package declare, read from their syntax alone.
+
+Reading tells names: classes and what they derive from by name, decorated functions, arguments of a few calls. It can be
+deceived and says nothing about behaviour; it is told beside a verdict, never instead of one.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+CONTRACT = {"reset", "step", "done", "score", "oracle"}
+NO_DEPENDENCIES = (
+    "its dependencies ({}) are not in the sandbox's image, which has the standard library alone and no network"
+)
+SEED, SOLUTION, ACTIONS = "seed", "solution", "actions"
+NEEDS = {  # beside the dependencies
+    "determinism": (SEED, SOLUTION),
+    "oracle": (SOLUTION,),
+    "diversity": (SEED, SOLUTION),
+    "floor": (SEED, ACTIONS),
+    "exploits": (SEED, ACTIONS),
+    "interface": (ACTIONS,),
+    "leak": (SOLUTION,),
+    "latency": (SOLUTION,),
+    "spread": (SEED, ACTIONS),
+}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What was read. ``lacks`` says for seed, solution and actions why admission cannot have them."""
+
+    kind: str
+    interface: str
+    environments: list[str] = field(default_factory=list)  # classes, or "load_environment"
+    rewards: list[str] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list)  # beyond the standard library and the package itself
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+    def as_evidence(self) -> dict[str, Any]:
+        """Flat JSON."""
+        return {
+            "kind": self.kind,
+            "interface": self.interface,
+            "environments": self.environments[:20],
+            "rewards": self.rewards[:20],
+            "tools": self.tools[:20],
+            "imports": self.imports[:20],
+        }
+
+    def why_not(self, check: str) -> str:
+        """Why a check of admission could not run."""
+        reasons = [NO_DEPENDENCIES.format(", ".join(self.imports[:6]) or self.kind)]
+        reasons += [self.lacks[need] for need in NEEDS.get(check, ()) if need in self.lacks]
+        return "; ".join(reasons)
+
+
+def foreign_kind(sources: Mapping[str, str], *, is_openenv: bool = False) -> str | None:
+    """ "openenv" or "verifiers", by what is imported; ``is_openenv``: there is an openenv.yaml."""
+    modules = {module.partition(".")[0] for text in sources.values() for module in _modules(_parsed(text))}
+    if is_openenv or modules & {"openenv", "openenv_core"}:
+        return "openenv"
+    return "verifiers" if "verifiers" in modules else None
+
+
+def defines_contract(text: str) -> bool:
+    """Whether the file defines a class Environment with every member of the contract, its own or of a base there."""
+    classes = {node.name: node for node in _parsed(text).body if isinstance(node, ast.ClassDef)}
+    members: set[str] = set()
+    waiting, seen = ["Environment"], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in classes and name not in seen:
+            seen.add(name)
+            members |= _members(classes[name])
+            waiting += [_called(base) for base in classes[name].bases]
+    protocol = "Environment" in classes and any(_called(base) == "Protocol" for base in classes["Environment"].bases)
+    return "Environment" in classes and members >= CONTRACT and not protocol
+
+
+def declared(kind: str, sources: Mapping[str, str]) -> Declared:
+    """What the package's files declare."""
+    trees = [_parsed(text) for text in sources.values()]
+    own = {part for name in sources for part in name.removesuffix(".py").split("/")}
+    outer = {module.partition(".")[0] for tree in trees for module in _modules(tree)}
+    imports = sorted(outer - sys.stdlib_module_names - own - {""})
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    tools = [*_decorated(nodes, "tool"), *_listed(nodes, "tools")]
+    if kind == "openenv":
+        served = [one for one in classes if _derives(one, "Environment") and "step" in _members(one)]
+        rubrics = [one.name for one in classes if _derives(one, "Rubric")]
+        named = [one.name for one in served]
+        return Declared(kind, "reset, step and state", named, rubrics, tools, imports, _openenv_lacks(served, classes))
+    tasksets = [one.name for one in classes if _derives(one, "Taskset")]
+    loaders = [node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "load_environment"]
+    rewards = [*_decorated(nodes, "reward"), *_listed(nodes, "funcs")]
+    interface = "verifiers.v1: tasksets" if tasksets else "verifiers 0.1: load_environment"
+    checked = any(_derives(one, "Task") and "validate" in _members(one) for one in classes)
+    lacks = {
+        SEED: "its tasks are rows that it loads, and none begins from a seed of ours",
+        SOLUTION: "its reference solution is a check of its own (Task.validate; vf-validate runs it), not messages"
+        if checked
+        else "it tells no solution",
+        ACTIONS: "its episodes are driven by a model behind a URL, not message by message",
+    }
+    return Declared(kind, interface, [*tasksets, *loaders], rewards, tools, imports, lacks)
+
+
+def _openenv_lacks(served: list[ast.ClassDef], classes: list[ast.ClassDef]) -> dict[str, str]:
+    fields = [
+        node.target.id
+        for one in classes
+        if _derives(one, "Action")
+        for node in one.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    lacks = {
+        SOLUTION: "it tells no solution as messages: OpenEnv's oracle is a script or a state of its server",
+        ACTIONS: f"its actions are its own ({', '.join(fields[:6]) or 'unknown'}), not assistant messages",
+    }
+    resets = [
+        node
+        for one in served
+        for node in one.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "reset"
+    ]
+    if not any("seed" in {arg.arg for arg in [*node.args.args, *node.args.kwonlyargs]} for node in resets):
+        lacks[SEED] = "its reset names no seed"
+    return lacks
+
+
+def _parsed(text: str) -> ast.Module:
+    """The tree, an empty one for what does not parse."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
+
+
+def _modules(tree: ast.Module) -> Iterator[str]:
+    """Absolute imports."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module
+
+
+def _members(node: ast.ClassDef) -> set[str]:
+    """Methods and names that the class's own body sets, and ``done`` where a method sets it on the instance."""
+    names = {one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for one in ast.walk(node):
+        match one:
+            case ast.Assign(targets=targets):
+                names |= {name for target in targets for name in _names(target)}
+            case ast.AnnAssign(target=target):
+                names |= set(_names(target))
+    return names
+
+
+def _names(target: ast.expr) -> Iterator[str]:
+    match target:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            yield name
+        case ast.Tuple(elts=parts):
+            for part in parts:
+                yield from _names(part)
+
+
+def _derives(node: ast.ClassDef, base: str) -> bool:
+    """Whether a base is called so, or ends so in words: MCPEnvironment is an Environment."""
+    return any(_called(one).endswith(base) for one in node.bases)
+
+
+def _called(node: ast.expr) -> str:
+    """The last name of an expression: Environment of interfaces.Environment[A, O, S], reward of vf.reward(weight=1)."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=inner) | ast.Call(func=inner):
+            return _called(inner)
+    return ""
+
+
+def _decorated(nodes: list[ast.AST], decorator: str) -> list[str]:
+    """Functions under that decorator, in order."""
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node.name for node in functions if any(_called(one) == decorator for one in node.decorator_list)]
+
+
+def _listed(nodes: list[ast.AST], argument: str) -> list[str]:
+    """Names in a list that some call is given as ``argument``: Rubric(funcs=[right, short])."""
+    given = [
+        word.value for node in nodes if isinstance(node, ast.Call) for word in node.keywords if word.arg == argument
+    ]
+    return [_called(one) for value in given if isinstance(value, ast.List) for one in value.elts if _called(one)]

@@ -1,0 +1,211 @@
+"""Write an environment as a package of verifiers or OpenEnv.
+
+Invariants: ``environment.py`` in the package is the source byte for byte and ``contract.py`` beside it the contract;
+the rest is rendered from ``templates`` and imports the other project and the standard library alone, never traced; no
+code of the environment runs here. ``traced.json`` in the package's folder names the origin and the SHA-256 of every
+other file, by which ``recognise`` knows what was changed since. The folder appears whole, by one rename, or not at all;
+nothing is overwritten.
+How it fails: ``NotExportable`` for a source that does not parse, defines no class ``Environment`` or imports what the
+package could not give it; ``InTheWay``. What ``verifiers`` and OpenEnv check is in this package's docstring.
+"""
+
+import ast
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sandbox.hashing import PACKAGE as SANDBOX
+from traced.interop.errors import InTheWay, NotExportable
+from traced.interop.origin import Origin
+
+FORMAT = 1
+RECORD = "traced.json"
+ENVIRONMENT, CONTRACT = "environment.py", "contract.py"
+VERSION = "0.1.0"  # of every exported package: its content is named by the hash in its name
+CONTRACT_MODULE = "sandbox.contract"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of package: where the environment's own files go, and which template each other file is rendered from."""
+
+    inner: str  # folder of environment.py; "" is the package's name
+    templates: dict[str, str]  # {inner} stands for that folder
+
+
+KINDS = {
+    "verifiers": Kind(
+        "",
+        {
+            "pyproject.toml": "verifiers/pyproject.toml",
+            "README.md": "verifiers/README.md",
+            "{inner}/__init__.py": "verifiers/init.py",
+            "{inner}/taskset.py": "verifiers/taskset.py",
+            "{inner}/harness.py": "verifiers/harness.py",
+            "{inner}/episode.py": "common/episode.py",
+        },
+    ),
+    "openenv": Kind(
+        "server",
+        {
+            "pyproject.toml": "openenv/pyproject.toml",
+            "README.md": "openenv/README.md",
+            "openenv.yaml": "openenv/openenv.yaml",
+            ".dockerignore": "openenv/dockerignore",
+            "__init__.py": "openenv/init.py",
+            "models.py": "openenv/models.py",
+            "client.py": "openenv/client.py",
+            "oracle.py": "openenv/oracle.py",
+            "validation/runtime.json": "openenv/runtime.json",
+            "{inner}/__init__.py": "openenv/server_init.py",
+            "{inner}/app.py": "openenv/app.py",
+            "{inner}/adapter.py": "openenv/adapter.py",
+            "{inner}/Dockerfile": "openenv/Dockerfile",
+            "{inner}/episode.py": "common/episode.py",
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the package's folder and import name, and why nobody should train on it yet ("" if one may)."""
+
+    folder: Path
+    package: str
+    kind: str
+    hash: str
+    admitted: bool | None
+    warning: str
+
+
+def export(origin: Origin, kind: str, into: Path | None = None) -> Exported:
+    """Write the package into ``into``, which is new or empty; by default a folder of its name, here."""
+    refuse_foreign(origin.source_code)
+    package = package_name(origin)
+    folder = (into or Path(package)).absolute()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise InTheWay(f"{folder} is there already", hint="another folder for --into, or move this one away")
+    staging = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        for name, content in package_files(origin, kind).items():
+            path = staging / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        os.replace(staging, folder)
+    except OSError as error:
+        raise InTheWay(f"{folder} cannot be written: {error}", hint="another folder for --into") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Exported(folder, package, kind, origin.hash, origin.admitted, origin.warning)
+
+
+def package_files(origin: Origin, kind: str) -> dict[str, bytes]:
+    """Path in the package -> content; the same origin gives the same bytes."""
+    package = package_name(origin)
+    inner = KINDS[kind].inner or package
+    told = {
+        "origin": origin,
+        "package": package,
+        "distribution": package.replace("_", "-"),
+        "title": f"{re.sub(r'[^A-Za-z0-9._-]+', ' ', origin.name).strip() or 'environment'} ({origin.hash[:12]})",
+        "description": _one_line(origin.description) or f"Synthetic environment {package}, exported by traced",
+        "source_path": f"{inner}/{ENVIRONMENT}",
+        "version": VERSION,
+        "traced_version": version("traced"),
+    }
+    files = {
+        path.format(inner=inner): _templates().get_template(f"{name}.jinja").render(told).encode()
+        for path, name in KINDS[kind].templates.items()
+    }
+    files[f"{inner}/{ENVIRONMENT}"] = origin.source_code.encode()
+    files[f"{inner}/{CONTRACT}"] = (SANDBOX / CONTRACT).read_bytes()
+    record = {
+        "format": FORMAT,
+        "kind": kind,
+        "environment": origin.hash,
+        "source": f"{inner}/{ENVIRONMENT}",
+        "capability": origin.capability,
+        "cycle": origin.cycle,
+        "admitted": origin.admitted,
+        "verdict": origin.verdict,
+        "traced": version("traced"),
+        "files": {path: hashlib.sha256(content).hexdigest() for path, content in sorted(files.items())},
+    }
+    files[RECORD] = (json.dumps(record, indent=2) + "\n").encode()
+    return files
+
+
+def package_name(origin: Origin) -> str:
+    """``traced_NAME_HASH8``: an import name that no two environments share."""
+    plain = re.sub(r"[^a-z0-9]+", "_", origin.name.lower()).strip("_")[:40].strip("_")
+    return "_".join(filter(None, ["traced", plain, origin.hash[:8]]))
+
+
+def refuse_foreign(source_code: str) -> None:
+    """Raise NotExportable for a source whose package could not run; admission itself is not repeated here."""
+    try:
+        tree = ast.parse(source_code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise NotExportable(f"line {line} does not parse: {error}", hint="name a Python file") from error
+    if not any(isinstance(node, ast.ClassDef) and node.name == "Environment" for node in tree.body):
+        raise NotExportable(
+            "the file defines no class Environment", hint="sandbox/contract.py says what an environment defines"
+        )
+    late = {id(node) for outer in ast.walk(tree) if _is_function(outer) for node in ast.walk(outer)}
+    for node in ast.walk(tree):
+        for module in imported(node):
+            if module == CONTRACT_MODULE and id(node) not in late:
+                continue
+            if module.partition(".")[0] not in sys.stdlib_module_names:
+                where = " inside a function" if module == CONTRACT_MODULE else ""
+                raise NotExportable(
+                    f"line {getattr(node, 'lineno', 0)} imports {module}{where}",
+                    hint="an environment imports the standard library, and sandbox.contract at its top",
+                )
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The modules that an import statement names; a relative one begins with a dot."""
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=module, level=level):
+            return ["." * level + (module or "")]
+    return []
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+@functools.cache
+def _templates() -> Environment:
+    """What a person or a model wrote reaches a file only through ``quoted`` and ``cell``, or reduced to a title."""
+    made = Environment(loader=PackageLoader("traced.interop"), undefined=StrictUndefined, keep_trailing_newline=True)
+    made.filters |= {"quoted": _quoted, "cell": _cell}
+    return made
+
+
+def _quoted(text: str) -> str:
+    """A string literal of Python and TOML alike."""
+    return json.dumps(_one_line(text), ensure_ascii=False)
+
+
+def _cell(text: str) -> str:
+    """The inside of a cell of a Markdown table."""
+    return re.sub(r"([|<>\\`*_\[\]])", r"\\\1", _one_line(text))
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())

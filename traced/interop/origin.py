@@ -1,0 +1,109 @@
+"""Where an environment that leaves comes from: its source, who made it, and what admission said of it.
+
+Invariants: the hash is that of the source's bytes; the verdict is the newest one that the store holds for them; where
+it holds none, or there is no store to ask, the environment counts as unjudged, which is never admitted.
+How it fails: ``NoSuchEnvironment`` for a name that is no file and no hash of exactly one stored environment.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlmodel import Session
+
+from sandbox.hashing import environment_hash
+from store.repositories.capabilities import named_in
+from store.repositories.environments import find_hashes, list_admissions, list_origins
+from traced.interop.errors import NoSuchEnvironment
+
+LEAST_PREFIX = 4
+_HASH = re.compile(rf"(?:env:)?([0-9a-f]{{{LEAST_PREFIX},64}})")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """An environment and what is known of it; "" where nothing is. ``admitted`` is None before any admission."""
+
+    source_code: str
+    name: str  # of the capability, or of the file
+    capability: str = ""
+    description: str = ""
+    synthesizer: str = ""
+    cycle: str = ""
+    admitted: bool | None = None
+    failed: list[str] = field(default_factory=list)  # the names of the checks that refused it
+    judged_at: str = ""
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the source."""
+        return environment_hash(self.source_code)
+
+    @property
+    def verdict(self) -> str:
+        """What admission said, in words."""
+        if self.admitted is None:
+            return "never judged"
+        return (
+            f"admitted {self.judged_at}" if self.admitted else f"refused {self.judged_at} by {', '.join(self.failed)}"
+        )
+
+    @property
+    def warning(self) -> str:
+        """Why nobody should train on it yet; "" for an admitted one."""
+        if self.admitted:
+            return ""
+        if self.admitted is None:
+            return "traced has not judged this environment."
+        return f"traced refused this environment ({', '.join(self.failed)})."
+
+
+def of_file(path: Path, session: Session | None) -> Origin:
+    """The environment in a single file, with what the store knows of these bytes."""
+    try:
+        source_code = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NoSuchEnvironment(
+            f"{path} cannot be read as an environment: {error}", hint="name one Python file, in UTF-8"
+        ) from error
+    found = of_stored(session, environment_hash(source_code)) if session is not None else None
+    return found or Origin(source_code, path.stem)
+
+
+def of_hash(session: Session, named: str) -> Origin:
+    """The one stored environment whose hash begins so; ``named`` may begin with "env:"."""
+    match = _HASH.fullmatch(named)
+    hashes = find_hashes(session, match[1], limit=4) if match else []
+    if len(hashes) == 1:
+        found = of_stored(session, hashes[0])
+        if found is not None:
+            return found
+    if hashes:
+        several = ", ".join(f"env:{one[:16]}" for one in hashes)
+        raise NoSuchEnvironment(f"{named!r} begins several hashes: {several}", hint="more of the hash")
+    raise NoSuchEnvironment(
+        f"{named!r} is no file, and no stored environment's hash begins so",
+        hint=f"env: and at least {LEAST_PREFIX} digits of a hash, as traced explain and traced synthesize print it",
+    )
+
+
+def of_stored(session: Session, environment: str) -> Origin | None:
+    """What the store holds of the environment with this hash; None when that is nothing."""
+    origins = list_origins(session, environment)
+    if not origins:
+        return None
+    made = origins[0]
+    capability = named_in(session, made.capability, made.cycle_id).capability
+    admissions = list_admissions(session, environment)
+    report = admissions[-1].report if admissions else None
+    return Origin(
+        made.source_code,
+        made.capability,
+        made.capability,
+        capability.description,
+        made.synthesizer,
+        made.cycle_id,
+        report.admitted if report else None,
+        [check.name for check in report.checks if not check.passed] if report else [],
+        f"{admissions[-1].at:%Y-%m-%d}" if admissions else "",
+    )
