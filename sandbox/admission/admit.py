@@ -43,31 +43,34 @@ PLAYED: dict[str, Callable[[Bench], Awaitable[checks.Verdict]]] = {
     "latency": checks.latency,
     "effects": checks.effects,
 }
+CHECKS = ("source", "runs", *PLAYED, "spread")  # all names, in the order in which they are made
 
 
 async def admit(
     source_code: str,
     *,
-    target_tools: list[Tool],
+    target_tools: list[Tool] | None,
     target_error_examples: list[str],
     base_rewards: BaseRewards | None,
     thresholds: Thresholds | None = None,
     limits: SandboxLimits | None = None,
     owner: str = "traced",
     clock: Callable[[], float] = time.perf_counter,
+    begins: Callable[[str], None] = lambda name: None,
 ) -> AdmissionReport:
     """Run every check on ``source_code``; admitted when all passed. Raises EngineDown or ImageMissing.
 
-    ``target_tools`` are the target's OpenAI schemas, ``target_error_examples`` contents of its tool messages that tell
-    an error. ``base_rewards(source, seeds, k)`` answers the base model's rewards, one group of k per seed; with None
-    the check "spread" is left out and its evidence says so (``left_out``). ``limits`` are the container's; a call gets
-    the thresholds' seconds where those are fewer.
+    ``target_tools`` are the target's OpenAI schemas; with None nothing is compared with a target, and the evidence of
+    "interface" says so. ``target_error_examples`` are contents of its tool messages that tell an error.
+    ``base_rewards(source, seeds, k)`` answers the base model's rewards, one group of k per seed; with None the check
+    "spread" is left out and its evidence says so (``left_out``). ``limits`` are the container's; a call gets
+    the thresholds' seconds where those are fewer. ``begins`` hears each check's name as it begins.
     """
     thresholds = thresholds or Thresholds()
     sources = _Sources(source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples)
-    made = await _checks(sources, base_rewards, thresholds, clock)
+    made = await _checks(sources, base_rewards, thresholds, clock, begins)
     if any(check.evidence.get("killed") for check in made):
-        made = await _checks(sources, base_rewards, thresholds, clock)
+        made = await _checks(sources, base_rewards, thresholds, clock, begins)
     return AdmissionReport(environment_hash(source_code), all(check.passed for check in made), made)
 
 
@@ -76,7 +79,7 @@ class _Sources:
     source_code: str
     owner: str
     limits: SandboxLimits
-    target_tools: list[Tool]
+    target_tools: list[Tool] | None
     target_error_examples: list[str]
 
     def bench(self, thresholds: Thresholds) -> Bench:
@@ -90,11 +93,16 @@ class _Sources:
 
 
 async def _checks(
-    given: _Sources, base_rewards: BaseRewards | None, thresholds: Thresholds, clock: Callable[[], float]
+    given: _Sources,
+    base_rewards: BaseRewards | None,
+    thresholds: Thresholds,
+    clock: Callable[[], float],
+    begins: Callable[[str], None],
 ) -> list[Check]:
     report: list[Check] = []
 
     async def judge(name: str, check: Awaitable[checks.Verdict]) -> bool:
+        begins(name)
         report.append(await _judged(name, check, clock))
         return report[-1].passed
 
