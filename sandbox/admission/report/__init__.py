@@ -8,9 +8,22 @@ ones. What an environment wrote into the evidence is hostile and harmless in all
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.as_data import as_data
 from sandbox.admission.report.meanings import MEANS, means
-from sandbox.admission.report.measured import Bound, bounds
+from sandbox.admission.report.measured import Bound, Example, bounds, examples
 from sandbox.admission.report.on_terminal import on_terminal
 from sandbox.admission.report.page import page
 from sandbox.admission.report.verdict import unchecked, verdict
 
-__all__ = ["MEANS", "Bound", "advice", "as_data", "bounds", "means", "on_terminal", "page", "unchecked", "verdict"]
+__all__ = [
+    "MEANS",
+    "Bound",
+    "Example",
+    "advice",
+    "as_data",
+    "bounds",
+    "examples",
+    "means",
+    "on_terminal",
+    "page",
+    "unchecked",
+    "verdict",
+]
