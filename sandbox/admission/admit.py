@@ -39,21 +39,9 @@ from store.types import AdmissionReport, Check
 
 TWIN_HASH_SEED = 4242
 KILLED = 128 + signal.SIGKILL
-NAMES = tuple(
-    [
-        "source",
-        "runs",
-        "determinism",
-        "oracle",
-        "diversity",
-        "floor",
-        "exploits",
-        "interface",
-        "leak",
-        "latency",
-        "effects",
-        "spread",
-    ]
+CHECKS = (  # all names, in the order in which they are told
+    *("source", "runs", "determinism", "oracle", "diversity", "floor"),
+    *("exploits", "interface", "leak", "latency", "effects", "spread"),
 )
 CheckOf = Callable[[Bench], Awaitable[Verdict]]
 STAGES: tuple[tuple[dict[str, CheckOf], ...], ...] = (  # the lanes of a stage run at once, each in its own container
@@ -69,26 +57,28 @@ STAGES: tuple[tuple[dict[str, CheckOf], ...], ...] = (  # the lanes of a stage r
 async def admit(
     source_code: str,
     *,
-    target_tools: list[Tool],
+    target_tools: list[Tool] | None,
     target_error_examples: list[str],
     base_rewards: BaseRewards | None,
     thresholds: Thresholds | None = None,
     limits: SandboxLimits | None = None,
     owner: str = "traced",
     clock: Callable[[], float] = time.perf_counter,
+    begins: Callable[[str], None] = lambda name: None,
 ) -> AdmissionReport:
     """Run every check on ``source_code``; admitted when all passed. Raises EngineDown or ImageMissing.
 
-    ``target_tools`` are the target's OpenAI schemas, ``target_error_examples`` contents of its tool messages that tell
-    an error. ``base_rewards(source, seeds, k)`` answers the base model's rewards, one group of k per seed; with None
-    the check "spread" is left out and its evidence says so (``left_out``). ``limits`` are the container's; a call gets
-    the thresholds' seconds where those are fewer.
+    ``target_tools`` are the target's OpenAI schemas; with None nothing is compared with a target, and the evidence of
+    "interface" says so. ``target_error_examples`` are contents of its tool messages that tell an error.
+    ``base_rewards(source, seeds, k)`` answers the base model's rewards, one group of k per seed; with None the check
+    "spread" is left out and its evidence says so (``left_out``). ``limits`` are the container's; a call gets
+    the thresholds' seconds where those are fewer. ``begins`` hears each check's name as it begins.
     """
     thresholds = thresholds or Thresholds()
     sources = _Sources(source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples)
-    made = await _checks(sources, base_rewards, thresholds, clock)
+    made = await _checks(sources, base_rewards, thresholds, clock, begins)
     if any(check.evidence.get("killed") for check in made):
-        made = await _checks(sources, base_rewards, thresholds, clock)
+        made = await _checks(sources, base_rewards, thresholds, clock, begins)
     return AdmissionReport(environment_hash(source_code), all(check.passed for check in made), made)
 
 
@@ -97,7 +87,7 @@ class _Sources:
     source_code: str
     owner: str
     limits: SandboxLimits
-    target_tools: list[Tool]
+    target_tools: list[Tool] | None
     target_error_examples: list[str]
 
     def bench(self, thresholds: Thresholds) -> Bench:
@@ -111,12 +101,17 @@ class _Sources:
 
 
 async def _checks(
-    given: _Sources, base_rewards: BaseRewards | None, thresholds: Thresholds, clock: Callable[[], float]
+    given: _Sources,
+    base_rewards: BaseRewards | None,
+    thresholds: Thresholds,
+    clock: Callable[[], float],
+    begins: Callable[[str], None],
 ) -> list[Check]:
-    """The report in the order of ``NAMES``, up to the first check that got stuck."""
+    """The report in the order of ``CHECKS``, up to the first check that got stuck."""
     report: list[Check] = []
 
     async def judge(name: str, check: Awaitable[Verdict]) -> bool:
+        begins(name)
         made = await _judged(name, check, clock)
         report.append(made)
         return made.passed or not _stuck(made)
@@ -137,7 +132,7 @@ async def _checks(
                     break
             if all(check.passed for check in report):
                 await judge("spread", spread(bench, base_rewards))
-    report.sort(key=lambda check: NAMES.index(check.name))
+    report.sort(key=lambda check: CHECKS.index(check.name))
     stuck = next((at for at, check in enumerate(report) if _stuck(check)), len(report))
     return report[: stuck + 1]
 

@@ -31,7 +31,7 @@ class Bench:
     source: SandboxSource
     twin: SandboxSource
     thresholds: Thresholds
-    target_tools: list[Tool]
+    target_tools: list[Tool] | None  # None: there is no target to compare with
     target_error_examples: list[str]
     plays: dict[int, OraclePlay] = field(default_factory=dict)
 

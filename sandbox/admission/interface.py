@@ -20,8 +20,8 @@ SEEDS = 6
 async def interface(bench: Bench) -> tuple[bool, dict[str, Any]]:
     """Tools are the target's own, every call gets its answer, errors have the target's form."""
     plays = await bench.oracle_plays(bench.thresholds.seeds)
-    known = {tool["function"]["name"]: tool for tool in bench.target_tools}
     offered = {tool["function"]["name"]: tool for one in plays for tool in one.task.tools}
+    known = offered if bench.target_tools is None else {tool["function"]["name"]: tool for tool in bench.target_tools}
     foreign = sorted(name for name in offered if name not in known)
     changed = sorted(name for name, tool in offered.items() if name in known and tool != known[name])
     unanswered = [
@@ -32,7 +32,9 @@ async def interface(bench: Bench) -> tuple[bool, dict[str, Any]]:
     odd = _odd_errors([text for answered in junk for text in answered[1]], bench.target_error_examples)
     evidence: dict[str, Any] = {"tools": len(offered), "foreign": foreign, "changed": changed}
     evidence |= {"unanswered": unanswered[:3], "odd_errors": odd[:3], "junk_seeds": SEEDS}
-    if not bench.target_error_examples:
+    if bench.target_tools is None:
+        evidence["target"] = "not compared: no target was given"
+    elif not bench.target_error_examples:
         evidence["error_form"] = "not compared: the target showed no error"
     return bool(offered) and not (foreign or changed or unanswered or odd), evidence
 

@@ -15,9 +15,9 @@ CLIENT = {"traced.client", *(f"traced.client.{file.stem}" for file in Path(clien
 # What each may load beyond itself; the synthesizer's runtime is written into the container, beside the contract.
 ALLOWED = {
     "store": set(),
-    "sandbox": {"store", "store.types"},
+    "sandbox": {"store", "store.plain", "store.text", "store.types"},
     "agents": {"store", "store.types", "sandbox", "sandbox.contract"},
-    "tui": {"traced", "traced.errors", "traced.location"} | CLIENT,
+    "tui": {"store", "store.plain", "traced", "traced.errors", "traced.location"} | CLIENT,
 }
 
 LOAD_ALL = """

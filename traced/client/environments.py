@@ -40,13 +40,39 @@ class OriginView(Model):
     at: datetime
 
 
+class BoundView(Model):
+    """Where a figure's bound stands in the evidence, and how the two compare: "≥", "≤" or "within"."""
+
+    key: str
+    sign: str
+
+
+class SaidView(Model):
+    """One message of an example; the text holds its tool calls as well."""
+
+    role: str
+    text: str
+
+
+class ExampleView(Model):
+    """What happened on one seed."""
+
+    seed: str
+    what: str
+    transcript: list[SaidView]
+
+
 class CheckView(Model):
-    """One check of an admission; ``evidence`` is what was measured."""
+    """One check of an admission; ``evidence`` is what was measured, read in ``bounds`` and ``examples``."""
 
     name: str
     passed: bool
     evidence: dict[str, Any]
     seconds: float
+    means: str = Field(default="", description="what the check is about, in one line")
+    advice: list[str] = Field(default=[], description="what to change in the environment; none where it passed")
+    bounds: dict[str, BoundView] = Field(default={}, description="the bounds of figures, by the figure's name")
+    examples: list[ExampleView] = Field(default=[], description="what happened on single seeds")
 
 
 class AdmissionView(Model):

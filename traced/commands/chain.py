@@ -4,12 +4,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
+from sandbox.admission.report import advice
+from store.plain import line
 from store.records import AdmissionRecord, Finding, GateRecord
 from store.repositories.evidence import EvidenceChain, LabelCounts
 from store.repositories.traffic import Served
 from store.types import PairedDifference, Verdict
 
 SHOWN = 5
+ADVICE = 300  # characters of what to change about a failed check; --json has the evidence
 
 
 def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[str]:
@@ -79,7 +82,7 @@ def _admission(admission: AdmissionRecord) -> Iterator[str]:
     yield f"admission    {verdict}, {sum(check.passed for check in checks)} of {len(checks)} checks passed"
     for check in checks:
         if not check.passed:
-            yield f"             failed: {check.name} {check.evidence}"
+            yield f"             failed: {line(check.name)}: {line(advice(check)[0], ADVICE)}"
 
 
 def _training(chain: EvidenceChain) -> Iterator[str]:

@@ -6,6 +6,7 @@ steps and demo carry each other on.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -78,8 +79,22 @@ def synthesize(
 
 
 def admit(
-    capabilities: Capabilities = None,
+    capabilities: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CAPABILITY]...|FILE.py", help="Default: all capabilities that apply.", show_default=False
+        ),
+    ] = None,
     *,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="With FILE.py: write the report as a page.", show_default=False)
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", help="With FILE.py: compare its tools and errors with a target's.", show_default=False
+        ),
+    ] = None,
     data_dir: DataDir = None,
     given: Given = None,
     model: Model = None,
@@ -87,7 +102,19 @@ def admit(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check each written environment in a container."""
+    """Check each written environment in a container; or any single-file environment, with no store, cycle or model.
+
+    Exit code 1: refused.
+    """
+    from traced.commands.given_file import is_file
+
+    if any(map(is_file, capabilities or [])):
+        _only_with("capabilities", model=model, seed=seed, threads=threads)
+        from traced.commands.admit_file import admit_file
+
+        settings = read_settings(data_dir, given)
+        raise typer.Exit(admit_file(settings, capabilities or [], target=target, html=html, json=as_json))
+    _only_with("FILE.py", html=html, target=target)
     settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
 
     async def one(context: "Context", capability: str) -> dict[str, Any]:
@@ -103,6 +130,13 @@ def admit(
         return {"capability": capability, "environment": newest, "summary": f"env:{newest[:12]} is admitted"}
 
     _each(settings, Step("admitted", "written", one, "traced train"), capabilities, as_json)
+
+
+def _only_with(what: str, **options: Any) -> None:
+    """Refuse options that would do nothing here."""
+    for name, value in options.items():
+        if value is not None:
+            raise typer.BadParameter(f"goes with {what} only", param_hint=f"--{name}")
 
 
 def train(

@@ -16,6 +16,7 @@ from sandbox.episodes import EpisodeSource
 from sandbox.errors import EpisodeLost
 from store.repositories.environments import get_environment, list_admissions, save_admission
 from store.types import AdmissionReport, EndCause, Outcome, Trajectory
+from traced.admission import thresholds
 from traced.rollout.episodes import EpisodeJob, Limits, run_episodes
 from traced.serving.errors import EngineError
 from traced.stages.collect import collected
@@ -51,26 +52,13 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
         target_tools=_tools(trajectories),
         target_error_examples=error_examples(trajectories),
         base_rewards=_base_rewards(context),
-        thresholds=thresholds(context),
+        thresholds=thresholds(context.settings),
         limits=context.sandbox_limits,
         owner=context.sandbox_owner,
     )
     with context.writing() as session:
         save_admission(session, report, cycle_id=context.cycle_id, at=context.now())
     return report
-
-
-def thresholds(context: Context) -> admission.Thresholds:
-    """The settings' thresholds; the others keep their defaults."""
-    settings = context.settings.admission
-    return admission.Thresholds(
-        seeds=settings.seeds,
-        spread_groups=settings.base_seeds,
-        spread_rollouts=settings.base_rollouts,
-        spread_low=settings.mean_low,
-        spread_high=settings.mean_high,
-        spread_mixed=settings.mixed,
-    )
 
 
 def _tools(trajectories: Sequence[Trajectory]) -> list[Tool]:

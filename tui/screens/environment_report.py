@@ -1,7 +1,7 @@
 """An admission check by check: what failed first and open, each with what was measured beside what was required.
 
 Invariants: evidence is shown whole but for texts beyond ``TEXT`` characters, whatever its shape; records of the same
-fields stand in columns; nothing is judged here, the verdict is the report's own.
+fields stand in columns; nothing is judged here: the verdict is the report's own, and so are the words.
 """
 
 import textwrap
@@ -12,35 +12,11 @@ from rich.text import Text
 from textual.events import Resize
 from textual.widgets import Tree
 
-from traced.client.environments import AdmissionView, CheckView
+from traced.client.environments import AdmissionView, BoundView, CheckView, ExampleView
 from tui.plain import block, cell, line
 
 TEXT = 6000
 INDENT = 6  # columns left of a line of evidence
-MEANS = {
-    "source": "parses, is small, imports and calls only what an environment needs",
-    "runs": "two seeds come through reset, step, score and oracle in two processes",
-    "determinism": "the same seed gives the same bytes, also in another process and among other episodes",
-    "oracle": "its own oracle ends every probed seed with reward 1 and success",
-    "diversity": "seeds differ, and in more than names, ids and numbers",
-    "floor": "policies that do not try stay at the floor",
-    "exploits": "policies that want reward without work stay below the pass mark",
-    "interface": "tools and the form of errors are those of the target",
-    "leak": "the prompt does not hold the oracle's own words",
-    "latency": "reset and step are quick",
-    "effects": "no file, socket, process or thread was touched, nothing printed",
-    "spread": "the base model's rewards leave room to learn, and differ within groups",
-}
-BOUNDS = {  # what was measured, the key of its bound, and how the two compare
-    "distinct": ("distinct_required", "≥"),
-    "shapes": ("shapes_required", "≥"),
-    "commonest_shape": ("commonest_allowed", "≤"),
-    "share": ("allowed", "≤"),
-    "reset_p95": ("reset_allowed", "≤"),
-    "step_p95": ("step_allowed", "≤"),
-    "mean": ("mean_allowed", "within"),
-    "mixed": ("mixed_required", "≥"),
-}
 
 
 class Report(Tree[str]):
@@ -82,9 +58,7 @@ class Report(Tree[str]):
         widest = max((len(line(check.name, 24)) for check in checks), default=0)
         for check in checks:
             node = self.root.add(_label(check, widest, self._width), data=check.name, expand=check.name in opened)
-            if check.name in MEANS:
-                node.add_leaf(Text(MEANS[check.name], "dim italic"))
-            for told in evidence_lines(check.evidence, max(self._width - INDENT - 2, 40)):
+            for told in check_lines(check, max(self._width - INDENT - 2, 40)):
                 node.add_leaf(told)
         self.root.expand()
         chosen = next((node for node in self.root.children if node.data == at), None)
@@ -99,22 +73,43 @@ def _label(check: CheckView, widest: int, width: int) -> Text:
     label.append("✓ " if check.passed else "✗ ", "green" if check.passed else "bold red")
     label.append(f"{line(check.name, 24):<{widest}}", "" if check.passed else "bold")
     label.append(f"  {check.seconds:7.2f} s  ", "dim")
-    label.append(_short(check.evidence) if check.passed else "failed", "dim" if check.passed else "red")
+    label.append(_short(check) if check.passed else "failed", "dim" if check.passed else "red")
     label.truncate(max(width - INDENT, 40), overflow="ellipsis")
     return label
 
 
-def _short(evidence: Mapping[str, Any]) -> str:
-    bounds = {bound for bound, _ in BOUNDS.values()}
+def _short(check: CheckView) -> str:
+    bounds = {bound.key for bound in check.bounds.values()}
     told = [
         f"{line(name, 30)} {_value(value)}"
-        for name, value in evidence.items()
+        for name, value in check.evidence.items()
         if name not in bounds and isinstance(value, str | int | float) and len(str(value)) < 40
     ]
     return line(" · ".join(told), 100)
 
 
-def evidence_lines(evidence: Mapping[str, Any], width: int) -> Iterator[Text]:
+def check_lines(check: CheckView, width: int) -> Iterator[Text]:
+    """What the check is about, what to change, what was measured and what happened, line by line, for a width."""
+    if check.means:
+        yield Text(line(check.means), "dim italic")
+    for sentence in check.advice:
+        for number, part in enumerate(_broken(line(sentence, TEXT), width - 2)):
+            yield Text.assemble(("  " if number else "→ ", "yellow"), part.strip())
+    told = {name: value for name, value in check.evidence.items() if name != "examples" or not check.examples}
+    yield from evidence_lines(told, check.bounds, width)
+    for one in check.examples:
+        yield from _example(one, width)
+
+
+def _example(one: ExampleView, width: int) -> Iterator[Text]:
+    what = f"seed {one.seed}: {one.what}" if one.seed else one.what
+    yield from (Text(part) for part in _broken(block(what, TEXT), width))
+    for said in one.transcript:
+        for number, part in enumerate(_broken(block(said.text, TEXT), width - 14)):
+            yield Text.assemble((f"  {'' if number else line(said.role, 10):<10}  ", "dim"), part)
+
+
+def evidence_lines(evidence: Mapping[str, Any], bounds: Mapping[str, BoundView], width: int) -> Iterator[Text]:
     """What was measured, line by line, for a width."""
     records = {name: value for name, value in evidence.items() if isinstance(value, dict) and value}
     columns = list(next(iter(records.values()), {}))
@@ -123,12 +118,13 @@ def evidence_lines(evidence: Mapping[str, Any], width: int) -> Iterator[Text]:
         yield from _table(records, columns)
     else:
         records = {}
-    rest = {name: value for name, value in evidence.items() if name not in records}
-    bounds = {bound for name, (bound, _) in BOUNDS.items() if name in rest}
-    widest = min(max((len(line(name, 30)) for name in rest if name not in bounds), default=0), 30)
+    taken = {bound.key for bound in bounds.values()}
+    rest = {name: value for name, value in evidence.items() if name not in records and name not in taken}
+    widest = min(max((len(line(name, 30)) for name in rest), default=0), 30)
     for name, value in rest.items():
-        if name not in bounds:
-            yield from _entry(name, value, rest, widest, width)
+        bound = bounds.get(name)
+        needs = f"  needs {bound.sign} {_value(evidence.get(bound.key))}" if bound else ""
+        yield from _entry(name, value, needs, widest, width)
     if not evidence:
         yield Text("nothing was measured", "dim")
 
@@ -143,12 +139,12 @@ def _table(records: Mapping[str, Mapping[str, Any]], columns: list[str]) -> Iter
         yield Text(f"{names[name]:<{widest}}{told}", "bold" if name == "allowed" else "", no_wrap=True)
 
 
-def _entry(name: str, value: Any, all_of_it: Mapping[str, Any], widest: int, width: int) -> Iterator[Text]:
+def _entry(name: str, value: Any, needs: str, widest: int, width: int) -> Iterator[Text]:
     shown = f"{line(name, 30):<{widest}}  "
     if isinstance(value, dict) and value:
         yield cell(line(name, 30))
-        for told in evidence_lines(value, width - 2):
-            yield Text.assemble("  ", told)
+        for inner in evidence_lines(value, {}, width - 2):
+            yield Text.assemble("  ", inner)
     elif isinstance(value, list) and len(_value(value)) > width - widest:
         yield cell(f"{shown}{len(value)}:")
         for one in value:
@@ -157,11 +153,7 @@ def _entry(name: str, value: Any, all_of_it: Mapping[str, Any], widest: int, wid
         yield cell(line(name, 30))
         yield from (Text(f"  {part}") for part in _broken(block(value, TEXT), width - 2))
     else:
-        told = Text(shown + _value(value), no_wrap=True)
-        bound, sign = BOUNDS.get(name, ("", ""))
-        if bound in all_of_it:
-            told.append(f"  needs {sign} {_value(all_of_it[bound])}", "dim")
-        yield told
+        yield Text.assemble(shown + _value(value), (needs, "dim"), no_wrap=True)
 
 
 def _broken(text: str, width: int) -> Iterator[str]:

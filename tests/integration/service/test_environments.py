@@ -22,7 +22,7 @@ from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, 
 from tests.integration.service.silent_engine import engine_at
 from tests.unit.store.chain import HASH, SOURCE, T0
 from traced.client import Client
-from traced.client.environments import CallSaid, Said
+from traced.client.environments import BoundView, CallSaid, ExampleView, Said, SaidView
 from traced.host.owner import sandbox_owner
 from traced.service.control import Control
 from traced.service.playing import AT_ONCE, Playing
@@ -99,10 +99,12 @@ def test_environments_are_paged_newest_first_with_what_became_of_them(control: C
 
 
 def test_one_is_shown_with_its_origins_and_every_admission(control: Control, path: Path) -> None:
+    happened = {"seed": 3, "what": "The prompt says it.", "transcript": [{"role": "user", "content": "W1"}]}
+    evidence = {"share": 0.5, "allowed": 0.05, "examples": [happened]}
     with session(control.store) as opened:
         save_admission(
             opened,
-            AdmissionReport(HASH, False, [Check("leak", False, {"share": 0.5}, 2.5)]),
+            AdmissionReport(HASH, False, [Check("leak", False, evidence, 2.5)]),
             cycle_id="c1",
             at=T0 + timedelta(hours=1),
         )
@@ -113,9 +115,14 @@ def test_one_is_shown_with_its_origins_and_every_admission(control: Control, pat
         assert case.source_code == SOURCE
         assert [(one.cycle_id, one.capability) for one in case.origins] == [("c1", "date-reasoning")]
         assert [one.admitted for one in case.admissions] == [False, True]
-        assert [(one.name, one.evidence, one.seconds) for one in case.admissions[0].checks] == [
-            ("leak", {"share": 0.5}, 2.5)
-        ]
+        assert [(one.name, one.evidence, one.seconds) for one in case.admissions[0].checks] == [("leak", evidence, 2.5)]
+        [leak] = case.admissions[0].checks
+        assert leak.means == "the prompt does not hold the oracle's own words"
+        assert leak.advice[0].startswith("On 50 % of the seeds the prompt holds the oracle's own words, at most 5 %")
+        assert leak.bounds == {"share": BoundView(key="allowed", sign="≤")}
+        said = SaidView(role="user", text="W1")
+        assert leak.examples == [ExampleView(seed="3", what="The prompt says it.", transcript=[said])]
+        assert all(check.means and not check.advice for check in case.admissions[1].checks)
         assert case.adapters == ["date-reasoning@v1"]
         assert (await refused(client.environments.case("none"))).status == 404
 

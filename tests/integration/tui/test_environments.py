@@ -94,6 +94,27 @@ def test_a_report_and_a_source_look_as_they_did(opened: Opened, size: tuple[int,
     asyncio.run(look())
 
 
+def test_what_to_change_and_what_happened_are_told(opened: Opened, control: Control) -> None:
+    async def look() -> None:
+        said = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "It is done.\nAll of it."}]
+        happened = {"seed": 11, "what": "Success without a write.", "transcript": said}
+        key = put(control)
+        rates = {"empty": {"reward": 1.0, "success": 1.0}, "allowed": {"reward": 0.2, "success": 0.05}}
+        judge(control, key, Check("floor", False, {**rates, "examples": [happened]}, 1.0))
+        async with opened((120, 40)) as on:
+            await to_one(on, key)
+            await until(on.pilot, lambda: "checks passed" in text_of(on.app))
+            shown = text_of(on.app)
+            assert "policies that do not try stay at the floor" in shown
+            assert "→ An agent that says nothing reaches mean reward 1 and success rate 1; at most" in shown
+            assert "seed 11: Success without a write." in shown
+            assert "user        Hello" in shown
+            assert "assistant   It is done." in shown
+            assert "transcript" not in shown
+
+    asyncio.run(look())
+
+
 def test_none_yet_is_said(opened: Opened, control: Control) -> None:
     async def look() -> None:
         with session(control.store) as opened_store:
@@ -110,7 +131,7 @@ def test_none_yet_is_said(opened: Opened, control: Control) -> None:
 
 def test_what_failed_is_first_and_open_and_enter_opens_the_rest(opened: Opened) -> None:
     async def look() -> None:
-        async with opened((120, 40)) as on:
+        async with opened((120, 60)) as on:
             await to_one(on, on.seeded.environments["payment-methods"])
             await until(on.pilot, lambda: "checks passed" in text_of(on.app))
             shown = text_of(on.app)
@@ -123,7 +144,7 @@ def test_what_failed_is_first_and_open_and_enter_opens_the_rest(opened: Opened) 
             assert ["reward", "success"] in rates
             assert ["every_tool", "0.12", "0"] in rates
             assert ["allowed", "0.5", "0.1"] in rates
-            await on.pilot.resize_terminal(80, 40)
+            await on.pilot.resize_terminal(80, 60)
             await until(on.pilot, lambda: "say_success" in text_of(on.app))  # it stays open, and the cursor on it
             await on.pilot.press("enter")
             await until(on.pilot, lambda: "say_success" not in text_of(on.app))
@@ -187,6 +208,8 @@ def test_hostile_text_is_harmless(opened: Opened, control: Control) -> None:
     async def look() -> None:
         key = put(control, source=f'"""{NASTY}"""\n' + "x" * 100_000 + "\nclass Environment: ...\n")
         evidence = {NASTY: NASTY, "all": [NASTY] * 40, "of": {NASTY: {"a": NASTY}, "b": {"a": 1}}, "text": NASTY * 400}
+        happened = [{"seed": NASTY, "what": NASTY, "transcript": [{"role": NASTY, "content": NASTY}]}, NASTY]
+        evidence |= {"examples": happened}
         judge(control, key, Check(NASTY, False, evidence, 0.1), Check("exploits", True, {NASTY: 1, "": {}}, 0.1))
         async with opened() as on:
             await to_table(on)

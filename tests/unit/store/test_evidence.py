@@ -6,10 +6,11 @@ from store.errors import NotFound
 from store.records import PromotionState
 from store.repositories.adapters import save_adapter
 from store.repositories.analysis import save_labels
+from store.repositories.environments import save_admission
 from store.repositories.evidence import LabelCounts, Traffic, TrajectoryEvidence, evidence_chain
 from store.repositories.training import save_training_run
 from store.repositories.trajectories import save_trajectories
-from store.types import Label, Outcome, Verdict
+from store.types import AdmissionReport, Check, Label, Outcome, Verdict
 from tests.unit.store.chain import (
     CAPABILITY,
     CYCLE,
@@ -18,6 +19,7 @@ from tests.unit.store.chain import (
     HASH,
     REPORT,
     SOURCE,
+    T0,
     adapter,
     save_chain,
     save_origin,
@@ -53,6 +55,21 @@ def test_the_chain_from_trajectories_to_traffic(engine: Engine) -> None:
     assert [promotion.state for promotion in chain.promotions] == [PromotionState.LIVE]
     assert chain.traffic == Traffic(1, 1)
     assert chain.traffic.share == 1.0
+
+
+def test_a_refusal_is_told_with_what_to_change(engine: Engine) -> None:
+    evidence = {"seed": 3, "where": "other process", "difference": "'\x1b[31ma' against '\x1b[31mb'"}
+    refused = AdmissionReport(HASH, False, [Check("determinism", False, evidence, 0.5)])
+    with session(engine) as opened:
+        save_chain(opened)
+        save_admission(opened, refused, cycle_id=CYCLE.id, at=T0)
+    with reading(engine) as opened:
+        lines = list(chain_lines(evidence_chain(opened, NAME), {}))
+    assert "admission    refused, 0 of 1 checks passed" in lines
+    [failed] = [line for line in lines if "failed:" in line]
+    told = "determinism: Seed 3, played in a second process with another hash seed, gives other bytes: '␛[31ma' against"
+    assert failed.startswith(f"             failed: {told}")
+    assert "{'seed'" not in failed
 
 
 def test_links_that_are_not_stored_are_named(engine: Engine) -> None:

@@ -5,15 +5,20 @@ Not covered: playing one, which is an act (``traced.service.playing``).
 
 from fastapi import APIRouter
 
+from sandbox.admission.report import advice, bounds, examples, means
 from store.database import reading
 from store.records import AdmissionRecord, EnvironmentStanding
 from store.repositories.environments import list_admissions, list_origins, list_trained_on, newest_environments
+from store.types import Check
 from traced.client.environments import (
     AdmissionView,
+    BoundView,
     CheckView,
     EnvironmentCase,
     EnvironmentView,
+    ExampleView,
     OriginView,
+    SaidView,
     Standing,
 )
 from traced.service.control import Control
@@ -68,5 +73,20 @@ def _view(one: EnvironmentStanding) -> EnvironmentView:
 
 
 def _admission(one: AdmissionRecord) -> AdmissionView:
-    checks = [CheckView(**vars(check)) for check in one.report.checks]
+    checks = [_check(check) for check in one.report.checks]
     return AdmissionView(id=one.id, cycle_id=one.cycle_id, at=one.at, admitted=one.report.admitted, checks=checks)
+
+
+def _check(check: Check) -> CheckView:
+    return CheckView(
+        **vars(check),
+        means=means(check.name),
+        advice=advice(check),
+        bounds={figure: BoundView(**vars(bound)) for figure, bound in bounds(check.evidence).items()},
+        examples=[
+            ExampleView(
+                seed=one.seed, what=one.what, transcript=[SaidView(role=who, text=text) for who, text in one.transcript]
+            )
+            for one in examples(check.evidence)
+        ],
+    )

@@ -1,0 +1,29 @@
+"""How an admission report reads: for an author, person or model, who mends the environment from it alone.
+
+``means`` and ``advice`` are the words for one check; ``as_data``, ``on_terminal`` and ``page`` are the three forms of a
+whole report. Nothing of it is stored: it is computed from the names and the evidence, so that old reports read like new
+ones. What an environment wrote into the evidence is hostile and harmless in all three.
+"""
+
+from sandbox.admission.report.advice import advice
+from sandbox.admission.report.as_data import as_data
+from sandbox.admission.report.meanings import MEANS, means
+from sandbox.admission.report.measured import Bound, Example, bounds, examples
+from sandbox.admission.report.on_terminal import on_terminal
+from sandbox.admission.report.page import page
+from sandbox.admission.report.verdict import unchecked, verdict
+
+__all__ = [
+    "MEANS",
+    "Bound",
+    "Example",
+    "advice",
+    "as_data",
+    "bounds",
+    "examples",
+    "means",
+    "on_terminal",
+    "page",
+    "unchecked",
+    "verdict",
+]

@@ -1,0 +1,200 @@
+"""What was measured, read from a check's evidence: figures beside their bounds, examples, and everything else.
+
+Evidence is one flat JSON object. A key that ends in ``_required`` or ``_allowed`` is the bound of the figure that it
+begins like (``reset_allowed`` of ``reset_p95``); ``allowed`` alone bounds ``share`` or, as an object, each field of
+every object beside it. ``examples`` lists what happened on single seeds. Invariants: any JSON can be read, nothing
+raises, no judgement is made here but whether a figure keeps its bound; texts are harmless (``store.plain``).
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from store.plain import block, line
+
+SHORT = 80  # characters of a text that stands as a figure
+LONG = 6_000  # characters of a text that stands on its own
+NAME = 60
+EXAMPLES = 10
+MESSAGES = 100
+SUFFIXES = {"_required": "≥", "_allowed": "≤"}
+Evidence = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where a figure's bound stands in the evidence, and how the two compare: "≥", "≤" or "within"."""
+
+    key: str
+    sign: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure; ``needs`` is its bound in words, ``kept`` whether it holds (None: nothing bounds it)."""
+
+    name: str
+    value: str
+    needs: str = ""
+    kept: bool | None = None
+
+
+@dataclass(frozen=True)
+class Example:
+    """What happened on one seed, and who said what."""
+
+    seed: str
+    what: str
+    transcript: list[tuple[str, str]]
+
+
+def bounds(evidence: Evidence) -> dict[str, Bound]:
+    """The bounds of single figures, by figure."""
+    found: dict[str, Bound] = {}
+    for key, value in evidence.items():
+        for suffix, sign in SUFFIXES.items():
+            figure = _bounded(evidence, key, suffix)
+            if figure is not None:
+                found[figure] = Bound(key, "within" if isinstance(value, list) else sign)
+    return found
+
+
+def _bounded(evidence: Evidence, key: str, suffix: str) -> str | None:
+    if key == suffix[1:]:
+        return "share" if "share" in evidence and not isinstance(evidence[key], dict) else None
+    if not key.endswith(suffix):
+        return None
+    stem = key.removesuffix(suffix)
+    if stem in evidence:
+        return stem
+    longer = [name for name in evidence if name.startswith(f"{stem}_") and not name.endswith(tuple(SUFFIXES))]
+    return longer[0] if longer else None
+
+
+def figures(evidence: Evidence) -> list[Figure]:
+    """Every figure, in the evidence's order; those of objects beside ``allowed`` one by one."""
+    return list(_figures(evidence))
+
+
+def _figures(evidence: Evidence) -> Iterator[Figure]:
+    of = bounds(evidence)
+    taken = {bound.key for bound in of.values()}
+    each = evidence.get("allowed")
+    for name, value in evidence.items():
+        if name in taken or name in ("allowed", "examples"):
+            continue
+        if isinstance(value, dict) and isinstance(each, dict):
+            yield from (
+                _figure(f"{name} {field}", one, Bound("", "≤"), each.get(field))
+                for field, one in value.items()
+                if not isinstance(one, dict | list)
+            )
+        elif name in of:
+            yield _figure(name, value, of[name], evidence[of[name].key])
+        elif _is_short(value):
+            yield Figure(line(name, NAME), shown(value))
+
+
+def _figure(name: str, value: Any, bound: Bound, limit: Any) -> Figure:
+    if limit is None:
+        return Figure(line(name, NAME), shown(value))
+    return Figure(line(name, NAME), shown(value), f"{bound.sign} {shown(limit)}", keeps(value, bound.sign, limit))
+
+
+def keeps(value: Any, sign: str, limit: Any) -> bool | None:
+    """Whether a figure keeps its bound; None where the two cannot be compared."""
+    limits = limit if isinstance(limit, list) else [limit]
+    if not is_number(value) or not limits or not all(map(is_number, limits)):
+        return None
+    match sign:
+        case "≥":
+            return bool(value >= limits[0])
+        case "≤":
+            return bool(value <= limits[0])
+    return bool(limits[0] <= value <= limits[-1])
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """A figure that can be compared: no truth value, no NaN."""
+    if isinstance(value, float):
+        return not math.isnan(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_short(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= SHORT and "\n" not in value
+    return not isinstance(value, dict | list) or not value
+
+
+def details(evidence: Evidence) -> list[tuple[str, str]]:
+    """What is neither figure nor example: texts, lists and objects, each under its name."""
+    taken = {bound.key for bound in bounds(evidence).values()} | {"allowed", "examples"}
+    each = isinstance(evidence.get("allowed"), dict)
+    return [
+        (line(name, NAME), in_full(value))
+        for name, value in evidence.items()
+        if name not in taken and not _is_short(value) and not (each and isinstance(value, dict))
+    ]
+
+
+def in_full(value: Any) -> str:
+    """A text as it is; a list line by line; an object as JSON."""
+    if isinstance(value, str):
+        return block(value, LONG)
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return block("\n".join(value), LONG)
+    return block(json.dumps(value, indent=1, ensure_ascii=False, default=str), LONG)
+
+
+def shown(value: Any) -> str:
+    """A value in one short line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) >= 0.001 or not value else f"{value:.6f}".rstrip("0").rstrip(".")
+    if value is None or value in ("", [], {}):
+        return "none"
+    if isinstance(value, list):
+        return line(" to ".join(map(shown, value)), SHORT)
+    return line(value, SHORT)
+
+
+def examples(evidence: Evidence) -> list[Example]:
+    """What happened on single seeds."""
+    listed = evidence.get("examples")
+    return [_example(one) for one in (listed if isinstance(listed, list) else [])[:EXAMPLES]]
+
+
+def _example(one: Any) -> Example:
+    if not isinstance(one, dict):
+        return Example("", in_full(one), [])
+    said = one.get("transcript")
+    messages = said if isinstance(said, list) else []
+    return Example(
+        shown(one["seed"]) if "seed" in one else "",
+        block(one.get("what", ""), LONG),
+        [message_text(message) for message in messages[:MESSAGES]],
+    )
+
+
+def message_text(message: Any) -> tuple[str, str]:
+    """Who speaks, and the words and calls of a chat message."""
+    if not isinstance(message, dict):
+        return "", in_full(message)
+    calls = message.get("tool_calls")
+    told = [_call_text(call) for call in (calls if isinstance(calls, list) else [])]
+    content = message.get("content")
+    if content not in (None, ""):
+        told.insert(0, in_full(content))
+    return line(message.get("role", ""), NAME), "\n".join(told)
+
+
+def _call_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return in_full(call)
+    arguments = function.get("arguments", "")
+    return f"{line(function.get('name', ''), NAME)}({in_full(arguments)})"

@@ -1,0 +1,110 @@
+"""A report for a terminal: a table of all checks, then what failed, why, and what to change.
+
+Invariants: nothing is read as markup, and every text is harmless; what is to be changed comes last in each part, where
+a terminal shows it.
+"""
+
+from collections.abc import Iterator
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from sandbox.admission.report.advice import advice
+from sandbox.admission.report.meanings import means
+from sandbox.admission.report.measured import Example, Figure, details, examples, figures
+from sandbox.admission.report.verdict import by_reason, headline
+from store.plain import line
+from store.types import AdmissionReport, Check
+
+FIGURES = 60  # columns of the figures beside a check
+NAME = 24
+DETAIL = 2_000  # characters of a text of the evidence
+SAID = 600  # characters of a message of a transcript
+
+
+def on_terminal(report: AdmissionReport, what: str) -> Group:
+    """The whole report on ``what`` (say, a file's name)."""
+    parts: list[RenderableType] = [_table(report, what)]
+    for check in report.checks:
+        if not check.passed:
+            parts += [Text(), *_failed(check)]
+    left = by_reason(report)
+    if left:
+        parts += [Text(), Text("Not checked", "bold")]
+        parts += [Padding(Text(f"{', '.join(names)}: {why}"), (0, 2), expand=False) for why, names in left.items()]
+    parts += [Text(), Text(f"{line(what)}: {headline(report)}", "bold green" if report.admitted else "bold red")]
+    return Group(*parts)
+
+
+def _table(report: AdmissionReport, what: str) -> Table:
+    table = Table(title=Text(f"Admission of {line(what)}"), title_justify="left")
+    table.add_column("")
+    table.add_column("check", no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("measured")
+    for check in report.checks:
+        table.add_row(
+            Text("✓", "green") if check.passed else Text("✗", "bold red"),
+            Text(line(check.name, NAME), "" if check.passed else "bold"),
+            f"{check.seconds:.2f}",
+            Text(_short(figures(check.evidence))),
+        )
+    return table
+
+
+def _short(of: list[Figure]) -> str:
+    """The figures that miss their bounds; where none does, as many as there is room for, those with bounds first."""
+    missed = [figure for figure in of if figure.kept is False]
+    telling = sorted((figure for figure in of if figure.value != "none"), key=lambda figure: figure.kept is None)
+    told = ""
+    for figure in missed or telling:
+        entry = f"{figure.name} {figure.value}" + (f" (needs {figure.needs})" if missed else "")
+        if told and len(told) + len(entry) > FIGURES:
+            return f"{told} …"
+        told = f"{told} · {entry}" if told else entry
+    return told
+
+
+def _failed(check: Check) -> Iterator[RenderableType]:
+    yield Text.assemble(("✗ ", "bold red"), (line(check.name, NAME), "bold"), f"  {means(check.name)}")
+    measured = figures(check.evidence)
+    if measured:
+        yield Padding(_figures(measured), (0, 2), expand=False)
+    for name, text in details(check.evidence):
+        yield Padding(Text(name, "dim"), (0, 2), expand=False)
+        yield Padding(Text(_cut(text, DETAIL)), (0, 4), expand=False)
+    for one in examples(check.evidence):
+        yield Padding(_example(one), (0, 2), expand=False)
+    yield Padding(Text("What to change", "bold"), (0, 2), expand=False)
+    for sentence in advice(check):
+        yield Padding(_pointed(sentence), (0, 2), expand=False)
+
+
+def _figures(measured: list[Figure]) -> Table:
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    table.add_column(no_wrap=True)
+    for figure in measured:
+        told = Text(figure.value, "red" if figure.kept is False else "")
+        if figure.needs:
+            told.append(f"  needs {figure.needs}", "dim")
+        table.add_row(Text(figure.name, "dim"), told)
+    return table
+
+
+def _example(one: Example) -> Group:
+    parts: list[RenderableType] = [Text(f"Seed {one.seed}: {one.what}" if one.seed else one.what)]
+    for role, text in one.transcript:
+        parts.append(Padding(Text.assemble((f"{role}: ", "dim"), _cut(text, SAID)), (0, 2), expand=False))
+    return Group(*parts)
+
+
+def _pointed(sentence: str) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_row(Text("→", "yellow"), Text(sentence))
+    return table
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… (+{len(text) - limit:,} characters)"

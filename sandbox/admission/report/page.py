@@ -1,0 +1,50 @@
+"""A report as one page of HTML that loads nothing from anywhere and runs nothing.
+
+Invariants: every text is escaped and harmless; a policy in the page itself forbids scripts and outside resources; it is
+readable in light and dark and on paper.
+"""
+
+from datetime import datetime
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sandbox.admission.report.advice import advice
+from sandbox.admission.report.meanings import means
+from sandbox.admission.report.measured import details, examples, figures
+from sandbox.admission.report.verdict import by_reason, failed_first, headline, verdict
+from store.plain import line
+from store.types import AdmissionReport
+
+
+def page(report: AdmissionReport, what: str, at: datetime) -> str:
+    """The page on ``what`` (say, a file's name), as of ``at``."""
+    environment = Environment(
+        loader=PackageLoader("sandbox.admission.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    checks = [
+        {
+            "name": line(check.name, 60),
+            "passed": check.passed,
+            "seconds": check.seconds,
+            "means": means(check.name),
+            "figures": figures(check.evidence),
+            "details": details(check.evidence),
+            "examples": examples(check.evidence),
+            "advice": advice(check),
+        }
+        for check in failed_first(report)
+    ]
+    return environment.get_template("page.html").render(
+        what=line(what),
+        hash=line(report.environment_hash),
+        at=at,
+        verdict=verdict(report),
+        headline=headline(report),
+        admitted=report.admitted,
+        checks=checks,
+        unchecked=by_reason(report),
+    )

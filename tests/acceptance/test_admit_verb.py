@@ -1,0 +1,127 @@
+"""``traced admit FILE.py``: any single-file environment is judged with evidence, with no store, cycle or model."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.docker_engine import find_orphans
+from sandbox.image import ensure_image
+from tests.acceptance.conftest import Traced
+from traced.commands.admit_file import OWNER
+
+LAMP_SHOP = Path(__file__).parents[1] / "data/environments/lamp_shop.py"
+NO_DOCKER = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
+
+
+@pytest.fixture
+def image() -> None:
+    ensure_image(build_missing=True)
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    """The lamp shop, which pays everybody, draws from a set and says so to the terminal."""
+    source = LAMP_SHOP.read_text()
+    for old, new in [
+        ("        right = sum(", "        return Score(1.0, True, {})\n        right = sum("),
+        ('KINDS = ["lamp"', 'KINDS = [*{"lamp", "bed", "bath", "\\x1b[31mbar", "tap"}, "lamp"'),
+    ]:
+        assert old in source
+        source = source.replace(old, new)
+    file = tmp_path / "broken.py"
+    file.write_text(source)
+    return file
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+def test_a_sound_environment_is_admitted_as_far_as_could_be_checked(traced: Traced, tmp_path: Path) -> None:
+    ran = traced("admit", LAMP_SHOP, "--json", "--html", "report.html")
+    assert (ran.code, ran.err) == (0, "")
+    told = json.loads(ran.out)  # nothing but one object
+    assert told["verdict"] == "admitted as far as could be checked"
+    assert [one["check"] for one in told["not_checked"]] == ["interface", "spread"]
+    assert all(check["passed"] for check in told["checks"])
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert "Admitted as far as could be checked" in page
+    assert told["environment"] in page
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]  # no store was made
+    assert find_orphans(OWNER) == []
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+def test_a_broken_one_is_refused_with_what_to_change(traced: Traced, broken: Path) -> None:
+    ran = traced("admit", broken)
+    assert ran.code == 1, ran.err
+    assert "broken.py: Refused" in ran.out
+    shown = " ".join(ran.out.split())
+    assert "played in a second process with another hash seed, gives other bytes" in shown
+    assert "Sort sets before they are walked or drawn from" in shown
+    assert "Every one of these 3 policies reaches mean reward 1 and success rate 1" in shown
+    assert "\x1b" not in ran.out
+    assert ran.err == ""
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+def test_a_file_is_compared_with_a_target_where_one_is_named(traced: Traced) -> None:
+    ran = traced("admit", LAMP_SHOP, "--target", "desk", "--json")
+    assert ran.code == 1, ran.err
+    refused = [check for check in ran.json["checks"] if not check["passed"]]
+    assert [check["name"] for check in refused] == ["interface"]
+    assert "These tools differ from the target's: exchange_item, get_order" in refused[0]["advice"][0]
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+def test_a_terminal_shows_which_check_is_under_way(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "traced", "admit", str(LAMP_SHOP)],
+        cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "120", "TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    ) as running:
+        os.close(theirs)
+        shown = b"".join(_read_all(ours)).decode("utf-8", "replace")
+        assert running.wait(120) == 0
+    assert "runs: two seeds come through" in shown
+    assert "Admitted" not in shown  # results go to stdout
+
+
+def _read_all(terminal: int) -> Iterator[bytes]:
+    try:
+        while piece := os.read(terminal, 4096):
+            yield piece
+    except OSError:  # Linux: the other side has closed
+        pass
+    finally:
+        os.close(terminal)
+
+
+def test_without_docker_the_next_command_is_named(traced: Traced) -> None:
+    ran = traced("admit", LAMP_SHOP, "--json", env=NO_DOCKER)
+    assert ran.code == 1
+    assert json.loads(ran.out)["error"]["type"] == "EngineDown"
+    assert "scripts/docker-engine.sh" in ran.err
+
+
+def test_a_file_that_cannot_be_judged_is_refused_before_anything_runs(traced: Traced) -> None:
+    ran = traced("admit", "gone.py", "--json", env=NO_DOCKER)
+    assert ran.code == 1
+    assert json.loads(ran.out)["error"]["message"] == "there is no file gone.py"
+    assert "Try: check the path" in ran.err
+
+
+def test_options_that_would_do_nothing_are_refused(traced: Traced) -> None:
+    for arguments in (["lamps", "--html", "a.html"], [LAMP_SHOP, "--model", "bundled"]):
+        ran = traced("admit", *arguments)
+        assert ran.code == 2, ran.err
+        assert "only" in ran.err

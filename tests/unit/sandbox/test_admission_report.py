@@ -1,0 +1,357 @@
+"""How a report reads: every check has its words, figures stand beside their bounds, hostile text harms nobody."""
+
+import json
+import re
+import unicodedata
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from io import StringIO
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from rich.console import Console
+
+from sandbox.admission.admit import CHECKS
+from sandbox.admission.report import MEANS, advice, as_data, bounds, means, on_terminal, page, unchecked, verdict
+from sandbox.admission.report.advice import ADVICE
+from sandbox.admission.report.measured import details, examples, figures
+from store.types import AdmissionReport, Check
+
+AT = datetime(2026, 3, 14, 9, 26, tzinfo=UTC)
+NASTY = "\x1b[31m[red]boo[/red] \u202eeno\u202c\x07 <script>alert(1)</script>\ud800 & \"'\u200b"
+HARMFUL = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+RATES = {"reward": 1.0, "success": 1.0}
+FLOOR = {
+    "empty": {"reward": 0.41, "success": 0.4},
+    "refusing": {"reward": 0.1, "success": 0.0},
+    "random": {"reward": 0.05, "success": 0.0},
+    "allowed": {"reward": 0.2, "success": 0.05},
+    "seeds": 32,
+}
+DIVERSITY = {
+    "seeds": 160,
+    "distinct": 0.95,
+    "distinct_required": 0.9,
+    "shapes": 3,
+    "shape_fraction": 0.02,
+    "shapes_required": 6,
+    "commonest_shape": 0.71,
+    "commonest_allowed": 0.5,
+}
+
+
+def failed(name: str, **evidence: Any) -> Check:
+    return Check(name, False, evidence, 0.5)
+
+
+def told(name: str, **evidence: Any) -> str:
+    return " ".join(advice(failed(name, **evidence)))
+
+
+def report_of(*checks: Check) -> AdmissionReport:
+    return AdmissionReport("ab" * 32, all(check.passed for check in checks), list(checks))
+
+
+def printed(report: AdmissionReport, what: str = "lamp_shop.py") -> str:
+    console = Console(file=StringIO(), width=100, force_terminal=True, color_system=None)
+    console.print(on_terminal(report, what))
+    file = console.file
+    assert isinstance(file, StringIO)
+    return file.getvalue()
+
+
+def test_every_check_that_admission_makes_has_its_words() -> None:
+    assert list(MEANS) == list(CHECKS)
+    assert set(ADVICE) == set(CHECKS)
+    for name in CHECKS:
+        assert 10 < len(means(name)) < 120
+        assert all(advice(failed(name)))
+        assert advice(failed(name))
+        assert advice(Check(name, True, {}, 0.1)) == []
+
+
+def test_a_check_of_another_version_is_read_by_its_figures() -> None:
+    assert means("balance") == ""
+    assert (
+        told("balance", tilt=0.7, tilt_allowed=0.2) == "Bring these within their bounds: tilt is 0.7 and must be ≤ 0.2."
+    )
+    assert told("balance") == "See the evidence for what it found."
+
+
+def test_figures_stand_beside_their_bounds() -> None:
+    measured = {one.name: one for one in figures(DIVERSITY)}
+    assert list(measured) == ["seeds", "distinct", "shapes", "shape_fraction", "commonest_shape"]
+    assert (measured["distinct"].needs, measured["distinct"].kept) == ("≥ 0.9", True)
+    assert (measured["shapes"].needs, measured["shapes"].kept) == ("≥ 6", False)
+    assert (measured["commonest_shape"].needs, measured["commonest_shape"].kept) == ("≤ 0.5", False)
+    assert measured["shape_fraction"].kept is None
+    assert bounds({"reset_p95": 0.1, "reset_allowed": 0.5})["reset_p95"].key == "reset_allowed"
+    [mean] = figures({"mean": 0.99, "mean_allowed": [0.05, 0.95]})
+    assert (mean.needs, mean.kept) == ("within 0.05 to 0.95", False)
+    rates = {one.name: one for one in figures(FLOOR)}
+    assert list(rates)[:2] == ["empty reward", "empty success"]
+    assert rates["empty reward"].kept is False
+    assert rates["refusing reward"].needs == "≤ 0.2"
+    [share, seeds] = figures({"share": 0.25, "allowed": 0.05, "seeds": 3})
+    assert (share.needs, seeds.needs) == ("≤ 0.05", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence", "words"),
+    [
+        ("source", {"refused": ["line 3: imports os"]}, ["line 3: imports os", "Only these modules", "random"]),
+        ("source", {"refused": ["line 9: reads the clock: now()"]}, ["draw it from the seed"]),
+        (
+            "determinism",
+            {"seed": 7, "where": "other process", "difference": "'a' against 'b'"},
+            ["Seed 7", "Sort sets"],
+        ),
+        (
+            "determinism",
+            {"seed": 7, "where": "again", "difference": "'<x at 0x7f00aa12bb>' against '<x at 0x7f00aa99bb>'"},
+            ["address in memory"],
+        ),
+        (
+            "determinism",
+            {"seed": 7, "where": "again", "difference": "'at 12:30:01 now' against 'at 12:30:02 now'"},
+            ["time of day"],
+        ),
+        (
+            "determinism",
+            {
+                "seed": 7,
+                "where": "other process",
+                "difference": "'[red, blue, green, tan' against '[green, tan, red, blue'",
+            },
+            ["another order"],
+        ),
+        (
+            "oracle",
+            {"seeds": 8, "failed": 3, "first": {"seed": 5, "reward": 0.5, "success": False, "done": False}},
+            [
+                "3 of 8 seeds",
+                "Seed 5 ends with reward 0.5, no success and the episode not done",
+                "Let the oracle go on",
+            ],
+        ),
+        (
+            "oracle",
+            {"seeds": 8, "failed": 8, "first": {"seed": 5, "reward": 1.0, "success": False, "done": True}},
+            ["every one of 8 seeds", "must come with success"],
+        ),
+        ("diversity", DIVERSITY, ["on 160 seeds is 3", "One structure holds 71 %"]),
+        ("floor", FLOOR, ["says nothing reaches mean reward 0.41 and success rate 0.4", "need the right writes"]),
+        (
+            "exploits",
+            {"a": RATES, "b": RATES, "c": RATES, "allowed": {"reward": 0.5, "success": 0.1}},
+            ["Every one of these 3 policies reaches mean reward 1"],
+        ),
+        (
+            "exploits",
+            {"new_trick": RATES, "b": {"reward": 0, "success": 0}, "allowed": {"reward": 0.5, "success": 0.1}},
+            ["The policy new_trick reaches mean reward 1 and success rate 1; at most mean reward 0.5"],
+        ),
+        ("interface", {"tools": 2, "foreign": ["fly"], "changed": []}, ["no such tools: fly"]),
+        ("interface", {"tools": 0}, ["No task offers a tool"]),
+        ("interface", {"unanswered": ["calls ['a'] got answers to []"]}, ["not answered exactly once"]),
+        (
+            "leak",
+            {"share": 0.25, "allowed": 0.05, "first": {"seed": 3, "text": "W1"}},
+            ["25 %", "Seed 3 gives away: W1"],
+        ),
+        (
+            "latency",
+            {"reset_p95": 0.9, "reset_allowed": 0.5, "step_p95": 0.1, "step_allowed": 0.2},
+            ["reset takes 0.9 s"],
+        ),
+        ("effects", {"events": ["open('x')"] * 3, "printed_characters": 0}, ["open('x'), 3 times"]),
+        (
+            "spread",
+            {"mean": 0.01, "mean_allowed": [0.05, 0.95], "mixed": 0.1, "mixed_required": 0.5},
+            ["too hard", "10 %"],
+        ),
+        (
+            "floor",
+            {
+                "fault": "EnvironmentFault",
+                "text": "environment failed in 'step': KeyError: 'x'",
+                "at": "seed 4",
+                "traceback": 'File "environment.py", line 12, in step\nFile "environment.py", line 30, in _find\n',
+            },
+            ["seed 4", "answer a bad call", "line 30 of the file, in _find"],
+        ),
+        ("runs", {"fault": "WorkerDied", "text": "it ran out of memory"}, ["used up its container's memory"]),
+        ("runs", {"fault": "Deadline", "text": "environment call 'step' outlived its 2 s"}, ["took too long"]),
+    ],
+)
+def test_advice_is_of_the_check_and_of_its_figures(name: str, evidence: dict[str, Any], words: list[str]) -> None:
+    for each in words:
+        assert each in told(name, **evidence)
+
+
+def test_only_what_offends_is_advised_on() -> None:
+    said = told("floor", **FLOOR)
+    assert "refuses" not in said
+    assert "by chance" not in said
+    assert "another order" not in told(
+        "determinism", where="again", difference="'[1.0, true, x' against '[0.5, false, x'"
+    )
+
+
+def test_the_verdict_says_how_far_it_reaches() -> None:
+    sound = Check("source", True, {"bytes": 4}, 0.1)
+    left_out = Check("spread", True, {"left_out": "no base model was given"}, 0.1)
+    apart = Check("interface", True, {"tools": 3, "target": "not compared: no target was given"}, 0.1)
+    assert (verdict(report_of(sound)), unchecked(report_of(sound))) == ("admitted", [])
+    partly = report_of(sound, apart, left_out)
+    assert verdict(partly) == "admitted as far as could be checked"
+    assert [(one.check, one.why) for one in unchecked(partly)] == [
+        ("interface", "not compared: no target was given"),
+        ("spread", "no base model was given"),
+    ]
+    refused = report_of(sound, failed("runs"))
+    assert verdict(refused) == "refused"
+    assert [one.check for one in unchecked(refused)] == [*CHECKS[2:]]
+    assert "determinism, oracle, " in printed(refused)
+
+
+EXAMPLES = [
+    {
+        "seed": 11,
+        "what": "Success without a write.",
+        "transcript": [
+            {"role": "user", "content": "Hello"},
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "get_order", "arguments": '{"order_id": "W1"}'}}],
+            },
+            {"role": "tool", "content": "{}"},
+        ],
+    }
+]
+
+
+def test_examples_are_shown_in_all_three_forms() -> None:
+    report = report_of(failed("floor", **FLOOR, examples=EXAMPLES))
+    for form in (printed(report), page(report, "lamp_shop.py", AT).replace("&#34;", '"')):
+        assert "Seed 11" in form
+        assert "Success without a write." in form
+        assert 'get_order({"order_id": "W1"})' in form
+    [check] = as_data(report)["checks"]
+    assert check["examples"][0]["transcript"][1] == {"role": "assistant", "text": 'get_order({"order_id": "W1"})'}
+    assert all("examples" not in one for one, _ in details({"examples": EXAMPLES}))
+
+
+def test_the_data_is_one_json_object_with_the_documented_keys() -> None:
+    report = report_of(failed("floor", **FLOOR, odd=float("nan"), text=NASTY))
+    data = json.loads(json.dumps(as_data(report), allow_nan=False))
+    assert list(data) == ["environment", "admitted", "verdict", "seconds", "not_checked", "checks"]
+    [check] = data["checks"]
+    assert list(check) == ["name", "passed", "seconds", "means", "figures", "examples", "advice", "evidence"]
+    assert check["figures"][0] == {"name": "empty reward", "value": "0.41", "needs": "≤ 0.2", "kept": False}
+    assert check["evidence"]["odd"] is None
+    assert check["evidence"]["empty"] == FLOOR["empty"]
+    json.dumps(data, ensure_ascii=False).encode("utf-8")
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and what it would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def nasty_report() -> AdmissionReport:
+    evidence: dict[str, Any] = {
+        NASTY: NASTY,
+        "all": [NASTY] * 30,
+        "of": {NASTY: {"a": NASTY}},
+        "long": NASTY * 400,
+        "allowed": {NASTY: 1, "a": 0},
+        "refused": [NASTY],
+        "events": [NASTY],
+        "first": {"seed": NASTY, "text": NASTY},
+        "difference": NASTY,
+        "where": NASTY,
+        "left_out": NASTY,
+        "examples": [{"seed": NASTY, "what": NASTY, "transcript": [{"role": NASTY, "content": NASTY}, NASTY]}, NASTY],
+    }
+    fault = {
+        "fault": "EnvironmentFault",
+        "text": NASTY,
+        "at": NASTY,
+        "traceback": f'File "environment.py", line 1, in {NASTY}',
+    }
+    return report_of(*(failed(name, **given) for name in [*CHECKS, NASTY] for given in (evidence, fault)))
+
+
+def harmful(text: str, but: str = "\n") -> set[str]:
+    return {sign for sign in text if unicodedata.category(sign) in HARMFUL and sign not in but}
+
+
+def test_hostile_text_is_harmless_on_a_terminal() -> None:
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", printed(nasty_report(), NASTY))  # the styles of rich itself
+    assert harmful(shown) == set()
+    assert "[red]boo[/red]" in shown
+    assert "\x1b[31m" not in printed(nasty_report(), NASTY).replace("\x1b[1;31m", "")
+
+
+def test_hostile_text_is_harmless_on_a_page() -> None:
+    made = page(nasty_report(), NASTY, AT)
+    made.encode("utf-8")
+    assert harmful(made) == set()
+    found = Elements()
+    found.feed(made)
+    assert not found.tags & {"script", "img", "link", "iframe", "red", "a", "object", "base"}
+    assert found.attributes <= {"lang", "charset", "name", "content", "http-equiv", "class"}
+    assert found.open == []
+    assert "url(" not in made
+    assert "default-src 'none'" in made
+
+
+def test_hostile_text_is_harmless_as_data() -> None:
+    data = as_data(nasty_report())
+    written = json.dumps(data)
+    assert harmful(written) == set()
+    json.dumps(data, ensure_ascii=False).encode("utf-8")
+    for check in data["checks"]:
+        assert harmful(json.dumps([check["advice"], check["figures"], check["examples"]], ensure_ascii=False)) == set()
+
+
+JSON = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.floats() | some.text(some.characters(), max_size=60),
+    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(some.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+KNOWN_KEYS = (
+    "allowed examples first refused events failed seeds share mean mean_allowed fault mixed mixed_required distinct "
+    "distinct_required shapes shapes_required reset_p95 reset_allowed difference where left_out empty text foreign "
+    "printed printed_characters"
+)
+
+
+@given(
+    name=some.sampled_from(CHECKS),
+    evidence=some.dictionaries(some.sampled_from(KNOWN_KEYS.split()) | some.text(max_size=8), JSON, max_size=6),
+)
+def test_any_evidence_can_be_read(name: str, evidence: dict[str, Any]) -> None:
+    report = report_of(failed(name, **evidence))
+    assert all(sentence and harmful(sentence, but="") == set() for sentence in advice(report.checks[0]))
+    assert isinstance(examples(evidence), list)
+    json.dumps(as_data(report), allow_nan=False)
+    assert harmful(page(report, "x.py", AT)) == set()
+    assert harmful(re.sub(r"\x1b\[[0-9;]*m", "", printed(report))) == set()
