@@ -4,6 +4,7 @@ import ast
 import difflib
 import io
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rich.console import Console
 from benchmarks.admission import (
     ADMITTED,
     AIMS,
+    FIXTURES,
     Fixture,
     Judged,
     deviations,
@@ -39,6 +41,20 @@ def test_there_are_enough_of_either_kind_and_every_check_has_its_unsound_ones() 
     assert {fixture.expected for fixture in bad} == CHECKS
     assert {fixture.base for fixture in bad} <= set(names)
     assert not set(names) & {fixture.name for fixture in bad}
+
+
+@pytest.mark.parametrize("fixture", sound(), ids=lambda fixture: fixture.name)
+def test_whoever_does_as_a_sound_ones_oracle_solves_it(fixture: Fixture) -> None:
+    factory = runpy.run_path(str(FIXTURES / "sound" / f"{fixture.name}.py"))["Environment"]
+    for seed in range(60):
+        told, played = factory(), factory()
+        assert told.reset(seed) == played.reset(seed)
+        for message in told.oracle():
+            assert told.step(message) == played.step(message)
+        assert (played.done, played.score().reward, played.score().success) == (True, 1.0, True)
+        idle = factory()
+        idle.reset(seed)
+        assert idle.score().reward == 0.0
 
 
 def test_no_two_are_wrong_in_the_same_words() -> None:
