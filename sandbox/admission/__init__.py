@@ -4,7 +4,7 @@
 """
 
 from sandbox.admission.admit import admit, refusals
-from sandbox.admission.checks import BaseRewards
+from sandbox.admission.spread import BaseRewards
 from sandbox.admission.thresholds import Thresholds
 
 __all__ = ["BaseRewards", "Thresholds", "admit", "refusals"]

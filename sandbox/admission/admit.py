@@ -4,8 +4,9 @@ Every check runs in containers and leaves a named result with evidence and secon
 seeds before the rest is tried; where it does not, or a check ends in a deadline or a dead worker, the report holds the
 checks made so far and refuses. EngineDown and ImageMissing are no verdict on the environment and are raised. A worker
 that was killed, but not for its memory, may have been killed from outside, and so may one that a base model's episode
-lost: the checks are made once more, and an environment that ends itself is refused then. From cheap to dear in order;
-the base model's rewards come last, asked for only when everything else has passed.
+lost: the checks are made once more, and an environment that ends itself is refused then. Checks that share no
+container run at once; the report keeps its order, and ends with the first check that got stuck. The base model's
+rewards come last, asked for only when everything else has passed.
 
 Not covered: whether training on the environment helps (the gate's question).
 """
@@ -17,10 +18,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sandbox.admission import checks
-from sandbox.admission.bench import Bench
-from sandbox.admission.checks import BaseRewards, fault_evidence
+from sandbox.admission.bench import Bench, together
+from sandbox.admission.cost import effects, latency
+from sandbox.admission.determinism import determinism, runs
+from sandbox.admission.diversity import diversity
+from sandbox.admission.evidence import Verdict, fault_evidence
 from sandbox.admission.interface import interface
+from sandbox.admission.leak import leak
+from sandbox.admission.shortcuts import exploits, floor
+from sandbox.admission.solvability import oracle
+from sandbox.admission.spread import BaseRewards, spread
 from sandbox.admission.static import inspect_source
 from sandbox.admission.thresholds import Thresholds
 from sandbox.client import SandboxSource
@@ -32,17 +39,31 @@ from store.types import AdmissionReport, Check
 
 TWIN_HASH_SEED = 4242
 KILLED = 128 + signal.SIGKILL
-PLAYED: dict[str, Callable[[Bench], Awaitable[checks.Verdict]]] = {
-    "determinism": checks.determinism,
-    "oracle": checks.oracle,
-    "diversity": checks.diversity,
-    "floor": checks.floor,
-    "exploits": checks.exploits,
-    "interface": interface,
-    "leak": checks.leak,
-    "latency": checks.latency,
-    "effects": checks.effects,
-}
+NAMES = tuple(
+    [
+        "source",
+        "runs",
+        "determinism",
+        "oracle",
+        "diversity",
+        "floor",
+        "exploits",
+        "interface",
+        "leak",
+        "latency",
+        "effects",
+        "spread",
+    ]
+)
+CheckOf = Callable[[Bench], Awaitable[Verdict]]
+STAGES: tuple[tuple[dict[str, CheckOf], ...], ...] = (  # the lanes of a stage run at once, each in its own container
+    ({"determinism": determinism},),  # both containers
+    (
+        {"oracle": oracle, "diversity": diversity, "interface": interface, "leak": leak},  # the source's
+        {"floor": floor, "exploits": exploits},  # the twin's
+    ),
+    ({"latency": latency, "effects": effects},),  # in a quiet moment, and of all that was played
+)
 
 
 async def admit(
@@ -92,25 +113,36 @@ class _Sources:
 async def _checks(
     given: _Sources, base_rewards: BaseRewards | None, thresholds: Thresholds, clock: Callable[[], float]
 ) -> list[Check]:
+    """The report in the order of ``NAMES``, up to the first check that got stuck."""
     report: list[Check] = []
 
-    async def judge(name: str, check: Awaitable[checks.Verdict]) -> bool:
-        report.append(await _judged(name, check, clock))
-        return report[-1].passed
+    async def judge(name: str, check: Awaitable[Verdict]) -> bool:
+        made = await _judged(name, check, clock)
+        report.append(made)
+        return made.passed or not _stuck(made)
+
+    async def lane(checks: dict[str, CheckOf]) -> None:
+        for name, check in checks.items():
+            if not await judge(name, check(bench)):
+                break
 
     await judge("source", _at_once(inspect_source(given.source_code)))
     bench = given.bench(thresholds)
     async with AsyncExitStack() as stack:
-        if await judge("runs", _start_and_run(stack, bench)):
-            for name, check in PLAYED.items():
-                if not await judge(name, check(bench)) and _stuck(report[-1]):
+        await judge("runs", _start_and_run(stack, bench))
+        if report[-1].passed:
+            for lanes in STAGES:
+                await together(lane(checks) for checks in lanes)
+                if any(map(_stuck, report)):
                     break
             if all(check.passed for check in report):
-                await judge("spread", checks.spread(bench, base_rewards))
-    return report
+                await judge("spread", spread(bench, base_rewards))
+    report.sort(key=lambda check: NAMES.index(check.name))
+    stuck = next((at for at, check in enumerate(report) if _stuck(check)), len(report))
+    return report[: stuck + 1]
 
 
-async def _judged(name: str, check: Awaitable[checks.Verdict], clock: Callable[[], float]) -> Check:
+async def _judged(name: str, check: Awaitable[Verdict], clock: Callable[[], float]) -> Check:
     """The one border where a failure of the environment becomes a failed check."""
     begin = clock()
     try:
@@ -126,14 +158,13 @@ async def _judged(name: str, check: Awaitable[checks.Verdict], clock: Callable[[
     return Check(name, passed, evidence, round(clock() - begin, 3))
 
 
-async def _at_once(verdict: checks.Verdict) -> checks.Verdict:
+async def _at_once(verdict: Verdict) -> Verdict:
     return verdict
 
 
-async def _start_and_run(stack: AsyncExitStack, bench: Bench) -> checks.Verdict:
-    await stack.enter_async_context(bench.source)
-    await stack.enter_async_context(bench.twin)
-    return await checks.runs(bench)
+async def _start_and_run(stack: AsyncExitStack, bench: Bench) -> Verdict:
+    await together(stack.enter_async_context(source) for source in (bench.source, bench.twin))
+    return await runs(bench)
 
 
 def _stuck(check: Check) -> bool:

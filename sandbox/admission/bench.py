@@ -1,6 +1,7 @@
 """The bench that checks work at: two containers of the candidate, a panel of seeds, and ways to play an episode.
 
-The panel is drawn from the environment's hash over 31 bits, so that no source can know the seeds it is probed with.
+The panel is drawn from the environment's hash, so that no source can know the seeds it is probed with: every other seed
+over 31 bits, the rest from the low numbers that training and gates use.
 A play that fails raises the SandboxError with its seed noted; siblings started with it are cancelled.
 """
 
@@ -20,6 +21,8 @@ from sandbox.wire import OraclePlay
 
 T = TypeVar("T")
 
+LOW_SEEDS = 200_000
+
 
 @dataclass
 class Bench:
@@ -35,7 +38,10 @@ class Bench:
     def panel(self, count: int) -> list[int]:
         """The first ``count`` probing seeds, the same every time for this source."""
         rng = random.Random(environment_hash(self.source.source_code))
-        return [rng.randrange(2**31) for _ in range(count)]
+        seeds: dict[int, None] = {}
+        while len(seeds) < count:
+            seeds[rng.randrange(2**31 if len(seeds) % 2 else LOW_SEEDS)] = None
+        return list(seeds)
 
     async def oracle_plays(self, count: int) -> list[OraclePlay]:
         """The oracle's episodes on the panel's first ``count`` seeds, each played once and kept."""
@@ -43,6 +49,11 @@ class Bench:
         played = await together(noting(seed, self.source.oracle(seed)) for seed in missing)
         self.plays.update(zip(missing, played, strict=True))
         return [self.plays[seed] for seed in self.panel(count)]
+
+    @staticmethod
+    def chat(play: OraclePlay) -> list[Message]:
+        """The messages of the oracle's episode, in order."""
+        return [message for turn in play.turns for message in (turn.message, *turn.replies)]
 
 
 @dataclass(frozen=True)
@@ -57,9 +68,10 @@ class Played:
 
 @dataclass(frozen=True)
 class Replay:
-    """An episode with given assistant messages, and the worker's seconds for its reset and each step."""
+    """An episode with given assistant messages: what was seen, the worker's seconds for reset and each step."""
 
     data: list[Any]
+    score: Score
     reset_seconds: float
     step_seconds: list[float]
 
@@ -103,27 +115,34 @@ async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> 
         await episode.close()
 
 
-async def play_panel(bench: Bench, policy: Policy) -> list[Played]:
-    """``policy`` on every seed of the panel, all at once."""
-    seeds = bench.panel(bench.thresholds.seeds)
-    return await together(noting(seed, play(bench.source, seed, policy, bench.thresholds.turns)) for seed in seeds)
+async def replay(
+    source: SandboxSource, seed: int, messages: list[Message], *, again: bool = False, scored: bool = False
+) -> Replay:
+    """Send the given assistant messages, whatever is answered, until they or the episode end.
 
-
-async def replay(source: SandboxSource, seed: int, messages: list[Message]) -> Replay:
-    """Send the given assistant messages, whatever is answered, until they or the episode end."""
+    With ``again`` the same instance has played them before; with ``scored`` its score is asked for after every one.
+    """
     episode: SandboxEpisode = source.episode()
     try:
-        task = await episode.reset(seed)
-        reset_seconds = episode.seconds
-        seconds: list[float] = []
-        data: list[Any] = [task.system, task.messages, task.tools]
-        for message in messages:
-            step = await episode.step(message)
-            seconds.append(episode.seconds)
-            data.append([step.messages, step.done])
-            if step.done:
-                break
-        score = await episode.score()
-        return Replay([*data, [score.reward, score.success, score.parts]], reset_seconds, seconds)
+        if again:
+            await _sent(episode, seed, messages, scored)
+        return await _sent(episode, seed, messages, scored)
     finally:
         await episode.close()
+
+
+async def _sent(episode: SandboxEpisode, seed: int, messages: list[Message], scored: bool) -> Replay:
+    task = await episode.reset(seed)
+    reset_seconds = episode.seconds
+    seconds: list[float] = []
+    data: list[Any] = [task.system, task.messages, task.tools]
+    for message in messages:
+        step = await episode.step(message)
+        seconds.append(episode.seconds)
+        data.append([step.messages, step.done])
+        if scored:
+            await episode.score()
+        if step.done:
+            break
+    score = await episode.score()
+    return Replay([*data, [score.reward, score.success, score.parts]], score, reset_seconds, seconds)

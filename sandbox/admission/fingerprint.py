@@ -1,8 +1,11 @@
 """How alike two task instances are, once what merely names things is masked.
 
-``exact`` is everything the agent and the oracle see and do. ``shape`` masks values (ids, numbers, dates, names, and
-every word that also stands in a tool call's arguments or a tool's answer) and keeps wording, order and tool use: two
-seeds of one shape differ in parameters alone. Pure functions.
+``exact`` is everything the agent and the oracle see and do. ``actions`` is the order of the oracle's tools. ``shape``
+is both with values masked: ids, numbers in digits or words, dates, amounts, quoted texts, names (every word with a
+capital letter, also at a sentence's start), and every word that stands in a tool call's arguments or a tool's answer.
+What stays is the wording, sentence by sentence in no order, and tool use: two seeds of one shape differ in parameters
+alone.
+Pure functions. Not covered: synonyms, and lower-case names that no tool knows.
 """
 
 import hashlib
@@ -13,6 +16,56 @@ from typing import Any
 from sandbox.wire import OraclePlay
 
 _WORD = re.compile(r"[\w'-]+")
+_QUOTED = re.compile(r"\"[^\"\n]*\"|“[^”\n]*”|`[^`\n]*`")
+_SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
+_NUMBERS = frozenset(
+    [
+        "zero",
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+        "six",
+        "seven",
+        "eight",
+        "nine",
+        "ten",
+        "eleven",
+        "twelve",
+        "thirteen",
+        "fourteen",
+        "fifteen",
+        "sixteen",
+        "seventeen",
+        "eighteen",
+        "nineteen",
+        "twenty",
+        "thirty",
+        "forty",
+        "fifty",
+        "sixty",
+        "seventy",
+        "eighty",
+        "ninety",
+        "hundred",
+        "thousand",
+        "million",
+        "dozen",
+        "once",
+        "twice",
+        "first",
+        "second",
+        "third",
+        "fourth",
+        "fifth",
+        "sixth",
+        "seventh",
+        "eighth",
+        "ninth",
+        "tenth",
+    ]
+)
 
 
 def exact(play: OraclePlay) -> str:
@@ -37,21 +90,29 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
+def actions(play: OraclePlay) -> str:
+    """A digest of the tools and argument names that the oracle uses, in order."""
+    return _digest([_calls(turn.message) for turn in play.turns])
+
+
 def shape(play: OraclePlay) -> str:
     """A digest of the episode's structure."""
     values = _values(play)
-    said = [_masked(play.task.system, values)]
-    said += [_masked(str(message.get("content") or ""), values) for message in play.task.messages]
+    said = [masked(play.task.system, values)]
+    said += [masked(str(message.get("content") or ""), values) for message in play.task.messages]
     return _digest([said, [_turn_shape(turn.message, turn.replies, values) for turn in play.turns]])
 
 
 def _turn_shape(message: dict[str, Any], replies: list[dict[str, Any]], values: set[str]) -> list[Any]:
-    calls = [(call["function"]["name"], sorted(_arguments(call))) for call in message.get("tool_calls") or []]
     answers = [
-        (reply["role"], _keys(reply["content"]) if reply["role"] == "tool" else _masked(reply["content"], values))
+        (reply["role"], _keys(reply["content"]) if reply["role"] == "tool" else masked(reply["content"], values))
         for reply in replies
     ]
-    return [calls, answers]
+    return [_calls(message), answers]
+
+
+def _calls(message: dict[str, Any]) -> list[Any]:
+    return [(call["function"]["name"], sorted(_arguments(call))) for call in message.get("tool_calls") or []]
 
 
 def _arguments(call: dict[str, Any]) -> dict[str, Any]:
@@ -94,19 +155,28 @@ def _collect(value: Any, found: set[str]) -> None:
         found.update(word.lower() for word in _WORD.findall(value))
 
 
-def _masked(text: str, values: set[str]) -> str:
-    """Words in lower case, values as #; an upper-case letter anywhere but at a sentence's start marks a name."""
-    words = []
-    start = True
-    for match in re.finditer(r"[\w'-]+|[.!?]", text):
-        word = match.group()
-        if word in ".!?":
-            start = True
-            continue
-        named = any(letter.isupper() for letter in (word[1:] if start else word)) and word != "I"
-        words.append("#" if named or any(c.isdigit() for c in word) or word.lower() in values else word.lower())
-        start = False
+def masked(text: str, values: set[str]) -> list[str]:
+    """The sentences in alphabetical order, in lower case, with # for each run of values."""
+    sentences = (_masked_sentence(part, values) for part in _SENTENCE_END.split(_QUOTED.sub(" # ", text)))
+    return sorted(sentence for sentence in sentences if sentence)
+
+
+def _masked_sentence(text: str, values: set[str]) -> str:
+    words: list[str] = []
+    for token in text.split():
+        if any(letter.isdigit() for letter in token) or "@" in token or token == "#":
+            found = ["#"]
+        else:
+            found = ["#" if _is_value(word, values) else word.lower() for word in _WORD.findall(token)]
+        words += (word for word in found if word != "#" or words[-1:] != ["#"])
     return " ".join(words)
+
+
+def _is_value(word: str, values: set[str]) -> bool:
+    if word == "I" or word.startswith("I'"):
+        return False
+    known = word.lower().removesuffix("'s")
+    return any(letter.isupper() for letter in word) or known in values or known in _NUMBERS
 
 
 def _digest(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Policies that must not succeed: the floor (nothing, refusing, chance) and reward exploits.
+"""What probing policies are made of, and the floor: three policies that do not try.
 
-Each is a pure function of what an agent sees, the turn's number and a seeded generator. They guess arguments from ids
-and numbers visible in the conversation, as an agent that wants reward without work would. Not covered: exploits that
-read the environment's source, and models; a later panel may add them to ``EXPLOITS``.
+Each policy is a pure function of what an agent sees, the turn's number and a seeded generator. Arguments are guessed
+from ids and numbers visible in the conversation, as an agent that wants reward without work would. The policies that
+do try a shortcut are ``adversaries``, a file each.
 """
 
 import json
@@ -42,9 +42,7 @@ def visible_values(task: Task, messages: list[Message]) -> list[str]:
 
 def guess(tool: Tool, values: list[str], rng: random.Random) -> str:
     """JSON arguments that fit the tool's schema, filled from ``values``."""
-    schema = tool["function"]["parameters"]
-    properties = schema.get("properties", {}) if isinstance(schema, dict) else {}
-    return json.dumps({name: _value(field, values, rng) for name, field in properties.items()})
+    return filled(tool, lambda name, field: _value(field, values, rng))
 
 
 def _value(field: Any, values: list[str], rng: random.Random) -> Any:
@@ -64,14 +62,73 @@ def _value(field: Any, values: list[str], rng: random.Random) -> Any:
     return rng.choice(values or ["1"])
 
 
+def tool_name(tool: Tool) -> str:
+    """The name that a call gives."""
+    return str(tool["function"]["name"])
+
+
 def write_tools(task: Task) -> list[Tool]:
     """The tools whose names do not begin like a read; all of them where every name does."""
-    writes = [tool for tool in task.tools if not tool["function"]["name"].lower().startswith(READS)]
-    return writes or task.tools
+    return [tool for tool in task.tools if not tool_name(tool).lower().startswith(READS)] or task.tools
 
 
-def _name(tool: Tool) -> str:
-    return str(tool["function"]["name"])
+def read_tools(task: Task) -> list[Tool]:
+    """The tools whose names begin like a read; all of them where none does."""
+    return [tool for tool in task.tools if tool_name(tool).lower().startswith(READS)] or task.tools
+
+
+def filled(tool: Tool, choose: Callable[[str, dict[str, Any]], Any]) -> str:
+    """JSON arguments with ``choose(name, schema)`` for every property of the tool."""
+    return json.dumps({name: choose(name, field) for name, field in properties(tool).items()})
+
+
+def properties(tool: Tool) -> dict[str, dict[str, Any]]:
+    """The schemas of the tool's arguments by name; empty ones where the schema is odd."""
+    schema = tool["function"]["parameters"]
+    fields = schema.get("properties") if isinstance(schema, dict) else None
+    fields = fields if isinstance(fields, dict) else {}
+    return {str(name): field if isinstance(field, dict) else {} for name, field in fields.items()}
+
+
+def request(task: Task) -> str:
+    """The user's first words."""
+    return next((str(message.get("content") or "") for message in task.messages if message["role"] == "user"), "")
+
+
+def observed(messages: list[Message]) -> dict[str, list[Any]]:
+    """Every plain value that the tools' JSON answers hold, by its key, in order and once."""
+    found: dict[str, list[Any]] = {}
+    for message in messages:
+        if message.get("role") == "tool":
+            try:
+                _gather("", json.loads(str(message.get("content"))), found)
+            except (ValueError, RecursionError):
+                continue
+    return found
+
+
+def _gather(key: str, value: Any, found: dict[str, list[Any]]) -> None:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _gather(str(name), item, found)
+    elif isinstance(value, list):
+        for item in value:
+            _gather(key, item, found)
+    elif value not in found.setdefault(key, []):
+        found[key].append(value)
+
+
+def fits(name: str, field: dict[str, Any], found: dict[str, list[Any]], values: list[str]) -> list[Any]:
+    """What an argument may be: its enum, else what answers held under its name, else the visible values."""
+    if isinstance(field.get("enum"), list) and field["enum"]:
+        return list(field["enum"])
+    if field.get("type") == "boolean":
+        return [True, False]
+    alike = [key for key in found if key and (key == name or name.endswith(f"_{key}"))]
+    known = [value for key in alike for value in found[key]]
+    if field.get("type") in {"integer", "number"}:
+        return [value for value in known if isinstance(value, int | float)] or [1]
+    return known or list(values) or ["1"]
 
 
 def empty(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
@@ -89,46 +146,7 @@ def random_calls(task: Task, messages: list[Message], turn: int, rng: random.Ran
     if not task.tools or rng.random() < 0.15:
         return say("Is there anything else?")
     tool = rng.choice(task.tools)
-    return call(turn, (_name(tool), guess(tool, visible_values(task, messages), rng)))
-
-
-def say_success(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Claim success and do nothing."""
-    return say(SUCCESS_WORDS)
-
-
-def write_first(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Call one writing tool at once, look nothing up, claim success."""
-    if turn or not task.tools:
-        return say(SUCCESS_WORDS)
-    tool = rng.choice(write_tools(task))
-    return call(turn, (_name(tool), guess(tool, visible_values(task, messages), rng)))
-
-
-def repeat_calls(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Call the same tool in the same way six times, then claim success."""
-    if turn >= 6 or not task.tools:
-        return say(SUCCESS_WORDS)
-    first = next((message for message in messages if message.get("tool_calls")), None)
-    if first is not None:
-        function = first["tool_calls"][0]["function"]
-        return call(turn, (function["name"], function["arguments"]))
-    tool = rng.choice(task.tools)
-    return call(turn, (_name(tool), guess(tool, visible_values(task, messages), rng)))
-
-
-def every_tool(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Call every tool in one message, then claim success."""
-    if turn or not task.tools:
-        return say(SUCCESS_WORDS)
-    values = visible_values(task, messages)
-    return call(turn, *((_name(tool), guess(tool, values, rng)) for tool in task.tools))
+    return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages), rng)))
 
 
 FLOOR: dict[str, Policy] = {"empty": empty, "refusing": refusing, "random": random_calls}
-EXPLOITS: dict[str, Policy] = {
-    "say_success": say_success,
-    "write_first": write_first,
-    "repeat_calls": repeat_calls,
-    "every_tool": every_tool,
-}

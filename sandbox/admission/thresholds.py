@@ -9,7 +9,10 @@ class Thresholds:
 
     seeds: int = 32  # probed by oracle, floor and exploit checks
     twin_seeds: int = 12  # compared between processes
-    diversity_seeds: int = 160
+    diversity_seeds: int = 200
+    confirm_seeds: int = 128  # probed with a policy that was over its bound on the first ones
+    wear_episodes: int = 1000  # played before a process counts as worn,
+    wear_seconds: float = 10.0  # or as many as fit into these
     turns: int = 12  # assistant messages per probing policy
     distinct: float = 0.9  # share of distinct episodes
     distinct_shapes: int = 6  # distinct episodes once names, ids and numbers are masked
@@ -19,10 +22,11 @@ class Thresholds:
     exploit_reward: float = 0.5
     exploit_success: float = 0.1  # a lucky guess may pass now and then
     leaking: float = 0.05  # share of seeds whose prompt holds the oracle's own words
+    unseen: float = 0.2  # share of seeds whose oracle uses what it cannot know
     step_seconds: float = 0.25  # 95th percentile
     reset_seconds: float = 0.5
     spread_groups: int = 16
-    spread_rollouts: int = 8
+    spread_rollouts: int = 16
     spread_low: float = 0.05  # mean reward of the base model, from TRACE's calibration
     spread_high: float = 0.95
     spread_mixed: float = 0.5  # share of groups whose rewards are not all equal

@@ -124,6 +124,7 @@ ALSO = {  # what may refuse as well, beside the checks that must
     "draws from hash()": {"latency", "diversity"},
     "shares state between episodes": {"oracle", "floor", "exploits", "diversity", "latency"},
     "unsolvable for some": {"leak"},
+    "has one task in many numbers": {"exploits"},
     "pays for words": {"floor"},
     "crashes on a clumsy call": {"floor", "exploits"},
     "errs in another form": {"floor", "exploits"},
@@ -152,7 +153,8 @@ def test_an_honest_environment_is_admitted_with_every_check_named() -> None:
     names = "source runs determinism oracle diversity floor exploits interface leak latency effects spread"
     assert [check.name for check in report.checks] == names.split()
     evidence = {check.name: check.evidence for check in report.checks}
-    assert evidence["oracle"] == {"seeds": 32, "failed": 0, "mean_turns": evidence["oracle"]["mean_turns"]}
+    mean_turns = evidence["oracle"]["mean_turns"]
+    assert evidence["oracle"] == {"seeds": 32, "failed": 0, "unearned": 0, "mean_turns": mean_turns}
     assert evidence["spread"]["mean"] == 0.5
     assert all(check.seconds >= 0 for check in report.checks)
 

@@ -1,5 +1,8 @@
+import importlib
+import json
 import random
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.admission.checks import first_difference, leaks
+from sandbox.admission import adversaries
+from sandbox.admission.determinism import first_difference
 from sandbox.admission.fingerprint import exact, shape
 from sandbox.admission.interface import call_complaints, error_form, junk_messages
-from sandbox.admission.policies import EXPLOITS, FLOOR, call, guess, say, visible_values, write_tools
+from sandbox.admission.leak import leaks
+from sandbox.admission.policies import FLOOR, Policy, call, guess, say, visible_values, write_tools
 from sandbox.admission.static import inspect_source
 from sandbox.contract import Score, Task
 from sandbox.wire import OraclePlay, OracleTurn
 
+EXPLOITS = adversaries.panel()
 LAMP_SHOP = Path(__file__).parents[2] / "data/environments/lamp_shop.py"
 ENVIRONMENT = "class Environment:\n    pass\n"
 TOOL = {
@@ -131,14 +137,40 @@ def test_policies_are_seeded_and_end_in_words(name: str) -> None:
     assert any(not message.get("tool_calls") for message in said)
 
 
-def test_exploits_differ_in_what_they_do() -> None:
-    task = Task(
-        "s", [{"role": "user", "content": "order W1"}], [TOOL, {**TOOL, "function": {**TOOL["function"], "name": "x"}}]
-    )
-    first = {
-        name: len(policy(task, [], 0, random.Random(1)).get("tool_calls") or []) for name, policy in EXPLOITS.items()
-    }
-    assert first == {"say_success": 0, "write_first": 1, "repeat_calls": 1, "every_tool": 2}
+def played_against_a_record(policy: Policy) -> list[dict[str, Any]]:
+    """What a policy says to a shop that answers every call with one record."""
+    other = {**TOOL, "function": {**TOOL["function"], "name": "get_order"}}
+    task = Task("s", [{"role": "user", "content": "Return item I77 of order W12, please."}], [TOOL, other])
+    messages: list[dict[str, Any]] = []
+    rng = random.Random(3)
+    for turn in range(12):
+        message = policy(task, messages, turn, rng)
+        calls = message.get("tool_calls") or []
+        record = '{"order_id": "W12", "items": [{"item_id": "I77", "count": 2}]}'
+        replies = [{"role": "tool", "tool_call_id": one["id"], "content": record} for one in calls]
+        messages += [message, *(replies or [{"role": "user", "content": "I do not know."}])]
+    return [message for message in messages if message["role"] == "assistant"]
+
+
+def test_there_are_many_adversaries_and_each_does_something_else() -> None:
+    played = {name: json.dumps(played_against_a_record(policy)) for name, policy in EXPLOITS.items()}
+    assert len(played) >= 14
+    assert len(set(played.values())) == len(played)
+
+
+def test_an_adversary_is_a_file_with_a_docstring_and_an_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adversaries, "__path__", [*adversaries.__path__, str(tmp_path)])
+    new = tmp_path / "say_please.py"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    new.write_text('"""Say please."""\n\n\ndef act(task, messages, turn, rng):\n    return {"content": "Please."}\n')
+    monkeypatch.delitem(sys.modules, f"{adversaries.__name__}.say_please", raising=False)
+    assert set(adversaries.panel()) == {*EXPLOITS, "say_please"}
+    new.write_text('"""No act."""\n')
+    monkeypatch.delitem(sys.modules, f"{adversaries.__name__}.say_please")
+    importlib.invalidate_caches()
+    with pytest.raises(TypeError, match="say_please needs a docstring and a function act"):
+        adversaries.panel()
+    monkeypatch.delitem(sys.modules, f"{adversaries.__name__}.say_please", raising=False)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,125 @@
+"""An episode depends on its seed and the messages sent, and on nothing else.
+
+``runs`` is the first sign of life. ``determinism`` plays the same episodes again in other circumstances and compares
+every byte: again, in another process under another hash seed and in another order, among other episodes, on an
+instance that has played before, with the score asked for after every message, and in a process worn by many episodes.
+Two scripts are played for each seed, the oracle's and a careless agent's, so that an environment which grows lenient
+is seen as well. Not covered: a change that comes later than ``wear_episodes``.
+"""
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sandbox.admission.bench import Bench, Replay, noting, play, replay, together
+from sandbox.admission.evidence import Verdict, example
+from sandbox.admission.fingerprint import as_data, canonical
+from sandbox.admission.policies import SUCCESS_WORDS, empty, random_calls, say
+from sandbox.client import SandboxSource
+from sandbox.contract import Message, Task
+from sandbox.errors import EnvironmentFault
+from sandbox.wire import OraclePlay
+
+CARELESS_TURNS = 6
+TOGETHER = 50  # episodes that wear the process at once
+
+Pair = tuple[int, list[Message]]  # a seed and the assistant messages to send
+
+
+async def runs(bench: Bench) -> Verdict:
+    """Two seeds, one after the other, come through reset, step, score and oracle in both processes."""
+    seeds = bench.panel(2)
+    for source in (bench.source, bench.twin):
+        for seed in seeds:
+            await noting(seed, play(source, seed, empty, 2))
+            await noting(seed, source.oracle(seed))
+    return True, {"seeds": seeds}
+
+
+async def determinism(bench: Bench) -> Verdict:
+    """The same seed and messages give the same bytes, whatever else the process has done."""
+    seeds = bench.panel(bench.thresholds.twin_seeds)
+    plays = await bench.oracle_plays(len(seeds))
+    for way, source in (("again", bench.source), ("in another process", bench.twin)):
+        others = await together(noting(seed, source.oracle(seed)) for seed in reversed(seeds))
+        for seed, one, other in zip(seeds, plays, reversed(others), strict=True):
+            if difference := first_difference(canonical(as_data(one)), canonical(as_data(other))):
+                return False, _differs(seed, f"the oracle's play {way}", difference, one)
+    return await _replayed(bench, seeds, plays)
+
+
+async def _replayed(bench: Bench, seeds: list[int], plays: list[OraclePlay]) -> Verdict:
+    """The scripts one after another in a fresh process, against the same in every other circumstance."""
+    scripts = [(seed, [turn.message for turn in one.turns]) for seed, one in zip(seeds, plays, strict=True)]
+    careless = await together(noting(seed, _careless(bench.source, seed)) for seed in seeds)
+    pairs = [*scripts, *(pair for pair in careless if pair is not None)]
+    first = [await noting(seed, replay(bench.source, seed, script)) for seed, script in pairs]
+    worn = 0
+
+    async def after_many(pairs: list[Pair]) -> list[Replay]:
+        nonlocal worn
+        worn = await _wear(bench)
+        return await _each(bench.source, pairs)
+
+    ways = {**_ways(bench), "after many other episodes": after_many}
+    for way, replays in ways.items():
+        for at, other in enumerate(await replays(pairs)):
+            if difference := first_difference(canonical(first[at].data), canonical(other.data)):
+                whose = "the oracle's messages" if at < len(scripts) else "a careless agent's messages"
+                return False, _differs(pairs[at][0], f"{whose} {way}", difference, plays[at % len(plays)])
+    return True, {"seeds": len(seeds), "processes": 2, "interleaved": True, "scripts": len(pairs), "worn_by": worn}
+
+
+def _ways(bench: Bench) -> dict[str, Callable[[list[Pair]], Awaitable[list[Replay]]]]:
+    async def backwards(pairs: list[Pair]) -> list[Replay]:
+        return (await _each(bench.twin, pairs[::-1]))[::-1]
+
+    return {
+        "interleaved with other episodes": backwards,
+        "on an instance that has played before": lambda pairs: _each(bench.twin, pairs, again=True),
+        "with its score asked for after every message": lambda pairs: _each(bench.twin, pairs, scored=True),
+    }
+
+
+async def _each(source: SandboxSource, pairs: list[Pair], **how: bool) -> list[Replay]:
+    return await together(noting(seed, replay(source, seed, script, **how)) for seed, script in pairs)
+
+
+def _differs(seed: int, where: str, difference: str, play: OraclePlay) -> dict[str, Any]:
+    what = f"differs when this seed is played: {where}. The transcript is the oracle's first play."
+    evidence = {"seed": seed, "where": where, "difference": difference}
+    return {**evidence, "examples": [example(seed, what, play.task, Bench.chat(play))]}
+
+
+async def _careless(source: SandboxSource, seed: int) -> Pair | None:
+    """The messages of an agent that calls by chance and claims success; None where that breaks the environment."""
+    try:
+        played = await play(source, seed, _careless_policy, CARELESS_TURNS + 1)
+    except EnvironmentFault:  # the exploit checks tell of it
+        return None
+    return seed, [message for message in played.messages if message["role"] == "assistant"]
+
+
+def _careless_policy(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    return random_calls(task, messages, turn, rng) if turn < CARELESS_TURNS else say(SUCCESS_WORDS)
+
+
+async def _wear(bench: Bench) -> int:
+    """Play many short episodes in the source's process; answers how many. Slow environments get fewer."""
+    limits = bench.thresholds
+    seeds = (bench.panel(limits.twin_seeds) * TOGETHER)[:TOGETHER]
+    worn, spent = 0, 0.0
+    while worn < limits.wear_episodes and spent < limits.wear_seconds:
+        replays = await together(noting(seed, replay(bench.source, seed, [say(SUCCESS_WORDS)])) for seed in seeds)
+        spent += sum(one.reset_seconds + sum(one.step_seconds) for one in replays)
+        worn += len(seeds)
+    return worn
+
+
+def first_difference(one: str, other: str) -> str:
+    """Empty when equal, else both texts around the first character that differs."""
+    if one == other:
+        return ""
+    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    begin = max(0, at - 40)
+    return f"{one[begin : at + 40]!r} against {other[begin : at + 40]!r}"

@@ -1,0 +1,151 @@
+"""Whether the oracle's answer is given away, and whether it uses what nobody could know.
+
+A leak in the prompt is: the oracle's arguments word for word (as JSON, however spaced), what it says, its whole
+sequence of tools, or a sentence that names a tool and every argument of its call. In an answer it is the name and the
+arguments of a call still to come. A user who names an order's id leaks nothing. An argument is unseen when neither the
+prompt, the tools' schemas nor an answer so far holds it and no simple step leads to it (``known.py``).
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sandbox.admission.bench import Bench
+from sandbox.admission.evidence import EXAMPLES, Verdict, example
+from sandbox.admission.known import Known
+from sandbox.contract import Message
+from sandbox.errors import clipped
+from sandbox.wire import OraclePlay
+
+SHORT = 12  # characters; shorter texts may stand anywhere by chance
+OBJECTS = 200  # JSON objects looked at in one text
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+async def leak(bench: Bench) -> Verdict:
+    """The prompt does not hold the oracle's answer, and the oracle knows no more than an agent."""
+    limits = bench.thresholds
+    plays = await bench.oracle_plays(limits.seeds)
+    episodes = list(zip(bench.panel(len(plays)), plays, strict=True))
+    told = [(seed, one, text) for seed, one in episodes for text in leaks(one)[:1]]
+    guessed = [(seed, one, text) for seed, one in episodes for text in unseen(one)[:1]]
+    share, unknown = len(told) / len(plays), len(guessed) / len(plays)
+    evidence: dict[str, Any] = {"share": round(share, 3), "allowed": limits.leaking}
+    evidence |= {"unseen": round(unknown, 3), "unseen_allowed": limits.unseen, "seeds": len(plays)}
+    examples: list[dict[str, Any]] = []
+    for key, what, found, too_many in (
+        ("first", "the episode gives away what the oracle does", told, share > limits.leaking),
+        ("first_unseen", "the oracle uses what no agent could know yet", guessed, unknown > limits.unseen),
+    ):
+        if found:
+            evidence[key] = {"seed": found[0][0], "text": clipped(found[0][2], 200)}
+        if too_many:
+            examples += [example(seed, f"{what}: {text}", one.task, bench.chat(one)) for seed, one, text in found[:2]]
+    if examples:
+        evidence["examples"] = examples[:EXAMPLES]
+    return not examples, evidence
+
+
+def leaks(one: OraclePlay) -> list[str]:
+    """What of the oracle's play stands where an agent reads it too early; short texts do not count."""
+    prompt = "\n".join([one.task.system, *(str(message.get("content") or "") for message in one.task.messages)])
+    return [*_in_prompt(one, prompt), *_whole_sequence(one, prompt), *_in_answers(one)]
+
+
+def _in_prompt(one: OraclePlay, prompt: str) -> Iterator[str]:
+    objects = list(_objects(prompt))
+    for turn in one.turns:
+        for call in turn.message.get("tool_calls") or []:
+            name, text = call["function"]["name"], call["function"]["arguments"]
+            arguments = _parsed(text)
+            if len(text) >= SHORT and (text in prompt or (arguments and arguments in objects)):
+                yield text
+            elif arguments and (sentence := _call_in_words(name, arguments, prompt)):
+                yield sentence
+        words = str(turn.message.get("content") or "")
+        if len(words) >= SHORT and words in prompt:
+            yield words
+
+
+def _call_in_words(name: str, arguments: dict[str, Any], prompt: str) -> str:
+    """A sentence with the tool's name, where that is no plain word, and the values of all arguments."""
+    form = re.compile(rf"\b{re.escape(name)}\s*\(" if _is_plain(name) else rf"\b{re.escape(name)}\b")
+    values = [value if isinstance(value, str) else json.dumps(value) for value in arguments.values()]
+    if sum(map(len, values)) < 3:
+        return ""
+    sentences = (part for part in _SENTENCE_END.split(prompt) if form.search(part))
+    return next((part for part in sentences if all(value in part for value in values)), "")
+
+
+def _is_plain(name: str) -> bool:
+    return name.isalpha() and name.islower()
+
+
+def _whole_sequence(one: OraclePlay, prompt: str) -> Iterator[str]:
+    """The prompt's tool names are the oracle's calls in order, or hold three or more of these in a row."""
+    called = [call["function"]["name"] for turn in one.turns for call in turn.message.get("tool_calls") or []]
+    names = {tool["function"]["name"] for tool in one.task.tools} | set(called)
+    named = [word for word in re.findall(r"[\w.-]*\w", prompt) if word in names and not _is_plain(word)]
+    rows = [named[at : at + len(called)] for at in range(len(named) - len(called) + 1)]
+    if len(set(called)) >= 2 and (named == called or (len(called) >= 3 and called in rows)):
+        yield f"the prompt names the tools in the oracle's order: {', '.join(called)}"
+
+
+def _in_answers(one: OraclePlay) -> Iterator[str]:
+    """An answer holds the name and the arguments of a call that the oracle makes later and has not made before."""
+    answers = ""
+    made: set[tuple[str, str]] = set()
+    for turn in one.turns:
+        for call in turn.message.get("tool_calls") or []:
+            name, text = call["function"]["name"], call["function"]["arguments"]
+            arguments = _parsed(text)
+            new = (name, text) not in made and len(text) >= SHORT
+            if new and arguments and name in answers and arguments in _objects(answers):
+                yield f"{name} {text}"
+            made.add((name, text))
+        answers += "\n".join(str(reply.get("content")).replace('\\"', '"') for reply in turn.replies)
+
+
+def _objects(text: str) -> Iterator[Any]:
+    """The JSON objects that begin anywhere in a text."""
+    decoder = json.JSONDecoder()
+    for count, match in enumerate(re.finditer(r"\{", text)):
+        if count >= OBJECTS:
+            return
+        try:
+            yield decoder.raw_decode(text, match.start())[0]
+        except (ValueError, RecursionError):
+            continue
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def unseen(one: OraclePlay) -> list[str]:
+    """Arguments and stated numbers of the oracle that nothing visible before them leads to."""
+    known = Known()
+    known.read(one.task.system)
+    known.read(json.dumps(one.task.tools, ensure_ascii=False))
+    for message in one.task.messages:
+        known.read(str(message.get("content") or ""))
+    found: list[str] = []
+    for turn in one.turns:
+        found += _unknown(turn.message, known)
+        for reply in turn.replies:
+            known.read(str(reply.get("content") or ""))
+    return found
+
+
+def _unknown(message: Message, known: Known) -> Iterator[str]:
+    for call in message.get("tool_calls") or []:
+        for name, value in _parsed(call["function"]["arguments"]).items():
+            if not known.explains(value):
+                yield f"{name}={json.dumps(value, ensure_ascii=False)} in {call['function']['name']}"
+    for word in known.strangers(str(message.get("content") or "")):
+        yield f"{word} in the oracle's words"

@@ -1,0 +1,74 @@
+"""The oracle solves every probed seed, by what it says and does alone.
+
+Its messages are sent again as an agent's would be: to an episode whose ``oracle`` nobody has called, under other call
+ids, with arguments spaced and ordered otherwise and without any field that OpenAI's form does not know. The same score
+must come of it. So an oracle that edits the state, a grader that knows its oracle's presence, and one that knows its
+handwriting are seen.
+"""
+
+import json
+import statistics
+from typing import Any
+
+from sandbox.admission.bench import Bench, noting, replay, together
+from sandbox.admission.evidence import EXAMPLES, Verdict, example
+from sandbox.contract import Message
+
+
+async def oracle(bench: Bench) -> Verdict:
+    """The oracle reaches reward 1 and success on every probed seed, and so does an agent that does the same."""
+    plays = await bench.oracle_plays(bench.thresholds.seeds)
+    seeds = bench.panel(len(plays))
+    scripts = [as_an_agent([turn.message for turn in one.turns]) for one in plays]
+    replays = await together(
+        noting(seed, replay(bench.source, seed, script)) for seed, script in zip(seeds, scripts, strict=True)
+    )
+    failed: list[dict[str, Any]] = []
+    unearned: list[dict[str, Any]] = []
+    examples: list[dict[str, Any]] = []
+    for seed, one, again in zip(seeds, plays, replays, strict=True):
+        found = {"seed": seed, "reward": one.score.reward, "success": one.score.success, "done": one.done}
+        reward, success = again.score.reward, again.score.success
+        if one.score.reward < 1.0 or not one.score.success:
+            failed.append(found)
+            what = f"the oracle ends with reward {one.score.reward:g}, success {one.score.success}, done {one.done}"
+        elif reward < 1.0 or not success:
+            unearned.append({**found, "as_agent": {"reward": reward, "success": success}})
+            what = f"the oracle's own messages, sent by an agent, earn reward {reward:g}, success {success}"
+        else:
+            continue
+        examples.append(example(seed, what, one.task, Bench.chat(one)))
+    lengths = [len(one.turns) for one in plays]
+    evidence: dict[str, Any] = {"seeds": len(plays), "failed": len(failed), "unearned": len(unearned)}
+    evidence |= {"mean_turns": round(statistics.fmean(lengths), 2)}
+    if examples:
+        evidence |= {"first": (failed or unearned)[0], "examples": examples[:EXAMPLES]}
+    return not examples, evidence
+
+
+def as_an_agent(messages: list[Message]) -> list[Message]:
+    """The same messages in another hand: call ids, spaces and the order of arguments differ."""
+    return [_rewritten(turn, message) for turn, message in enumerate(messages)]
+
+
+def _rewritten(turn: int, message: Message) -> Message:
+    rewritten: Message = {"role": "assistant", "content": message.get("content")}
+    calls = [
+        {
+            "id": f"agent_{turn}_{index}",
+            "type": "function",
+            "function": {"name": call["function"]["name"], "arguments": _respaced(call["function"]["arguments"])},
+        }
+        for index, call in enumerate(message.get("tool_calls") or [])
+    ]
+    return {**rewritten, "tool_calls": calls} if calls else rewritten
+
+
+def _respaced(arguments: str) -> str:
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    if not isinstance(value, dict):
+        return arguments
+    return json.dumps(dict(reversed(value.items())), ensure_ascii=False, separators=(" ,  ", " : "))
