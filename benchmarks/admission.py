@@ -1,0 +1,237 @@
+"""Whether admission tells sound environments from unsound ones: a confusion matrix over all fixtures, and its seconds.
+
+    python -m benchmarks.admission [--only NAME ...] [--jobs 2] [--json]
+
+Each environment in ``tests/fixtures/environments`` goes through the full panel in real containers, without a base
+model. The sound ones come one after the other, so that their seconds are those of a quiet machine; of the unsound ones
+``--jobs`` run at once. An unsound one names in its docstring the check that is to refuse it ("Refused by: oracle") and
+the sound one that it was made from, whose tools and errors stand for the target's ("Made from: cloakroom").
+
+A row of the matrix is what ought to happen, a column what happened: "admitted", the named check where it refused
+(others may have refused as well), else the first check that did. ``sound_admitted`` and ``unsound_refused`` are shares,
+``median_s`` and ``worst_s`` the seconds of the full panel on a sound environment. Aims: 1, 1, and 60 s for both times.
+Exit code 1 when one is missed. Not covered: the base model's rewards (check "spread"), and any other environment.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import runpy
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sandbox.admission import admit, refusals
+from sandbox.contract import Tool
+from sandbox.errors import EngineDown, ImageMissing
+from sandbox.image import ensure_image
+
+FIXTURES = Path(__file__).parents[1] / "tests/fixtures/environments"
+AIMS = {"sound_admitted": 1.0, "unsound_refused": 1.0, "median_s": 60.0, "worst_s": 60.0}
+ADMITTED = "admitted"
+ERRORS = {  # how the target tells an error, where it is not an object with the key "error"
+    "files": ["Error: no file /inbox/none.txt"],
+    "form_filling": ['{"status": "refused", "why": "no such form"}'],
+    "meetings": ['{"ok": false, "reason": "no such event"}'],
+    "search": ['{"error": "KeyError", "hint": "no such document"}'],
+    "spreadsheets": ['{"error": "#REF!", "detail": "no such sheet"}'],
+    "ticket_triage": ['{"error": "KeyError", "detail": "T1"}'],
+}
+_HEAD = re.compile(r'"""(?P<flaw>[^\n]+)\n\nRefused by: (?P<check>\w+)\nMade from: (?P<base>\w+)\n')
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """One environment: what is wrong with it, which check is to refuse it ("admitted" for none), whose tools it has."""
+
+    name: str
+    source: str
+    flaw: str
+    expected: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What admission said of a fixture: the checks that refused, in their order, with their evidence."""
+
+    fixture: Fixture
+    refused: dict[str, dict[str, Any]]
+    seconds: float
+
+    @property
+    def answer(self) -> str:
+        """The column of the matrix: the expected check where it refused, else the first that did, else "admitted"."""
+        if self.fixture.expected in self.refused:
+            return self.fixture.expected
+        return next(iter(self.refused), ADMITTED)
+
+    @property
+    def right(self) -> bool:
+        """Whether it is the expected one."""
+        return self.answer == self.fixture.expected
+
+
+def sound() -> list[Fixture]:
+    """The environments that must be admitted, by name."""
+    return [
+        Fixture(path.stem, path.read_text(), "", ADMITTED, path.stem) for path in sorted(FIXTURES.glob("sound/*.py"))
+    ]
+
+
+def unsound() -> list[Fixture]:
+    """The environments that must be refused, by name; raises ValueError where a docstring does not name the check."""
+    return [_unsound(path) for path in sorted(FIXTURES.glob("unsound/*.py"))]
+
+
+def _unsound(path: Path) -> Fixture:
+    source = path.read_text()  # read, not parsed: one of them does not
+    head = _HEAD.match(source)
+    if head is None:
+        raise ValueError(f"{path} must begin with its flaw in one line, then 'Refused by: CHECK' and 'Made from: NAME'")
+    return Fixture(path.stem, source, head["flaw"], head["check"], head["base"])
+
+
+@cache
+def target_tools(base: str) -> list[Tool]:
+    """The tools of a sound fixture; our own code, so that it may run here."""
+    tools: list[Tool] = runpy.run_path(str(FIXTURES / "sound" / f"{base}.py"))["TOOLS"]
+    return tools
+
+
+async def judge(fixture: Fixture) -> Judged:
+    """The full panel, as any environment goes through it."""
+    begun = time.perf_counter()
+    errors = ERRORS.get(fixture.base, ['{"error": "no such thing"}'])
+    report = await admit(
+        fixture.source,
+        target_tools=target_tools(fixture.base),
+        target_error_examples=errors,
+        base_rewards=None,
+        owner="benchmarks.admission",
+    )
+    return Judged(fixture, refusals(report), time.perf_counter() - begun)
+
+
+async def judge_all(fixtures: Iterable[Fixture], jobs: int, console: Console) -> list[Judged]:
+    """In their order, so many at once; each is told when it is done."""
+    room = asyncio.Semaphore(jobs)
+
+    async def one(fixture: Fixture) -> Judged:
+        async with room:
+            judged = await judge(fixture)
+        told = "" if judged.right else f", not {fixture.expected}"
+        console.print(f"{judged.seconds:6.1f} s  {fixture.name}: {judged.answer}{told}", highlight=False)
+        return judged
+
+    return list(await asyncio.gather(*(one(fixture) for fixture in fixtures)))
+
+
+def matrix(judged: Sequence[Judged]) -> Table:
+    """Expected against answered."""
+    counts = Counter((one.fixture.expected, one.answer) for one in judged)
+    rows = sorted({expected for expected, _ in counts}, key=lambda name: (name != ADMITTED, name))
+    columns = sorted({answer for _, answer in counts} | set(rows), key=lambda name: (name != ADMITTED, name))
+    table = Table("expected", title="What was expected (rows), what admission answered (columns)")
+    for name in columns:
+        table.add_column("\n".join(name), justify="center", vertical="bottom")
+    for expected in rows:
+        cells = [str(counts[expected, answer] or "·") for answer in columns]
+        table.add_row(expected, *(f"[bold]{c}[/]" if a == expected else c for a, c in zip(columns, cells, strict=True)))
+    return table
+
+
+def listing(judged: Sequence[Judged]) -> Table:
+    """One line per environment."""
+    table = Table("environment", "expected", "answered", "refused as well by", "s", title="Environment by environment")
+    for one in judged:
+        others = ", ".join(name for name in one.refused if name != one.answer)
+        style = None if one.right else "bold red"
+        table.add_row(one.fixture.name, one.fixture.expected, one.answer, others, f"{one.seconds:.1f}", style=style)
+    return table
+
+
+def figures(judged: Sequence[Judged]) -> dict[str, Any]:
+    """What the aims are held against, and every environment's answer; a kind that was not run counts as right."""
+    good = [one for one in judged if one.fixture.expected == ADMITTED]
+    bad = [one for one in judged if one.fixture.expected != ADMITTED]
+    found: dict[str, Any] = {
+        "sound": len(good),
+        "unsound": len(bad),
+        "sound_admitted": _share(good),
+        "unsound_refused": _share(bad),
+        "median_s": statistics.median([one.seconds for one in good] or [0.0]),
+        "worst_s": max([one.seconds for one in good], default=0.0),
+    }
+    meets = all(found[name] >= AIMS[name] for name in ("sound_admitted", "unsound_refused"))
+    meets = meets and all(found[name] < AIMS[name] for name in ("median_s", "worst_s"))
+    environments = {
+        one.fixture.name: {
+            "expected": one.fixture.expected,
+            "answered": one.answer,
+            "refused_by": list(one.refused),
+            "seconds": round(one.seconds, 2),
+        }
+        for one in judged
+    }
+    return {**found, "environments": environments, "aims": AIMS, "meets": meets}
+
+
+def _share(judged: Sequence[Judged]) -> float:
+    return sum(one.right for one in judged) / len(judged) if judged else 1.0
+
+
+def deviations(judged: Sequence[Judged], console: Console) -> None:
+    """Each wrong answer with what was expected and the evidence of whatever refused."""
+    for one in judged:
+        if not one.right:
+            console.print(f"[bold red]{one.fixture.name}[/]: expected {one.fixture.expected}, got {one.answer}")
+            console.print(f"  {one.fixture.flaw or 'a sound environment'}", markup=False)
+            for name, evidence in one.refused.items():
+                console.print(f"  {name}: {json.dumps(evidence)[:1500]}", markup=False, highlight=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit code, 2 where it could not run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.admission", description="Admission's confusion matrix.")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these environments alone")
+    parser.add_argument("--jobs", type=int, default=2, help="unsound environments at once")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
+    given = parser.parse_args(arguments)
+    good, bad = sound(), unsound()
+    if unknown := set(given.only or ()) - {fixture.name for fixture in [*good, *bad]}:
+        parser.error(f"no such environment: {', '.join(sorted(unknown))}; see {FIXTURES}")
+    if given.only:
+        good, bad = ([one for one in kind if one.name in given.only] for kind in (good, bad))
+    console = Console()
+    try:
+        ensure_image(build_missing=True)
+        judged = asyncio.run(judge_all(good, 1, console)) + asyncio.run(judge_all(bad, given.jobs, console))
+    except (EngineDown, ImageMissing) as error:
+        print(error, file=sys.stderr)
+        return 2
+    found = figures(judged)
+    console.print(listing(judged))
+    console.print(matrix(judged))
+    deviations(judged, console)
+    for name, aim in AIMS.items():
+        console.print(
+            f"{name} {found[name]:.2f} (aim {'at least' if aim == 1.0 else 'under'} {aim:g})", highlight=False
+        )
+    if given.json:
+        print(json.dumps(found))
+    return 0 if found["meets"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
