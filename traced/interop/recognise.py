@@ -80,9 +80,7 @@ def unproved(foreign: Foreign) -> AdmissionReport:
     ]
     evidence = {"files": len(foreign.sources), "refused": [clipped(line, 200) for line in refused[:20]]}
     checks = [Check("source", False, {**foreign.declared.as_evidence(), **evidence}, 0.0)]
-    checks += [
-        Check(name, False, {"left_out": foreign.declared.why_not(name)}, 0.0) for name in CHECKS[1:]
-    ]
+    checks += [Check(name, False, {"left_out": foreign.declared.why_not(name)}, 0.0) for name in CHECKS[1:]]
     digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
     return AdmissionReport(digest, False, checks)
 
