@@ -61,7 +61,7 @@ class Origin:
 def of_file(path: Path, session: Session | None) -> Origin:
     """The environment in a single file, with what the store knows of these bytes."""
     try:
-        source_code = path.read_bytes().decode()
+        source_code = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise NoSuchEnvironment(
             f"{path} cannot be read as an environment: {error}", hint="name one Python file, in UTF-8"

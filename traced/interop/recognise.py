@@ -58,7 +58,7 @@ def recognise(path: Path) -> Recognised | Foreign:
     if path.is_dir():
         return _package(path)
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise NotRecognised(
             f"{path} cannot be read: {error}", hint="name a Python file, or a package's folder"
