@@ -43,7 +43,7 @@ PLAYED: dict[str, Callable[[Bench], Awaitable[checks.Verdict]]] = {
     "latency": checks.latency,
     "effects": checks.effects,
 }
-CHECKS = ("source", "runs", *PLAYED, "spread")  # all names, in the order in which they are made
+NAMES = ("source", "runs", *PLAYED, "spread")  # all names, in the order in which they are made
 
 
 async def admit(
