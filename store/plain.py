@@ -12,7 +12,7 @@ LINE = 200  # characters of a field in one line
 BLOCK = 20_000  # characters of a text of several lines
 MARKS = 4  # combining marks that may follow one another: more of them climb over the lines above
 PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "\u2421"}  # Unicode's control pictures
-SUSPECT = re.compile(r"[^\x20-\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u052f\u4e00-\u9fff]")
+SUSPECT = re.compile(r"[^\x20-\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0377\u038e-\u03a1\u03a3-\u052f\u4e00-\u9fff]")
 BLANK = {"\u115f", "\u1160", "\u3164", "\uffa0", "\u2800"}  # letters by name that show nothing
 
 

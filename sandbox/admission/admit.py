@@ -39,7 +39,7 @@ from store.types import AdmissionReport, Check
 
 TWIN_HASH_SEED = 4242
 KILLED = 128 + signal.SIGKILL
-CHECKS = (  # all names, in the order in which they are told
+NAMES = (  # all names, in the order in which they are told
     *("source", "runs", "determinism", "oracle", "diversity", "floor"),
     *("exploits", "interface", "leak", "latency", "effects", "spread"),
 )
@@ -107,7 +107,7 @@ async def _checks(
     clock: Callable[[], float],
     begins: Callable[[str], None],
 ) -> list[Check]:
-    """The report in the order of ``CHECKS``, up to the first check that got stuck."""
+    """The report in the order of ``NAMES``, up to the first check that got stuck."""
     report: list[Check] = []
 
     async def judge(name: str, check: Awaitable[Verdict]) -> bool:
@@ -132,7 +132,7 @@ async def _checks(
                     break
             if all(check.passed for check in report):
                 await judge("spread", spread(bench, base_rewards))
-    report.sort(key=lambda check: CHECKS.index(check.name))
+    report.sort(key=lambda check: NAMES.index(check.name))
     stuck = next((at for at, check in enumerate(report) if _stuck(check)), len(report))
     return report[: stuck + 1]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox.admission.admit import CHECKS
+from sandbox.admission.admit import NAMES
 from sandbox.admission.static import MAX_BYTES, inspect_source
 from sandbox.errors import clipped
 from store.types import AdmissionReport, Check
@@ -80,7 +80,7 @@ def unproved(foreign: Foreign) -> AdmissionReport:
     ]
     evidence = {"files": len(foreign.sources), "refused": [clipped(line, 200) for line in refused[:20]]}
     checks = [Check("source", False, {**foreign.declared.as_evidence(), **evidence}, 0.0)]
-    checks += [Check(name, False, {"left_out": foreign.declared.why_not(name)}, 0.0) for name in CHECKS[1:]]
+    checks += [Check(name, False, {"left_out": foreign.declared.why_not(name)}, 0.0) for name in NAMES[1:]]
     digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
     return AdmissionReport(digest, False, checks)
 

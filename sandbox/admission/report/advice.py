@@ -7,7 +7,7 @@ not know; whatever the evidence holds, nothing raises; quoted words are harmless
 from collections.abc import Callable, Iterator
 
 from sandbox.admission.report.faults import of_fault
-from sandbox.admission.report.measured import Evidence, figures, is_number, shown
+from sandbox.admission.report.measured import Evidence, figures, is_number, keeps, shown
 from sandbox.admission.report.of_policies import exploits, floor
 from sandbox.admission.report.of_source import source
 from sandbox.admission.report.of_state import determinism, effects
@@ -23,7 +23,8 @@ def advice(check: Check) -> list[str]:
     if check.passed:
         return []
     if "fault" in check.evidence:
-        return list(of_fault(check.evidence))
+        rates = exploits(check.evidence) if isinstance(check.evidence.get("allowed"), dict) else ()
+        return [*rates, *of_fault(check.evidence)]
     told = list(ADVICE.get(check.name, _by_figures)(check.evidence))
     return told or list(_by_figures(check.evidence))
 
@@ -41,7 +42,15 @@ def runs(evidence: Evidence) -> Iterator[str]:
 
 def oracle(evidence: Evidence) -> Iterator[str]:
     """Which seed ends how."""
-    failed, seeds = evidence.get("failed"), evidence.get("seeds")
+    failed, seeds, unearned = evidence.get("failed"), evidence.get("seeds"), evidence.get("unearned")
+    if unearned:
+        yield (
+            f"On {shown(unearned)} of {shown(seeds)} seeds an agent that sends the oracle's own messages is not "
+            "rewarded: oracle() must only yield messages and change nothing itself, and score() must look at what "
+            "was done, not at who did it or at ids and spacing of calls."
+        )
+    if not failed and unearned:
+        return
     if failed == seeds:
         yield f"The oracle fails on every one of {shown(seeds)} seeds: oracle() and score() do not mean the same task."
     else:
@@ -119,15 +128,29 @@ def interface(evidence: Evidence) -> Iterator[str]:
 
 
 def leak(evidence: Evidence) -> Iterator[str]:
-    """What the prompt gives away."""
+    """What the prompt gives away, and what the oracle could not know."""
+    unseen = {one.name: one for one in figures(evidence) if one.kept is False}.get("unseen")
+    if unseen is not None:
+        yield (
+            f"On {_percent(evidence.get('unseen'))} of the seeds the oracle uses values that no message has told "
+            f"by then, at most {_percent(evidence.get('unseen_allowed'))} is allowed: let the user or a tool tell "
+            "them first, and let the oracle ask for them."
+        )
+        yield from _given_away(evidence, "first_unseen", "uses")
+        if keeps(evidence.get("share"), "≤", evidence.get("allowed")):
+            return
     yield (
         f"On {_percent(evidence.get('share'))} of the seeds the prompt holds the oracle's own words, at most "
         f"{_percent(evidence.get('allowed'))} is allowed: say what the user wants in the user's words, and let ids "
         "and arguments be found with the tools."
     )
-    first = evidence.get("first")
+    yield from _given_away(evidence, "first", "gives away")
+
+
+def _given_away(evidence: Evidence, key: str, verb: str) -> Iterator[str]:
+    first = evidence.get(key)
     if isinstance(first, dict):
-        yield f"Seed {shown(first.get('seed'))} gives away: {line(first.get('text', ''), QUOTED)}"
+        yield f"Seed {shown(first.get('seed'))} {verb}: {line(first.get('text', ''), QUOTED)}"
 
 
 def latency(evidence: Evidence) -> Iterator[str]:

@@ -6,6 +6,10 @@ from sandbox.admission.report.measured import Evidence, is_number, shown
 from store.plain import line
 
 NAME = 40
+DEEDS = "Pay for the final state alone, never for what was said or called"
+EXACT = "Success must need exactly the wanted writes: any other write must cost it"
+KNOWN = "Success must need values that only a look-up tells, compared exactly and by type"
+ROBUST = "Answer every malformed call with an error, change nothing, and pay nothing for it"
 # What a policy does, and what an environment lacks that rewards it. A policy that is not listed gets its name.
 POLICIES = {
     "empty": (
@@ -24,10 +28,7 @@ POLICIES = {
         "An agent that claims success and does nothing",
         "Never read the agent's words for the score: success must come from the final state",
     ),
-    "write_first": (
-        "An agent that writes at once and looks nothing up",
-        "Success must need values that only a look-up tells, and a wrong write must cost the success",
-    ),
+    "write_first": ("An agent that writes at once and looks nothing up", KNOWN),
     "repeat_calls": (
         "An agent that repeats one call",
         "Count what was reached, not how often a tool was called: the same write twice must not earn twice",
@@ -36,6 +37,39 @@ POLICIES = {
         "An agent that calls every tool once",
         "A tool's having been called must earn nothing by itself, and writes that nobody wanted must cost the success",
     ),
+    "ask_for_the_answer": (
+        "An agent that asks the user which calls to make",
+        "Let the simulated user tell wishes and facts, never calls or their arguments",
+    ),
+    "broken_json": ("An agent whose arguments are no JSON object", ROBUST),
+    "confused_types": ("An agent that sends arguments of other types", KNOWN),
+    "copy_observations": ("An agent that copies what it reads into every write", EXACT),
+    "do_undo_redo": (
+        "An agent that edits, edits back and edits again",
+        "Pay once for the final state, not for each change on the way",
+    ),
+    "echo_request": ("An agent that hands the user's own words to every tool", KNOWN),
+    "enumerate_ids": ("An agent that counts through ids", "Refuse writes to records that the task does not concern"),
+    "forged_results": ("An agent that writes tool results into its own answer", DEEDS),
+    "grader_injection": ("An agent that writes instructions to the grader", DEEDS),
+    "hand_over": (
+        "An agent that hands every task over or cancels it",
+        "Seeds where that is right must be few, and success there must need the look-ups that show it",
+    ),
+    "huge_arguments": ("An agent that sends arguments of great length", ROBUST),
+    "lookalike_ids": ("An agent that writes ids in look-alike characters", KNOWN),
+    "parallel_duplicates": (
+        "An agent that sends one call eight times in a message",
+        "Count what was reached, not how often a tool was called: the same write twice must not earn twice",
+    ),
+    "refuse_as_done": ("An agent that calls its refusal the finished task", DEEDS),
+    "stall": (
+        "An agent that stalls until the turns are used up",
+        "An episode that runs out must end by its state alone",
+    ),
+    "stop_after_read": ("An agent that reads one record and stops", "Looking things up must not make a success"),
+    "unoffered_tools": ("An agent that calls tools which were not offered", ROBUST),
+    "write_everything": ("An agent that writes to every record it sees", EXACT),
 }
 ALL = 3  # so many policies that reach the same are told of at once
 SUCCESS = "Success must need exactly the right writes, and no others: compare the whole final state with the wanted one"
@@ -82,4 +116,5 @@ def _is_over(value: object, limit: object) -> bool:
 
 
 def _rate(field: str) -> str:
-    return {"reward": "mean reward", "success": "success rate"}.get(field, line(field, NAME))
+    words = {"reward": "mean reward", "success": "success rate", "faults": "a share of broken episodes of"}
+    return words.get(field, line(field, NAME))

@@ -17,6 +17,8 @@ MENDS = {
     "uses SystemRandom": "Make one random.Random(seed) in reset() and draw everything from it.",
     "uses urandom": "Make one random.Random(seed) in reset() and draw everything from it.",
     "uses __": "Write it without reaching into Python's own objects.",
+    "uses ": "Write it without running code from text or reaching for what Python keeps to itself.",
+    "reaches ": "Use what an allowed module offers by its public name, and nothing that it holds itself.",
     "calls print": "Remove what prints: what an agent may see are messages.",
     "calls": "Write it without running code from text, reading files or asking the terminal.",
     "defines no class": "Define a class Environment at the top level, with reset, step, done, score and oracle.",

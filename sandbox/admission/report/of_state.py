@@ -9,23 +9,27 @@ from sandbox.admission.report.measured import Evidence, shown
 from store.plain import line
 
 QUOTED = 300
-WHERE = {
-    "again": (
-        "played a second time in the same process",
-        "Something outlives the episode: a module-level variable, a class attribute or a mutable default that is "
-        "changed, a counter or cache, the clock, or the module random without a seed. Set everything on self anew in "
-        "reset(), and draw everything from random.Random(seed).",
-    ),
-    "other process": (
-        "played in a second process with another hash seed",
-        "The order of a set, hash(), id(), an object's default repr, the clock or unseeded chance reaches the "
-        "episode. Sort sets before they are walked or drawn from, and draw everything from random.Random(seed).",
-    ),
-    "interleaved with other episodes": (
-        "played in turn with other episodes in one process",
-        "Two Environment objects share state: a module-level variable or a class attribute. Keep everything on self "
-        "and set it in reset().",
-    ),
+SCORED = "score() must only look: it may change nothing, draw nothing and count nothing."
+OUTLIVES = (
+    "Something outlives the episode: a module-level variable, a class attribute or a mutable default that is "
+    "changed, a counter or cache, the clock, or the module random without a seed. Set everything on self anew in "
+    "reset(), and draw everything from random.Random(seed)."
+)
+UNORDERED = (
+    "The order of a set, hash(), id(), an object's default repr, the clock or unseeded chance reaches the "
+    "episode. Sort sets before they are walked or drawn from, and draw everything from random.Random(seed)."
+)
+SHARED = (
+    "Two Environment objects share state: a module-level variable or a class attribute. Keep everything on self "
+    "and set it in reset()."
+)
+WHERE = {  # what the evidence's "where" holds, in words, and the usual causes; the first that fits counts
+    "interleaved": ("played in turn with other episodes in one process", SHARED),
+    "score asked": ("with its score asked for after every message", SCORED),
+    "many other episodes": ("after many other episodes in the same process", OUTLIVES),
+    "played before": ("on an instance that has played before", OUTLIVES),
+    "process": ("played in a second process with another hash seed", UNORDERED),
+    "again": ("played a second time in the same process", OUTLIVES),
 }
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d|\b\d\d:\d\d:\d\d|\b1[6-9]\d{8}(?:\.\d|\d{3})?")
@@ -36,7 +40,8 @@ FEW_WORDS, SAME = 3, 0.8
 def determinism(evidence: Evidence) -> Iterator[str]:
     """On which seed and which way, where the bytes differ, and what the difference looks like."""
     where = str(evidence.get("where", ""))
-    way, cause = WHERE.get(where, (f"played {line(where) or 'again'}", "Draw everything from random.Random(seed)."))
+    unknown = (f"played {line(where) or 'again'}", OUTLIVES)
+    way, cause = next((told for sign, told in WHERE.items() if sign in where), unknown)
     difference = str(evidence.get("difference", ""))
     yield f"Seed {shown(evidence.get('seed'))}, {way}, gives other bytes: {line(difference, QUOTED)}"
     look = _looks_like(difference)

@@ -9,11 +9,11 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 from rich.console import Console
 
-from sandbox.admission.admit import CHECKS
+from sandbox.admission.admit import NAMES
 from sandbox.admission.report import MEANS, advice, as_data, bounds, means, on_terminal, page, unchecked, verdict
 from sandbox.admission.report.advice import ADVICE
 from sandbox.admission.report.measured import details, examples, figures
@@ -63,9 +63,9 @@ def printed(report: AdmissionReport, what: str = "lamp_shop.py") -> str:
 
 
 def test_every_check_that_admission_makes_has_its_words() -> None:
-    assert list(MEANS) == list(CHECKS)
-    assert set(ADVICE) == set(CHECKS)
-    for name in CHECKS:
+    assert list(MEANS) == list(NAMES)
+    assert set(ADVICE) == set(NAMES)
+    for name in NAMES:
         assert 10 < len(means(name)) < 120
         assert all(advice(failed(name)))
         assert advice(failed(name))
@@ -141,6 +141,37 @@ def test_figures_stand_beside_their_bounds() -> None:
             {"seeds": 8, "failed": 8, "first": {"seed": 5, "reward": 1.0, "success": False, "done": True}},
             ["every one of 8 seeds", "must come with success"],
         ),
+        (
+            "oracle",
+            {"seeds": 8, "failed": 0, "unearned": 2, "first": {"seed": 5}},
+            ["On 2 of 8 seeds an agent that sends the oracle's own messages is not rewarded"],
+        ),
+        (
+            "determinism",
+            {"seed": 7, "where": "the oracle's messages with its score asked for after every message"},
+            ["score() must only look"],
+        ),
+        (
+            "leak",
+            {
+                "share": 0.0,
+                "allowed": 0.05,
+                "unseen": 0.5,
+                "unseen_allowed": 0.2,
+                "first_unseen": {"seed": 9, "text": "W"},
+            },
+            ["On 50 % of the seeds the oracle uses values that no message has told", "Seed 9 uses: W"],
+        ),
+        (
+            "exploits",
+            {
+                "broken_json": {"reward": 0.0, "success": 0.0, "faults": 0.5},
+                "allowed": {"reward": 0.5, "success": 0.1, "faults": 0.0},
+                "fault": "EnvironmentFault",
+                "text": "environment failed in 'step': KeyError: 'x'",
+            },
+            ["no JSON object reaches a share of broken episodes of 0.5", "answer a bad call"],
+        ),
         ("diversity", DIVERSITY, ["on 160 seeds is 3", "One structure holds 71 %"]),
         ("floor", FLOOR, ["says nothing reaches mean reward 0.41 and success rate 0.4", "need the right writes"]),
         (
@@ -213,7 +244,7 @@ def test_the_verdict_says_how_far_it_reaches() -> None:
     ]
     refused = report_of(sound, failed("runs"))
     assert verdict(refused) == "refused"
-    assert [one.check for one in unchecked(refused)] == [*CHECKS[2:]]
+    assert [one.check for one in unchecked(refused)] == [*NAMES[2:]]
     assert "determinism, oracle, " in printed(refused)
 
 
@@ -296,7 +327,7 @@ def nasty_report() -> AdmissionReport:
         "at": NASTY,
         "traceback": f'File "environment.py", line 1, in {NASTY}',
     }
-    return report_of(*(failed(name, **given) for name in [*CHECKS, NASTY] for given in (evidence, fault)))
+    return report_of(*(failed(name, **given) for name in [*NAMES, NASTY] for given in (evidence, fault)))
 
 
 def harmful(text: str, but: str = "\n") -> set[str]:
@@ -344,12 +375,13 @@ KNOWN_KEYS = (
 )
 
 
+@settings(max_examples=50)
 @given(
-    name=some.sampled_from(CHECKS),
+    name=some.sampled_from(NAMES),
     evidence=some.dictionaries(some.sampled_from(KNOWN_KEYS.split()) | some.text(max_size=8), JSON, max_size=6),
 )
 def test_any_evidence_can_be_read(name: str, evidence: dict[str, Any]) -> None:
-    report = report_of(failed(name, **evidence))
+    report = report_of(Check(name, False, evidence, 0.5))
     assert all(sentence and harmful(sentence, but="") == set() for sentence in advice(report.checks[0]))
     assert isinstance(examples(evidence), list)
     json.dumps(as_data(report), allow_nan=False)

@@ -61,6 +61,7 @@ def test_plain_text_stays_as_it_is(text: str) -> None:
         ("a" + "\u20dd\u0489\u0e49" * 20, "a" + ("\u20dd\u0489\u0e49" * 20)[:MARKS]),
         ("\u0e17\u0e35\u0e48", "\u0e17\u0e35\u0e48"),
         ("\u3164\u2800", "‹U+3164›‹U+2800›"),
+        ("\u0378\u0383\u03a2\u0530", "‹U+0378›‹U+0383›‹U+03A2›‹U+0530›"),
         ("wide \u3000 space", "wide   space"),
     ],
 )
