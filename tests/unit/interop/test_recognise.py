@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from agents.synthesizer.builtin import synthesize
-from sandbox.admission.admit import PLAYED
+from sandbox.admission.admit import NAMES
 from sandbox.hashing import environment_hash
 from store.types import Check
 from tests.unit.agents.synthesis.conversations import capability, demonstrations
@@ -142,7 +142,7 @@ def test_a_taskset_of_verifiers_says_what_it_declares_and_what_left_out(tmp_path
     assert (told["environments"], told["rewards"], told["tools"]) == (["SumTaskset"], ["right"], ["search"])
     assert told["imports"] == ["datasets", "numpy", "verifiers"]
     assert any("taskset.py line" in line and "numpy" in line for line in told["refused"])
-    assert set(found) == {"source", "runs", *PLAYED, "spread"}
+    assert set(found) == {"source", "runs", *NAMES, "spread"}
     assert not any(check.passed for check in found.values())
     assert "standard library" in found["runs"].evidence["left_out"]
     assert "it tells no solution" in found["oracle"].evidence["left_out"]
