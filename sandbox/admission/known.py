@@ -1,8 +1,9 @@
 """What an agent can know at one moment of an episode: what it has read, and what one simple step makes of it.
 
 Simple steps are: a date or time where dates or times were read; a number that is a sum, difference, product, ratio or
-percentage of two read ones, a total of one field over the records of an answer, or the same in hundreds; a word that
-shares its stem with a read one; words in a text of three or more. Values of at most two digits are never strange: they
+percentage of two read ones, a total of one field over records of an answer, what such a total leaves of a read number,
+or any of these in another unit; a word that shares its stem with a read one, yes and no; words in a text of three or
+more. Values of at most two digits are never strange: they
 can be counted. So this errs towards calling a value known. Pure.
 """
 
@@ -23,6 +24,7 @@ _DATED = re.compile(
     r"\d{4}-\d\d|\d/\d|\b(mon|tues|wednes|thurs|fri|satur|sun|to|yester)day|tomorrow"
     r"|\b(january|february|march|april|may|june|july|august|september|october|november|december)\b"
 )
+_ANSWERS = frozenset(["yes", "no", "true", "false", "on", "off", "none", "all", "ok"])
 _TIMED = re.compile(r"\d[:h]\d\d|\d ?[ap]\.?m|noon|midnight|o'clock")
 
 
@@ -43,7 +45,7 @@ class Known:
         except (ValueError, RecursionError):
             return
         for column in _columns(value).values():
-            self.totals |= _sums(column)
+            self.totals |= {round(total, 2) for total in _sums(column)}
 
     def explains(self, value: Any) -> bool:
         """Whether an agent could have come to this argument."""
@@ -70,7 +72,7 @@ class Known:
         return not any(True for _ in self.strangers(text)) and (plain or any(letter.isdigit() for letter in text))
 
     def _stems(self, word: str) -> bool:
-        return word.casefold()[: max(3, len(word) - 3)] in self.text
+        return word.casefold() in _ANSWERS or word.casefold()[: max(3, len(word) - 3)] in self.text
 
     def _spells(self, word: str) -> bool:
         """A word with a digit: read, short, a date or time, or a decimal number that can be reckoned."""
@@ -91,6 +93,8 @@ class Known:
         if any(_close(one, other) for one in near for other in (*self.numbers, *self.totals)):
             return True
         recent = list(self.numbers)[-PAIRS:]
+        if any(round(abs(one + sign * number), 2) in self.totals for one in recent for sign in (1, -1)):
+            return True
         return any(
             _close(number, made) for one, other in itertools.permutations(recent, 2) for made in _made(one, other)
         )

@@ -2,8 +2,9 @@
 
 A leak in the prompt is: the oracle's arguments word for word (as JSON, however spaced), what it says, its whole
 sequence of tools, or a sentence that names a tool and every argument of its call. In an answer it is the name and the
-arguments of a call still to come. A user who names an order's id leaks nothing. An argument is unseen when neither the
-prompt, the tools' schemas nor an answer so far holds it and no simple step leads to it (``known.py``).
+arguments of a call still to come, or these arguments again and again and no others of their kind. A user who names an
+order's id leaks nothing. An argument is unseen when neither the prompt, the tools' schemas nor an answer so far holds
+it and no simple step leads to it (``known.py``).
 """
 
 import json
@@ -93,18 +94,30 @@ def _whole_sequence(one: OraclePlay, prompt: str) -> Iterator[str]:
 
 
 def _in_answers(one: OraclePlay) -> Iterator[str]:
-    """An answer holds the name and the arguments of a call that the oracle makes later and has not made before."""
-    answers = ""
+    """What answers say of a call that the oracle makes later and has not made before.
+
+    Either the call's name and its arguments stand there, or its arguments, two at least, in more than one answer, with
+    no other object of the same keys to choose from: a record that is looked at tells no such thing again and again.
+    """
+    answers: list[str] = []
     made: set[tuple[str, str]] = set()
     for turn in one.turns:
         for call in turn.message.get("tool_calls") or []:
             name, text = call["function"]["name"], call["function"]["arguments"]
             arguments = _parsed(text)
             new = (name, text) not in made and len(text) >= SHORT
-            if new and arguments and name in answers and arguments in _objects(answers):
+            if new and arguments and _told_by(answers, name, arguments):
                 yield f"{name} {text}"
             made.add((name, text))
-        answers += "\n".join(str(reply.get("content")).replace('\\"', '"') for reply in turn.replies)
+        answers += (str(reply.get("content")).replace('\\"', '"') for reply in turn.replies)
+
+
+def _told_by(answers: list[str], name: str, arguments: dict[str, Any]) -> bool:
+    held = [list(_objects(answer)) for answer in answers]
+    telling = [answer for answer, objects in zip(answers, held, strict=True) if arguments in objects]
+    alike = [one for objects in held for one in objects if isinstance(one, dict) and one.keys() == arguments.keys()]
+    again = len(set(telling)) > 1 and len(arguments) > 1 and all(one == arguments for one in alike)
+    return again or any(name in answer for answer in telling)
 
 
 def _objects(text: str) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from sandbox.contract import Message
 
 
 async def oracle(bench: Bench) -> Verdict:
-    """The oracle reaches reward 1 and success on every probed seed, and so does an agent that does the same."""
+    """The oracle ends every probed seed with reward 1 and success, and so does an agent that does the same."""
     plays = await bench.oracle_plays(bench.thresholds.seeds)
     seeds = bench.panel(len(plays))
     scripts = [as_an_agent([turn.message for turn in one.turns]) for one in plays]
@@ -29,7 +29,7 @@ async def oracle(bench: Bench) -> Verdict:
     for seed, one, again in zip(seeds, plays, replays, strict=True):
         found = {"seed": seed, "reward": one.score.reward, "success": one.score.success, "done": one.done}
         reward, success = again.score.reward, again.score.success
-        if one.score.reward < 1.0 or not one.score.success:
+        if one.score.reward < 1.0 or not one.score.success or not one.done:
             failed.append(found)
             what = f"the oracle ends with reward {one.score.reward:g}, success {one.score.success}, done {one.done}"
         elif reward < 1.0 or not success:

@@ -85,6 +85,12 @@ def test_the_lamp_shop_reads_clean() -> None:
         ("import datetime; datetime.date.today()", "line 1: reads the clock: today()"),
         ("import random; random.Random()", "line 1: seeds random.Random from nothing"),
         ("import random; random.SystemRandom()", "line 1: uses SystemRandom"),
+        ("import random; random._os", "line 1: reaches random's _os"),
+        ("import dataclasses; dataclasses.sys", "line 1: reaches dataclasses's sys"),
+        ("import datetime; getattr(datetime.date, 'to' + 'day')", "line 1: reaches into datetime with getattr"),
+        ("from datetime import date; f = date.today", "line 1: reads the clock: today()"),
+        ("f = eval", "line 1: uses eval"),
+        ("f = __builtins__", "line 1: uses __builtins__"),
         ("x = (", "line 1: does not parse: '(' was never closed (<unknown>, line 1)"),
     ],
 )
@@ -96,6 +102,7 @@ def test_what_the_source_may_not_hold_is_named_with_its_line(line: str, refusal:
 
 def test_the_clocks_names_are_free_where_no_clock_is() -> None:
     assert inspect_source(f"def f(x): return x.today()\n{ENVIRONMENT}")[0]
+    assert inspect_source(f"import datetime, math\ndatetime.time(9)\ngetattr(math, 'sqrt')\n{ENVIRONMENT}")[0]
     assert inspect_source(f"import collections.abc\nfrom sandbox.contract import Task\n{ENVIRONMENT}")[0]
 
 
