@@ -1,8 +1,7 @@
-"""The approvals screen: the case, every key, two people at once, and what is shown where nothing is or may be done."""
+"""The approvals screen: the case, every key, and what is shown where nothing is or may be done."""
 
 import asyncio
 import re
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,48 +15,32 @@ from store.repositories.events import save_event
 from store.repositories.gates import latest_gate, save_gate
 from store.repositories.promotions import latest_approval
 from store.service_records import Event
-from store.tables import AdapterRow, CapabilityRow
+from store.tables import CapabilityRow
 from store.types import GateAnswer
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
+from tests.integration.tui.approving import KEY, publishable, shown, there
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from traced.config import load_settings
-from traced.gates.publication import publish
 from traced.service.control import Control
-from tui.app import SCREENS, TracedApp
+from tui.app import TracedApp
 from tui.screens.approvals import Approvals
 from tui.screens.decision import Decision
 from tui.screens.side_by_side import SideBySide
 from tui.where import Where
 from tui.widgets.keyed_table import KeyedTable
 
-KEY = str(list(SCREENS).index("approvals") + 1)
 BIDI = "‹U+202E›"
 
 
 @pytest.fixture
 def control(tmp_path: Path, control: Control) -> Control:
-    """The same, with files behind the adapter that waits: approving it puts it live."""
-    source = tmp_path / "trained"
-    source.mkdir()
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        (source / name).write_text(name)
-    published = publish(source, tmp_path / "adapters", "policy-checks", origin="run-policy-checks-1")
-    with session(control.store) as opened:
-        row = update(AdapterRow).where(AdapterRow.name == published.name)  # type: ignore[arg-type]
-        opened.execute(row.values(path=str(published.path)))
-    return control
+    return publishable(tmp_path, control)
 
 
-async def there(on: Running) -> None:
-    """Go to the screen and wait for its first case."""
-    await on.pilot.press(KEY)
-    await until(on.pilot, lambda: "waits for a decision" in text_of(on.app))
-
-
-def shown(on: Running) -> str:
-    return text_of(on.app)
+def table(on: Running, name: str) -> KeyedTable:
+    return on.app.screen.query_one(f"#{name}", KeyedTable)
 
 
 def test_a_confirmation_does_not_overtake_what_was_typed_before_it(opened: Opened) -> None:
@@ -74,10 +57,6 @@ def test_a_confirmation_does_not_overtake_what_was_typed_before_it(opened: Opene
             assert entry.reason == "reads well"
 
     asyncio.run(type_fast())
-
-
-def table(on: Running, name: str) -> KeyedTable:
-    return on.app.screen.query_one(f"#{name}", KeyedTable)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -212,87 +191,6 @@ def test_the_last_look_offers_no_more(opened: Opened, control: Control) -> None:
             assert isinstance(on.app.screen, Approvals)
 
     asyncio.run(look())
-
-
-def test_who_looks_is_told_of_the_others_decision(opened: Opened) -> None:
-    async def decide() -> None:
-        async with opened() as on:
-            on.app._disable_notifications = False
-            await there(on)
-            case = await on.client.approvals.case(on.seeded.waiting)
-            await on.client.approvals.reject(case, "harms refunds")
-            await until(on.pilot, lambda: "✗ rejected by" in shown(on))
-            await until(on.pilot, lambda: "Decided meanwhile" in shown(on))
-            assert "harms refunds" in shown(on)
-            assert "Approve " not in shown(on).splitlines()[-1]
-
-    asyncio.run(decide())
-
-
-def typed(on: Running) -> str:
-    """The reason in the dialog."""
-    return on.app.screen.query_one("#why", Input).value
-
-
-def test_who_comes_second_in_the_dialog_is_told_who_was_first(opened: Opened) -> None:
-    async def decide() -> None:
-        async with opened() as on:
-            await there(on)
-            case = await on.client.approvals.case(on.seeded.waiting)
-            await on.pilot.press("a", *"fine")
-            await on.client.reject(case.adapter.name, "harms refunds", who="ada")
-            await until(on.pilot, lambda: f"✗ ada rejected {on.seeded.waiting}: harms refunds" in shown(on))
-            await on.pilot.press("ctrl+y")
-            assert isinstance(on.app.screen, Decision), "nothing is left to confirm"
-            assert on.app.screen.query_one("#confirm", Button).disabled
-            await on.pilot.press("escape")
-            await until(on.pilot, lambda: "✗ rejected by ada" in shown(on))
-            assert [one.action for one in await on.client.audit()] == ["reject"]
-
-    asyncio.run(decide())
-
-
-def test_a_decision_that_the_daemon_refuses_says_who_was_first(opened: Opened) -> None:
-    async def decide() -> None:
-        async with opened() as on:
-            on.app._disable_notifications = False
-            await there(on)
-            screen = on.app.screen
-            assert isinstance(screen, Approvals)
-            screen.news = lambda events: None  # type: ignore[method-assign]  # the news is still on its way
-            await on.pilot.press("a", *"fine")
-            await on.client.reject(on.seeded.waiting, "harms refunds", who="ada")
-            await on.pilot.press("ctrl+y")
-            await until(on.pilot, lambda: "✗ somebody was first: ada rejected" in shown(on))
-            assert typed(on) == "fine"
-            await on.pilot.press("escape")
-            await until(on.pilot, lambda: "✗ rejected by ada" in shown(on))
-
-    asyncio.run(decide())
-
-
-def test_a_decision_that_is_not_answered_keeps_its_text_and_is_made_at_the_next_try(
-    tmp_path: Path, control: Control
-) -> None:
-    async def decide() -> None:
-        path = tmp_path / "traced.sock"
-        app = TracedApp(Where(path))
-        async with AsyncExitStack() as first, app.run_test(size=SIZES[1]) as pilot:
-            await first.enter_async_context(served(control, path))
-            await pilot.press(KEY)
-            await until(pilot, lambda: "a Approve" in text_of(app))
-            await pilot.press("a", *"fine")
-            await first.aclose()
-            await pilot.press("ctrl+y")
-            await until(pilot, lambda: "✗ no daemon answers" in text_of(app))
-            async with served(control, path) as client:
-                assert await client.audit() == []
-                await until(pilot, lambda: app.linked)
-                await pilot.press("ctrl+y")
-                await until(pilot, lambda: isinstance(app.screen, Approvals))
-                assert [(one.action, one.reason) for one in await client.audit()] == [("approve", "fine")]
-
-    asyncio.run(decide())
 
 
 def test_the_cursor_says_whose_case_is_shown_and_stays(opened: Opened) -> None:
