@@ -18,7 +18,8 @@ from rich.console import Console
 
 from sandbox.admission import admit
 from sandbox.admission.interface import junk_messages
-from sandbox.admission.report import as_data, means, on_terminal, page
+from sandbox.admission.report import as_data, means, on_terminal
+from sandbox.admission.report.page import page
 from sandbox.contract import Tool
 from sandbox.docker_engine import reap_orphans
 from sandbox.image import ensure_image

@@ -1,7 +1,7 @@
 """How an admission report reads: for an author, person or model, who mends the environment from it alone.
 
-``means`` and ``advice`` are the words for one check; ``as_data``, ``on_terminal`` and ``page`` are the three forms of a
-whole report. Nothing of it is stored: it is computed from the names and the evidence, so that old reports read like new
+``means`` and ``advice`` are the words for one check; ``as_data``, ``on_terminal`` and ``page.page`` (for itself: it
+takes a template engine, which the service does without) are the three forms of a whole report. Nothing of it is stored: it is computed from the names and the evidence, so that old reports read like new
 ones. What an environment wrote into the evidence is hostile and harmless in all three.
 """
 
@@ -10,7 +10,6 @@ from sandbox.admission.report.as_data import as_data
 from sandbox.admission.report.meanings import MEANS, means
 from sandbox.admission.report.measured import Bound, Example, bounds, examples
 from sandbox.admission.report.on_terminal import on_terminal
-from sandbox.admission.report.page import page
 from sandbox.admission.report.verdict import unchecked, verdict
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "examples",
     "means",
     "on_terminal",
-    "page",
     "unchecked",
     "verdict",
 ]

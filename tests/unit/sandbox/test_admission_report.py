@@ -14,7 +14,8 @@ from hypothesis import strategies as some
 from rich.console import Console
 
 from sandbox.admission.admit import NAMES
-from sandbox.admission.report import MEANS, advice, as_data, bounds, means, on_terminal, page, unchecked, verdict
+from sandbox.admission.report import MEANS, advice, as_data, bounds, means, on_terminal, unchecked, verdict
+from sandbox.admission.report.page import page
 from sandbox.admission.report.advice import ADVICE
 from sandbox.admission.report.measured import details, examples, figures
 from store.types import AdmissionReport, Check
