@@ -1,8 +1,9 @@
 """How an admission report reads: for an author, person or model, who mends the environment from it alone.
 
 ``means`` and ``advice`` are the words for one check; ``as_data``, ``on_terminal`` and ``page.page`` (for itself: it
-takes a template engine, which the service does without) are the three forms of a whole report. Nothing of it is stored: it is computed from the names and the evidence, so that old reports read like new
-ones. What an environment wrote into the evidence is hostile and harmless in all three.
+takes a template engine, which the service does without) are the three forms of a whole report. Nothing of it is
+stored: it is computed from the names and the evidence, so that old reports read like new ones. What an environment
+wrote into the evidence is hostile and harmless in all three.
 """
 
 from sandbox.admission.report.advice import advice

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from sandbox.admission.admit import NAMES
 from sandbox.admission.report import MEANS, advice, as_data, bounds, means, on_terminal, unchecked, verdict
-from sandbox.admission.report.page import page
 from sandbox.admission.report.advice import ADVICE
 from sandbox.admission.report.measured import details, examples, figures
+from sandbox.admission.report.page import page
 from store.types import AdmissionReport, Check
 
 AT = datetime(2026, 3, 14, 9, 26, tzinfo=UTC)
