@@ -2,10 +2,13 @@
 
 Runs in the container (standard library only). It is evidence for admission, not a barrier: the barrier is the
 container's posture (``policy.py``), and code that means to can blind this record. It covers what CPython audits
-(PEP 578) while environment code runs. Not covered: reading the clock, which is not audited (admission finds it in the
-source and by comparing runs), and anything done before the environment's source is loaded.
+(PEP 578) while environment code runs, and threads that are at work when it has run: Python 3.11 audits no start of one.
+Not covered: a thread that ended before (admission refuses the imports that start one), reading the clock, which is not
+audited (admission finds it in the source and by comparing runs), and anything done before the environment's source is
+loaded.
 """
 
+import _thread
 import os
 import sys
 from io import TextIOBase
@@ -25,6 +28,7 @@ class Effects:
 
     def __init__(self) -> None:
         self.watching = False
+        self.threads = 0  # at work beside the main one when code last ended
         self.events: list[str] = []
         self.count = 0
         self.printed = 0  # characters
@@ -33,6 +37,14 @@ class Effects:
     def install(self) -> None:
         """Begin to listen; an audit hook cannot be taken away again."""
         sys.addaudithook(self._hear)
+
+    def rest(self) -> None:
+        """Environment code has run."""
+        self.watching = False
+        before, self.threads = self.threads, _thread._count()
+        if self.threads > before:
+            self.count += 1
+            self.events = [*self.events, f"threads at work after the call: {self.threads}"][:MAX_EVENTS]
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if not self.watching or not _counts(event, args):

@@ -156,7 +156,7 @@ class Worker:
             return "fault", _fault("raised", _text(error), _traceback(error))
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            self.effects.watching = False
+            self.effects.rest()
 
     def _budget(self, request: dict[str, Any]) -> float:
         return float(request.get("budget", self.call_seconds))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.docker_engine import find_orphans
+from sandbox.hashing import environment_hash
 from sandbox.image import ensure_image
 from tests.acceptance.conftest import Traced
 from traced.commands.admit_file import OWNER
@@ -104,6 +105,28 @@ def _read_all(terminal: int) -> Iterator[bytes]:
         pass
     finally:
         os.close(terminal)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+def test_a_package_that_was_exported_is_judged_by_its_environment(traced: Traced, tmp_path: Path) -> None:
+    assert traced("export", LAMP_SHOP, "--to", "openenv", "--into", "lamps").code == 0
+    (tmp_path / "lamps/README.md").write_text("mine\n")
+    ran = traced("admit", "lamps/", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["environment"] == environment_hash(LAMP_SHOP.read_text())
+    assert ran.json["changed"] == ["README.md was changed since the export, and is not judged here"]
+
+
+def test_another_projects_package_is_refused_with_what_cannot_be_checked(traced: Traced, tmp_path: Path) -> None:
+    (tmp_path / "maze").mkdir()
+    (tmp_path / "maze/maze.py").write_text(
+        "import verifiers as vf\n\n\ndef load_environment():\n    return vf.ToolEnv()\n"
+    )
+    ran = traced("admit", "maze/", env=NO_DOCKER)
+    assert ran.code == 1, ran.err
+    assert "maze: Refused: 0 of 1 checks passed, 11 not made" in ran.out
+    assert "determinism" in ran.out.partition("Not checked")[2]
 
 
 def test_without_docker_the_next_command_is_named(traced: Traced) -> None:

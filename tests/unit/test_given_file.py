@@ -42,7 +42,6 @@ def test_a_text_is_read_as_it_is_but_for_its_byte_order_mark() -> None:
     ("name", "message", "hint"),
     [
         ("gone.py", "there is no file gone.py", "check the path"),
-        ("folder.py", "folder.py is a directory", "traced admit folder.py/environment.py"),
         ("latin.py", "latin.py is not UTF-8: invalid continuation byte at byte 5", "iconv"),
         ("pipe.py", "pipe.py is no regular file", "copy it"),
         ("large.py", "large.py has 1,048,577 bytes", "generate records"),
@@ -51,7 +50,6 @@ def test_a_text_is_read_as_it_is_but_for_its_byte_order_mark() -> None:
     ],
 )
 def test_what_cannot_be_judged_is_refused(name: str, message: str, hint: str) -> None:
-    Path("folder.py").mkdir()
     Path("latin.py").write_bytes("# caf\xe9\n".encode("latin-1"))
     os.mkfifo("pipe.py")
     Path("large.py").write_bytes(b"#" * (LARGEST + 1))

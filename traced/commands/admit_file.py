@@ -1,5 +1,7 @@
 """``traced admit FILE.py``: whether a single-file environment may train a model, without a store, a cycle or a model.
 
+A package of verifiers or OpenEnv is taken too: one that ``traced export`` wrote comes down to its file, of any other
+it is said what cannot be checked, and it is refused.
 Invariants: the file is read as text and runs in containers only; nothing is stored but the page that ``--html`` names,
 which appears by rename. How it fails: a file that cannot be judged is a TracedError, before any container starts; no
 engine or no image is the sandbox's error with its next command, and no verdict.
@@ -24,12 +26,14 @@ from sandbox.contract import Tool
 from sandbox.docker_engine import reap_orphans
 from sandbox.image import ensure_image
 from sandbox.policy import SandboxLimits
+from store.plain import line
 from store.types import AdmissionReport
 from traced.admission import thresholds
 from traced.commands.given_file import check_page, only_file, read_source
 from traced.commands.output import print_json, progress
 from traced.config import Settings
 from traced.errors import TracedError
+from traced.interop.recognise import Foreign, Recognised, recognise_file, recognise_folder, unproved
 from traced.targets.registry import Target
 from traced.targets.registry import target as target_named
 
@@ -40,14 +44,22 @@ TARGET_SEEDS = 8
 def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, html: Path | None, json: bool) -> int:
     """Judge the one file and say so; the exit code: 0 admitted, 1 refused."""
     file = only_file(files)
-    source_code = read_source(file)
+    found = recognise_folder(file) if file.is_dir() else recognise_file(file, read_source(file))
     if html is not None:
         check_page(html, file)
+    report = unproved(found) if isinstance(found, Foreign) else _judged(settings, found.source_code, target, json)
+    if html is not None:
+        _write(html, page(report, file.name, datetime.now(UTC)))
+    _tell(report, file, html, _since_export(found, report), json)
+    return 0 if report.admitted else 1
+
+
+def _judged(settings: Settings, source_code: str, target: str | None, quiet: bool) -> AdmissionReport:
     tools, errors = shown_by(target_named(target)) if target else (None, [])
     ensure_image()
     reap_orphans(OWNER)
-    with _told(quiet=json) as begins:
-        report = asyncio.run(
+    with _told(quiet) as begins:
+        return asyncio.run(
             admit(
                 source_code,
                 target_tools=tools,
@@ -59,10 +71,16 @@ def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, 
                 begins=begins,
             )
         )
-    if html is not None:
-        _write(html, page(report, file.name, datetime.now(UTC)))
-    _tell(report, file, html, json)
-    return 0 if report.admitted else 1
+
+
+def _since_export(found: Recognised | Foreign, report: AdmissionReport) -> list[str]:
+    """What is no longer as ``traced export`` wrote it."""
+    if isinstance(found, Foreign) or not found.recorded:
+        return []
+    changed = [f"{name} was changed since the export, and is not judged here" for name in found.changed]
+    if found.recorded != report.environment_hash:
+        changed.append(f"the environment was changed since the export: it was env:{found.recorded[:12]}")
+    return changed
 
 
 def shown_by(target: Target) -> tuple[list[Tool], list[str]]:
@@ -102,11 +120,13 @@ def _write(html: Path, text: str) -> None:
         staged.unlink(missing_ok=True)
 
 
-def _tell(report: AdmissionReport, file: Path, html: Path | None, json: bool) -> None:
+def _tell(report: AdmissionReport, file: Path, html: Path | None, changed: list[str], json: bool) -> None:
     if json:
-        print_json({"file": file, "html": html, **as_data(report)})
+        print_json({"file": file, "html": html, "changed": changed, **as_data(report)})
         return
     console = Console()
     console.print(on_terminal(report, file.name))
+    for one in changed:
+        console.print(f"! {line(one, 300)}", highlight=False, markup=False)
     if html is not None:
         console.print(f"The report as a page: {html}", highlight=False, markup=False, soft_wrap=True)

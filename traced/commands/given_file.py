@@ -1,4 +1,4 @@
-"""The file that ``traced admit`` is given: which argument is one, what it holds, and where its report may go.
+"""The file or folder that ``traced admit`` is given: which argument is one, what it holds, where its report may go.
 
 Every refusal is a TracedError, before anything heavy is imported and before any container starts.
 """
@@ -27,7 +27,7 @@ def only_file(files: Sequence[str]) -> Path:
 
 
 def is_file(argument: str) -> bool:
-    """Whether an argument means a file rather than a capability."""
+    """Whether an argument means a file or a folder ("package/") rather than a capability."""
     return argument.endswith(".py") or os.sep in argument or os.path.isfile(argument)
 
 
@@ -45,11 +45,6 @@ def read_source(file: Path) -> str:
 
 
 def _text(file: Path) -> str:
-    if file.is_dir():
-        raise TracedError(
-            f"{file} is a directory; an environment is a single file that defines class Environment",
-            hint=f"traced admit {file / 'environment.py'}, or whichever file in it that is",
-        )
     if not file.exists():
         raise TracedError(f"there is no file {file}", hint=f"check the path: the working directory is {Path.cwd()}")
     if not file.is_file():

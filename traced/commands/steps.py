@@ -82,7 +82,7 @@ def admit(
     capabilities: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CAPABILITY]...|FILE.py", help="Default: all capabilities that apply.", show_default=False
+            metavar="[CAPABILITY]...|FILE.py|PACKAGE/", help="Default: all capabilities that apply.", show_default=False
         ),
     ] = None,
     *,

@@ -53,16 +53,8 @@ class Foreign:
     sources: Sources
 
 
-def recognise(path: Path) -> Recognised | Foreign:
-    """What ``path`` is: a Python file, or a package folder of verifiers or OpenEnv. Raises NotRecognised."""
-    if path.is_dir():
-        return _package(path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise NotRecognised(
-            f"{path} cannot be read: {error}", hint="name a Python file, or a package's folder"
-        ) from error
+def recognise_file(path: Path, text: str) -> Recognised | Foreign:
+    """What the Python file of this text is."""
     sources = {path.name: text}
     kind = foreign_kind(sources)
     if kind and not defines_contract(text):
@@ -70,22 +62,8 @@ def recognise(path: Path) -> Recognised | Foreign:
     return Recognised(path, text, "file")
 
 
-def unproved(foreign: Foreign) -> AdmissionReport:
-    """The report on a package that cannot be played: never admitted, each check with what it lacks."""
-    refused = [
-        f"{name} {line}"
-        for name, text in foreign.sources.items()
-        for line in inspect_source(text)[1]["refused"]
-        if not line.endswith("defines no class Environment")  # which only one of an environment's files would
-    ]
-    evidence = {"files": len(foreign.sources), "refused": [clipped(line, 200) for line in refused[:20]]}
-    checks = [Check("source", False, {**foreign.declared.as_evidence(), **evidence}, 0.0)]
-    checks += [Check(name, False, {"left_out": foreign.declared.why_not(name)}, 0.0) for name in NAMES[1:]]
-    digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
-    return AdmissionReport(digest, False, checks)
-
-
-def _package(folder: Path) -> Recognised | Foreign:
+def recognise_folder(folder: Path) -> Recognised | Foreign:
+    """What a package's folder is. Raises NotRecognised."""
     recorded = _record(folder)
     if recorded is not None:
         return _exported(folder, recorded)
@@ -105,6 +83,21 @@ def _package(folder: Path) -> Recognised | Foreign:
             hint="name the environment's file, or the package's own folder",
         )
     return Foreign(folder, declared(kind, sources), sources)
+
+
+def unproved(foreign: Foreign) -> AdmissionReport:
+    """The report on a package that cannot be played: never admitted, each check with what it lacks."""
+    refused = [
+        f"{name} {line}"
+        for name, text in foreign.sources.items()
+        for line in inspect_source(text)[1]["refused"]
+        if not line.endswith("defines no class Environment")  # which only one of an environment's files would
+    ]
+    evidence = {"files": len(foreign.sources), "refused": [clipped(line, 200) for line in refused[:20]]}
+    checks = [Check("source", False, {**foreign.declared.as_evidence(), **evidence}, 0.0)]
+    checks += [Check(name, False, {"left_out": foreign.declared.why_not(name)}, 0.0) for name in NAMES[1:]]
+    digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
+    return AdmissionReport(digest, False, checks)
 
 
 def _exported(folder: Path, record: dict[str, Any]) -> Recognised:

@@ -6,7 +6,7 @@
     seconds       of all checks together
     not_checked   [{check, why}]: what the verdict does not rest on
     checks        in the order in which they were made, each
-        name, passed, seconds, means
+        name, passed, made, seconds, means
         figures   [{name, value, needs, kept}]: in words; kept is null where nothing bounds the figure
         examples  [{seed, what, transcript: [{role, text}]}]: what happened on single seeds
         advice    sentences: what to change; empty where the check passed
@@ -22,7 +22,7 @@ from typing import Any
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.meanings import means
 from sandbox.admission.report.measured import examples, figures
-from sandbox.admission.report.verdict import unchecked, verdict
+from sandbox.admission.report.verdict import unchecked, verdict, was_made
 from store.text import in_unicode
 from store.types import AdmissionReport, Check
 
@@ -43,6 +43,7 @@ def _check(check: Check) -> dict[str, Any]:
     return {
         "name": in_unicode(check.name),
         "passed": check.passed,
+        "made": was_made(check),
         "seconds": check.seconds,
         "means": means(check.name),
         "figures": [vars(figure) for figure in figures(check.evidence)],

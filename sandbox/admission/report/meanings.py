@@ -9,7 +9,7 @@ MEANS = {
     "floor": "policies that do not try stay at the floor",
     "exploits": "policies that want reward without work stay below the pass mark",
     "interface": "tools and the form of errors are those of the target, and every call gets its answer",
-    "leak": "the prompt does not hold the oracle's own words",
+    "leak": "neither prompt nor answers tell the oracle's calls, and no argument is one that nobody was told",
     "latency": "reset and step are quick",
     "effects": "no file, socket, process or thread was touched, nothing printed",
     "spread": "the base model's rewards leave room to learn, and differ within groups",

@@ -14,10 +14,11 @@ from rich.text import Text
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.meanings import means
 from sandbox.admission.report.measured import Example, Figure, details, examples, figures
-from sandbox.admission.report.verdict import by_reason, headline
+from sandbox.admission.report.verdict import by_reason, headline, mark, was_made
 from store.plain import line
 from store.types import AdmissionReport, Check
 
+SIGNS = {"✓": "green", "✗": "bold red", "·": "dim"}
 FIGURES = 60  # columns of the figures beside a check
 NAME = 24
 DETAIL = 2_000  # characters of a text of the evidence
@@ -28,7 +29,7 @@ def on_terminal(report: AdmissionReport, what: str) -> Group:
     """The whole report on ``what`` (say, a file's name)."""
     parts: list[RenderableType] = [_table(report, what)]
     for check in report.checks:
-        if not check.passed:
+        if not check.passed and was_made(check):
             parts += [Text(), *_failed(check)]
     left = by_reason(report)
     if left:
@@ -46,8 +47,8 @@ def _table(report: AdmissionReport, what: str) -> Table:
     table.add_column("measured")
     for check in report.checks:
         table.add_row(
-            Text("✓", "green") if check.passed else Text("✗", "bold red"),
-            Text(line(check.name, NAME), "" if check.passed else "bold"),
+            Text(mark(check), SIGNS[mark(check)]),
+            Text(line(check.name, NAME), "bold" if mark(check) == "✗" else ""),
             f"{check.seconds:.2f}",
             Text(_short(figures(check.evidence))),
         )

@@ -11,9 +11,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.meanings import means
 from sandbox.admission.report.measured import details, examples, figures
-from sandbox.admission.report.verdict import by_reason, failed_first, headline, verdict
+from sandbox.admission.report.verdict import by_reason, failed_first, headline, mark, verdict, was_made
 from store.plain import line
 from store.types import AdmissionReport
+
+KINDS = {"✓": "pass", "✗": "fail", "·": "left"}  # classes in the page
 
 
 def page(report: AdmissionReport, what: str, at: datetime) -> str:
@@ -28,13 +30,14 @@ def page(report: AdmissionReport, what: str, at: datetime) -> str:
     checks = [
         {
             "name": line(check.name, 60),
-            "passed": check.passed,
+            "mark": mark(check),
+            "kind": KINDS[mark(check)],
             "seconds": check.seconds,
             "means": means(check.name),
             "figures": figures(check.evidence),
             "details": details(check.evidence),
             "examples": examples(check.evidence),
-            "advice": advice(check),
+            "advice": advice(check) if was_made(check) else [],
         }
         for check in failed_first(report)
     ]

@@ -31,8 +31,20 @@ def unchecked(report: AdmissionReport) -> list[Unchecked]:
     return [*(one for check in report.checks for one in _left_out(check)), *_not_made(report)]
 
 
+def was_made(check: Check) -> bool:
+    """Whether the check was made at all, and not left out for what it would have needed."""
+    return not check.evidence.get("left_out")
+
+
+def mark(check: Check) -> str:
+    """The sign before a check's name."""
+    if not was_made(check):
+        return "·"
+    return "✓" if check.passed else "✗"
+
+
 def _left_out(check: Check) -> Iterator[Unchecked]:
-    if check.evidence.get("left_out"):
+    if not was_made(check):
         yield Unchecked(line(check.name), line(check.evidence["left_out"]))
     for value in check.evidence.values():
         if isinstance(value, str) and value.startswith(NOT_COMPARED):
@@ -57,12 +69,14 @@ def by_reason(report: AdmissionReport) -> dict[str, list[str]]:
 
 def headline(report: AdmissionReport) -> str:
     """The verdict with its counts."""
-    passed = sum(check.passed for check in report.checks)
+    made = [check for check in report.checks if was_made(check)]
+    passed = sum(check.passed for check in made)
     seconds = sum(check.seconds for check in report.checks)
-    counts = f"{passed} of {len(report.checks)} checks passed in {seconds:.1f} s"
+    left = len(report.checks) - len(made)
+    counts = f"{passed} of {len(made)} checks passed{f', {left} not made,' if left else ''} in {seconds:.1f} s"
     return f"{verdict(report).capitalize()}: {counts}"
 
 
 def failed_first(report: AdmissionReport) -> list[Check]:
-    """The checks, those that failed before those that passed, else in the order of the admission."""
-    return sorted(report.checks, key=lambda check: check.passed)
+    """Those that failed, those that passed, those that were not made; among these in the order of the admission."""
+    return sorted(report.checks, key=lambda check: (not was_made(check), check.passed))

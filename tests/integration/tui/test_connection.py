@@ -215,6 +215,24 @@ def test_a_token_that_is_taken_back_is_refused_though_nothing_breaks(control: Co
     asyncio.run(revoke())
 
 
+def test_a_token_that_may_no_longer_act_is_offered_no_act_any_more(control: Control) -> None:
+    known: dict[str, Role] = {OPERATOR: "operator"}
+
+    async def take_away() -> None:
+        async with on_tcp(control, OPERATOR, known) as client:
+            app = TracedApp(Where(None, client._daemon.where, OPERATOR))
+            async with app.run_test(size=(120, 40)) as pilot:
+                await pilot.press(str(list(SCREENS).index("approvals") + 1))
+                await until(pilot, lambda: "a Approve" in text_of(app).splitlines()[-1])
+                known[OPERATOR] = "read-only"
+                with session(control.store) as opened:
+                    save_event(opened, Event(AT, "noise", "x"))  # none that the screen asks anew for
+                await until(pilot, lambda: "⊘ read-only" in text_of(app))
+                await until(pilot, lambda: "a Approve" not in text_of(app).splitlines()[-1])
+
+    asyncio.run(take_away())
+
+
 def test_read_only_is_said(opened: Opened) -> None:
     async def look() -> None:
         async with opened(read_only=True) as on:

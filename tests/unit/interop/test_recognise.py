@@ -11,7 +11,12 @@ from tests.unit.agents.synthesis.conversations import capability, demonstrations
 from traced.interop.errors import NotRecognised
 from traced.interop.export import KINDS, RECORD, export
 from traced.interop.origin import Origin
-from traced.interop.recognise import Foreign, Recognised, recognise, unproved
+from traced.interop.recognise import Foreign, Recognised, recognise_file, recognise_folder, unproved
+
+
+def recognise(path: Path) -> Recognised | Foreign:
+    return recognise_folder(path) if path.is_dir() else recognise_file(path, path.read_text())
+
 
 FILE = Path(__file__).parents[2] / "data" / "environments" / "lamp_shop.py"
 LAMP_SHOP = FILE.read_text()
@@ -182,5 +187,3 @@ def test_a_folder_without_an_environment_is_refused(text: str, tmp_path: Path) -
     with pytest.raises(NotRecognised) as caught:
         recognise(folder(tmp_path, module=text))
     assert caught.value.hint
-    with pytest.raises(NotRecognised):
-        recognise(tmp_path / "nothing.py")

@@ -276,12 +276,23 @@ def test_examples_are_shown_in_all_three_forms() -> None:
     assert all("examples" not in one for one, _ in details({"examples": EXAMPLES}))
 
 
+def test_what_was_not_made_is_neither_passed_nor_failed() -> None:
+    made = Check("oracle", True, {}, 1.0)
+    for passed in (True, False):  # where nothing was asked, and where nothing could be played
+        report = report_of(made, Check("spread", passed, {"left_out": "no base model was given"}, 0.0))
+        for form in (printed(report), page(report, "lamp_shop.py", AT)):
+            assert "1 of 1 checks passed, 1 not made, in 1.0 s" in form
+            assert "no base model was given" in form
+            assert ("What to change" in form, form.count("✗")) == (False, 0)
+        assert [one["made"] for one in as_data(report)["checks"]] == [True, False]
+
+
 def test_the_data_is_one_json_object_with_the_documented_keys() -> None:
     report = report_of(failed("floor", **FLOOR, odd=float("nan"), text=NASTY))
     data = json.loads(json.dumps(as_data(report), allow_nan=False))
     assert list(data) == ["environment", "admitted", "verdict", "seconds", "not_checked", "checks"]
     [check] = data["checks"]
-    assert list(check) == ["name", "passed", "seconds", "means", "figures", "examples", "advice", "evidence"]
+    assert list(check) == ["name", "passed", "made", "seconds", "means", "figures", "examples", "advice", "evidence"]
     assert check["figures"][0] == {"name": "empty reward", "value": "0.41", "needs": "≤ 0.2", "kept": False}
     assert check["evidence"]["odd"] is None
     assert check["evidence"]["empty"] == FLOOR["empty"]

@@ -138,6 +138,16 @@ def test_an_endless_loop_ends_at_the_deadline_even_when_it_swallows_the_alarm(wo
     assert "ok" in worker.ask("score", episode="a")
 
 
+def test_a_thread_that_is_left_at_work_is_told_once(worker: Child) -> None:
+    worker.load(tiny(reset="import _thread, time; _thread.start_new_thread(time.sleep, (60,))"))
+    assert worker.ask("effects")["ok"]["count"] == 0
+    worker.ask("reset", episode="a", seed=1)
+    worker.ask("step", episode="a", message={"role": "assistant", "content": "x"})
+    told = worker.ask("effects")["ok"]
+    assert "threads at work after the call: 1" in told["events"]
+    assert sum("threads at work" in event for event in told["events"]) == 1
+
+
 def test_printing_cannot_corrupt_an_answer_and_is_counted(worker: Child) -> None:
     noise = "print('{\"id\": 2}'); sys.__stdout__.write('x\\n'); __import__('os').write(1, b'y\\n')"
     worker.load(tiny(reset=noise))
