@@ -3,7 +3,12 @@
     AgentsError
     ├── TranscriptError    a recorded message list is not a conversation
     ├── LabelTableError    a labelling table is incomplete, doubled, or speaks of unknown trajectories
-    └── SynthesisError     no environment can be written for a capability from the given trajectories
+    ├── SynthesisError     no environment can be written for a capability from the given trajectories
+    └── ModelError         a language model was asked in vain
+        ├── ModelUnavailable   it did not answer for longer than allowed: no connection, 5xx, silence, 429
+        ├── ModelRefused       asking again makes no sense: no key, no permission, no such model, a bad request
+        ├── OutOfForm          it answered, but never in the form that was asked for, repairs included
+        └── BudgetSpent        the tokens, the money or the minutes that were allowed are used up
 
 A malformed tool call made by the agent is none of these: it is data, and a detector's business.
 """
@@ -23,3 +28,23 @@ class LabelTableError(AgentsError):
 
 class SynthesisError(AgentsError):
     """No environment can be written for a capability from the trajectories that were given."""
+
+
+class ModelError(AgentsError):
+    """A language model was asked in vain."""
+
+
+class ModelUnavailable(ModelError):
+    """The model's server did not answer for longer than is allowed."""
+
+
+class ModelRefused(ModelError):
+    """The model's server will not answer this, however often it is asked."""
+
+
+class OutOfForm(ModelError):
+    """The model answered, but never in the form that it was asked for."""
+
+
+class BudgetSpent(ModelError):
+    """The tokens, the money or the minutes that were allowed are used up."""
