@@ -14,7 +14,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_settings import (
@@ -36,9 +36,18 @@ from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
 from traced.outcomes.settings import OutcomesSection
-from traced.section import Positive, Section, Share, Temperature
+from traced.section import Positive, Section, Temperature
 from traced.service.settings import ApiSection, TriggersSection
 from traced.serving.gateway.settings import ServingSection
+from traced.stages.settings import (
+    AdmissionSection,
+    AnalysisSection,
+    CollectSection,
+    HeldOutSection,
+    RoutingSection,
+    SynthesisSection,
+    TrainingSection,
+)
 from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
@@ -87,84 +96,6 @@ class EngineSection(Section):
     max_tokens: Positive = Field(default=256, description="tokens of one completion")
     temperature: Temperature = Field(default=0.0, description="for evaluation; 0 is greedy")
     start_timeout_s: float = Field(default=120.0, gt=0, description="seconds to wait for the server to answer")
-
-
-class CollectSection(Section):
-    """Episodes of the base model on the target's train split, the analysis' input."""
-
-    episodes: Positive = Field(default=400, description="episodes to record")
-    temperature: Temperature = Field(default=1.0, description="sampling temperature")
-    concurrency: Positive = Field(default=64, description="episodes that run at once")
-    max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
-
-
-class AnalysisSection(Section):
-    """Contrastive capability identification (TRACE, section 3)."""
-
-    runs: Positive = Field(default=10, description="labelling runs")
-    delta: Share = Field(
-        default=0.20, description="least contrastive gap: lacking among failures minus among successes"
-    )
-    rho: Share = Field(default=0.10, description="least coverage: share of failures that lack the capability")
-    consistency: Share = Field(default=0.80, description="share of the runs in which both must hold")
-    production: int = Field(
-        default=500, ge=0, description="newest judged conversations of production that are mined as well; 0 is none"
-    )
-
-
-class SynthesisSection(Section):
-    """Writing a training environment for a capability."""
-
-    attempts: Positive = Field(default=5, description="environments written before a capability is given up")
-
-
-class AdmissionSection(Section):
-    """What a synthetic environment passes before anything trains on it."""
-
-    seeds: Positive = Field(
-        default=20, description="seeds probed for determinism, diversity, the oracle and the floor policies"
-    )
-    base_seeds: Positive = Field(default=16, description="groups of the base model's rollouts")
-    base_rollouts: int = Field(default=8, ge=2, description="rollouts in each group")
-    mean_low: Share = Field(default=0.05, description="least mean reward of the base model")
-    mean_high: Share = Field(default=0.95, description="greatest mean reward of the base model")
-    mixed: Share = Field(default=0.50, description="least share of groups whose rewards differ")
-
-
-class TrainingSection(Section):
-    """GRPO on one LoRA adapter; the defaults suit the bundled model (the paper's 1e-5 and 40 iterations, 30B)."""
-
-    iterations: Positive = Field(default=60, description="policy updates, at most")
-    solved_after: int = Field(
-        default=3, ge=0, description="iterations in a row without a failed episode that end a training; 0 is never"
-    )
-    at_once: Positive = Field(
-        default=2, description="trainings side by side, each with its share of the threads; a service's lease devices"
-    )
-    groups: Positive = Field(default=8, description="seeds per iteration")
-    rollouts: int = Field(default=8, ge=2, description="episodes per seed")
-    lr: float = Field(default=2e-3, gt=0, description="AdamW learning rate")
-    lora_r: Positive = Field(default=16, description="LoRA rank")
-    lora_alpha: Positive = Field(default=16, description="LoRA scale")
-    clip: float = Field(default=0.28, gt=0, lt=1, description="clip range of the probability ratio")
-    temperature: float = Field(default=1.0, gt=0, le=5, description="sampling temperature of the rollouts")
-    max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
-    max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")
-
-
-class RoutingSection(Section):
-    """Which adapter serves a conversation."""
-
-    router: Literal["hidden-state", "labels"] = Field(
-        default="hidden-state",
-        description="a classifier on the base model's hidden state, or the paper's label tokens (small models cannot)",
-    )
-
-
-class HeldOutSection(Section):
-    """The held-out split, touched once at the end."""
-
-    seeds: Positive = Field(default=300, description="test seeds")
 
 
 class SandboxSection(Section):

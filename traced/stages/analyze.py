@@ -19,11 +19,11 @@ from store.records import Finding
 from store.repositories.analysis import list_findings, save_capabilities, save_findings, save_labels
 from store.repositories.production import hold
 from store.types import Capability, Label, Outcome, Trajectory
-from traced.config import AnalysisSection
 from traced.stages.collect import collected
 from traced.stages.context import Context
 from traced.stages.errors import StageError
 from traced.stages.production import JUDGED_ANEW, production
+from traced.stages.settings import AnalysisSection
 
 
 async def analyze(context: Context) -> list[str]:
