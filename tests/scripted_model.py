@@ -2,7 +2,7 @@
 
 ``served(script)`` answers ``POST /v1/chat/completions`` (streamed where asked) with what ``script(body, nth)`` returns:
 a text, a dict (its JSON), a ``Message`` or a ``Misbehaviour``; ``nth`` counts requests from 0. ``GET /v1/models`` tells
-``models``. Requests that hold one of ``canaries``, or that the script fails on, are refused with 400 and raised at the end.
+``models``. A request that holds one of ``canaries``, or on which the script fails, gets a 400, and the test the failure.
 """
 
 import json
@@ -65,8 +65,8 @@ class NotJson:
 
 
 Misbehaviour = Status | Silence | Dropped | NotJson
-Said = str | dict[str, Any] | Message | Misbehaviour
-Script = Callable[[dict[str, Any], int], Said]
+Sent = str | dict[str, Any] | Message | Misbehaviour
+Script = Callable[[dict[str, Any], int], Sent]
 
 
 def Text(content: str, usage: tuple[int, int] | None = USAGE) -> Message:
@@ -119,7 +119,7 @@ class Scripted:
     lock: threading.Lock = field(default_factory=threading.Lock)
     closing: threading.Event = field(default_factory=threading.Event)
 
-    def said(self, raw: str, headers: dict[str, str]) -> Said:
+    def said(self, raw: str, headers: dict[str, str]) -> Sent:
         """What the script says to a request, which is counted meanwhile."""
         body = json.loads(raw)
         with self.lock:
@@ -128,7 +128,7 @@ class Scripted:
             self.headers.append(headers)
         if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
             return Status(401, message="Incorrect API key provided", error_code="invalid_api_key")
-        told = json.dumps(body, ensure_ascii=False) + raw
+        told = "\n".join([*_texts(body), *headers.values()])
         try:
             for canary in self.canaries:
                 assert canary not in told, f"request {nth} holds {canary!r}: {raw[:2000]}"
@@ -151,7 +151,7 @@ class Scripted:
 
 @contextmanager
 def served(
-    script: Script | Said,
+    script: Script | Sent,
     *,
     canaries: Sequence[str] = (),
     models: Sequence[Mapping[str, Any]] = MODELS,
@@ -212,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # whoever asked has gone
 
-    def _answer(self, said: Said, body: dict[str, Any]) -> None:
+    def _answer(self, said: Sent, body: dict[str, Any]) -> None:
         match said:
             case Status():
                 self._whole(said.code, _error(said), said.retry_after)
@@ -262,6 +262,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for pair in value.items() for one in pair for text in _texts(one))
+    elif isinstance(value, list):
+        yield from (text for one in value for text in _texts(one))
 
 
 def _message(said: str | dict[str, Any] | Message) -> Message:
