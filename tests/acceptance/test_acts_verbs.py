@@ -47,7 +47,7 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 class Daemon(subprocess.Popen[str]):
-    """``traced up`` as a process; ``lines`` is its log, whole once it has ended, ``ends_with`` the code that it must."""
+    """``traced up`` as a process. ``lines`` is its log, whole once it has ended; ``ends_with`` is how it must end."""
 
     lines: list[str]
     ends_with = 0
