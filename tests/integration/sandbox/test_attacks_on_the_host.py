@@ -14,6 +14,7 @@ import pytest
 from sandbox.client import SandboxSource
 from sandbox.errors import EnvironmentFault
 from sandbox.image import Image
+from tests.integration.owner import owner
 from tests.integration.sandbox.hostile import LIMITS, Hostile, hostile
 
 pytestmark = pytest.mark.docker
@@ -234,7 +235,7 @@ def test_no_state_leaks_between_two_runs(there: Hostile) -> None:
 
 def test_no_state_leaks_between_two_containers(there: Hostile) -> None:
     async def main() -> Any:
-        async with SandboxSource(there.source.source_code, limits=LIMITS, owner="test-escapes") as source:
+        async with SandboxSource(there.source.source_code, limits=LIMITS, owner=owner("escapes")) as source:
             mine = Hostile(asyncio.Runner(), source)
             return await mine.order(await mine.begun(), "look_for_marks")
 
