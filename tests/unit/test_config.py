@@ -97,7 +97,7 @@ def test_bad_value_says_key_value_and_where(tmp_path: Path, monkeypatch: pytest.
         load_settings()
 
 
-@pytest.mark.parametrize("key", ["memory_mb", "cpus", "tmp_mb"])
+@pytest.mark.parametrize("key", ["memory_mb", "call_seconds", "tmp_mb"])
 def test_a_boolean_is_no_number(tmp_path: Path, key: str) -> None:
     path = write(tmp_path, f"[sandbox]\n{key} = true\n")
     with pytest.raises(ConfigError, match=rf"sandbox.{key} = True in {path}: input should be a number, not a boolean"):

@@ -138,8 +138,14 @@ def test_an_endless_loop_ends_at_the_deadline_even_when_it_swallows_the_alarm(wo
     assert "ok" in worker.ask("score", episode="a")
 
 
+LEAVES_A_THREAD = (  # and waits until it is at work
+    "import _thread, time; begun = _thread.allocate_lock(); begun.acquire(); "
+    "_thread.start_new_thread(lambda: (begun.release(), time.sleep(60)), ()); begun.acquire()"
+)
+
+
 def test_a_thread_that_is_left_at_work_is_told_once(worker: Child) -> None:
-    worker.load(tiny(reset="import _thread, time; _thread.start_new_thread(time.sleep, (60,))"))
+    worker.load(tiny(reset=LEAVES_A_THREAD))
     assert worker.ask("effects")["ok"]["count"] == 0
     worker.ask("reset", episode="a", seed=1)
     worker.ask("step", episode="a", message={"role": "assistant", "content": "x"})
