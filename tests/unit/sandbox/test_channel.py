@@ -117,6 +117,7 @@ def test_a_cancelled_call_leaves_the_others_their_answers() -> None:
         frame(b'{"id": 1, "fault": {"kind": ["raised"]}}\n'),
         frame(b"\xff\xfe\n"),
         frame(b"x" * 5000),
+        frame(b'{"id": 1, "ok": {"x": "' + b"x" * 5000 + b'"}}\n'),
         frame(b"x" * 3000) + frame(b"x" * 3000 + b"\n"),
         frame(b'{"id": 1, "ok": {}}\n{"id": 2, "ok": {}}\n'),
         struct.pack(">BxxxL", 9, 1) + b"x",
@@ -129,6 +130,7 @@ def test_a_cancelled_call_leaves_the_others_their_answers() -> None:
         "fault of lists",
         "bytes",
         "no newline",
+        "long answer",
         "long line",
         "unasked second answer",
         "frame type",
@@ -232,6 +234,45 @@ def test_a_host_that_was_held_up_gives_the_call_its_time() -> None:
         return (await call).value
 
     assert talk(echo, use) == ({"said": "w"}, ["ended"])
+
+
+async def pass_by(seconds: float, times: int) -> None:
+    """So many turns of the loop, each of them so late."""
+    for _ in range(times):
+        hold_up(seconds)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+def slow(seconds: float, times: int) -> Script:
+    """Every request waits before it is answered."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            await pass_by(seconds, times)
+            writer.write(frame(answer(json.loads(line))))
+
+    return script
+
+
+def test_the_host_waits_beyond_the_workers_own_deadline() -> None:
+    parts, budget = channel_module.PARTS, 8.0
+    late = (budget + channel_module.GRACE_SECONDS / 2) / parts
+
+    async def use(channel: Channel) -> Any:
+        return (await channel.call("step", budget)).value
+
+    assert talk(slow(late, parts), use) == ({}, ["ended"])
+    result, _ = talk(slow(late * 2, parts), use)
+    assert isinstance(result, Deadline)
+    assert result.where == "host"
+
+
+def test_waiting_behind_others_costs_no_call_its_time() -> None:
+    async def use(channel: Channel) -> Any:
+        return [one.value for one in await asyncio.gather(*(channel.call("step", 5.0) for _ in range(4)))]
+
+    assert talk(slow(1000, channel_module.PARTS - 2), use) == ([{}] * 4, ["ended"])
 
 
 def test_a_death_is_told_as_one_however_long_the_engine_takes_to_say_so() -> None:
