@@ -188,6 +188,38 @@ def test_effects_outside_are_recorded_and_imports_are_not(worker: Child, deed: s
     assert "".join(events).startswith(event)
 
 
+def test_a_library_opened_for_writing_is_recorded_as_no_import_is(worker: Child) -> None:
+    worker.load(tiny(reset="open(json.__file__, 'r+').close()").replace("import sys", "import json, sys"))
+    worker.ask("reset", episode="a", seed=1)
+    [event] = worker.ask("effects")["ok"]["events"]
+    assert "'r+'" in event
+
+
+def test_the_record_of_effects_is_bounded(worker: Child) -> None:
+    many = "from os import listdir; [listdir('/') for _ in range(30)]"
+    long = 'exec(\'try: subprocess.run(["x" * 999], cwd="y" * 999, env={"z": "z" * 999})\\nexcept OSError: 0\')'
+    worker.load(tiny(reset=long, step=many).replace("import sys", "import subprocess, sys"))
+    worker.ask("reset", episode="a", seed=1)
+    event = worker.ask("effects")["ok"]["events"][0]
+    assert event.startswith("subprocess.Popen('xxx")
+    assert len(event) == 200
+    assert "x" * 80 not in event
+    worker.ask("step", episode="a", message={})
+    told = worker.ask("effects")["ok"]
+    assert len(told["events"]) == 20
+    assert told["count"] >= 30
+
+
+def test_the_record_of_what_was_printed_is_bounded_and_takes_text_alone(worker: Child) -> None:
+    worker.load(tiny(reset="print('x' * 150); print('y' * 150)", step="sys.stdout.write(5)"))
+    worker.ask("reset", episode="a", seed=1)
+    told = worker.ask("effects")["ok"]
+    assert told["printed"] == 302
+    assert told["printed_head"] == "x" * 150 + "\n" + "y" * 49
+    error = worker.ask("step", episode="a", message={})["fault"]["error"]
+    assert error == "TypeError: write() argument must be str, not int"
+
+
 @pytest.mark.parametrize(
     "value",
     ["float('nan')", "object()", "{1, 2}", "'\\ud800'", "'x' * 100_000"],
