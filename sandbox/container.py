@@ -81,14 +81,11 @@ class Sandbox:
         return sandbox
 
     async def _load(self, source_code: str) -> None:
-        reader, writer = await asyncio.open_connection(sock=self._started.raw)
-        self._channel = Channel(
-            reader,
-            writer,
-            max_bytes=self._limits.message_kb * 1024,
-            post_mortem=self._post_mortem,
-            on_failure=self._remove,
+        channel = Channel(
+            max_bytes=self._limits.message_kb * 1024, post_mortem=self._post_mortem, on_failure=self._remove
         )
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=self._started.raw)
+        self._channel = channel
         await self._channel.call(
             "effects", self._limits.start_seconds
         )  # the worker is up: a slow start is not the source's

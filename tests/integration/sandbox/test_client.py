@@ -18,6 +18,7 @@ from sandbox.docker_engine import process_ids
 from sandbox.errors import Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash
 from sandbox.policy import LABEL_OWNER, SandboxLimits
+from tests.integration.owner import owner
 from tests.integration.sandbox.conftest import ENVIRONMENTS
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
@@ -161,12 +162,14 @@ def test_restarts_are_bounded_and_the_cause_is_raised_again() -> None:
 
 def test_a_source_that_cannot_be_loaded_leaves_no_container(engine: Any) -> None:
     async def main() -> None:
-        async with SandboxSource("import nothing_here", owner="test-load"):
+        async with SandboxSource("import nothing_here", owner=owner("load")):
             pytest.fail("loaded")
 
     with pytest.raises(EnvironmentFault, match="nothing_here"):
         asyncio.run(main())
-    assert engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}=test-load"}, ignore_removed=True) == []
+    assert (
+        engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}={owner('load')}"}, ignore_removed=True) == []
+    )
 
 
 def test_a_junk_message_from_the_agent_is_the_environments_to_answer(lamp_shop: str) -> None:
@@ -181,11 +184,12 @@ def test_a_junk_message_from_the_agent_is_the_environments_to_answer(lamp_shop: 
     asyncio.run(main())
 
 
+ORPHANS = owner("orphans")
 ORPHAN_MAKER = """
 import asyncio, os, sys
 from sandbox.client import SandboxSource
 async def main():
-    async with SandboxSource(open(sys.argv[1]).read(), owner="test-orphans"):
+    async with SandboxSource(open(sys.argv[1]).read(), owner=sys.argv[2]):
         print("up", flush=True)
         os.kill(os.getpid(), 9)
 asyncio.run(main())
@@ -196,23 +200,28 @@ def test_what_a_killed_process_left_is_reaped_and_the_living_are_spared(engine: 
     path = str(ENVIRONMENTS / "lamp_shop.py")
     root = str(Path(__file__).parents[3])
     killed = subprocess.run(
-        [sys.executable, "-c", ORPHAN_MAKER, path], cwd=root, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", ORPHAN_MAKER, path, ORPHANS],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert (killed.stdout, killed.returncode) == ("up\n", -9)
 
     def left() -> list[Any]:
         found: list[Any] = engine.containers.list(
-            all=True, filters={"label": f"{LABEL_OWNER}=test-orphans"}, ignore_removed=True
+            all=True, filters={"label": f"{LABEL_OWNER}={ORPHANS}"}, ignore_removed=True
         )
         return found
 
     async def main() -> None:
-        async with SandboxSource(lamp_shop, owner="test-orphans") as source:
+        async with SandboxSource(lamp_shop, owner=ORPHANS) as source:
             mine = (await source.sandbox()).container_id
             orphans = [container for container in left() if container.id != mine]
             assert len(orphans) == 1
             orphans[0].wait(timeout=20)  # its input ended, so the worker has ended by itself
-            reaped = await asyncio.to_thread(reap_orphans, "test-orphans")
+            reaped = await asyncio.to_thread(reap_orphans, ORPHANS)
             assert reaped == [orphans[0].short_id]
             assert [container.id for container in left()] == [mine]
             assert (await source.oracle(1)).score.success
