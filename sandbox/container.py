@@ -7,6 +7,7 @@ its stopped container is left for ``docker_engine.reap_orphans``.
 
 import asyncio
 import socket
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -66,9 +67,11 @@ class Sandbox:
     @classmethod
     async def start(cls, source_code: str, *, limits: SandboxLimits, hash_seed: int = 0, owner: str) -> "Sandbox":
         """Start a container and load the source; raises any SandboxError, after which nothing is left running."""
-        starting = asyncio.ensure_future(asyncio.to_thread(_start, source_code, limits, hash_seed, owner))
+        thread = ThreadPoolExecutor(1, "sandbox start")
+        starting = thread.submit(_start, source_code, limits, hash_seed, owner)
+        thread.shutdown(wait=False)
         try:
-            started = await asyncio.shield(starting)
+            started = await asyncio.shield(asyncio.wrap_future(starting))
         except asyncio.CancelledError:
             starting.add_done_callback(_discard_late)
             raise
@@ -150,7 +153,10 @@ def _start(source_code: str, limits: SandboxLimits, hash_seed: int, owner: str) 
         raise
 
 
-def _discard_late(starting: "asyncio.Future[_Started]") -> None:
-    """The caller was cancelled while the thread was starting a container: nobody else will remove it."""
+def _discard_late(starting: "Future[_Started]") -> None:
+    """The caller was cancelled while the thread was starting a container: nobody else will remove it.
+
+    Called in that thread, for the event loop may be closed by then, as after Ctrl-C.
+    """
     if not starting.cancelled() and starting.exception() is None:
         starting.result().discard()

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from sandbox.admission.policies import call, say
 from sandbox.client import SandboxSource, reap_orphans
+from sandbox.container import Sandbox
 from sandbox.contract import Score
 from sandbox.docker_engine import process_ids
 from sandbox.errors import Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
@@ -170,6 +172,21 @@ def test_a_source_that_cannot_be_loaded_leaves_no_container(engine: Any) -> None
     assert (
         engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}={owner('load')}"}, ignore_removed=True) == []
     )
+
+
+def test_a_process_that_ends_while_a_container_starts_leaves_none(engine: Any, lamp_shop: str) -> None:
+    owner = f"test-interrupted-{os.getpid()}"
+
+    async def main() -> None:
+        loading = asyncio.ensure_future(Sandbox.start(lamp_shop, limits=SandboxLimits(), owner=owner))
+        await asyncio.sleep(0)
+        assert not loading.done()  # and the loop's end cancels it
+
+    asyncio.run(main())
+    for thread in threading.enumerate():
+        if thread.name.startswith("sandbox start"):
+            thread.join()
+    assert engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}={owner}"}, ignore_removed=True) == []
 
 
 def test_a_junk_message_from_the_agent_is_the_environments_to_answer(lamp_shop: str) -> None:
