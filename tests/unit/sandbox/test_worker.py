@@ -139,7 +139,9 @@ def test_an_endless_loop_ends_at_the_deadline_even_when_it_swallows_the_alarm(wo
 
 
 def test_a_thread_that_is_left_at_work_is_told_once(worker: Child) -> None:
-    worker.load(tiny(reset="import _thread, time; _thread.start_new_thread(time.sleep, (60,))"))
+    begun = "begun = _thread.allocate_lock(); begun.acquire()"  # a thread counts once it runs
+    start = "_thread.start_new_thread(lambda: (begun.release(), time.sleep(60)), ()); begun.acquire()"
+    worker.load(tiny(reset=f"import _thread, time; {begun}; {start}"))
     assert worker.ask("effects")["ok"]["count"] == 0
     worker.ask("reset", episode="a", seed=1)
     worker.ask("step", episode="a", message={"role": "assistant", "content": "x"})
