@@ -26,7 +26,7 @@ from sandbox.docker_engine import (
 )
 from sandbox.errors import ProtocolFault, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash, image_tag
-from sandbox.policy import SandboxLimits
+from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
 from sandbox.wire import Answer
 
 EXIT_WAIT_SECONDS = 10.0
@@ -65,7 +65,9 @@ class Sandbox:
         self._channel: Channel | None = None
 
     @classmethod
-    async def start(cls, source_code: str, *, limits: SandboxLimits, hash_seed: int = 0, owner: str) -> "Sandbox":
+    async def start(
+        cls, source_code: str, *, limits: SandboxLimits, hash_seed: int = TRAINING_HASH_SEED, owner: str
+    ) -> "Sandbox":
         """Start a container and load the source; raises any SandboxError, after which nothing is left running."""
         thread = ThreadPoolExecutor(1, "sandbox start")
         starting = thread.submit(_start, source_code, limits, hash_seed, owner)

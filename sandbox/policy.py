@@ -37,6 +37,7 @@ LABEL_PROCESS = "traced.process"
 LABEL_ENVIRONMENT = "traced.environment"
 MIB = 1024 * 1024
 GVISOR = "runsc"
+TRAINING_HASH_SEED = 0  # of the interpreter: an environment can tell one from another
 INODES = 4096  # files and folders in /tmp: a size alone does not bound them
 
 
@@ -81,7 +82,9 @@ def runtime(offered: Collection[str]) -> str | None:
     return GVISOR if GVISOR in offered else None
 
 
-def container_options(limits: SandboxLimits, *, hash_seed: int = 0, runtime: str | None = None) -> dict[str, Any]:
+def container_options(
+    limits: SandboxLimits, *, hash_seed: int = TRAINING_HASH_SEED, runtime: str | None = None
+) -> dict[str, Any]:
     """Keyword arguments for ``docker``'s ``containers.create``; identical for every sandbox but for the limits."""
     memory = limits.memory_mb * MIB
     return {

@@ -26,7 +26,7 @@ LOW_SEEDS = 200_000
 
 @dataclass
 class Bench:
-    """What every check may use. ``twin`` runs the same source in another process under another hash seed."""
+    """What every check may use. ``twin`` runs the same source in another process, under training's hash seed."""
 
     source: SandboxSource
     twin: SandboxSource

@@ -19,7 +19,7 @@ async def spread(bench: Bench, base_rewards: BaseRewards | None) -> Verdict:
         return True, {"left_out": "no base model was given"}
     limits = bench.thresholds
     seeds = bench.panel(limits.spread_groups)
-    groups = await base_rewards(bench.source, seeds, limits.spread_rollouts)
+    groups = await base_rewards(bench.twin, seeds, limits.spread_rollouts)
     if len(groups) != len(seeds) or any(not group for group in groups):
         raise ValueError(f"base_rewards answered {len(groups)} groups for {len(seeds)} seeds, or an empty one")
     mean = statistics.fmean(reward for group in groups for reward in group)
