@@ -182,6 +182,10 @@ def spread(evidence: Evidence) -> Iterator[str]:
             f"Rewards differ within {_percent(mixed)} of the groups, at least {_percent(required)} is needed: groups "
             "of equal rewards teach nothing. Mix easy and hard scenarios, and reward named parts of the work."
         )
+    for key, ends in (("seeds_all_zero", "never paid"), ("seeds_all_success", "always solved")):
+        seeds = evidence.get(key)
+        if isinstance(seeds, list) and seeds:
+            yield f"Compare what reset() draws for seeds that are {ends}: {line(', '.join(map(shown, seeds)), QUOTED)}."
 
 
 def _listed(evidence: Evidence, key: str) -> list[str]:
