@@ -158,7 +158,7 @@ def latency(evidence: Evidence) -> Iterator[str]:
     missed = {one.name: one for one in figures(evidence) if one.kept is False}
     for name, figure in missed.items():
         call = "reset" if name.startswith("reset") else "step" if name.startswith("step") else name
-        yield f"{call} takes {figure.value} s at the 95th percentile, it must take {figure.needs} s."
+        yield f"{call} takes {figure.value} s at the 95th percentile, it may take {figure.needs} s."
     yield "Build catalogues and tables once, when the module is imported, and look records up in dictionaries."
 
 

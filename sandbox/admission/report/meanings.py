@@ -42,6 +42,7 @@ NOTES = {  # of the figures whose names do not say it all
     "unseen": "share of seeds on which the oracle uses what nobody was told",
     "reset_p95": "seconds, 95th percentile",
     "step_p95": "seconds, 95th percentile",
+    "played": "times, until quick enough; of each call the quickest counts",
     "groups": "seeds that the base model played",
     "rollouts": "K, its episodes on each of these seeds",
     "mean": "its mean reward",
