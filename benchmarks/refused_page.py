@@ -19,8 +19,9 @@ from sandbox.admission.report.page import page
 from sandbox.image import ensure_image
 
 SHOWN = "pays_for_words"
-SIZE = (1100, 885)
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={SIZE[0]},{SIZE[1]}")
+SIZE = (1100, 895)
+WINDOW = f"--window-size={SIZE[0]},{SIZE[1]}"
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--force-device-scale-factor=0.92", WINDOW)
 
 
 async def made(name: str) -> str:
