@@ -69,6 +69,7 @@ async def _judged(bench: Bench, policies: dict[str, Policy], allowed: dict[str, 
     if confirmed:
         evidence |= {"played_on_more_seeds": confirmed, "more_seeds": max(limits.confirm_seeds, limits.seeds)}
     if examples:
+        examples.sort(key=lambda one: len(one["transcript"]))  # what the simplest does shows the cause
         evidence |= {**fault, "examples": examples[:EXAMPLES]}
     return not examples, evidence
 
