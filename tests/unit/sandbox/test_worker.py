@@ -146,6 +146,13 @@ def test_an_endless_loop_ends_at_the_deadline_even_when_it_swallows_the_alarm(wo
     assert "ok" in worker.ask("score", episode="a")
 
 
+def test_an_answer_that_never_ends_being_read_is_overdue(worker: Child) -> None:
+    endless = "\nclass Endless(dict):\n    def items(self):\n        while True: pass\n"
+    worker.load(tiny(step="return [Endless(role='user')]").replace("import sys\n", "import sys\n" + endless))
+    worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("step", episode="a", message={})["fault"]["kind"] == "deadline"
+
+
 LEAVES_A_THREAD = (  # and waits until it is at work
     "import _thread, time; begun = _thread.allocate_lock(); begun.acquire(); "
     "_thread.start_new_thread(lambda: (begun.release(), time.sleep(60)), ()); begun.acquire()"
