@@ -64,7 +64,16 @@ class NotJson:
     body: bytes = b"<html>It works!</html>"
 
 
-Misbehaviour = Status | Silence | Dropped | NotJson
+@dataclass(frozen=True)
+class Recorded:
+    """What another server once sent, byte by byte."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "text/event-stream; charset=utf-8"
+
+
+Misbehaviour = Status | Silence | Dropped | NotJson | Recorded
 Sent = str | dict[str, Any] | Message | Misbehaviour
 Script = Callable[[dict[str, Any], int], Sent]
 
@@ -218,6 +227,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._whole(said.code, _error(said), said.retry_after)
             case NotJson():
                 self._bytes(200, said.body)
+            case Recorded():
+                self._bytes(said.status, said.body, content_type=said.content_type)
             case Silence(midway=False):
                 self.scripted.closing.wait(said.seconds)
                 self._message(_message(said.then), body)
@@ -251,9 +262,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _whole(self, status: int, told: Mapping[str, Any], retry_after: str | float | None = None) -> None:
         self._bytes(status, json.dumps(told).encode(), retry_after)
 
-    def _bytes(self, status: int, told: bytes, retry_after: str | float | None = None) -> None:
+    def _bytes(
+        self,
+        status: int,
+        told: bytes,
+        retry_after: str | float | None = None,
+        content_type: str = "application/json",
+    ) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(told)))
         if retry_after is not None:
             self.send_header("Retry-After", str(retry_after))
