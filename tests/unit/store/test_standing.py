@@ -196,7 +196,7 @@ def test_what_language_models_took_is_added_up_by_stage_in_the_cycles_that_are_s
         for number in range(CYCLES_SHOWN + 1):
             cycles.save_cycle(db, replace(CYCLE, id=f"d{number}", created_at=later(number)))
         made = replace(REPLY, prompt_tokens=900, completion_tokens=12, cost=0.5, seconds=1.5)
-        told = [("d0", "analyze", ""), *[("d1", "synthesize", one) for one in ("dates", "names")], ("d2", "analyze", "")]
+        told = [
             ("d0", "analyze", ""),
             ("d1", "synthesize", "dates"),
             ("d1", "synthesize", "names"),
