@@ -53,7 +53,7 @@ from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
-SECRET = ("notify.", "llm.base_url")  # addresses and arguments may hold secrets themselves: no error shows one
+SECRET = ("notify.", "llm.base_url", "llm.api_key")  # they may hold secrets themselves: no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
 APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
 OTHER_VARIABLES = {
