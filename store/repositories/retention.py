@@ -1,9 +1,10 @@
 """What may be forgotten of cycles that have ended, and forgetting it in small transactions.
 
-Invariants: a trajectory that a label, a citation, a fault or a routing choice refers to is never deleted, nor are the episodes that a stored
-gate result compared (gate split and synthetic environments, in a cycle that has a gate result); the token ids and
-log-probs of a trajectory may go without it. Only cycles that have ended are looked at: a stage of any other may need
-its episodes again. Deleting twice is no error; each call deletes at most ``limit`` rows, so that no writer waits long.
+Invariants: a trajectory that a label, a citation, a fault or a routing choice refers to is never deleted, nor are the
+episodes that a stored gate result compared (gate split and synthetic environments, in a cycle that has a gate result);
+the token ids and log-probs of a trajectory may go without it. Only cycles that have ended are looked at: a stage of any
+other may need its episodes again. Deleting twice is no error; each call deletes at most ``limit`` rows, so that no
+writer waits long.
 Sizes are the stored values' bytes (PostgreSQL: characters of JSON), without indices.
 Production's trajectories go with their exchanges, by the time of these. Not covered: imports, which are all kept.
 """

@@ -8,6 +8,7 @@ Fails: ``StoreConflict`` when others are stored under the same key; ``BrokenRefe
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
+import sqlalchemy
 from sqlmodel import Session, col, func, select
 
 from store.agent_tables import CitationRow, FaultRow, ModelReplyRow, PromptPatchRow
@@ -55,14 +56,14 @@ def stage_costs(session: Session, cycle_id: str, *, stage: str | None = None) ->
     """What a cycle's replies took, by stage and capability."""
     row = ModelReplyRow
     key = (col(row.cycle_id), col(row.stage), col(row.capability))
-    figures = (row.prompt_tokens, row.completion_tokens, row.cost, row.seconds)
-    sums = [func.coalesce(func.sum(figure), 0) for figure in figures]
-    query = select(*key).add_columns(func.count(), *sums).where(row.cycle_id == cycle_id).group_by(*key).order_by(*key)
+    figures = (col(row.prompt_tokens), col(row.completion_tokens), col(row.cost), col(row.seconds))
+    sums = [func.sum(figure) for figure in figures]
+    query = sqlalchemy.select(*key, func.count(), *sums).where(col(row.cycle_id) == cycle_id)
     if stage is not None:
-        query = query.where(row.stage == stage)
+        query = query.where(col(row.stage) == stage)
     return [
-        StageCost(*of, int(calls), int(prompt), int(completion), float(cost), float(seconds))
-        for *of, calls, prompt, completion, cost, seconds in session.exec(query)
+        StageCost(*of, calls, int(prompt), int(completion), float(cost), float(seconds))
+        for *of, calls, prompt, completion, cost, seconds in session.execute(query.group_by(*key).order_by(*key))
     ]
 
 
