@@ -36,6 +36,7 @@ from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
 from traced.outcomes.settings import OutcomesSection
+from traced.prompting.settings import PromptingSection
 from traced.section import Positive, Section, Temperature
 from traced.service.settings import ApiSection, TriggersSection
 from traced.serving.gateway.settings import ServingSection
@@ -54,7 +55,7 @@ ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 SECRET = "notify."  # addresses and arguments of hooks are secrets themselves: no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
-APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
+APART = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE)
 OTHER_VARIABLES = {
     "TRACED_DATA_DIR",
     "TRACED_DEBUG",
@@ -141,6 +142,7 @@ class Settings(BaseSettings):
     synthesis: SynthesisSection = SynthesisSection()
     admission: AdmissionSection = AdmissionSection()
     training: TrainingSection = TrainingSection()
+    prompting: PromptingSection = PromptingSection()
     gate: GateSection = GateSection()
     routing: RoutingSection = RoutingSection()
     test: HeldOutSection = HeldOutSection()
