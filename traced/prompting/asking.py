@@ -22,7 +22,7 @@ class Abandoned(BaseException):
 async def answering(
     run: Callable[[Callable[[Asked], Answer]], Result], answer: Callable[[Asked], Awaitable[Answer]]
 ) -> Result:
-    """What ``run`` returns, which is called in a thread with a function that has its argument answered by ``answer``."""
+    """What ``run`` returns; it is called in a thread, with a function that has its argument answered by ``answer``."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Queue[tuple[Asked, Future[Answer]] | None] = asyncio.Queue()
 

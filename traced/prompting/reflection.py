@@ -1,8 +1,8 @@
 """What a language model is asked for when a prompt patch shall become better, and what of its answer is a patch.
 
-Invariants: an episode is shown by its messages, its tools and its reward alone (never what the environment knows besides:
-parts, task, detail); everything that others wrote stands between marks, as data. How it fails: an answer that holds no
-text, or one longer than ``LONGEST``, is no proposal ("").
+Invariants: an episode is shown by its messages, its tools and its reward alone (never what the environment knows
+besides: parts, task, detail); everything that others wrote stands between marks, as data. How it fails: an answer that
+holds no text, or one longer than ``LONGEST``, is no proposal ("").
 """
 
 import json

@@ -68,7 +68,7 @@ async def _compare(context: Context, adapter: str, look: int, shown: Shown) -> G
         environment = get_adapter(session, adapter).environment_hash
     await context.serve(adapter, adapter_path(context, adapter))
     sides = Sides(adapter.partition("@")[0], environment, Player(BASE), Player(adapter))
-    result = await compare(context, adapter, sides, policy_of(context), look, shown)
+    result = await compare(context, adapter, sides, policy_of(context), shown, look=look)
     with context.writing() as session:
         save_gate(session, result, cycle_id=context.cycle_id, at=context.now())
     return result
@@ -96,7 +96,9 @@ class Sides:
     after: Player
 
 
-async def compare(context: Context, name: str, sides: Sides, policy: GatePolicy, look: int, shown: Shown) -> GateResult:
+async def compare(
+    context: Context, name: str, sides: Sides, policy: GatePolicy, shown: Shown, *, look: int = 1
+) -> GateResult:
     """The gate of ``name`` after ``look`` rounds or more; adapters that play are served already."""
     with context.reading() as session:
         source_code = get_environment(session, sides.environment).source_code

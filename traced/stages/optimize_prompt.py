@@ -1,25 +1,25 @@
 """Optimize-prompt: what a text in the system prompt does for a capability, before or beside an adapter.
 
 The patch is evolved on the base model's episodes in the capability's admitted environment: on the seeds that its
-training draws its groups from, with as many rollouts as that training took (or would take), the best of it by seeds that
-nobody else uses. They are played at the temperature of evaluations, not of rollouts: there is no variance within a group
-to learn from, one episode says what a text does on a seed, and what is selected is what the gate measures. Then the
-gate's seeds, which nothing was selected by, compare base with patch with base, and with the adapter trained in the same
-environment where this cycle has one.
+training draws its groups from, with as many rollouts as that training took (or would take), the best of it by seeds
+that nobody else uses. They are played at the temperature of evaluations, not of rollouts: no variance within a group is
+to be learnt from, one episode says what a text does on a seed, and what is selected is what the gate measures. Then
+seeds that nothing was selected by, the gate's, compare base with patch to base, and to the adapter that was trained in
+the same environment where this cycle has one.
 
 Invariants: every episode and every reply of the language model is stored as it comes, so calling again goes on where it
-was stopped, and pays for nothing twice; only messages, tools and rewards reach the language model. How it fails:
-``StageError`` when episodes are lost or the language model cannot be used; a spent budget of tokens, money or minutes ends
-the evolution, not the comparison. Not covered: adapters of other cycles, and serving a patch (who runs the agent puts
-it into its system prompt).
+was stopped and pays for nothing twice; only messages, tools and rewards reach the language model. How it fails:
+``StageError`` when episodes are lost or the language model cannot be used; a spent budget of tokens, money or minutes
+ends the evolution, not the comparison. Not covered: adapters of other cycles, and serving a patch (who runs the agent
+puts it into its system prompt).
 """
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from agents.errors import BudgetSpent, ModelError
+from agents.errors import ModelError
 from agents.llm.model import Model
 from agents.llm.question import Purpose
 from sandbox.client import SandboxSource
@@ -50,16 +50,13 @@ async def optimize_prompt(context: Context, capability: str, environment: str) -
     gated = 4 * context.settings.gate.seeds * context.settings.gate.trials
     with context.reading() as session:
         meant = get_capability(session, context.cycle_id, capability)
+        source_code = get_environment(session, environment).source_code
     purpose = Purpose(context.cycle_id, STAGE, capability)
     async with language_model(context) as model:
         with context.stage(STAGE, f"Evolve a prompt for {capability}", capability, plan.rollouts + gated) as shown:
-            try:
-                evolved = await _evolved(context, model, purpose, meant, environment, plan, shown)
-            except ModelError as error:
-                raise StageError(
-                    f"the language model cannot be used for {capability}: {error}",
-                    hint="traced llm check, then the same command again; what was answered is kept",
-                ) from error
+            limits, owner = context.sandbox_limits, context.sandbox_owner
+            async with SandboxSource(source_code, limits=limits, owner=owner) as source:
+                evolved = await _evolved(_Work(context, model, purpose, meant, source, shown), plan)
             gates = await _gates(context, capability, environment, evolved.text, shown)
             figures = figures_of(evolved, plan, gates, environment, context.settings.engine.temperature)
             figures["spent"] = dataclasses.asdict(model.ledger.spent(purpose))
@@ -124,53 +121,53 @@ def figures_of(evolved: Evolved, plan: Plan, gates: Gates, environment: str, tem
     }
 
 
-async def _evolved(
-    context: Context,
-    model: Model,
-    purpose: Purpose,
-    meant: Capability,
-    environment: str,
-    plan: Plan,
-    shown: Shown,
-) -> Evolved:
-    with context.reading() as session:
-        source_code = get_environment(session, environment).source_code
-
-    async def propose(patch: str, episodes: list[Trajectory], number: int) -> str:
-        return written(await model.write(question(purpose, meant, patch, episodes, number)))
-
-    async with SandboxSource(source_code, limits=context.sandbox_limits, owner=context.sandbox_owner) as source:
-
-        async def play(patch: str, seeds: list[int]) -> list[Trajectory]:
-            return await _sound(context, source, patch, seeds, shown)
-
-        return await evolve(beginning(meant), plan, play, propose)
+async def _evolved(work: "_Work", plan: Plan) -> Evolved:
+    try:
+        return await evolve(beginning(work.meant), plan, work.play, work.propose)
+    except ModelError as error:
+        raise StageError(
+            f"the language model cannot be used for {work.meant.name}: {error}",
+            hint="traced llm check, then the same command again; what was answered is kept",
+        ) from error
 
 
-async def _sound(
-    context: Context, source: SandboxSource, patch: str, seeds: Sequence[int], shown: Shown
-) -> list[Trajectory]:
-    """An episode for each seed, none of them lost; the machinery's failures are tried again."""
-    jobs = split_jobs("", list(dict.fromkeys(seeds)))
-    for _ in range(TRIES):
-        found = await played(context, source, jobs, Player(BASE, patch), tokens=False)
-        lost = [one for one in found if one.outcome is Outcome.INFRASTRUCTURE]
-        if not lost:
-            by_seed = {one.task_id: one for one in found}
-            shown.advance(len(seeds), f"reward {sum(one.reward for one in found) / len(found):.2f}")
-            return [by_seed[str(seed)] for seed in seeds]
-    raise StageError(
-        f"{len(lost)} of {len(jobs)} episodes of {source.name} were lost {TRIES} times to {lost[0].end_cause}: "
-        f"{lost[0].detail}",
-        hint="traced doctor, then the same command again",
-    )
+@dataclass(frozen=True)
+class _Work:
+    """What an evolution asks for."""
+
+    context: Context
+    model: Model
+    purpose: Purpose
+    meant: Capability
+    source: SandboxSource
+    shown: Shown
+
+    async def propose(self, patch: str, episodes: list[Trajectory], number: int) -> str:
+        """What the language model makes of a patch."""
+        return written(await self.model.write(question(self.purpose, self.meant, patch, episodes, number)))
+
+    async def play(self, patch: str, seeds: list[int]) -> list[Trajectory]:
+        """An episode for each seed, none of them lost; the machinery's failures are tried again."""
+        jobs = split_jobs("", list(dict.fromkeys(seeds)))
+        for _ in range(TRIES):
+            found = await played(self.context, self.source, jobs, Player(BASE, patch), tokens=False)
+            lost = [one for one in found if one.outcome is Outcome.INFRASTRUCTURE]
+            if not lost:
+                by_seed = {one.task_id: one for one in found}
+                self.shown.advance(len(seeds), f"reward {sum(one.reward for one in found) / len(found):.2f}")
+                return [by_seed[str(seed)] for seed in seeds]
+        raise StageError(
+            f"{len(lost)} of {len(jobs)} episodes of {self.source.name} were lost {TRIES} times to "
+            f"{lost[0].end_cause}: {lost[0].detail}",
+            hint="traced doctor, then the same command again",
+        )
 
 
 async def _gates(context: Context, capability: str, environment: str, patch: str, shown: Shown) -> Gates:
     """The prompt's gate, the adapter's, and the one between them."""
     policy, prompt = policy_of(context), Player(BASE, patch)
     sides = Sides(capability, environment, Player(BASE), prompt)
-    against_base = await compare(context, prompt.name, sides, policy, 1, shown)
+    against_base = await compare(context, prompt.name, sides, policy, shown)
     adapter = trained_in(context, capability, environment)
     if adapter is None:
         return Gates(against_base)
@@ -179,7 +176,7 @@ async def _gates(context: Context, capability: str, environment: str, patch: str
             await gate(context, adapter)
     await context.serve(adapter, adapter_path(context, adapter))
     sides = dataclasses.replace(sides, before=Player(adapter))
-    against_adapter = await compare(context, f"{prompt.name} for {adapter}", sides, no_worse(policy), 1, shown)
+    against_adapter = await compare(context, f"{prompt.name} for {adapter}", sides, no_worse(policy), shown)
     return Gates(against_base, stored_gate(context, adapter), against_adapter)
 
 

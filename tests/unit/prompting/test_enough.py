@@ -1,5 +1,5 @@
-"""Which is enough: all answers of the gates, and the gates' own arithmetic on a scripted policy whose success depends on
-the patch (no model that is small enough for a test can follow one)."""
+"""Which is enough: all answers of the gates, and the gates' own arithmetic on a scripted policy whose success depends
+on the patch (no model that is small enough for a test can follow one)."""
 
 import asyncio
 import itertools

@@ -1,5 +1,5 @@
-"""gepa on a scripted policy: no model that is small enough for a test can follow a new instruction, so what an episode is
-worth is computed from the patch here, and from the seed."""
+"""gepa on a scripted policy: no model that is small enough for a test can follow a new instruction, so what an episode
+is worth is computed from the patch here, and from the seed."""
 
 import asyncio
 import gc
