@@ -16,6 +16,7 @@ from traced.commands import (
     export,
     importing,
     outcomes,
+    prompts,
     run,
     service,
     serving,
@@ -60,6 +61,7 @@ app.command()(run.analyze)
 app.command()(steps.synthesize)
 app.command()(steps.admit)
 app.command()(export.export)
+app.command()(prompts.optimize_prompt)
 app.command()(steps.train)
 app.command()(steps.evaluate)
 app.command()(decide.approve)

@@ -82,7 +82,9 @@ class Stages:
     drop: Callable[[str, str, str, str], Awaitable[None]]  # cycle, capability, stage, reason
     asked: Callable[[str, list[str]], Awaitable[dict[str, int]]]  # adapter versions -> looks that a person wants
     look: Callable[[str, str, int], Awaitable[bool]]  # cycle, adapter version, number: its gate once more
-    optimize_prompt: Callable[[str, str, str], Awaitable[str]]  # as train; -> why no adapter is trained, "" where one is
+    optimize_prompt: Callable[
+        [str, str, str], Awaitable[str]
+    ]  # as train; -> why no adapter is trained, "" where one is
 
 
 @dataclass(frozen=True)

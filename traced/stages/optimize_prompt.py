@@ -16,6 +16,8 @@ puts it into its system prompt).
 
 import contextlib
 import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +84,8 @@ def plan_for(context: Context, capability: str, environment: str) -> Plan:
     with context.reading() as session:
         for run in list_training_runs(session, context.cycle_id):
             same = (run.capability, run.environment_hash) == (capability, environment)
-            rollouts = run.rollouts if same and run.state is RunState.FINISHED else rollouts
+            if same and run.state is RunState.FINISHED:
+                rollouts = run.rollouts or rollouts
     job = job_for(
         context.settings,
         run_id="",
@@ -178,6 +181,19 @@ async def _gates(context: Context, capability: str, environment: str, patch: str
     sides = dataclasses.replace(sides, before=Player(adapter))
     against_adapter = await compare(context, f"{prompt.name} for {adapter}", sides, no_worse(policy), shown)
     return Gates(against_base, stored_gate(context, adapter), against_adapter)
+
+
+@asynccontextmanager
+async def language_model(context: Context) -> AsyncIterator[Model]:
+    """The model of ``[llm]``, within the budget of ``[prompting]``."""
+    from agents.llm.budget import Budget
+    from traced.llm.connect import model  # langchain: half a second
+    from traced.llm.ledger import StoreLedger
+
+    settings = context.settings.prompting
+    budget = Budget(settings.max_tokens, settings.max_cost, 60 * settings.max_minutes)
+    async with model(context.settings, StoreLedger(context.store, context.now), budget) as found:
+        yield found
 
 
 def trained_in(context: Context, capability: str, environment: str) -> str | None:
