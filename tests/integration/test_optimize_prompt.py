@@ -38,17 +38,17 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 CANARY = "CANARY-5521"
 SHOP = LAMP_SHOP.replace('{"requests": share}', f'{{"{CANARY}": share}}')
 SOURCE = f"env:{environment_hash(SHOP)[:12]}"
-ROLLOUTS = 40
+ROLLOUTS = 28
 TINY = {
-    "prompting.minibatch": 3,
-    "prompting.validation": 6,
-    "gate.seeds": 3,
+    "prompting.minibatch": 2,
+    "prompting.validation": 4,
+    "gate.seeds": 2,
     "gate.max_rounds": 1,
     "training.iterations": 4,
     "training.groups": 4,
     "engine.start_timeout_s": 300,
     "engine.threads": 1,
-    "collect.max_turns": 6,
+    "collect.max_turns": 4,
 }
 
 
@@ -116,7 +116,7 @@ def check_figures(patch: PromptPatch, asked: int) -> None:
     figures = patch.figures
     evolution, gates = figures["evolution"], figures["gates"]
     assert evolution["proposed"] == asked >= 2
-    assert 20 < evolution["rollouts"] <= evolution["budget"] == ROLLOUTS
+    assert 12 < evolution["rollouts"] <= evolution["budget"] == ROLLOUTS
     assert figures["spent"]["calls"] == asked
     assert figures["enough"] in set(Enough)
     assert gates["adapter"]["adapter"] == ADAPTER
