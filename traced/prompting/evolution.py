@@ -120,7 +120,7 @@ class _Adapter:
         episodes = [record["episode"] for record in reflective_dataset[PATCH]]
         told = self.ask(_Proposed(candidate[PATCH], episodes, self.proposed))
         if isinstance(told, BudgetSpent):
-            self.spent = str(told)
+            self.spent = told.message
             return {}
         self.proposed += 1
         return {PATCH: told} if told and told != candidate[PATCH] else {}
@@ -128,24 +128,25 @@ class _Adapter:
 
 def _evolve(begin: str, plan: Plan, ask: Callable[[_Played | _Proposed], Any]) -> Evolved:
     """In gepa's thread."""
-    import gepa
+    from gepa.api import optimize
 
     adapter, reasons = _Adapter(ask), [""]
+    played_by: Any = adapter
 
-    def ends(state: Any) -> bool:
+    def ends(gepa_state: Any) -> bool:
         if adapter.spent:
             reasons.append(adapter.spent)
-        elif max(state.program_full_scores_val_set) >= PERFECT:
+        elif max(gepa_state.program_full_scores_val_set) >= PERFECT:
             reasons.append("perfect")
-        elif state.total_num_evals + plan.step > plan.rollouts:
+        elif gepa_state.total_num_evals + plan.step > plan.rollouts:
             reasons.append("rollouts")
         return bool(reasons[-1])
 
-    found = gepa.optimize(
+    found: Any = optimize(
         seed_candidate={PATCH: begin},
         trainset=list(plan.training),
         valset=list(plan.validation),
-        adapter=adapter,
+        adapter=played_by,
         reflection_minibatch_size=plan.minibatch,
         perfect_score=PERFECT,
         stop_callbacks=ends,

@@ -21,7 +21,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from agents.errors import ModelError
+from agents.errors import ModelError, OutOfForm
+from agents.llm.budget import Budget
 from agents.llm.model import Model
 from agents.llm.question import Purpose
 from sandbox.client import SandboxSource
@@ -61,7 +62,7 @@ async def optimize_prompt(context: Context, capability: str, environment: str) -
                 evolved = await _evolved(_Work(context, model, purpose, meant, source, shown), plan)
             gates = await _gates(context, capability, environment, evolved.text, shown)
             figures = figures_of(evolved, plan, gates, environment, context.settings.engine.temperature)
-            figures["spent"] = dataclasses.asdict(model.ledger.spent(purpose))
+            figures["spent"] = dataclasses.asdict(model.spent(purpose))
             patch = PromptPatch(context.cycle_id, capability, evolved.text, figures, context.now())
             with context.writing() as session:
                 save_patch(session, patch)
@@ -129,8 +130,8 @@ async def _evolved(work: "_Work", plan: Plan) -> Evolved:
         return await evolve(beginning(work.meant), plan, work.play, work.propose)
     except ModelError as error:
         raise StageError(
-            f"the language model cannot be used for {work.meant.name}: {error}",
-            hint="traced llm check, then the same command again; what was answered is kept",
+            f"the language model cannot be used for {work.meant.name}: {error.message}",
+            hint=f"{error.hint or 'traced llm check'}; then the same command again, what was answered is kept",
         ) from error
 
 
@@ -146,8 +147,10 @@ class _Work:
     shown: Shown
 
     async def propose(self, patch: str, episodes: list[Trajectory], number: int) -> str:
-        """What the language model makes of a patch."""
-        return written(await self.model.write(question(self.purpose, self.meant, patch, episodes, number)))
+        """What the language model makes of a patch; "" where it refuses to, or never ends."""
+        with contextlib.suppress(OutOfForm):
+            return written(await self.model.write(question(self.purpose, self.meant, patch, episodes, number)))
+        return ""
 
     async def play(self, patch: str, seeds: list[int]) -> list[Trajectory]:
         """An episode for each seed, none of them lost; the machinery's failures are tried again."""
@@ -186,7 +189,6 @@ async def _gates(context: Context, capability: str, environment: str, patch: str
 @asynccontextmanager
 async def language_model(context: Context) -> AsyncIterator[Model]:
     """The model of ``[llm]``, within the budget of ``[prompting]``."""
-    from agents.llm.budget import Budget
     from traced.llm.connect import model  # langchain: half a second
     from traced.llm.ledger import StoreLedger
 
