@@ -133,6 +133,19 @@ async def hear(chat: "ChatOpenAI", endpoint: Endpoint, said: Sequence[Said], ask
     raise failure
 
 
+async def models(chat: "ChatOpenAI", endpoint: Endpoint, patience: float) -> list[dict[str, Any]]:
+    """What the server lists; raises as ``hear`` does."""
+    try:
+        async with asyncio.timeout(patience):
+            page = await chat.root_async_client.models.list()
+            return [one.model_dump() for one in page.data]
+    except TimeoutError:
+        raise Broken(f"no list of models in {patience:g} s") from None
+    except Exception as error:
+        failure = _failure(error, endpoint)
+    raise failure
+
+
 async def _read(chat: "ChatOpenAI", said: Sequence[Said], asked: dict[str, Any], limit: int) -> Heard:
     heard, loop = Heard(), asyncio.get_running_loop()
     begun, length = loop.time(), 0
