@@ -221,6 +221,14 @@ def configuration(settings: Settings) -> dict[str, Any]:
     return settings.model_dump(mode="json", exclude={**dict.fromkeys(APART, True), **parts})
 
 
+def agrees(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a cycle of the configuration ``begun`` can be worked on under ``wanted``.
+
+    A language model that was not there when it began had no part in it, and may be set for what comes now.
+    """
+    return begun in (wanted, {key: value for key, value in wanted.items() if key != "llm"})
+
+
 def for_children(pairs: Sequence[str]) -> dict[str, str]:
     """``--set`` pairs as environment variables, so that a service's children work with the same store and threads."""
     known = valid_keys()
