@@ -162,8 +162,9 @@ class Progress:
 
     def _say(self, line: StageLine, what: str) -> None:
         if not self.console.is_terminal:
-            figure, left = f": {line.figure}" if line.figure else "", self.seconds_left()
-            self.note(f"[{_duration(left)} left] {line.title} {what}{figure}" if left else f"{line.title} {what}{figure}")
+            figure = f": {line.figure}" if line.figure else ""
+            left = self.seconds_left()
+            self.note(f"{f'[{_duration(left)} left] ' if left else ''}{line.title} {what}{figure}")
 
 
 def _duration(seconds: float) -> str:
