@@ -37,6 +37,7 @@ from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
 from traced.outcomes.settings import OutcomesSection
+from traced.prompting.settings import PromptingSection
 from traced.section import Positive, Section, Temperature
 from traced.service.settings import ApiSection, TriggersSection
 from traced.serving.gateway.settings import ServingSection
@@ -55,7 +56,7 @@ ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
 SECRET = ("notify.", "llm.base_url", "llm.api_key")  # they may hold secrets themselves: no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
-APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
+APART = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE)
 OTHER_VARIABLES = {
     "TRACED_DATA_DIR",
     "TRACED_DEBUG",
@@ -143,6 +144,7 @@ class Settings(BaseSettings):
     admission: AdmissionSection = AdmissionSection()
     llm: LlmSection = LlmSection()
     training: TrainingSection = TrainingSection()
+    prompting: PromptingSection = PromptingSection()
     gate: GateSection = GateSection()
     routing: RoutingSection = RoutingSection()
     test: HeldOutSection = HeldOutSection()
@@ -217,6 +219,14 @@ def configuration(settings: Settings) -> dict[str, Any]:
     """
     parts = {"engine": {"threads", "start_timeout_s"}, "llm": PACE_AND_KEY if settings.llm.model else True}
     return settings.model_dump(mode="json", exclude={**dict.fromkeys(APART, True), **parts})
+
+
+def agrees(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a cycle of the configuration ``begun`` can be worked on under ``wanted``.
+
+    A language model that was not there when it began had no part in it, and may be set for what comes now.
+    """
+    return begun in (wanted, {key: value for key, value in wanted.items() if key != "llm"})
 
 
 def for_children(pairs: Sequence[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from store.repositories.cycles import list_cycles
 from store.repositories.environments import list_environments
 from traced.commands.output import progress
 from traced.commands.stored import writing
-from traced.config import Settings, configuration
+from traced.config import Settings, agrees, configuration
 from traced.errors import TracedError
 from traced.host.lock import CYCLES, hold
 from traced.meter import Meter
@@ -94,7 +94,7 @@ def _current(session: Session, settings: Settings, model: str) -> Cycle:
         if (cycle.model, cycle.seed) == (model, settings.seed)
     ]
     for cycle in same:
-        if cycle.config == wanted:
+        if agrees(cycle.config, wanted):
             return cycle
     what = f"no cycle of {settings.target.name} with model {model} and seed {settings.seed}"
     if not same:

@@ -91,6 +91,7 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
     """Print the whole chain of evidence behind an adapter."""
     from store.repositories.evidence import evidence_chain
     from store.repositories.promotions import shares
+    from store.repositories.thinking import list_patches
     from traced.commands.chain import chain_lines
     from traced.commands.stored import looking
     from traced.gates.trials import judge
@@ -102,12 +103,16 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
         chain = evidence_chain(opened, adapter)
         labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
         judged = judged_by(opened, [one.id for one in chain.trajectories], labels)
+        patches = list_patches(opened, cycle_id=chain.cycle.id, capability=chain.capability.name)
         canary = judge(strata(opened, adapter, labels), settings.promotion).why if shares(opened, adapter) else ""
     if as_json:
-        print_json(vars(chain) | {"judged_by": judged, "canary": canary})
+        print_json(vars(chain) | {"judged_by": judged, "canary": canary, "prompt_patches": patches})
         return
     for line in chain_lines(chain, judged):
         console.print(line, highlight=False, markup=False)
+    for one in patches[-1:]:
+        says = f"{one.figures.get('enough', 'not compared')}: traced show patch {one.id[:12]}"
+        console.print(f"prompt       {says}", highlight=False, markup=False)
     if canary:
         console.print(f"canary       {canary}", highlight=False, markup=False)
 
@@ -115,6 +120,30 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
 @show.callback()
 def show_options() -> None:
     """Show one thing in full."""
+
+
+@show.command()
+def patch(
+    named: Annotated[str, typer.Argument(metavar="ID", help="Of a prompt patch; its first digits are enough.")],
+    data_dir: DataDir = None,
+    given: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show a prompt patch, what the gates say of it, and how to use it."""
+    from store.errors import NotFound
+    from store.repositories.thinking import list_patches
+    from traced.commands.prompts import patch_lines, told
+    from traced.commands.stored import looking
+
+    with looking(read_settings(data_dir, given)) as opened:
+        found = [one for one in list_patches(opened) if one.id.startswith(named)]
+    if not found:
+        raise NotFound("prompt patch", named)
+    if as_json:
+        print_json(told(found[-1]))
+        return
+    for line in patch_lines(found[-1]):
+        console.print(line, highlight=False, markup=False)
 
 
 @show.command()
