@@ -118,7 +118,7 @@ def public(message: Message) -> dict[str, Any]:
     if isinstance(content, list):
         content = "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
     told = {
-        "role": str(message.get("role")),
+        "role": clipped(str(message.get("role")), 20),
         "content": clipped(content, SAID) if isinstance(content, str) else "",
         "calls": [_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else [],
     }
