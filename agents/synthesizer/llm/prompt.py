@@ -14,6 +14,7 @@ from importlib.resources import files
 from agents.llm.question import Said
 from agents.llm.untrusted import IS_DATA, marked
 from agents.synthesizer.llm import shown
+from agents.synthesizer.llm.file import holds_environment
 from agents.synthesizer.llm.shown import clipped
 from sandbox import contract
 from store.text import in_unicode
@@ -98,7 +99,8 @@ def mending(asked: Sequence[Said], base: Refused, since: Refused | None, before:
         listed = "\n".join(f"{number}. refused by {checks}" for number, checks in enumerate(before, 1))
         parts.append(f"Attempts before this one, the oldest first; do not go back to what they did:\n{listed}")
     parts.append(_text("answer"))
-    file = f"```python\n{clipped(base.source.strip(), SOURCE)}\n```"
+    said = clipped(base.source.strip(), SOURCE)
+    file = f"```python\n{said}\n```" if holds_environment(said) else said
     return (*asked, Said("assistant", file), Said("user", "\n\n".join(parts)))
 
 
