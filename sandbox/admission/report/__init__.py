@@ -9,7 +9,7 @@ wrote into the evidence is hostile and harmless in all three.
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.as_data import as_data
 from sandbox.admission.report.meanings import MEANS, means
-from sandbox.admission.report.measured import Bound, Example, bounds, examples
+from sandbox.admission.report.measured import Bound, Example, Panel, bounds, examples, panel
 from sandbox.admission.report.on_terminal import on_terminal
 from sandbox.admission.report.verdict import unchecked, verdict
 
@@ -17,12 +17,14 @@ __all__ = [
     "MEANS",
     "Bound",
     "Example",
+    "Panel",
     "advice",
     "as_data",
     "bounds",
     "examples",
     "means",
     "on_terminal",
+    "panel",
     "unchecked",
     "verdict",
 ]
