@@ -270,6 +270,40 @@ def test_examples_are_shown_in_all_three_forms() -> None:
     assert all("examples" not in one for one, _ in details({"examples": EXAMPLES}))
 
 
+MANY = {f"policy_{n}": {"reward": 0.0, "success": 0.0} for n in range(20)} | {"greedy": RATES}
+EXPLOITS = {**MANY, "allowed": {"reward": 0.5, "success": 0.1, "faults": 0.0}, "seeds": 32}
+
+
+def test_what_is_out_of_bounds_stands_alone_and_the_rest_is_counted() -> None:
+    report = report_of(failed("exploits", **EXPLOITS), failed("diversity", **DIVERSITY))
+    shown = " ".join(printed(report).replace("│", " ").split())
+    assert "1 of 21 policies · greatest reward 1 (needs ≤ 0.5) · greatest success 1 (needs ≤ 0.1)" in shown
+    assert "20 other policies keep these bounds" in shown
+    assert "shapes 3 (needs ≥ 6) · commonest_shape 0.71 (needs ≤ 0.5) · 1 other within its bound" in shown
+    assert "policy_7" not in shown
+    told = page(report, "lamp_shop.py", AT)
+    before, _, folded = told.partition("<details>")
+    assert "greedy" in before
+    assert "policy_7" not in before
+    assert "policy_7" in folded.partition("</details>")[0]
+    assert "<details>" not in page(report_of(Check("exploits", True, {**EXPLOITS, "greedy": {}}, 0.1)), "x.py", AT)
+
+
+@pytest.mark.parametrize(
+    ("check", "why"),
+    [
+        (failed("runs", fault="WorkerDied", text="it ran out of memory"), "The environment used up its container's"),
+        (failed("source", bytes=70, refused=["line 3: imports os"]), "Change these lines: line 3: imports os."),
+        (failed("oracle", seeds=20, failed=0, unearned=20), "On 20 of 20 seeds an agent that sends the oracle's own"),
+        (failed("determinism", seed=7, where="again", difference="'a' against 'b'"), "Seed 7, played a second time"),
+    ],
+    ids=lambda given: getattr(given, "name", ""),
+)
+def test_a_failure_without_a_figure_says_in_its_row_why(check: Check, why: str) -> None:
+    table = printed(report_of(check)).partition("└")[0]
+    assert why in " ".join(table.replace("│", " ").split())
+
+
 def test_what_was_not_made_is_neither_passed_nor_failed() -> None:
     made = Check("oracle", True, {}, 1.0)
     for passed in (True, False):  # where nothing was asked, and where nothing could be played
