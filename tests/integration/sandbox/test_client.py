@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from sandbox.admission.policies import call, say
+from sandbox.channel import Channel
 from sandbox.client import SandboxSource, reap_orphans
 from sandbox.container import Sandbox
 from sandbox.contract import Score
@@ -189,6 +191,48 @@ def test_a_process_that_ends_while_a_container_starts_leaves_none(engine: Any, l
     assert engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}={owner}"}, ignore_removed=True) == []
 
 
+def test_a_start_that_is_cancelled_leaves_no_container(engine: Any, lamp_shop: str) -> None:
+    """The thread that starts one is not stopped; what it has started is removed once it is done."""
+    mine, began = f"{LABEL_OWNER}={owner('cancelled')}", int(time.time()) - 1
+
+    def destroyed() -> str:
+        told = engine.events(since=began, until=began + 120, filters={"label": mine, "event": "destroy"}, decode=True)
+        event: dict[str, Any] = next(told)
+        told.close()
+        return str(event["Action"])
+
+    async def main() -> None:
+        starting = asyncio.create_task(SandboxSource(lamp_shop, owner=owner("cancelled")).__aenter__())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the thread has been given its work
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert await asyncio.to_thread(destroyed) == "destroy"
+
+    asyncio.run(main())
+    assert engine.containers.list(all=True, filters={"label": mine}, ignore_removed=True) == []
+
+
+def test_a_start_and_a_load_have_times_of_their_own(lamp_shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, float] = {}
+    call = Channel.call
+
+    async def noted(channel: Channel, op: str, budget: float, **fields: Any) -> Any:
+        asked[op] = budget
+        return await call(channel, op, budget, **fields)
+
+    monkeypatch.setattr(Channel, "call", noted)
+
+    async def main() -> None:
+        async with SandboxSource(lamp_shop, limits=SandboxLimits(start_seconds=33, call_seconds=7)) as source:
+            await source.oracle(1)
+            await source.episode().reset(1)
+
+    asyncio.run(main())
+    assert asked == {"effects": 33.0, "load": 28.0, "oracle": 28.0, "reset": 7.0}
+
+
 def test_a_junk_message_from_the_agent_is_the_environments_to_answer(lamp_shop: str) -> None:
     async def main() -> None:
         async with SandboxSource(lamp_shop) as source:
@@ -204,6 +248,7 @@ def test_a_junk_message_from_the_agent_is_the_environments_to_answer(lamp_shop: 
 ORPHANS = owner("orphans")
 ORPHAN_MAKER = """
 import asyncio, os, sys
+from sandbox.channel import Channel
 from sandbox.client import SandboxSource
 async def main():
     async with SandboxSource(open(sys.argv[1]).read(), owner=sys.argv[2]):

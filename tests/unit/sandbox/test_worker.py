@@ -146,6 +146,13 @@ def test_an_endless_loop_ends_at_the_deadline_even_when_it_swallows_the_alarm(wo
     assert "ok" in worker.ask("score", episode="a")
 
 
+def test_an_answer_that_never_ends_being_read_is_overdue(worker: Child) -> None:
+    endless = "\nclass Endless(dict):\n    def items(self):\n        while True: pass\n"
+    worker.load(tiny(step="return [Endless(role='user')]").replace("import sys\n", "import sys\n" + endless))
+    worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("step", episode="a", message={})["fault"]["kind"] == "deadline"
+
+
 LEAVES_A_THREAD = (  # and waits until it is at work
     "import _thread, time; begun = _thread.allocate_lock(); begun.acquire(); "
     "_thread.start_new_thread(lambda: (begun.release(), time.sleep(60)), ()); begun.acquire()"
@@ -288,6 +295,51 @@ def test_an_exception_that_cannot_be_read_is_still_a_fault(worker: Child) -> Non
     worker.load(tiny(step="raise Bad").replace("import sys\n", "import sys\n" + bad))
     worker.ask("reset", episode="a", seed=1)
     assert worker.ask("step", episode="a", message={})["fault"]["error"] == "Bad: (its text could not be read)"
+
+
+def test_what_a_fault_tells_is_bounded_and_can_be_sent(worker: Child) -> None:
+    worker.load(tiny(reset="raise ValueError('x' * 5000)", step="raise ValueError(chr(0xD800))"))
+    fault = worker.ask("reset", episode="a", seed=1)["fault"]
+    assert fault["error"] == "ValueError: " + "x" * (500 - len("ValueError: "))
+    assert len(fault["traceback"]) <= 4000
+    assert worker.ask("step", episode="a", message={})["fault"]["error"] == r"ValueError: \ud800"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("class E(Exception):\n    def __str__(self): return Long('x' * 9000)\n", "E: " + "x" * 497),
+        ("class M(type):\n    __name__ = 'forged'\nclass E(Exception, metaclass=M): pass\n", "E: "),
+    ],
+    ids=["a text that cuts itself", "a name of its own"],
+)
+def test_an_exception_says_no_more_of_itself_than_it_is(worker: Child, name: str, said: str) -> None:
+    long = "class Long(str):\n    def __getitem__(self, at): return 'y' * 9000\n"
+    worker.load(tiny(step="raise E").replace("import sys\n", "import sys\n" + long + name))
+    worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("step", episode="a", message={})["fault"]["error"] == said
+
+
+def test_an_alarm_of_its_own_or_none_at_all_changes_no_deadline(worker: Child) -> None:
+    """The environment may take the worker's alarm away within a call, and not for the next one."""
+    worker.load(
+        tiny(
+            reset="import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)",
+            step="exec('if message: sys.modules[\"signal\"].raise_signal(14)\\nwhile True: pass')",
+        )
+    )
+    assert "ok" in worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("step", episode="a", message={})["fault"]["kind"] == "deadline"
+    fault = worker.ask("step", episode="a", message={"ring": True}, budget=20)["fault"]
+    assert fault["kind"] == "raised"
+    assert "rang the worker's own alarm" in fault["error"]
+
+
+def test_an_oracle_is_played_to_its_end_and_no_further(worker: Child) -> None:
+    worker.load(tiny().replace('yield {"role"', 'while True: yield {"role"').replace("done = True", "done = False"))
+    assert len(worker.ask("oracle", seed=1, turns=5)["ok"]["turns"]) == 5
+    worker.load(tiny().replace('yield {"role"', 'while True: yield {"role"'))
+    assert worker.ask("oracle", seed=1, turns=5)["ok"]["turns"] == []
 
 
 def test_episodes_are_bounded() -> None:
