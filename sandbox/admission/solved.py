@@ -53,6 +53,11 @@ async def solutions(bench: Bench, count: int) -> Solutions | None:
         return None
     seeds = bench.panel(count)
     written = {seed: list(_writes(one.task, bench.chat(one))) for seed, one in zip(seeds, plays, strict=True)}
+    return told_apart(written, refused)
+
+
+def told_apart(written: dict[int, list[Write]], refused: frozenset[Form]) -> Solutions | None:
+    """What the oracle wrote, as solutions; None where it is answered as if it had been refused."""
     if any(error_form(write.answer) in refused for writes in written.values() for write in writes):
         return None
     return Solutions({seed: _deeds(writes) for seed, writes in written.items()}, refused)
@@ -69,7 +74,9 @@ async def _refused(bench: Bench) -> frozenset[Form]:
 
 
 def solves(played: Played, known: Solutions) -> bool:
-    """Whether all that was accepted in this episode is what the oracle writes, from values that had been read."""
+    """Whether it succeeded by the oracle's writes and no other that was accepted, from values that had been read."""
+    if not played.score.success:
+        return False
     writes = _writes(played.task, played.messages)
     accepted = [write for write in writes if error_form(write.answer) not in known.refused]
     wanted = known.writes[played.seed]

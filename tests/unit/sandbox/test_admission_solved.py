@@ -7,7 +7,7 @@ import pytest
 
 from sandbox.admission.bench import Played
 from sandbox.admission.policies import SUCCESS_WORDS, call, say
-from sandbox.admission.solved import Solutions, solves
+from sandbox.admission.solved import Solutions, Write, solves, told_apart
 from sandbox.contract import Message, Score, Task, Tool
 
 REFUSED, DONE = '{"error": "no such thing"}', '{"done": true}'
@@ -63,6 +63,19 @@ def test_any_other_write_that_is_accepted_is_paid_for_nothing(calls: list[Any]) 
 
 def test_a_seed_that_wants_no_write_is_not_solved_by_writing_nothing() -> None:
     assert not solves(played(seed=2), KNOWN)
+
+
+def test_nothing_is_solved_where_a_refusal_reads_like_an_answer() -> None:
+    written = {1: [Write("move", json.dumps(MOVE), DONE, ""), Write("drop", "{}", DONE, "")]}
+    known = told_apart(written, KNOWN.refused)
+    assert known is not None
+    assert known.writes == {1: [("drop", "{}"), ("move", json.dumps(MOVE))]}
+    assert told_apart(written, frozenset({("object", "done")})) is None
+
+
+def test_what_did_not_succeed_was_not_solved() -> None:
+    one = played(("move", MOVE, DONE))
+    assert not solves(Played(1, TASK, one.messages, Score(0.9, False)), KNOWN)
 
 
 def test_a_value_that_nobody_had_told_was_guessed() -> None:
