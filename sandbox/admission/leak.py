@@ -7,6 +7,7 @@ order's id leaks nothing. An argument is unseen when neither the prompt, the too
 it and no simple step leads to it (``known.py``).
 """
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -29,8 +30,12 @@ async def leak(bench: Bench) -> Verdict:
     limits = bench.thresholds
     plays = await bench.oracle_plays(limits.seeds)
     episodes = list(zip(bench.panel(len(plays)), plays, strict=True))
-    told = [(seed, one, text) for seed, one in episodes for text in leaks(one)[:1]]
-    guessed = [(seed, one, text) for seed, one in episodes for text in unseen(one)[:1]]
+    told: list[tuple[int, OraclePlay, str]] = []
+    guessed: list[tuple[int, OraclePlay, str]] = []
+    for seed, one in episodes:
+        told += ((seed, one, text) for text in leaks(one)[:1])
+        guessed += ((seed, one, text) for text in unseen(one)[:1])
+        await asyncio.sleep(0)  # reading may take long, and the loop has others to serve
     share, unknown = len(told) / len(plays), len(guessed) / len(plays)
     evidence: dict[str, Any] = {"share": round(share, 3), "allowed": limits.leaking}
     evidence |= {"unseen": round(unknown, 3), "unseen_allowed": limits.unseen, "seeds": len(plays)}
@@ -100,7 +105,7 @@ def _in_answers(one: OraclePlay) -> Iterator[str]:
     Either the call's name and its arguments stand there, or its arguments, two at least, in more than one answer, with
     no other object of the same keys to choose from: a record that is looked at tells no such thing again and again.
     """
-    answers: list[str] = []
+    answers: list[tuple[str, list[Any]]] = []
     made: set[tuple[str, str]] = set()
     for turn in one.turns:
         for call in turn.message.get("tool_calls") or []:
@@ -110,13 +115,15 @@ def _in_answers(one: OraclePlay) -> Iterator[str]:
             if new and arguments and _told_by(answers, name, arguments):
                 yield f"{name} {text}"
             made.add((name, text))
-        answers += (str(reply.get("content")).replace('\\"', '"') for reply in turn.replies)
+        texts = (str(reply.get("content")).replace('\\"', '"') for reply in turn.replies)
+        answers += ((text, list(_objects(text))) for text in texts)
 
 
-def _told_by(answers: list[str], name: str, arguments: dict[str, Any]) -> bool:
-    held = [list(_objects(answer)) for answer in answers]
-    telling = [answer for answer, objects in zip(answers, held, strict=True) if arguments in objects]
-    alike = [one for objects in held for one in objects if isinstance(one, dict) and one.keys() == arguments.keys()]
+def _told_by(answers: list[tuple[str, list[Any]]], name: str, arguments: dict[str, Any]) -> bool:
+    telling = [text for text, objects in answers if arguments in objects]
+    alike = [
+        one for _, objects in answers for one in objects if isinstance(one, dict) and one.keys() == arguments.keys()
+    ]
     again = len(set(telling)) > 1 and len(arguments) > 1 and all(one == arguments for one in alike)
     return again or any(name in answer for answer in telling)
 
