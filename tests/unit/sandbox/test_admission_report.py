@@ -161,7 +161,16 @@ def test_figures_stand_beside_their_bounds() -> None:
                 "unseen_allowed": 0.2,
                 "first_unseen": {"seed": 9, "text": "W"},
             },
-            ["On 50 % of the seeds the oracle uses values that no message has told", "Seed 9 uses: W"],
+            [
+                "On 50 % of the seeds the oracle uses a code that no message has told",
+                "never the value itself",
+                "9 uses: W",
+            ],
+        ),
+        (
+            "diversity",
+            {"ways": 1, "ways_required": 3, "usual_way": 1.0, "usual_allowed": 0.8},
+            ["in wording more than in work", "takes is 1, and at least 3", "holds 100 % of the seeds, at most 80 %"],
         ),
         ("diversity", DIVERSITY, ["on 160 seeds is 3", "One structure holds 71 %"]),
         (
