@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from agents.llm.forms import habits
+
 USAGE = (11, 3)
 PIECE = 40  # characters of a streamed piece
 MODELS: list[dict[str, Any]] = [{"id": "scripted", "object": "model", "max_model_len": 32768}]
@@ -169,6 +171,7 @@ def served(
     key: str | None = None,
 ) -> Iterator[Scripted]:
     """Serve as long as the body runs; ``key`` is the only one that is accepted, where given."""
+    habits.cache_clear()  # another server may have had this port
     answer: Script = script if callable(script) else lambda body, nth: script
     made = Scripted(answer, canaries, models, key)
 

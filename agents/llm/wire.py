@@ -2,10 +2,10 @@
 
 Invariants: an answer is read as a stream, so that silence in its middle is noticed; one that ends without a reason to
 end was dropped. Every way to fail is one of three: ``Transient`` (asking again may help), ``Misunderstood`` (asking
-otherwise may), ``ModelRefused`` (neither). Their texts hold the server's words without the key; the library's
-exceptions, whose frames hold the key, are not chained. What is asked goes into the body as it is: the library's own
-way with response formats would raise on truncated answers and lose them. Nothing is sent to an address other than the
-endpoint's: one that sends elsewhere (3xx) is told, not followed.
+otherwise may), ``ModelRefused`` (neither; nor asking anything else, where it is ``ModelDenied``). Their texts hold the
+server's words without the key; the library's exceptions, whose frames hold the key, are not chained. What is asked goes
+into the body as it is: the library's own way with response formats would raise on truncated answers and lose them.
+Nothing is sent to an address other than the endpoint's: one that sends elsewhere (3xx) is told, not followed.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from agents.errors import ModelRefused
+from agents.errors import ModelDenied, ModelRefused
 from agents.llm.endpoint import Endpoint
 from agents.llm.forms import NOT_THIS_WAY, TOO_LONG
 from agents.llm.question import Said
@@ -226,8 +226,8 @@ def _status(error: "openai.APIStatusError", told: str, endpoint: Endpoint) -> Ex
     }
     if status < 400:
         elsewhere = endpoint.clean(str(error.response.headers.get("location", "elsewhere")))[:TOLD]
-        return ModelRefused(f"{said} (it sends to {elsewhere})", hint=f"{section}.base_url, without its detour")
-    return ModelRefused(said, hint=hints.get(status, "the server's account and its limits"))
+        return ModelDenied(f"{said} (it sends to {elsewhere})", hint=f"{section}.base_url, without its detour")
+    return ModelDenied(said, hint=hints.get(status, "the server's account and its limits"))
 
 
 def waiting(retry_after: str | None, now: datetime) -> float | None:
