@@ -10,14 +10,14 @@ from sqlmodel import Session
 
 from sandbox.hashing import environment_hash
 from store.database import open_store, session
-from store.records import Finding
+from store.records import Finding, PromptPatch
 from store.repositories import analysis, environments
 from store.repositories.thinking import save_patch
 from store.tables import CycleRow
 from store.types import AdmissionReport
 from tests.acceptance.conftest import Traced
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
-from tests.unit.store.chain import PATCH, T0
+from tests.unit.store.chain import T0, later
 from traced.config import configuration, load_settings
 
 TINY: dict[str, Any] = {
@@ -92,20 +92,63 @@ def test_without_a_language_model_it_names_the_setting(traced: Traced, admitted:
     assert "llm.model" in ran.err
 
 
-def test_a_patch_is_shown_by_the_first_digits_of_its_id_and_named_beside_its_adapter(
-    traced: Traced, data_dir: Path
-) -> None:
+@pytest.fixture
+def patched(data_dir: Path) -> str:
+    """The id of a patch that is enough; there is an older one that is not."""
     with on_store(data_dir) as on:
-        named = save_patch(on, type(PATCH)(CYCLE, COMPOUND, "Do all of it.", FIGURES, T0))
-    shown = traced("show", "patch", named[:8])
+        save_patch(on, PromptPatch(CYCLE, COMPOUND, "Do some of it.", FIGURES | {"enough": "neither"}, T0))
+        return save_patch(on, PromptPatch(CYCLE, COMPOUND, "Do all of it.\n\nAnd [bold]all[/].", FIGURES, later(9)))
+
+
+def test_a_patch_is_shown_by_the_first_digits_of_its_id_and_named_beside_its_adapter(
+    traced: Traced, patched: str
+) -> None:
+    shown = traced("show", "patch", patched[:8])
     assert shown.code == 0, shown.err
     assert f"{COMPOUND}: a prompt is enough" in shown.out
-    assert "\nDo all of it.\n" in shown.out
+    assert "\nDo all of it.\n\nAnd [bold]all[/].\n" in shown.out
     assert "environment: base 40.0 %, prompt 60.0 %, +20.0 points [+10.0, +30.0]" in shown.out
     assert "put the text at the end of your agent's system prompt" in shown.out
-    assert traced("show", "patch", named, "--json").json["enough"] == "a prompt is enough"
-    assert f"prompt       a prompt is enough: traced show patch {named[:12]}" in traced("explain", ADAPTER).out
-    assert traced("show", "patch", "zz").code == 1
+    assert traced("show", "patch", patched, "--json").json["enough"] == "a prompt is enough"
+    assert f"prompt       a prompt is enough: traced show patch {patched[:12]}" in traced("explain", ADAPTER).out
+
+
+def test_patches_are_listed_newest_first_and_the_one_that_is_enough_stands_in_the_status(
+    traced: Traced, patched: str
+) -> None:
+    listed = traced("prompts")
+    rows = [line for line in listed.out.splitlines() if COMPOUND in line]
+    assert [patched[:12] in row for row in rows] == [True, False]
+    assert "a prompt is enough" in rows[0]
+    assert "40 % to 60 % on 200 seeds" in rows[0]
+    assert "neither" in rows[1]
+    assert "traced show patch PATCH --into FILE" in listed.out
+    assert [one["text"] for one in traced("prompts", COMPOUND, "--json").json["prompts"]][1] == "Do some of it."
+    assert "No prompt patches. Next: traced optimize-prompt flying" in traced("prompts", "flying").out
+    said = f"A prompt is enough for {COMPOUND}: traced show patch {patched[:12]} --into FILE takes it"
+    assert said in traced("status").out
+    assert [one["id"] for one in traced("status", "--json").json["prompts"]] == [patched]
+
+
+def test_its_text_is_taken_into_a_file_that_was_not_there(traced: Traced, patched: str, tmp_path: Path) -> None:
+    file = tmp_path / "patch.txt"
+    assert f"Wrote its text into {file}" in traced("show", "patch", patched[:6], "--into", file).out
+    assert file.read_text() == "Do all of it.\n\nAnd [bold]all[/].\n"
+    file.write_text("mine")
+    again = traced("show", "patch", patched[:6], "--into", file)
+    assert (again.code, file.read_text()) == (1, "mine")
+    assert "is there already" in again.err
+    assert "cannot be written" in traced("show", "patch", patched[:6], "--into", tmp_path / "no" / "patch").err
+
+
+def test_a_patch_that_is_not_there_or_not_one_names_what_lists_them(traced: Traced, patched: str) -> None:
+    ran = traced("show", "patch", "zz")
+    assert ran.code == 1
+    assert "Try: traced prompts" in ran.err
+    both = traced("show", "patch", "")
+    assert both.code == 1
+    assert "2 prompt patches have ids that begin with ''" in both.err
+    assert patched[:12] in both.err
 
 
 FIGURES: dict[str, Any] = {

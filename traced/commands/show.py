@@ -8,11 +8,15 @@ import typer
 from traced.commands.decide import Adapter
 from traced.commands.options import AsJson, DataDir, Given, parse_pair, read_settings
 from traced.commands.output import console, print_json
+from traced.commands.prompts import patch
 
 if TYPE_CHECKING:
     from store.standing import CostStanding
 
 show = typer.Typer(no_args_is_help=True, help="Show one thing in full.")
+show.command()(patch)
+
+ENOUGH = "a prompt is enough"  # as traced.prompting.enough says it, which takes longer to import than status may
 
 Alive = Annotated[bool, typer.Option("--alive", help="Only ask whether the service answers; exit code 1: no.")]
 
@@ -58,6 +62,7 @@ def status(
                 "parked": stands.parked,
                 "held_up": stands.held_up,
                 "costs": stands.costs,
+                "prompts": stands.patches,
                 **service,
                 "router": router,
             }
@@ -72,6 +77,10 @@ def status(
         console.print(line, highlight=False, markup=False)
     for name in stands.waiting:
         console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
+    for tried in stands.patches:
+        if tried.enough == ENOUGH:
+            taken = f"traced show patch {tried.id[:12]} --into FILE takes it"
+            console.print(f"A prompt is enough for {tried.capability}: {taken}", highlight=False, markup=False)
     for target, cause in stands.asked_for.items():
         when = "It begins when nothing of the above is unfinished, the service runs and nobody has paused it"
         console.print(f"To begin: a cycle of {target}, {cause}. {when}", highlight=False, markup=False)
@@ -96,6 +105,7 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
     from traced.commands.stored import looking
     from traced.gates.trials import judge
     from traced.outcomes.evidence import Labels, judged_by
+    from traced.prompting.patches import SHORT, enough
     from traced.serving.gateway.canaries import strata
 
     settings = read_settings(data_dir, given)
@@ -111,7 +121,7 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
     for line in chain_lines(chain, judged):
         console.print(line, highlight=False, markup=False)
     for one in patches[-1:]:
-        says = f"{one.figures.get('enough', 'not compared')}: traced show patch {one.id[:12]}"
+        says = f"{enough(one)}: traced show patch {one.id[:SHORT]}"
         console.print(f"prompt       {says}", highlight=False, markup=False)
     if canary:
         console.print(f"canary       {canary}", highlight=False, markup=False)
@@ -120,30 +130,6 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
 @show.callback()
 def show_options() -> None:
     """Show one thing in full."""
-
-
-@show.command()
-def patch(
-    named: Annotated[str, typer.Argument(metavar="ID", help="Of a prompt patch; its first digits are enough.")],
-    data_dir: DataDir = None,
-    given: Given = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show a prompt patch, what the gates say of it, and how to use it."""
-    from store.errors import NotFound
-    from store.repositories.thinking import list_patches
-    from traced.commands.prompts import patch_lines, told
-    from traced.commands.stored import looking
-
-    with looking(read_settings(data_dir, given)) as opened:
-        found = [one for one in list_patches(opened) if one.id.startswith(named)]
-    if not found:
-        raise NotFound("prompt patch", named)
-    if as_json:
-        print_json(told(found[-1]))
-        return
-    for line in patch_lines(found[-1]):
-        console.print(line, highlight=False, markup=False)
 
 
 @show.command()
