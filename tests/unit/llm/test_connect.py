@@ -80,7 +80,8 @@ def test_a_key_where_none_belongs_is_refused_and_not_shown(setting: str, value: 
 
 def test_a_cycle_keeps_the_model_and_neither_its_pace_nor_where_its_key_is(tmp_path: Path) -> None:
     chosen = {"model": "m", "base_url": LOCAL, "api_key_file": str(tmp_path / "key"), "concurrency": 3}
-    kept = configuration(load_settings(overrides={f"llm.{key}": value for key, value in chosen.items()}))
+    thinking = {"synthesis.synthesizer": "llm"}
+    kept = configuration(load_settings(overrides={f"llm.{key}": value for key, value in chosen.items()} | thinking))
     assert kept["llm"] == {"model": "m", "base_url": LOCAL, "context_tokens": 0}
     assert "llm" not in configuration(load_settings())
 

@@ -18,6 +18,7 @@ from store.records import Decision, RoutingChoice, StageEvent, StageState
 from store.repositories import adapters, attempts, cycles, gates, promotions, routing, thinking
 from store.repositories.attempts import AttemptState, InputKey
 from store.repositories.targets import ask_for_cycle, note_cannot_begin, note_start, pause_target, resume_target
+from store.repositories.thinking import save_patch
 from store.repositories.training import save_training_run
 from store.repositories.trajectories import save_trajectories
 from store.standing import CYCLES_SHOWN, CostStanding, HeldUp, ParkedStanding, Standing, standing
@@ -25,6 +26,7 @@ from store.types import GateAnswer
 from tests.unit.store.chain import (
     CYCLE,
     GATE,
+    PATCH,
     REPLY,
     T0,
     adapter,
@@ -211,3 +213,19 @@ def test_what_language_models_took_is_added_up_by_stage_in_the_cycles_that_are_s
         CostStanding("d2", "analyze", 1, 900, 12, 0.5, 1.5, 0),
         CostStanding("d1", "synthesize", 2, 1800, 24, 1.0, 3.0, 1),
     ]
+
+
+def test_the_newest_patch_of_a_cycles_capability_is_told(file: Path) -> None:
+    store = open_store(sqlite_url(file))
+    with session(store) as db:
+        save_chain(db)
+    assert [(one.id, one.enough) for one in standing(sqlite_url(file)).patches] == [(PATCH.id, "")]
+    with session(store) as db:
+        older = replace(PATCH, text="older", figures={"enough": "neither"}, at=later(13))
+        newer = replace(PATCH, text="newer", figures={"enough": "a prompt is enough"}, at=later(14))
+        save_patch(db, newer)
+        save_patch(db, older)
+    [told] = standing(sqlite_url(file)).patches
+    store.dispose()
+    assert (told.id, told.cycle, told.capability) == (newer.id, "c1", "date-reasoning")
+    assert told.enough == "a prompt is enough"
