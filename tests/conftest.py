@@ -1,29 +1,30 @@
 """What every test may rely on: no network but loopback, no model endpoint, and no silent skip in CI.
 
-An audit hook raises on any connection or name look-up beyond loopback in this process; child processes get variables
-that point model clients at a closed loopback port and keep Hugging Face offline. Not covered: what a child process
-does of its own accord, and the Docker daemon.
+An audit hook (tests/guard) raises on any connection or name look-up beyond loopback in this process and in the commands
+that acceptance tests start; all child processes get variables that point model clients at a closed loopback port and
+keep Hugging Face offline. Not covered: what another child process does of its own accord, and the Docker daemon.
 
 With CI=true a skipped integration or acceptance test, or one marked ``docker``, fails, unless it is marked
 ``optional``.
 """
 
 import functools
-import ipaddress
 import os
 import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.guard.sitecustomize import forbid_network
+
+sys.addaudithook(forbid_network)
+
 HERE = Path(__file__).parent
 REAL_THINGS = ("integration", "acceptance")
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
-LOCAL_NAMES = {"", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::"}
 
 settings.register_profile("traced", deadline=None, derandomize=IN_CI)
 settings.load_profile("traced")
@@ -39,35 +40,6 @@ os.environ |= {
 }
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun by a shell's `&`: what starts here would ignore it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-class NetworkForbidden(RuntimeError):
-    """A test reached for the network."""
-
-
-def is_loopback(host: object) -> bool:
-    """Whether ``host`` (a name or an address) is this machine."""
-    if host is None:
-        return True
-    name = host.decode() if isinstance(host, bytes) else str(host)
-    if name in LOCAL_NAMES:
-        return True
-    try:
-        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
-def forbid_network(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "socket.connect":
-        address = arguments[1]
-        if isinstance(address, tuple) and not is_loopback(address[0]):
-            raise NetworkForbidden(f"a test connected to {address!r}; tests speak to loopback only")
-    elif event == "socket.getaddrinfo" and not is_loopback(arguments[0]):
-        raise NetworkForbidden(f"a test looked up {arguments[0]!r}; tests speak to loopback only")
-
-
-sys.addaudithook(forbid_network)
 
 
 @functools.cache

@@ -56,6 +56,16 @@ def test_check_on_a_server_that_says_the_key_back(traced: Traced, debug: str) ->
     assert KEY not in ran.out + ran.err
 
 
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [("", r"looked up 'api\.openai\.com'"), ("http://192.0.2.7/v1", r"connected to \('192\.0\.2\.7', 80\)")],
+)
+def test_a_command_that_calls_another_address_fails_the_test(traced: Traced, address: str, told: str) -> None:
+    chosen = ["--set", "llm.model=m", "--set", f"llm.base_url={address}"]
+    with pytest.raises(AssertionError, match=told):
+        traced("llm", "check", *chosen, env={"OPENAI_API_KEY": KEY})
+
+
 def test_check_without_a_model_or_a_key_says_what_to_set(traced: Traced) -> None:
     ran = traced("llm", "check", "--json")
     assert (ran.code, ran.json["error"]["type"]) == (1, "LlmError")

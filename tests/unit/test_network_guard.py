@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from tests.conftest import NetworkForbidden, is_loopback
+from tests.guard.sitecustomize import NetworkForbidden, is_loopback
 
 
 def test_the_network_is_out_of_reach() -> None:

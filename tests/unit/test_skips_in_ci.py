@@ -39,7 +39,9 @@ def failed_files(place: Path, ci: str) -> set[str]:
     for name, source in SUITE.items():
         (place / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
         (place / "tests" / name).write_text(source)
-    shutil.copy(Path(__file__).parent.parent / "conftest.py", place / "tests" / "conftest.py")
+    ours = Path(__file__).parent.parent
+    shutil.copy(ours / "conftest.py", place / "tests" / "conftest.py")
+    shutil.copytree(ours / "guard", place / "tests" / "guard", dirs_exist_ok=True)
     (place / "pytest.ini").write_text("[pytest]\nmarkers =\n    docker\n    optional\n    other\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--import-mode=importlib", "--continue-on-collection-errors", "-rfE", "tests"],

@@ -13,7 +13,7 @@ from agents.errors import BudgetSpent, ModelDenied, ModelRefused, ModelUnavailab
 from agents.llm.breaker import FAILURES, PAUSE_S
 from agents.llm.budget import Budget
 from agents.llm.question import InMemory, Purpose, Question, Said
-from tests.conftest import NetworkForbidden
+from tests.guard.sitecustomize import NetworkForbidden
 from tests.integration.llm.asking import ANSWER, GOOD, PURPOSE, Fault, ask, endpoint, model, question, run
 from tests.scripted_model import Dropped, Message, NotJson, Sent, Silence, Status, Text, served
 from tests.virtual_time import VirtualTime

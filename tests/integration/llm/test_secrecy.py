@@ -13,7 +13,7 @@ from agents.errors import ModelError
 from store.database import open_store, reading, session, sqlite_url
 from store.repositories.cycles import save_cycle
 from store.repositories.thinking import list_replies
-from tests.conftest import NetworkForbidden
+from tests.guard.sitecustomize import NetworkForbidden
 from tests.integration.llm.asking import ANSWER, GOOD, KEY, ask, model, question, run
 from tests.scripted_model import (
     Dropped,
