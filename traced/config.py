@@ -54,9 +54,14 @@ from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
-SECRET = ("notify.", "llm.base_url")  # addresses and arguments may hold secrets themselves: no error shows one
+SECRET = ("notify.", "llm.base_url", "llm.api_key")  # they may hold secrets themselves: no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
 APART = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE)
+WITHOUT_EFFECT: dict[str, Any] = {  # on what a cycle's stations find: how fast, and when to give up
+    "engine": {"threads", "start_timeout_s"},
+    "synthesis": {"starts", "max_tokens", "max_cost", "max_minutes"},
+    "llm": PACE_AND_KEY,
+}
 OTHER_VARIABLES = {
     "TRACED_DATA_DIR",
     "TRACED_DEBUG",
@@ -215,18 +220,22 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | N
 def configuration(settings: Settings) -> dict[str, Any]:
     """The settings that a cycle's results depend on, as JSON: neither where it is kept nor how the service is run.
 
-    Where no language model is set nothing of it is told, as in cycles from before there was one.
+    Where neither analyst nor synthesizer is a language model nothing of it is told, as in cycles from before there
+    was one.
     """
-    parts = {"engine": {"threads", "start_timeout_s"}, "llm": PACE_AND_KEY if settings.llm.model else True}
-    return settings.model_dump(mode="json", exclude={**dict.fromkeys(APART, True), **parts})
+    told = settings.model_dump(mode="json", exclude={**dict.fromkeys(APART, True), **WITHOUT_EFFECT})
+    thinking = (told["analysis"].get("analyst"), told["synthesis"]["synthesizer"])
+    return told if "llm" in thinking else {name: section for name, section in told.items() if name != "llm"}
 
 
-def agrees(begun: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a cycle of the configuration ``begun`` can be worked on under ``wanted``.
+def filled(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration that a cycle began with; keys that its version did not know yet have their defaults."""
+    return _filled(stored, configuration(Settings.model_construct()))
 
-    A language model that was not there when it began had no part in it, and may be set for what comes now.
-    """
-    return begun in (wanted, {key: value for key, value in wanted.items() if key != "llm"})
+
+def _filled(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    both = {key for key in stored.keys() & defaults.keys() if isinstance(stored[key], dict)}
+    return {**defaults, **stored, **{key: _filled(stored[key], defaults[key]) for key in both}}
 
 
 def for_children(pairs: Sequence[str]) -> dict[str, str]:

@@ -13,7 +13,7 @@ from sqlmodel import Session
 from store.records import Cycle, CycleState, StageState
 from store.repositories.cycles import get_cycle, list_cycles, list_stage_events, save_cycle, set_cycle_state
 from store.types import GateAnswer
-from traced.config import Settings, agrees, configuration
+from traced.config import Settings, configuration, filled
 from traced.cycle import PROMPT, Stages, Standing, advance, build_graph, checkpoints
 from traced.figures import ON_TARGET
 from traced.stages import admit, analyze, collect, evaluate, gate, optimize_prompt, promote, report, synthesize, train
@@ -51,7 +51,7 @@ def find_cycle(
     ]
     open_states = (CycleState.RUNNING, CycleState.WAITING, CycleState.INTERRUPTED)
     for cycle in same:
-        if agrees(cycle.config, config) and (cycle.state in open_states or (wanted is not None and wanted(cycle))):
+        if filled(cycle.config) == config and (cycle.state in open_states or (wanted is not None and wanted(cycle))):
             return cycle
     cycle_id = f"{settings.target.name}-{re.sub(r'[^A-Za-z0-9._]+', '_', model)}-{settings.seed}-{len(same) + 1}"
     cycle = Cycle(cycle_id, settings.target.name, model, settings.seed, config, CycleState.RUNNING, at)
@@ -67,7 +67,7 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
     _announce(context)
     try:
         async with checkpoints(context.data_dir, context.settings.store_url) as saver:
-            attempts, training = context.settings.synthesis.attempts, context.settings.training
+            attempts, training = context.settings.synthesis.most, context.settings.training
             graph = build_graph(
                 cycle_stages(context),
                 saver,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.config import agrees, configuration, for_children, load_settings, template, valid_keys
+from traced.config import configuration, for_children, load_settings, template, valid_keys
 from traced.errors import ConfigError
 
 
@@ -197,13 +197,13 @@ def test_what_the_command_line_of_a_service_says_holds_for_its_children(
     assert (child.threads, child.store_url, child.training.lr) == (1, "sqlite:////elsewhere/x.db", 0.25)
 
 
-def test_a_language_model_may_be_set_for_a_cycle_that_began_without_one_and_not_changed_for_one_that_has_one() -> None:
-    without, first, second = (
-        configuration(load_settings(overrides={"llm.model": name} if name else {})) for name in ("", "first", "second")
-    )
-    assert agrees(without, without)
-    assert agrees(without, first)
-    assert agrees(first, first)
-    assert not agrees(first, second)
-    assert not agrees(first, without)
-    assert not agrees(without, configuration(load_settings(overrides={"llm.model": "first", "gate.seeds": 3})))
+def test_a_language_model_binds_a_cycle_only_where_a_station_thinks_with_it() -> None:
+    def of(**overrides: str) -> dict[str, object]:
+        return configuration(
+            load_settings(overrides={name.replace("_", ".", 1): value for name, value in overrides.items()})
+        )
+
+    assert of() == of(llm_model="first") == of(llm_model="second")
+    thinking = {"synthesis_synthesizer": "llm"}
+    assert of(llm_model="first", **thinking) == of(llm_model="first", llm_patience_s="7", **thinking)
+    assert of(llm_model="first", **thinking) != of(llm_model="second", **thinking)

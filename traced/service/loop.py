@@ -271,7 +271,7 @@ class CycleLoop:
             on_change=self._tell_doing,
         )
         async with checkpoints(settings.data_dir, settings.store_url) as saver:
-            attempts = settings.synthesis.attempts
+            attempts = settings.synthesis.most
             graph = build_graph(
                 stations.stages(),
                 saver,
