@@ -11,13 +11,15 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents.synthesizer.llm.prompt import example
-from sandbox.admission import refusals
+from benchmarks.admission import unsound
+from sandbox.admission import Thresholds, refusals
 from sandbox.admission.admit import NAMES
 from sandbox.admission.report import MEANS
 from tests.integration.synthesis.test_candidates import NO_FILE, said, worked
@@ -25,38 +27,39 @@ from tests.integration.synthesis.way import on
 from tests.integration.synthesis.world import CANARIES, fenced, fixture, made, prepared, refused_by, reports
 from tests.scripted_model import served
 from tests.unit.agents.synthesis.conversations import environment_class
+from traced.admission import thresholds
+from traced.config import Settings
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 ROOT = Path(__file__).parents[3]
 SOUND = fixture("cloakroom")
 KIND = SOUND.replace("round(0.4 * right, 3)", "round(0.1 + 0.4 * right, 3)")  # coming at all is worth a little
 TIRED = """        RESETS[0] += 1
-        if RESETS[0] > 1200:
-            sum(range(30_000_000))
+        if RESETS[0] > 900 and seed % 2:
+            sum(range(40_000_000))
         rng = random.Random(seed)
 """
-IN_TURN = {
-    "source": fixture("imports_the_host"),
-    "runs": fixture("raises_in_step"),
-    "determinism": fixture("draws_from_the_module"),
-    "oracle": fixture("oracle_gives_up"),
-    "diversity": fixture("names_only"),
-    "floor": fixture("pays_for_effort"),
-    "exploits": fixture("pays_for_promises"),
-    "interface": fixture("answers_one_call"),
-    "leak": fixture("nobody_could_know"),
+LOUD = "self.turn += 1\n        re.compile(f'a{self.turn}', re.DEBUG)"
+FLAWED = {one.expected: one.source for one in unsound() if one.base == "cloakroom"} | {
     "latency": SOUND.replace("class Env", "RESETS = [0]\n\n\nclass Env", 1).replace(
         "        rng = random.Random(seed)\n", TIRED, 1
     ),
-    "effects": SOUND.replace("self.turn += 1", "self.turn += 1\n        (random,)[0]._os.listdir('/')", 1),
-    "spread": SOUND,
+    "effects": SOUND.replace("self.turn += 1", LOUD, 1).replace("import random", "import random\nimport re", 1),
+    "spread": SOUND,  # the base model cannot solve it
 }
+IN_TURN = {name: FLAWED[name] for name in NAMES}
 
 
-def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(tmp_path: Path) -> None:
+def sooner(settings: Settings) -> Thresholds:
+    return replace(thresholds(settings), seeds=12, diversity_seeds=60, reset_seconds=0.1)
+
+
+def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traced.stages.admit.thresholds", sooner)
     answers = [fenced(source) for source in [*IN_TURN.values(), KIND]]
-    overrides = {"synthesis.starts": 1, "synthesis.repairs": len(IN_TURN), "admission.seeds": 12}
-    assert list(IN_TURN) == list(NAMES)
+    overrides = {"synthesis.starts": 1, "synthesis.repairs": len(IN_TURN)}
     with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:
         told = worked(tmp_path, server, overrides)
         records = on(told["cycle"], tmp_path, server.url, overrides, made)
