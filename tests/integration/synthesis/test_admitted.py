@@ -22,7 +22,7 @@ from benchmarks.admission import unsound
 from sandbox.admission import Thresholds, refusals
 from sandbox.admission.admit import NAMES
 from sandbox.admission.report import MEANS
-from tests.integration.synthesis.test_candidates import NO_FILE, said, worked
+from tests.integration.synthesis.test_candidates import FAMILIES, NO_FILE, said, worked
 from tests.integration.synthesis.way import on
 from tests.integration.synthesis.world import CANARIES, fenced, fixture, made, prepared, refused_by, reports
 from tests.scripted_model import served
@@ -116,6 +116,28 @@ def test_nothing_of_a_file_that_reading_does_not_refuse_runs_outside_its_contain
     assert not marker.exists()
     assert environment_class(attack)
     assert marker.exists(), "outside a container it would have been written"
+
+
+FROM_WITHIN = ["fork_bomb", "memory_bomb", "endless_loop", "flood_of_lines", "leave_after_a_fake_score", "poison"]
+
+
+def test_what_attacks_its_container_is_refused_and_mended_like_any_other(tmp_path: Path) -> None:
+    """The attacks of tests/data/attacks, past what reading finds."""
+    code = "\n".join((FAMILIES / f"{name}.py").read_text() for name in ("escapes", "forgery", "resources"))
+    begin = "        NAMES or (random,)[0]._os.sys.modules['builtins'].exec(CODE, NAMES)\n        NAMES[{!r}]()\n"
+    answers = []
+    for attack in FROM_WITHIN:
+        reset = begin.format(attack) + "        rng = random.Random(seed)\n"
+        source = SOUND.replace("        rng = random.Random(seed)\n", reset, 1)
+        answers.append(source.replace("\nTHINGS = ", f"\nNAMES = {{}}\nCODE = {code!r}\nTHINGS = ", 1))
+    overrides = {"synthesis.starts": 1, "synthesis.repairs": len(answers) - 1, "sandbox.call_seconds": 5}
+    with served(lambda body, nth: fenced(answers[nth]), canaries=CANARIES) as server:
+        told = worked(tmp_path, server, overrides)
+        judged = on(told["cycle"], tmp_path, server.url, overrides, reports)
+    assert told["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
+    assert all(report.checks[0].passed and not report.admitted for report in judged), "none was run"
+    for nth, body in enumerate(server.asked[1:]):
+        assert all(f"Failed: {name} ({MEANS[name]})" in said(body) for name in refusals(judged[nth]))
 
 
 CUTS = ["kept 2", "saved 2", "judging 1", "judging 2", "kept 3"]
