@@ -37,6 +37,7 @@ from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
 from traced.outcomes.settings import OutcomesSection
+from traced.prompting.settings import PromptingSection
 from traced.section import Positive, Section, Temperature
 from traced.service.settings import ApiSection, TriggersSection
 from traced.serving.gateway.settings import ServingSection
@@ -53,9 +54,9 @@ from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
-SECRET = ("notify.", "llm.base_url")  # addresses and arguments may hold secrets themselves: no error shows one
+SECRET = ("notify.", "llm.base_url", "llm.api_key")  # they may hold secrets themselves: no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
-APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
+APART = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE)
 WITHOUT_EFFECT: dict[str, Any] = {  # on what a cycle's stations find: how fast, and when to give up
     "engine": {"threads", "start_timeout_s"},
     "synthesis": {"starts", "max_tokens", "max_cost", "max_minutes"},
@@ -148,6 +149,7 @@ class Settings(BaseSettings):
     admission: AdmissionSection = AdmissionSection()
     llm: LlmSection = LlmSection()
     training: TrainingSection = TrainingSection()
+    prompting: PromptingSection = PromptingSection()
     gate: GateSection = GateSection()
     routing: RoutingSection = RoutingSection()
     test: HeldOutSection = HeldOutSection()

@@ -96,6 +96,9 @@ class TrainingSection(Section):
     temperature: float = Field(default=1.0, gt=0, le=5, description="sampling temperature of the rollouts")
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
     max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")
+    prompt_first: bool = Field(
+        default=False, description="try a prompt before, and train no adapter where that is enough (needs [llm])"
+    )
 
 
 class RoutingSection(Section):

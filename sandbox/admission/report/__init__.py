@@ -11,7 +11,7 @@ from sandbox.admission.report.as_data import as_data
 from sandbox.admission.report.asked import asked
 from sandbox.admission.report.in_words import in_words
 from sandbox.admission.report.meanings import MEANS, means
-from sandbox.admission.report.measured import Bound, Example, bounds, examples
+from sandbox.admission.report.measured import Bound, Example, Panel, bounds, examples, panel
 from sandbox.admission.report.on_terminal import on_terminal
 from sandbox.admission.report.verdict import unchecked, verdict
 
@@ -19,6 +19,7 @@ __all__ = [
     "MEANS",
     "Bound",
     "Example",
+    "Panel",
     "advice",
     "as_data",
     "asked",
@@ -27,6 +28,7 @@ __all__ = [
     "in_words",
     "means",
     "on_terminal",
+    "panel",
     "unchecked",
     "verdict",
 ]
