@@ -21,6 +21,10 @@ class Thresholds:
     floor_success: float = 0.05
     exploit_reward: float = 0.5
     exploit_success: float = 0.1  # a lucky guess may pass now and then
+    slip_seeds: int = 12  # whose oracle's play is sent again with a slip in it,
+    slip_more_seeds: int = 64  # and with the kinds that look loose
+    slips_judged: int = 8  # seeds that a kind of slip needs
+    slips_paid: float = 0.9  # share of them on which one kind may be paid in full
     leaking: float = 0.05  # share of seeds whose prompt holds the oracle's own words
     unseen: float = 0.2  # share of seeds whose oracle uses what it cannot know
     step_seconds: float = 0.25  # 95th percentile
