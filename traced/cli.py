@@ -15,6 +15,7 @@ from traced.commands import (
     devices,
     export,
     importing,
+    llm,
     outcomes,
     run,
     service,
@@ -56,6 +57,7 @@ app.command()(run.demo)
 app.command()(steps.collect)
 app.command("import")(importing.import_)
 app.add_typer(outcomes.outcomes, name="outcomes")
+app.add_typer(llm.llm, name="llm")
 app.command()(run.analyze)
 app.command()(steps.synthesize)
 app.command()(steps.admit)

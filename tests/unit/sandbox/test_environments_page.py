@@ -29,7 +29,5 @@ def test_the_fixtures_are_as_many_as_it_says() -> None:
     folders = {
         kind: len(list((ROOT / "tests/fixtures/environments" / kind).glob("*.py"))) for kind in ("sound", "unsound")
     }
-    assert folders["sound"] == 11
-    assert "ten more" in PAGE
-    assert folders["unsound"] > 80
-    assert "more than eighty" in PAGE
+    assert f"{folders['sound']} sound ones" in PAGE
+    assert f"`unsound/` has {folders['unsound']} that" in PAGE
