@@ -21,6 +21,7 @@ from sandbox.admission.bench import Bench, Replay, noting, replay, together
 from sandbox.admission.evidence import EXAMPLES, Verdict, example
 from sandbox.admission.fingerprint import canonical
 from sandbox.admission.policies import READS, properties
+from sandbox.admission.script import Place, arguments_of, calls, name_of, script_of, with_arguments, without
 from sandbox.contract import Message, Task, Tool
 from sandbox.errors import EnvironmentFault
 from sandbox.wire import PASS_MARK, OraclePlay
@@ -40,7 +41,6 @@ CALLS = 16  # of one episode that are left out
 ARGUMENTS = 8  # of one call
 VALUES = 64  # of one argument that are kept
 PADDING = 2_000  # characters
-Place = tuple[int, int]  # a message of the oracle's, and a call in it
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Values:
 
     def read(self, play: OraclePlay) -> None:
         """Take in one episode."""
-        for call in _calls([turn.message for turn in play.turns]).values():
-            for name, value in list(_arguments(call).items())[:ARGUMENTS]:
-                known = self.given.setdefault((_name(call), name), {})
+        for call in calls(script_of(play)).values():
+            for name, value in list(arguments_of(call).items())[:ARGUMENTS]:
+                known = self.given.setdefault((name_of(call), name), {})
                 if len(known) < VALUES:
                     known[canonical(value)] = value
 
@@ -150,24 +150,24 @@ async def _made(bench: Bench, episodes: list[tuple[int, OraclePlay]], values: Va
 
 async def _of_seed(bench: Bench, seed: int, one: OraclePlay, values: Values) -> list[Slip]:
     """Which calls are needed, then what their arguments may be."""
-    script = [turn.message for turn in one.turns]
-    writes = {at: call for at, call in _calls(script).items() if not _name(call).lower().startswith(LOOKS)}
+    script = script_of(one)
+    writes = {at: call for at, call in calls(script).items() if not name_of(call).lower().startswith(LOOKS)}
     writes = dict(list(writes.items())[:CALLS])
 
     async def tried(kind: Kind, changed: list[Message]) -> Slip:
         played = await _played(bench, seed, changed)
         return Slip(kind, seed, one.task, changed, played, played is not None and played.score.reward >= PASS_MARK)
 
-    without = Kind("", "", LEFT_OUT)
-    alone = await together(tried(without, _without(script, {at})) for at in writes)
+    left_out = Kind("", "", LEFT_OUT)
+    alone = await together(tried(left_out, without(script, {at})) for at in writes)
     needless = {at: slip for at, slip in zip(writes, alone, strict=True) if slip.paid}
     made: list[Slip] = []
     if len({_deed(writes[at]) for at in needless}) > 1:
-        all_out = await tried(without, _without(script, set(needless)))
+        all_out = await tried(left_out, without(script, set(needless)))
         made.append(replace(all_out, paid=False) if all_out.paid else next(iter(needless.values())))
     needed = {at: call for at, call in writes.items() if at not in needless}
     changes = _changes(needed, one.task, values, random.Random(f"slips {seed}"))
-    return made + await together(tried(kind, _with(script, at, text)) for kind, at, text in changes)
+    return made + await together(tried(kind, with_arguments(script, at, text)) for kind, at, text in changes)
 
 
 async def _played(bench: Bench, seed: int, script: list[Message]) -> Replay | None:
@@ -183,11 +183,11 @@ def _changes(
     """Other arguments for one needed call of each tool."""
     by_tool: dict[str, list[Place]] = {}
     for at, call in needed.items():
-        by_tool.setdefault(_name(call), []).append(at)
+        by_tool.setdefault(name_of(call), []).append(at)
     tools = {str(tool["function"]["name"]): tool for tool in task.tools}
     for name, places in by_tool.items():
         at = rng.choice(places)
-        arguments = _arguments(needed[at])
+        arguments = arguments_of(needed[at])
         for argument in list(arguments)[:ARGUMENTS]:
             if name in tools and _is_required(tools[name], argument) and not values.are_prose(name, argument):
                 others = values.others(name, argument, arguments[argument])
@@ -221,51 +221,5 @@ def _folded(value: Any) -> str:
     return canonical(value).strip('" ').casefold()
 
 
-def _calls(script: list[Message]) -> dict[Place, dict[str, Any]]:
-    """Every tool call of the script by its place."""
-    return {
-        (turn, index): call["function"]
-        for turn, message in enumerate(script)
-        for index, call in enumerate(message.get("tool_calls") or [])
-    }
-
-
-def _name(call: dict[str, Any]) -> str:
-    return str(call["name"])
-
-
-def _arguments(call: dict[str, Any]) -> dict[str, Any]:
-    try:
-        value = json.loads(call["arguments"])
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
 def _deed(call: dict[str, Any]) -> str:
-    return canonical([_name(call), _arguments(call)])
-
-
-def _without(script: list[Message], places: set[Place]) -> list[Message]:
-    """The script without these calls, and without messages that have nothing else."""
-    left: list[Message] = []
-    for turn, message in enumerate(script):
-        calls = message.get("tool_calls") or []
-        kept = [call for index, call in enumerate(calls) if (turn, index) not in places]
-        if kept or not calls or message.get("content"):
-            left.append({**message, "tool_calls": kept} if kept else _words(message))
-    return left
-
-
-def _words(message: Message) -> Message:
-    return {name: value for name, value in message.items() if name != "tool_calls"}
-
-
-def _with(script: list[Message], at: Place, arguments: str) -> list[Message]:
-    """The script with other arguments, as JSON, in one call."""
-    turn, place = at
-    calls = [
-        {**call, "function": {**call["function"], "arguments": arguments}} if index == place else call
-        for index, call in enumerate(script[turn]["tool_calls"])
-    ]
-    return [*script[:turn], {**script[turn], "tool_calls": calls}, *script[turn + 1 :]]
+    return canonical([name_of(call), arguments_of(call)])

@@ -13,7 +13,7 @@ class Thresholds:
     confirm_seeds: int = 128  # probed with a policy that was over its bound on the first ones
     wear_episodes: int = 1000  # played before a process counts as worn,
     wear_seconds: float = 10.0  # or as many as fit into these
-    turns: int = 12  # assistant messages per probing policy
+    turns: int = 12  # assistant messages per probing policy, but for those that wait for the end
     distinct: float = 0.9  # share of distinct episodes
     distinct_shapes: int = 6  # distinct episodes once names, ids and numbers are masked
     commonest_shape: float = 0.5  # no shape may hold more of the episodes
