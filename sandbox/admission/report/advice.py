@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from sandbox.admission.report.faults import of_fault
 from sandbox.admission.report.measured import Evidence, figures, is_number, keeps, shown
 from sandbox.admission.report.of_policies import exploits, floor
+from sandbox.admission.report.of_slips import slips
 from sandbox.admission.report.of_source import source
 from sandbox.admission.report.of_state import determinism, effects
 from store.plain import line
@@ -215,6 +216,7 @@ ADVICE: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "diversity": diversity,
     "floor": floor,
     "exploits": exploits,
+    "slips": slips,
     "interface": interface,
     "leak": leak,
     "latency": latency,
