@@ -21,7 +21,7 @@ class Thresholds:
     floor_success: float = 0.05
     exploit_reward: float = 0.5
     exploit_success: float = 0.1  # a lucky guess may pass now and then
-    leaking: float = 0.05  # share of seeds whose prompt holds the oracle's own words
+    leaking: float = 0.05  # share of seeds whose prompt or answers hold the oracle's own words too early
     unseen: float = 0.2  # share of seeds whose oracle uses what it cannot know
     step_seconds: float = 0.25  # 95th percentile
     reset_seconds: float = 0.5
