@@ -7,8 +7,8 @@ For one run and one capability c, over successful (D+) and failed (D-) trajector
 
 Invariants: counts are integers and rates exact fractions; an empty denominator makes a rate None, never 0; trajectories
 with an ``infrastructure`` outcome are left out; thresholds are compared exactly (0.20 means 1/5); labels on which the
-runs do not agree retain nothing, whatever the gap. Fails with ``LabelTableError`` when a cell is doubled, missing, or of
-an unknown trajectory. Not covered: making the labels (``agents.analyst``), and how sure the rates are
+runs do not agree retain nothing, whatever the gap. Fails with ``LabelTableError`` when a cell is doubled, missing, or
+of an unknown trajectory. Not covered: making the labels (``agents.analyst``), and how sure the rates are
 (``agents.intervals``).
 """
 
@@ -101,6 +101,7 @@ def retained(
     delta: float = DELTA,
     rho: float = RHO,
     consistency: float = CONSISTENCY,
+    *,
     min_agreement: float = MIN_AGREEMENT,
 ) -> list[Retained]:
     """The capabilities that pass in at least ``consistency`` of the runs, widest mean gap first.

@@ -1,0 +1,108 @@
+"""The llm analyst: a language model that names candidate capabilities and labels trajectories.
+
+First it says of each failure whose fault it is, and only the agent's are mined: the others have no labels and no place
+among the failures of the contrast. Then it names candidates from a sample, merges them, matches them to known ones, and
+labels every mined trajectory in each run.
+
+Invariants: only judged trajectories are looked at; of a trajectory the model sees messages and tools, and in discovery
+its outcome; labels are complete over the mined trajectories; every citation is of a message that exists and was shown.
+A weak or lying model makes this cost more or find nothing; it cannot make a table incomplete or cite what is not there.
+How it fails: ``ModelError``, ``AgentsError``. Not covered: the contrast (``agents.contrast``), and whether what a model
+says is true: independent runs that do not agree say that it is not (``agreement``).
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.analyst.llm.asking import Asking, Tell
+from agents.analyst.llm.blame import Fault, faults
+from agents.analyst.llm.discovery import discover
+from agents.analyst.llm.evidence import as_text, hints
+from agents.analyst.llm.labelling import labelled
+from agents.analyst.llm.naming import matched, merged
+from agents.llm.model import Model
+from agents.llm.question import Purpose
+from store.types import Capability, Label, Outcome, Trajectory
+
+RUNS = 5
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A message that a discovered capability rests on."""
+
+    capability: str
+    trajectory_id: str
+    message_index: int
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What an analyst found; ``figures`` are told in the stage's event."""
+
+    capabilities: list[Capability]
+    labels: list[Label]
+    faults: list[Fault] = field(default_factory=list)
+    citations: list[Citation] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def spared(self) -> set[str]:
+        """The failures that are not the agent's."""
+        return {one.trajectory_id for one in self.faults if one.fault != "agent"}
+
+
+async def analyse(
+    model: Model,
+    trajectories: Sequence[Trajectory],
+    *,
+    purpose: Purpose,
+    context: int,
+    runs: int,
+    seed: int,
+    known: Sequence[Capability],
+    tell: Tell,
+) -> Analysis:
+    """The analysis of judged trajectories; ``known`` capabilities keep their names and texts, newest texts first."""
+    asking = Asking(model, purpose, context, tell)
+    judged = [one for one in trajectories if one.outcome.judged]
+    said = await faults(asking, [one for one in judged if one.outcome is Outcome.FAILURE])
+    spared = {one.trajectory_id for one in said if one.fault != "agent"}
+    mined = [one for one in judged if one.id not in spared]
+    figures: dict[str, Any] = {
+        "faults": dict(sorted(Counter(one.fault for one in said).items())),
+        "faults nobody said": sum(one.message_index is None for one in said),
+        "mined": len(mined),
+    }
+    if {one.outcome for one in mined} != {Outcome.SUCCESS, Outcome.FAILURE}:
+        return Analysis([], [], said, [], figures | {"no contrast": True})
+    counted = await asyncio.to_thread(hints, mined, seed)
+    told = await discover(asking, mined, as_text(counted), seed)
+    names = {one.name for one in known}
+    catalogue = [hint.capability for hint in counted if hint.capability.name not in names]
+    found = await matched(asking, await merged(asking, told.candidates), [*known, *catalogue])
+    capabilities = [one.capability for one in found]
+    labels, again = await labelled(asking, capabilities, mined, runs=runs, seed=seed)
+    figures |= {"read for discovery": told.read, "parts": told.parts, "unusable parts": told.unusable}
+    cited = [Citation(one.capability.name, *place) for one in found for place in one.cited]
+    return Analysis(capabilities, labels, said, cited, figures | {"runs made again": again})
+
+
+async def label(
+    model: Model,
+    trajectories: Sequence[Trajectory],
+    capabilities: Sequence[Capability],
+    *,
+    purpose: Purpose,
+    context: int,
+    seed: int,
+    tell: Tell,
+) -> list[Label]:
+    """One run's labels of the judged ones among any trajectories, for who needs no contrast."""
+    asking = Asking(model, purpose, context, tell)
+    judged = [one for one in trajectories if one.outcome.judged]
+    labels, _ = await labelled(asking, capabilities, judged, runs=1, seed=seed)
+    return labels
