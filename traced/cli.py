@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from traced.commands import (
+    analyzing,
     daemon,
     decide,
     devices,
@@ -56,7 +57,7 @@ app.command()(run.demo)
 app.command()(steps.collect)
 app.command("import")(importing.import_)
 app.add_typer(outcomes.outcomes, name="outcomes")
-app.command()(run.analyze)
+app.command()(analyzing.analyze)
 app.command()(steps.synthesize)
 app.command()(steps.admit)
 app.command()(export.export)

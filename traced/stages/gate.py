@@ -2,7 +2,8 @@
 
 Invariants: the base's episodes on the gate split are run once and serve every adapter; each round takes seeds that no
 earlier round took, so that a later look plays only what it adds; the tasks that the capability does not touch are those
-that the analyst labels NA in the base's own episodes. How it fails: anything but a pass ends the capability
+that the builtin detector labels NA in the base's own episodes (a language model, where the capability has no detector).
+How it fails: anything but a pass ends the capability
 (``CapabilityError`` with the figures).
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agents.analyst.builtin import label
+from agents.analyst.catalogue import DETECTORS
 from sandbox.client import SandboxSource
 from sandbox.episodes import EpisodeSource
 from store.repositories.adapters import get_adapter
@@ -22,6 +24,8 @@ from traced.gates.gate import ComparisonName, GatePolicy, run_gate, untouched_ta
 from traced.gates.paired import Pair, pair
 from traced.report import points
 from traced.rollout.episodes import EpisodeJob
+from traced.stages.analysts import labelled
+from traced.stages.analyze import surroundings, telling
 from traced.stages.context import Context, Shown
 from traced.stages.episodes import BASE, episodes, model_policy, split_jobs
 from traced.stages.errors import CapabilityError, StageError
@@ -113,7 +117,7 @@ class _Rounds:
             first = self.context.target.splits["gate"].start
             base, adapter = await self._both(self.target, self._jobs(round_number, first, "gate"))
             pairs = pair(base, adapter)
-            untouched = self._untouched(base)
+            untouched = await self._untouched(base)
             if "target" in names:
                 found["target"] = pairs
             if "untouched" in names:
@@ -141,8 +145,11 @@ class _Rounds:
             tick=lambda _: self.shown.advance(figure=f"{model} in {source.name}"),
         )
 
-    def _untouched(self, base: Sequence[Trajectory]) -> set[str]:
+    async def _untouched(self, base: Sequence[Trajectory]) -> set[str]:
         with self.context.reading() as session:
             meant = get_capability(session, self.context.cycle_id, self.capability)
-        labels = label(base, [meant], run=0, seed=self.context.settings.seed)
+        if meant.name in DETECTORS:
+            labels = label(base, [meant], run=0, seed=self.context.settings.seed)
+        else:
+            labels = await labelled(surroundings(self.context), base, meant, "gate", telling(self.shown))
         return untouched_tasks(base, labels, self.capability)

@@ -5,7 +5,8 @@ among the failures of the contrast. Then it names candidates from a sample, merg
 labels every mined trajectory in each run.
 
 Invariants: only judged trajectories are looked at; of a trajectory the model sees messages and tools, and in discovery
-its outcome; labels are complete over the mined trajectories; every citation is of a message that exists and was shown.
+its outcome; a name of the builtin catalogue means what it means there; labels are complete over the mined trajectories;
+every citation is of a message that exists and was shown.
 A weak or lying model makes this cost more or find nothing; it cannot make a table incomplete or cite what is not there.
 How it fails: ``ModelError``, ``AgentsError``. Not covered: the contrast (``agents.contrast``), and whether what a model
 says is true: independent runs that do not agree say that it is not (``agreement``).
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agents.analyst.catalogue import CANDIDATES
 from agents.analyst.llm.asking import Asking, Tell
 from agents.analyst.llm.blame import Fault, faults
 from agents.analyst.llm.discovery import discover
@@ -82,7 +84,7 @@ async def analyse(
     counted = await asyncio.to_thread(hints, mined, seed)
     told = await discover(asking, mined, as_text(counted), seed)
     names = {one.name for one in known}
-    catalogue = [hint.capability for hint in counted if hint.capability.name not in names]
+    catalogue = [one for one in CANDIDATES if one.name not in names]
     found = await matched(asking, await merged(asking, told.candidates), [*known, *catalogue])
     capabilities = [one.capability for one in found]
     labels, again = await labelled(asking, capabilities, mined, runs=runs, seed=seed)

@@ -12,6 +12,7 @@ trajectory, when a run's last repetition fails, too.
 import asyncio
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -53,7 +54,16 @@ async def labelled(
         return [], 0
     listed = _listed(capabilities)
     read = {one.id: await asyncio.to_thread(conversation, asking, one, "label", listed) for one in trajectories}
-    made = await all_of(_run(asking, capabilities, read, run, seed) for run in range(runs))
+    done: dict[int, int] = {}
+
+    def of_run(run: int) -> Asking:
+        def tell(what: str, rows: int, of: int) -> None:
+            done[run] = rows
+            asking.tell(what, sum(done.values()), of * runs)
+
+        return replace(asking, tell=tell)
+
+    made = await all_of(_run(of_run(run), capabilities, read, run, seed) for run in range(runs))
     return [label for labels, _ in made for label in labels], sum(again for _, again in made)
 
 
@@ -63,9 +73,9 @@ async def _run(
     again = 0
     while True:
         order = random.Random(f"label:{seed}:{run}:{again}").sample(capabilities, len(capabilities))
-        rows = [partial(_row, asking, order, key, one, run, run + APART * again) for key, one in read.items()]
+        rows = [partial(_row, asking, order, one, run, run + APART * again) for one in read.items()]
         try:
-            made = await asking.each(f"labels of run {run + 1}", rows)
+            made = await asking.each("labels", rows)
         except OutOfForm:
             if again == REPEATS:
                 raise
@@ -75,15 +85,17 @@ async def _run(
 
 
 async def _row(
-    asking: Asking, capabilities: Sequence[Capability], key: str, of: Read, run: int, variant: int
+    asking: Asking, capabilities: Sequence[Capability], of: tuple[str, Read], run: int, variant: int
 ) -> list[Label]:
-    about, read = of
+    key, (about, read) = of
     names = [one.name for one in capabilities]
 
     def wrong(answer: Row) -> str | None:
         return "; ".join(_complaints(answer, names, read)[:COMPLAINTS]) or None
 
-    text = f"{about}\n{_listed(capabilities)}\nHow does each of the {len(names)} capabilities stand in this conversation?"
+    text = (
+        f"{about}\n{_listed(capabilities)}\nHow does each of the {len(names)} capabilities stand in this conversation?"
+    )
     try:
         answer = await asking.model.ask(asking.question("label", text, variant, TEMPERATURE), Row, wrong)
     except OutOfForm as error:
@@ -92,8 +104,7 @@ async def _row(
             "another model may do it, or leave this trajectory out"
         ) from error
     return [
-        Label(key, cell.capability, run, Verdict(cell.verdict.lower()), _cited(cell, read))
-        for cell in answer.cells
+        Label(key, cell.capability, run, Verdict(cell.verdict.lower()), _cited(cell, read)) for cell in answer.cells
     ]
 
 
