@@ -15,7 +15,15 @@ A malformed tool call made by the agent is none of these: it is data, and a dete
 
 
 class AgentsError(Exception):
-    """Analysis or synthesis could not be carried out."""
+    """Analysis or synthesis could not be carried out; ``hint`` says what to try, where there is something."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} (try: {self.hint})" if self.hint else self.message
 
 
 class TranscriptError(AgentsError):

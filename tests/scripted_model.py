@@ -2,7 +2,7 @@
 
 ``served(script)`` answers ``POST /v1/chat/completions`` (streamed where asked) with what ``script(body, nth)`` returns:
 a text, a dict (its JSON), a ``Message`` or a ``Misbehaviour``; ``nth`` counts requests from 0. ``GET /v1/models`` tells
-``models``. A request that holds one of ``canaries``, or on which the script fails, gets a 400, and the test the failure.
+``models``. A request with one of ``canaries``, or on which the script fails, gets a 400, and the test the failure.
 """
 
 import json

@@ -61,9 +61,10 @@ def stage_costs(session: Session, cycle_id: str, *, stage: str | None = None) ->
     query = sqlalchemy.select(*key, func.count(), *sums).where(col(row.cycle_id) == cycle_id)
     if stage is not None:
         query = query.where(col(row.stage) == stage)
+    found = session.execute(query.group_by(*key).order_by(*key))
     return [
-        StageCost(*of, calls, int(prompt), int(completion), float(cost), float(seconds))
-        for *of, calls, prompt, completion, cost, seconds in session.execute(query.group_by(*key).order_by(*key))
+        StageCost(cycle, stage, capability, calls, int(prompt), int(completion), float(cost), float(seconds))
+        for cycle, stage, capability, calls, prompt, completion, cost, seconds in found
     ]
 
 
