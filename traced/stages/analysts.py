@@ -91,7 +91,7 @@ async def _model(around: Surroundings) -> "AsyncIterator[Model]":
         async with model(around.settings, StoreLedger(around.store)) as asked:
             yield asked
     except AgentsError as error:
-        raise StageError(f"the llm analyst: {error}", hint="traced llm check, then the same command again") from error
+        raise StageError(f"the llm analyst: {error.message}", hint=error.hint or "traced llm check") from error
 
 
 def _builtin(trajectories: Sequence[Trajectory], runs: int, seed: int) -> Analysis:

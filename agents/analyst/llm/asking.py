@@ -53,8 +53,8 @@ class Asking:
         left = self.context - 2 * self.answer - sum(map(tokens, texts))
         if left < LEAST:
             raise AgentsError(
-                f"a context of {self.context} tokens leaves {max(left, 0)} for conversations, and {LEAST} is the "
-                "least; raise llm.context_tokens, with a model that has such a context"
+                f"a context of {self.context} tokens leaves {max(left, 0)} for conversations, and {LEAST} is the least",
+                hint="raise llm.context_tokens, with a model that has such a context",
             )
         return left
 

@@ -100,8 +100,8 @@ async def _row(
         answer = await asking.model.ask(asking.question("label", text, variant, TEMPERATURE), Row, wrong)
     except OutOfForm as error:
         raise OutOfForm(
-            f"trajectory {key} could not be labelled in run {run + 1}: {error}; "
-            "another model may do it, or leave this trajectory out"
+            f"trajectory {key} could not be labelled in run {run + 1}: {error.message}",
+            hint="another llm.model, or leave this trajectory out",
         ) from error
     return [
         Label(key, cell.capability, run, Verdict(cell.verdict.lower()), _cited(cell, read)) for cell in answer.cells

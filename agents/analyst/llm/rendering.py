@@ -98,7 +98,7 @@ def _lines(spoken: Transcript) -> list[_Line]:
 
 
 def _line(index: int, who: str, text: str) -> str:
-    return f"m{index} {' '.join(who.split())}: {_indented(text)}"
+    return _indented(f"m{index} {' '.join(who.split())}: {text}")
 
 
 def _indented(text: str) -> str:
