@@ -7,9 +7,10 @@ carries on.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import sqlalchemy
@@ -24,6 +25,7 @@ from store.database import reading
 from store.repositories.capabilities import newest_named
 from store.types import Capability, Label, Trajectory
 from traced.config import Settings
+from traced.stages.context import utc_now
 from traced.stages.errors import StageError
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 BUILTIN, LLM = "builtin", "llm"
 BUILTIN_RUNS = 10
 KNOWN = 200  # capabilities of earlier cycles, the newest
+CONTEXT = 32_000  # tokens, where neither the settings nor the server tell
+LARGEST = 100_000  # what a model reads at once; more does not make it read better
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Surroundings:
     store: sqlalchemy.Engine
     cycle_id: str
     target: str
+    now: Callable[[], datetime] = utc_now
 
 
 async def analysed(around: Surroundings, trajectories: Sequence[Trajectory], analyst: str, tell: Tell) -> Analysis:
@@ -58,7 +63,7 @@ async def analysed(around: Surroundings, trajectories: Sequence[Trajectory], ana
             model,
             trajectories,
             purpose=Purpose(around.cycle_id, "analyze"),
-            context=settings.llm.context_tokens,
+            context=_context(model),
             runs=runs or RUNS,
             seed=settings.seed,
             known=[one.capability for one in named if one.cycle_id != around.cycle_id],
@@ -76,7 +81,7 @@ async def labelled(
             trajectories,
             [capability],
             purpose=Purpose(around.cycle_id, stage, capability.name),
-            context=around.settings.llm.context_tokens,
+            context=_context(model),
             seed=around.settings.seed,
             tell=tell,
         )
@@ -88,10 +93,14 @@ async def _model(around: Surroundings) -> "AsyncIterator[Model]":
     from traced.llm.ledger import StoreLedger
 
     try:
-        async with model(around.settings, StoreLedger(around.store)) as asked:
+        async with model(around.settings, StoreLedger(around.store, around.now)) as asked:
             yield asked
     except AgentsError as error:
         raise StageError(f"the llm analyst: {error.message}", hint=error.hint or "traced llm check") from error
+
+
+def _context(model: "Model") -> int:
+    return min(model.endpoint.context_tokens or CONTEXT, LARGEST)
 
 
 def _builtin(trajectories: Sequence[Trajectory], runs: int, seed: int) -> Analysis:

@@ -66,7 +66,7 @@ def _episodes(context: Context) -> list[Trajectory]:
 
 def surroundings(context: Context) -> Surroundings:
     """Where the cycle's analyses stand."""
-    return Surroundings(context.settings, context.store, context.cycle_id, context.target.name)
+    return Surroundings(context.settings, context.store, context.cycle_id, context.target.name, context.now)
 
 
 def telling(shown: Shown) -> Tell:
