@@ -7,7 +7,7 @@ marks. Questions that are independent are asked at once; the model's side holds 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import TypeVar
@@ -42,6 +42,7 @@ class Asking:
     purpose: Purpose
     context: int
     tell: Tell
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
 
     @property
     def answer(self) -> int:
@@ -66,11 +67,11 @@ class Asking:
     async def each(self, what: str, jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
         """What the jobs answer, in their order; the first that fails stops the others."""
         waiting = list(jobs)
-        places, done = asyncio.Semaphore(AT_ONCE), 0
+        done = 0
 
         async def one(job: Callable[[], Awaitable[T]]) -> T:
             nonlocal done
-            async with places:
+            async with self.places:
                 answer = await job()
             done += 1
             self.tell(what, done, len(waiting))
