@@ -1,13 +1,16 @@
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import Engine
 
 from store.database import reading, session
 from store.errors import NotFound
-from store.records import PromotionState
+from store.records import Citation, FaultRecord, PromotionState
 from store.repositories.adapters import save_adapter
 from store.repositories.analysis import save_labels
 from store.repositories.environments import save_admission
 from store.repositories.evidence import LabelCounts, Traffic, TrajectoryEvidence, evidence_chain
+from store.repositories.thinking import save_citations, save_faults
 from store.repositories.training import save_training_run
 from store.repositories.trajectories import save_trajectories
 from store.types import AdmissionReport, Check, Label, Outcome, Verdict
