@@ -16,6 +16,7 @@ from traced.commands import (
     devices,
     export,
     importing,
+    llm,
     outcomes,
     run,
     service,
@@ -58,6 +59,7 @@ app.command()(steps.collect)
 app.command("import")(importing.import_)
 app.add_typer(outcomes.outcomes, name="outcomes")
 app.command()(analyzing.analyze)
+app.add_typer(llm.llm, name="llm")
 app.command()(steps.synthesize)
 app.command()(steps.admit)
 app.command()(export.export)

@@ -30,6 +30,7 @@ from traced.errors import ConfigError
 from traced.executor.settings import ExecutorSection
 from traced.gates.settings import GateSection, PromotionSection
 from traced.host.settings import LogSection, ServiceSection
+from traced.llm.settings import PACE_AND_KEY, LlmSection
 from traced.location import FILE_NAME as FILE_NAME
 from traced.location import data_directory as data_directory
 from traced.location import default_url, read_file, with_password
@@ -52,7 +53,7 @@ from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
-SECRET = "notify."  # addresses and arguments of hooks are secrets themselves: no error shows one
+SECRET = ("notify.", "llm.base_url")  # addresses and arguments may hold secrets themselves: no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
 APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
 OTHER_VARIABLES = {
@@ -140,6 +141,7 @@ class Settings(BaseSettings):
     analysis: AnalysisSection = AnalysisSection()
     synthesis: SynthesisSection = SynthesisSection()
     admission: AdmissionSection = AdmissionSection()
+    llm: LlmSection = LlmSection()
     training: TrainingSection = TrainingSection()
     gate: GateSection = GateSection()
     routing: RoutingSection = RoutingSection()
@@ -209,10 +211,12 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | N
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """The settings that a cycle's results depend on, as JSON: neither where it is kept nor how the service is run."""
-    return settings.model_dump(
-        mode="json", exclude={**dict.fromkeys(APART, True), "engine": {"threads", "start_timeout_s"}}
-    )
+    """The settings that a cycle's results depend on, as JSON: neither where it is kept nor how the service is run.
+
+    Where no language model is set nothing of it is told, as in cycles from before there was one.
+    """
+    parts = {"engine": {"threads", "start_timeout_s"}, "llm": PACE_AND_KEY if settings.llm.model else True}
+    return settings.model_dump(mode="json", exclude={**dict.fromkeys(APART, True), **parts})
 
 
 def for_children(pairs: Sequence[str]) -> dict[str, str]:

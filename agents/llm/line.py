@@ -82,23 +82,33 @@ class Line:
 
     async def send(self, question: Question, form: Schema | None) -> tuple[Reply, int]:
         """The reply to a question, and the way (``forms.WAYS``) by which it was asked for."""
-        question = self._fitted(question)
-        way, without = self.habits.way, set(self.habits.without)
+        way = self.habits.way
         while True:
-            said = forms.dialogue(question.said, form, way)
+            try:
+                reply, _ = await self.send_by(way, question, form)
+            except Misunderstood as error:
+                if form is None or way == IN_WORDS:
+                    raise ModelRefused(str(error), hint=f"traced llm check; {self.endpoint.section}.model") from None
+                way += 1
+            else:
+                return reply, way
+
+    async def send_by(self, way: int, question: Question, form: Schema | None) -> tuple[Reply, Heard]:
+        """The reply to a question that is asked one way; raises ``Misunderstood`` where the server does not take it."""
+        question, without = self._fitted(question), set(self.habits.without)
+        said = forms.dialogue(question.said, form, way)
+        while True:
             asked = _Asked(said, forms.request(question, form, way, without), question.max_tokens)
             try:
                 heard = await self._patiently(asked)
             except Misunderstood as error:
-                if lacking := forms.dispensable(error.param, str(error), without):
-                    without.add(lacking)
-                elif form is not None and way < IN_WORDS:
-                    way += 1
-                else:
-                    raise ModelRefused(str(error), hint=f"traced llm check; {self.endpoint.section}.model") from None
+                lacking = forms.dispensable(error.param, str(error), without)
+                if not lacking:
+                    raise
+                without.add(lacking)
             else:
                 self.habits.without |= without
-                return self._reply(heard, said, self._clock() - (asked.begun or 0.0)), way
+                return self._reply(heard, said, self._clock() - (asked.begun or 0.0)), heard
 
     async def _patiently(self, asked: "_Asked") -> Heard:
         """One request, tried again as long as there is patience."""
@@ -115,7 +125,8 @@ class Line:
                 deadline = min(deadline, now + self.endpoint.patience_s)
                 pause = self._pause(failures, error)
                 if now + pause > deadline:
-                    raise self._gave_up(f"{failures} tries, the last: {error}") from None
+                    often = f"tried {failures} times, the last: " if failures > 1 else ""
+                    raise self._gave_up(f"{often}{error}") from None
                 log.info("%s: try %d failed (%s); again in %.1f s", self.endpoint.name, failures, error, pause)
             await self._sleep(pause)
 

@@ -133,6 +133,19 @@ async def hear(chat: "ChatOpenAI", endpoint: Endpoint, said: Sequence[Said], ask
     raise failure
 
 
+async def models(chat: "ChatOpenAI", endpoint: Endpoint, patience: float) -> list[dict[str, Any]]:
+    """What the server lists; raises as ``hear`` does."""
+    try:
+        async with asyncio.timeout(patience):
+            page = await chat.root_async_client.models.list()
+            return [one.model_dump() for one in page.data]
+    except TimeoutError:
+        raise Broken(f"no list of models in {patience:g} s") from None
+    except Exception as error:
+        failure = _failure(error, endpoint)
+    raise failure
+
+
 async def _read(chat: "ChatOpenAI", said: Sequence[Said], asked: dict[str, Any], limit: int) -> Heard:
     heard, loop = Heard(), asyncio.get_running_loop()
     begun, length = loop.time(), 0
@@ -176,15 +189,15 @@ def _failure(error: Exception, endpoint: Endpoint) -> Exception:
     """What an exception of the library means."""
     import openai
 
+    cause = _root(error)
+    if isinstance(cause, RuntimeError) and not isinstance(cause, RecursionError):
+        return cause  # no server's doing: a closed loop, a guard against stray calls
     told = endpoint.clean(" ".join(_words(error).split()))[:TOLD]
     if isinstance(error, openai.APIStatusError):
         return _status(error, told, endpoint)
     if isinstance(error, openai.APITimeoutError):
         return Broken(f"no connection in {endpoint.connect_s:g} s, or silence for {endpoint.silence_s:g} s ({told})")
     if isinstance(error, openai.APIConnectionError):
-        cause = _root(error)
-        if isinstance(cause, RuntimeError):  # no network's doing: a closed loop, a guard
-            return cause
         return Broken(f"the connection failed: {endpoint.clean(str(cause)) or type(cause).__name__}")
     return Broken(f"what came is no answer in OpenAI's protocol: {type(error).__name__}: {told}")
 
@@ -226,9 +239,11 @@ def waiting(retry_after: str | None, now: datetime) -> float | None:
 
 
 def _root(error: BaseException) -> BaseException:
-    while (cause := error.__cause__ or error.__context__) is not None:
-        error = cause
-    return error
+    while True:
+        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
+        if inner is None:
+            return error
+        error = inner
 
 
 def _words(error: Exception) -> str:
