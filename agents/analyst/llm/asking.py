@@ -21,6 +21,7 @@ from agents.llm.question import Purpose, Question, Said
 from agents.llm.untrusted import IS_DATA
 
 ANSWER = 3000  # tokens of one answer, at most
+GOING_BACK = 3500  # tokens of two answers that go back with complaints, and of one more
 LEAST = 1000  # tokens that a conversation needs to be worth reading
 AT_ONCE = 256  # questions that are in memory at once
 
@@ -50,8 +51,8 @@ class Asking:
         return min(ANSWER, self.context // 8)
 
     def room(self, *texts: str) -> int:
-        """Tokens that are left for conversations beside these texts, an answer and an answer that goes back."""
-        left = self.context - 2 * self.answer - sum(map(tokens, texts))
+        """Tokens that are left for conversations beside these texts, an answer, and answers that go back."""
+        left = self.context - max(2 * self.answer, GOING_BACK) - sum(map(tokens, texts))
         if left < LEAST:
             raise AgentsError(
                 f"a context of {self.context} tokens leaves {max(left, 0)} for conversations, and {LEAST} is the least",

@@ -144,7 +144,7 @@ def test_an_answer_that_was_paid_for_is_not_asked_for_again() -> None:
 
 def test_what_does_not_fit_the_context_is_read_in_parts_and_put_together() -> None:
     script = Thinking()
-    found = analysed(script, context=5_000)
+    found = analysed(script, context=6_500)
     assert script.kinds["discover"] > 1
     assert found.figures["parts"] == script.kinds["discover"]
     assert [one.name for one in found.capabilities] == ["look-before-change", "plain-answers"]
@@ -296,7 +296,7 @@ def test_a_part_of_the_sample_without_an_answer_is_passed_over_and_told() -> Non
     def mute(asked: Asked) -> Sent | None:
         return "no" if asked.kind == "discover" and "L600" in asked.text else None
 
-    found = analysed(Thinking(mute), context=5_000, runs=1)
+    found = analysed(Thinking(mute), context=6_500, runs=1)
     assert found.figures["unusable parts"] == 1 < found.figures["parts"]
     with pytest.raises(OutOfForm):
         analysed(Thinking(lambda asked: "no" if asked.kind == "discover" else None), SOME, runs=1)
