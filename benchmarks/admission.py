@@ -1,6 +1,6 @@
 """Whether admission tells sound environments from unsound ones: a confusion matrix over all fixtures, and its seconds.
 
-    python -m benchmarks.admission [--only NAME ...] [--jobs 2] [--json]
+    python -m benchmarks.admission [--only NAME ...] [--jobs 2] [--evidence FILE] [--json]
 
 Each environment in ``tests/fixtures/environments`` goes through the full panel in real containers, without a base
 model. The sound ones come one after the other, so that their seconds are those of a quiet machine; of the unsound ones
@@ -10,7 +10,9 @@ the sound one that it was made from, whose tools and errors stand for the target
 A row of the matrix is what ought to happen, a column what happened: "admitted", the named check where it refused
 (others may have refused as well), else the first check that did. ``sound_admitted`` and ``unsound_refused`` are shares,
 ``median_s`` and ``worst_s`` the seconds of the full panel on a sound environment. Aims: 1, 1, and 60 s for both times.
-Exit code 1 when one is missed. Not covered: the base model's rewards (check "spread"), and any other environment.
+Exit code 1 when one is missed. ``--evidence`` writes what every refusal rests on, without its examples: for reading,
+and for the tests of the reports' words (``tests/data/refused.json``).
+Not covered: the base model's rewards (check "spread"), and any other environment.
 """
 
 import argparse
@@ -191,6 +193,18 @@ def _share(judged: Sequence[Judged]) -> float:
     return sum(one.right for one in judged) / len(judged) if judged else 1.0
 
 
+def evidence(judged: Sequence[Judged]) -> dict[str, Any]:
+    """What every refusal rests on, by environment and check, without the examples."""
+    return {
+        one.fixture.name: {
+            name: {key: value for key, value in found.items() if key != "examples"}
+            for name, found in one.refused.items()
+        }
+        for one in judged
+        if one.refused
+    }
+
+
 def deviations(judged: Sequence[Judged], console: Console) -> None:
     """Each wrong answer with what was expected and the evidence of whatever refused."""
     for one in judged:
@@ -206,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.admission", description="Admission's confusion matrix.")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these environments alone")
     parser.add_argument("--jobs", type=int, default=2, help="unsound environments at once")
+    parser.add_argument("--evidence", type=Path, metavar="FILE", help="write what every refusal rests on, as JSON")
     parser.add_argument("--json", action="store_true", help="print one JSON object on the last line")
     given = parser.parse_args(arguments)
     good, bad = sound(), unsound()
@@ -220,6 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (EngineDown, ImageMissing) as error:
         print(error, file=sys.stderr)
         return 2
+    if given.evidence:
+        given.evidence.write_text(json.dumps(evidence(judged), indent=1) + "\n")
     found = figures(judged)
     console.print(listing(judged))
     console.print(matrix(judged))

@@ -3,8 +3,10 @@
 Invariants: an answer must carry the id of the oldest open request, so nothing unasked is ever taken for an answer; at
 most ``max_bytes`` of one line and ``STDERR_BYTES`` of stderr are held, and more than ``STDERR_MOST`` ends it; the
 deadline runs for the oldest request alone (the worker serves one at a time), so waiting behind others costs no call its
-time. An answer that claims a deadline which was not yet over is the environment's own fault. The first failure ends the
-channel: every open and later call raises it. Written requests of one turn of the event loop leave in one piece.
+time. No call is late for the host's own slowness: what has arrived is read before a call is given up, and an event loop
+that is held up is charged for one part of the time (``PARTS``) however long that took. An answer that claims a deadline
+which was not yet over is the environment's own fault. The first failure ends the channel: every open and later call
+raises it. Written requests of one turn of the event loop leave in one piece.
 
 The stream is Docker's attach format (Engine API, "Attach to a container"): frames of one type byte, three zeros, and a
 big-endian length. Not covered: starting and ending the container (``container.py``).
@@ -12,9 +14,10 @@ big-endian length. Not covered: starting and ending the container (``container.p
 
 import asyncio
 import json
+import select
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +26,11 @@ from sandbox.wire import Answer, read_answer
 
 STDERR_BYTES = 4096
 STDERR_MOST = 1 << 20  # in a container's life; an honest worker writes there once, when its interpreter fails
-FRAME_MOST = 1 << 24
 GRACE_SECONDS = 3.0  # what the host allows beyond the worker's own deadline
+PARTS = 8  # in which that time goes by, one after the other
 EARLY = 0.99  # of its budget: no honest deadline is over before it, whatever the clocks' grain
 _STDOUT, _STDERR = 1, 2
+_HEADER = struct.Struct(">BxxxL")
 
 
 @dataclass
@@ -38,7 +42,7 @@ class _Open:
     future: "asyncio.Future[Answer]"
 
 
-class Channel:
+class Channel(asyncio.Protocol):
     """One stream to one worker. ``on_failure`` is awaited once, with the failure, to end the container.
 
     ``post_mortem`` is awaited when the stream ends by itself; it answers with the failure to report.
@@ -46,25 +50,32 @@ class Channel:
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
         *,
         max_bytes: int,
         post_mortem: Callable[[str], Awaitable[SandboxError]],
         on_failure: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
-        self._reader, self._writer = reader, writer
         self._max_bytes = max_bytes
         self._post_mortem, self._on_failure = post_mortem, on_failure
+        self._transport: asyncio.Transport | None = None  # none before the stream begins and after it has ended
         self._open: deque[_Open] = deque()
         self._unsent: list[bytes] = []
         self._next = 0
         self._alarm: asyncio.TimerHandle | None = None
+        self._parts = 0  # that the oldest call has left
+        self._frames = _Frames()
+        self._line: list[bytes] = []
+        self._line_bytes = 0
         self._stderr = b""
         self._stderr_most = STDERR_MOST
-        self._overdue: asyncio.Task[None] | None = None
+        self._judging: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
         self.failure: SandboxError | None = None
-        self._reading = asyncio.create_task(self._read(), name="sandbox channel")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The stream begins."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
 
     async def call(self, op: str, budget: float, **fields: Any) -> Answer:
         """Ask and wait; returns an Answer with a value.
@@ -105,51 +116,74 @@ class Channel:
 
     def _flush(self) -> None:
         data, self._unsent = b"".join(self._unsent), []
-        if self.failure is None and not self._writer.is_closing():
-            self._writer.write(data)
+        if self._transport is not None:
+            self._transport.write(data)
 
     def _watch(self) -> None:
         """Set the alarm for the oldest open request."""
+        self._mute()
+        if self._open and self._transport is not None:
+            self._parts = PARTS
+            self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        part = (self._open[0].budget + GRACE_SECONDS) / PARTS
+        self._alarm = asyncio.get_running_loop().call_later(part, self._ring)
+
+    def _mute(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        if self._open:
-            seconds = self._open[0].budget + GRACE_SECONDS
-            self._alarm = asyncio.get_running_loop().call_later(seconds, self._ring)
 
     def _ring(self) -> None:
-        oldest = self._open[0]
-        if self._fail(Deadline(oldest.op, oldest.budget + GRACE_SECONDS, "host")):
-            self._overdue = asyncio.create_task(self._on_failure(), name="sandbox deadline")
+        self._parts -= 1
+        if self._parts > 0:
+            self._set_alarm()
+        elif self._is_unread():
+            self._alarm = asyncio.get_running_loop().call_later(0, self._ring)  # the loop reads before it rings
+        else:
+            oldest = self._open[0]
+            self._end(Deadline(oldest.op, oldest.budget + GRACE_SECONDS, "host"))
 
-    async def _read(self) -> None:
+    def _is_unread(self) -> bool:
+        """Whether something has arrived that was not read yet; a line can only grow to its bound, so this ends."""
+        assert self._transport is not None
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def data_received(self, data: bytes) -> None:
+        """Read what has arrived."""
         try:
-            await self._read_frames()
+            for kind, part in self._frames.cut(data):
+                if self.failure is not None:
+                    return
+                if kind == _STDERR:
+                    self._hear(part)
+                else:
+                    self._gather(part)
         except ProtocolFault as fault:
-            await self._end(fault)
-        except (OSError, EOFError):
-            if self.failure is None:
-                await self._end(await self._post_mortem(self._stderr.decode("utf-8", "backslashreplace")))
+            self._end(fault)
 
-    async def _read_frames(self) -> None:
-        partial: list[bytes] = []
-        held = 0
-        while True:
-            kind, length = struct.unpack(">BxxxL", await self._reader.readexactly(8))
-            if kind not in (_STDOUT, _STDERR) or length > FRAME_MOST:
-                raise ProtocolFault(f"the attached stream holds a frame of type {kind}, {length} bytes")
-            data = await self._reader.readexactly(length)
-            if kind == _STDERR:
-                self._hear(data)
-                continue
-            *lines, rest = data.split(b"\n")
-            for line in lines:
-                self._take(b"".join([*partial, line]))
-                partial, held = [], 0
-            partial.append(rest)
-            held += len(rest)
-            if held > self._max_bytes:
-                raise ProtocolFault(f"the worker wrote more than {self._max_bytes} bytes without ending the line")
+    def _gather(self, data: bytes) -> None:
+        *lines, rest = data.split(b"\n")
+        for line in lines:
+            self._take(b"".join([*self._line, line]))
+            self._line, self._line_bytes = [], 0
+        self._line.append(rest)
+        self._line_bytes += len(rest)
+        if self._line_bytes > self._max_bytes:
+            raise ProtocolFault(f"the worker wrote more than {self._max_bytes} bytes without ending the line")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The stream has ended; by itself where nothing has failed, and then the engine says what has."""
+        self._transport = None
+        self._mute()
+        if self.failure is None:
+            self._judging = asyncio.create_task(self._judge(), name="sandbox post-mortem")
+
+    async def _judge(self) -> None:
+        self._end(await self._post_mortem(self._stderr.decode("utf-8", "backslashreplace")))
 
     def _hear(self, data: bytes) -> None:
         self._stderr = (self._stderr + data)[-STDERR_BYTES:]
@@ -168,32 +202,54 @@ class Channel:
         if not entry.future.done():
             entry.future.set_result(answer)
 
-    def _fail(self, failure: SandboxError) -> bool:
-        """Remember the first failure and raise it in every open call; True that first time."""
+    def _end(self, failure: SandboxError) -> None:
+        """The first failure: remembered, raised in every open call, and the container ended."""
         if self.failure is not None:
-            return False
+            return
         self.failure = failure
-        if self._alarm is not None:
-            self._alarm.cancel()
+        self._mute()
         for entry in self._open:
             if not entry.future.done():
                 entry.future.set_exception(failure)
             if isinstance(failure, Deadline):  # the others did not outlive theirs: they went down with the first
                 failure = WorkerDied(None, False, str(failure))
         self._open.clear()
-        self._writer.close()
-        return True
-
-    async def _end(self, failure: SandboxError) -> None:
-        if self._fail(failure):
-            await self._on_failure()
+        if self._transport is not None:
+            self._transport.abort()
+        self._ending = asyncio.create_task(self._on_failure(), name="sandbox end")
 
     async def close(self) -> None:
         """End the stream; open calls raise WorkerDied."""
-        await self._end(WorkerDied(None, False, "the sandbox was closed"))
-        self._reading.cancel()
-        await asyncio.gather(self._reading, *([self._overdue] if self._overdue else []), return_exceptions=True)
-        self._writer.close()
+        if self._judging is not None:
+            self._judging.cancel()
+        self._end(WorkerDied(None, False, "the sandbox was closed"))
+        await asyncio.gather(*(task for task in (self._judging, self._ending) if task), return_exceptions=True)
+
+
+class _Frames:
+    """Docker's framing taken off, wherever the stream was cut; what is held is less than a header."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+        self._kind = 0
+        self._rest = 0  # of the frame under way
+
+    def cut(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """The stream's number (1 stdout, 2 stderr) and a part of what came through it; raises ProtocolFault."""
+        data = self._kept + data
+        at = 0
+        while len(data) - at >= (1 if self._rest else _HEADER.size):
+            if not self._rest:
+                self._kind, self._rest = _HEADER.unpack_from(data, at)
+                if self._kind not in (_STDOUT, _STDERR):
+                    raise ProtocolFault(f"the attached stream holds a frame of type {self._kind}, {self._rest} bytes")
+                at += _HEADER.size
+                continue
+            part = data[at : at + self._rest]
+            at += len(part)
+            self._rest -= len(part)
+            yield self._kind, part
+        self._kept = data[at:]
 
 
 def _as_error(asked: _Open, fault: dict[str, str], took: float) -> SandboxError:

@@ -15,7 +15,7 @@ from sandbox.docker_engine import reap_orphans
 from sandbox.episodes import Step
 from sandbox.errors import SandboxError
 from sandbox.hashing import environment_hash
-from sandbox.policy import SandboxLimits
+from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
 from sandbox.wire import OraclePlay, read_effects, read_oracle, read_score, read_step, read_task
 
 __all__ = ["SandboxEpisode", "SandboxSource", "environment_hash", "reap_orphans"]
@@ -37,7 +37,7 @@ class SandboxSource:
         *,
         limits: SandboxLimits | None = None,
         name: str | None = None,
-        hash_seed: int = 0,
+        hash_seed: int = TRAINING_HASH_SEED,
         owner: str = "traced",
     ) -> None:
         self.source_code = source_code

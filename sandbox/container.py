@@ -7,6 +7,7 @@ its stopped container is left for ``docker_engine.reap_orphans``.
 
 import asyncio
 import socket
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from sandbox.docker_engine import (
 )
 from sandbox.errors import ProtocolFault, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash, image_tag
-from sandbox.policy import SandboxLimits
+from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
 from sandbox.wire import Answer
 
 EXIT_WAIT_SECONDS = 10.0
@@ -64,11 +65,15 @@ class Sandbox:
         self._channel: Channel | None = None
 
     @classmethod
-    async def start(cls, source_code: str, *, limits: SandboxLimits, hash_seed: int = 0, owner: str) -> "Sandbox":
+    async def start(
+        cls, source_code: str, *, limits: SandboxLimits, hash_seed: int = TRAINING_HASH_SEED, owner: str
+    ) -> "Sandbox":
         """Start a container and load the source; raises any SandboxError, after which nothing is left running."""
-        starting = asyncio.ensure_future(asyncio.to_thread(_start, source_code, limits, hash_seed, owner))
+        thread = ThreadPoolExecutor(1, "sandbox start")
+        starting = thread.submit(_start, source_code, limits, hash_seed, owner)
+        thread.shutdown(wait=False)
         try:
-            started = await asyncio.shield(starting)
+            started = await asyncio.shield(asyncio.wrap_future(starting))
         except asyncio.CancelledError:
             starting.add_done_callback(_discard_late)
             raise
@@ -81,14 +86,11 @@ class Sandbox:
         return sandbox
 
     async def _load(self, source_code: str) -> None:
-        reader, writer = await asyncio.open_connection(sock=self._started.raw)
-        self._channel = Channel(
-            reader,
-            writer,
-            max_bytes=self._limits.message_kb * 1024,
-            post_mortem=self._post_mortem,
-            on_failure=self._remove,
+        channel = Channel(
+            max_bytes=self._limits.message_kb * 1024, post_mortem=self._post_mortem, on_failure=self._remove
         )
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=self._started.raw)
+        self._channel = channel
         await self._channel.call(
             "effects", self._limits.start_seconds
         )  # the worker is up: a slow start is not the source's
@@ -153,7 +155,10 @@ def _start(source_code: str, limits: SandboxLimits, hash_seed: int, owner: str) 
         raise
 
 
-def _discard_late(starting: "asyncio.Future[_Started]") -> None:
-    """The caller was cancelled while the thread was starting a container: nobody else will remove it."""
+def _discard_late(starting: "Future[_Started]") -> None:
+    """The caller was cancelled while the thread was starting a container: nobody else will remove it.
+
+    Called in that thread, for the event loop may be closed by then, as after Ctrl-C.
+    """
     if not starting.cancelled() and starting.exception() is None:
         starting.result().discard()

@@ -20,6 +20,7 @@ Every message says the cause, the value seen and, where a person can act, the co
 from the container is cut to ``EVIDENCE_CHARS`` and made harmless for a terminal before it enters a message.
 """
 
+import os
 import re
 
 EVIDENCE_CHARS = 4000
@@ -44,15 +45,20 @@ class SandboxError(Exception):
 
 
 class EngineDown(SandboxError):
-    """No Docker engine answers. ``remedy`` is the command to try."""
+    """No Docker engine answers. ``remedy`` is the command to try: a DOCKER_HOST that leads nowhere hides any other."""
 
     remedy = "scripts/docker-engine.sh"
 
     def __init__(self, cause: object):
-        super().__init__(
-            f"no Docker engine answers ({cause}). Untrusted environments run nowhere else. "
-            f"Try {self.remedy} (as root on Debian it installs and starts one), or set DOCKER_HOST."
-        )
+        script = f"{self.remedy} (as root on Debian it installs and starts one)"
+        if named := os.environ.get("DOCKER_HOST"):
+            self.remedy = "unset DOCKER_HOST"
+            hint = (
+                f"DOCKER_HOST is {clipped(named, 200)}: start the engine there, or try '{self.remedy}', then {script}."
+            )
+        else:
+            hint = f"Try {script}, or set DOCKER_HOST."
+        super().__init__(f"no Docker engine answers ({cause}). Untrusted environments run nowhere else. {hint}")
 
 
 class EngineForbidden(EngineDown):
@@ -71,11 +77,13 @@ class EngineForbidden(EngineDown):
 class EngineTooOld(EngineDown):
     """A Docker engine answers, but knows too little of the policy."""
 
+    remedy = "sudo apt-get install --only-upgrade docker.io"
+
     def __init__(self, found: str, needed: str):
         SandboxError.__init__(
             self,
             f"the Docker engine speaks API {found}; the sandbox's policy needs {needed} (Docker 19.03) or newer. "
-            f"Try {self.remedy} (as root on Debian it installs one), or set DOCKER_HOST to a newer engine.",
+            f"Try '{self.remedy}' (on Debian) and start it again, or set DOCKER_HOST to a newer engine.",
         )
 
 

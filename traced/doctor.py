@@ -91,8 +91,8 @@ def check_image(settings: Settings) -> Finding:
 
     try:
         image = ensure_image()
-    except EngineDown:
-        return Finding("sandbox image", False, "not looked for: no Docker engine answers", "scripts/docker-engine.sh")
+    except EngineDown as error:
+        return Finding("sandbox image", False, "not looked for: the Docker engine cannot be used", error.remedy)
     except ImageMissing as error:
         return Finding("sandbox image", False, str(error), "traced sandbox image")
     return Finding("sandbox image", True, f"{image.tag}, {image.size_mb} MB, from {image.origin}")

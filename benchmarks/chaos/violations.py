@@ -1,14 +1,14 @@
 """What must hold once a service has been killed, has recovered and has come to rest: every breach, by kind.
 
 ``violations`` reads the store, the data directory, the Docker engine and the processes of this machine, and changes
-nothing. ``remembered`` is what was seen in the store while the service was being killed: rows that were committed once
-must be there at the end. Kinds:
+nothing; only the directory's owner is drawn where it was not. ``remembered`` is what was seen in the store while the
+service was being killed: rows that were committed once must be there at the end. Kinds:
 
     lost         a row that was seen is gone; a trajectory, label or iteration that has to be there is not
     doubled      the same trajectory, decision, promotion, gate, admission, adapter, answer or event twice
     half-written staging, a file that is cut short, an adapter or environment that is not what its hash says
     unfinished   a cycle that has not ended, an attempt or training that has not, a lease
-    orphan       a container or a process that is left, an adapter directory that no row knows
+    orphan       a container of this directory or a process that is left, an adapter directory that no row knows
     damaged      the database itself
 
 Not covered: whether what was learnt is good.
@@ -28,7 +28,7 @@ from sqlmodel import Session, col, select
 
 from sandbox.docker_engine import connect
 from sandbox.hashing import environment_hash
-from sandbox.policy import LABEL
+from sandbox.policy import LABEL, LABEL_OWNER
 from store.database import reading
 from store.records import CycleState, RunState
 from store.repositories.attempts import AttemptState
@@ -48,6 +48,7 @@ from store.tables import (
 )
 from traced.gates.errors import PromotionError
 from traced.gates.publication import verify
+from traced.host.owner import sandbox_owner
 
 STAGING = ("*.partial", ".staging-*", ".partial-backup-*", "*.tmp")
 OPEN = (CycleState.RUNNING.value, CycleState.INTERRUPTED.value)
@@ -96,7 +97,7 @@ def violations(
         for look in (_damage, _cycles, _trajectories, _labels, _decisions, _adapters, _trainings, _attempts, _events):
             found += look(opened)
         found += _of_adapter_folders(opened, data_dir)
-    return sorted(found + ([*_of_containers()] if docker else []))
+    return sorted(found + ([*_of_containers(data_dir)] if docker else []))
 
 
 def _damage(opened: Session) -> Iterator[Violation]:
@@ -250,10 +251,11 @@ def processes(marks: Mapping[str, str]) -> list[psutil.Process]:
     return found
 
 
-def _of_containers() -> Iterator[Violation]:
+def _of_containers(data_dir: Path) -> Iterator[Violation]:
+    marks = {"label": [LABEL, f"{LABEL_OWNER}={sandbox_owner(data_dir)}"]}
     client = connect()
     try:
-        for container in client.containers.list(all=True, filters={"label": [LABEL]}, ignore_removed=True):
+        for container in client.containers.list(all=True, filters=marks, ignore_removed=True):
             yield Violation("orphan", f"container {container.short_id} ({container.status})")
     finally:
         client.close()

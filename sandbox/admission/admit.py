@@ -34,10 +34,10 @@ from sandbox.client import SandboxSource
 from sandbox.contract import Tool
 from sandbox.errors import EngineDown, EpisodeLost, ImageMissing, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash
-from sandbox.policy import SandboxLimits
+from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
 from store.types import AdmissionReport, Check
 
-TWIN_HASH_SEED = 4242
+HASH_SEEDS = (4242, TRAINING_HASH_SEED)  # of source and twin: what wants reward is played as training will be
 KILLED = 128 + signal.SIGKILL
 NAMES = (  # all names, in the order in which they are told
     *("source", "runs", "determinism", "oracle", "diversity", "floor"),
@@ -94,8 +94,7 @@ class _Sources:
         """Two sandboxes of the environment, which differ in the hash seed of their interpreters."""
         limits = replace(self.limits, call_seconds=min(thresholds.call_seconds, self.limits.call_seconds), restarts=0)
         source, twin = (
-            SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed)
-            for seed in (0, TWIN_HASH_SEED)
+            SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed) for seed in HASH_SEEDS
         )
         return Bench(source, twin, thresholds, self.target_tools, self.target_error_examples)
 

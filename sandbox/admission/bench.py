@@ -26,7 +26,7 @@ LOW_SEEDS = 200_000
 
 @dataclass
 class Bench:
-    """What every check may use. ``twin`` runs the same source in another process under another hash seed."""
+    """What every check may use. ``twin`` runs the same source in another process, under training's hash seed."""
 
     source: SandboxSource
     twin: SandboxSource
@@ -34,6 +34,7 @@ class Bench:
     target_tools: list[Tool] | None  # None: there is no target to compare with
     target_error_examples: list[str]
     plays: dict[int, OraclePlay] = field(default_factory=dict)
+    playing: asyncio.Lock = field(default_factory=asyncio.Lock)  # checks that run at once play no seed twice
 
     def panel(self, count: int) -> list[int]:
         """The first ``count`` probing seeds, the same every time for this source."""
@@ -45,9 +46,10 @@ class Bench:
 
     async def oracle_plays(self, count: int) -> list[OraclePlay]:
         """The oracle's episodes on the panel's first ``count`` seeds, each played once and kept."""
-        missing = [seed for seed in self.panel(count) if seed not in self.plays]
-        played = await together(noting(seed, self.source.oracle(seed)) for seed in missing)
-        self.plays.update(zip(missing, played, strict=True))
+        async with self.playing:
+            missing = [seed for seed in self.panel(count) if seed not in self.plays]
+            played = await together(noting(seed, self.source.oracle(seed)) for seed in missing)
+            self.plays.update(zip(missing, played, strict=True))
         return [self.plays[seed] for seed in self.panel(count)]
 
     @staticmethod
@@ -98,9 +100,13 @@ async def noting(seed: int, coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> Played:
-    """One episode of ``seed`` under ``policy``, at most ``turns`` assistant messages."""
+    """One episode of ``seed`` under ``policy``, at most ``turns`` assistant messages.
+
+    The policy draws from a stream of its own: an environment draws from ``random.Random(seed)``, and a guess that drew
+    the same numbers would hit far more, or far less, often than by chance.
+    """
     episode = source.episode()
-    rng = random.Random(seed)
+    rng = random.Random(f"policy {seed}")
     messages: list[Message] = []
     try:
         task = await episode.reset(seed)

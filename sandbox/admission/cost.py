@@ -1,7 +1,11 @@
 """What an episode costs in time (``latency``), and what the environment did besides computing (``effects``)."""
 
+import math
+
 from sandbox.admission.bench import Bench, noting, replay
 from sandbox.admission.evidence import Verdict
+
+PLAYED = 2  # times, at most
 
 
 async def effects(bench: Bench) -> Verdict:
@@ -15,23 +19,40 @@ async def effects(bench: Bench) -> Verdict:
 
 
 async def latency(bench: Bench) -> Verdict:
-    """Reset and step are quick, as the worker measures them, one episode after the other along the oracle's way."""
+    """Reset and step are quick, as the worker measures them, one episode after the other along the oracle's way.
+
+    Where they are not, the same is played again and of each call the quickest counts: a busy machine is no flaw.
+    """
     limits = bench.thresholds
     plays = await bench.oracle_plays(limits.twin_seeds)
     scripts = [[turn.message for turn in one.turns] for one in plays]
-    replays = [
-        await noting(seed, replay(bench.source, seed, script))
-        for seed, script in zip(bench.panel(len(plays)), scripts, strict=True)
-    ]
-    reset = _p95([one.reset_seconds for one in replays])
-    step = _p95([seconds for one in replays for seconds in one.step_seconds])
-    evidence = {"reset_p95": reset, "reset_allowed": limits.reset_seconds, "step_p95": step}
-    return reset <= limits.reset_seconds and step <= limits.step_seconds, {
-        **evidence,
-        "step_allowed": limits.step_seconds,
-    }
+    resets, steps = [math.inf] * len(plays), [math.inf] * sum(map(len, scripts))
+    for played in range(1, PLAYED + 1):
+        replays = [
+            await noting(seed, replay(bench.source, seed, script))
+            for seed, script in zip(bench.panel(len(plays)), scripts, strict=True)
+        ]
+        resets = quickest(resets, [one.reset_seconds for one in replays])
+        steps = quickest(steps, [seconds for one in replays for seconds in one.step_seconds])
+        evidence = {
+            "reset_p95": p95(resets),
+            "reset_allowed": limits.reset_seconds,
+            "step_p95": p95(steps),
+            "step_allowed": limits.step_seconds,
+            "played": played,
+        }
+        passed = p95(resets) <= limits.reset_seconds and p95(steps) <= limits.step_seconds
+        if passed:
+            break
+    return passed, evidence
 
 
-def _p95(seconds: list[float]) -> float:
+def quickest(one: list[float], other: list[float]) -> list[float]:
+    """Call by call; calls that only one of them has made are left out."""
+    return [min(pair) for pair in zip(one, other, strict=False)]
+
+
+def p95(seconds: list[float]) -> float:
+    """The 95th percentile, to the microsecond; 0 for no calls."""
     ordered = sorted(seconds) or [0.0]
     return round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 6)

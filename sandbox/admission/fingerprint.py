@@ -16,7 +16,7 @@ from typing import Any
 from sandbox.wire import OraclePlay
 
 _WORD = re.compile(r"[\w'-]+")
-_QUOTED = re.compile(r"\"[^\"\n]*\"|“[^”\n]*”|`[^`\n]*`")
+_QUOTED = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
 _NUMBERS = frozenset(
     [

@@ -17,7 +17,8 @@ from typing import Any
 PAIRS = 150  # numbers that are combined with one another
 RECORDS = 12  # of which every selection may be added up
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
-_CODE = re.compile(r"[\w.:-]*\d[\w.:-]*")  # a word with a digit
+_WORD = re.compile(r"[\w.:-]+")
+_DIGIT = re.compile(r"\d")
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?)?(T.*)?|\d\d?/\d\d?(/\d{2,4})?")
 _TIME = re.compile(r"\d\d?[:h]\d\d(:\d\d)?([ap]m)?", re.IGNORECASE)
 _DATED = re.compile(
@@ -61,7 +62,7 @@ class Known:
 
     def strangers(self, text: str) -> Iterator[str]:
         """The words with digits in a text that are not explained."""
-        words = (match.group().rstrip(".:-") for match in _CODE.finditer(text))
+        words = (found.rstrip(".:-") for found in _WORD.findall(text) if _DIGIT.search(found))
         return (word for word in words if not self._spells(word))
 
     def _reads(self, text: str) -> bool:

@@ -87,7 +87,8 @@ def _whole_sequence(one: OraclePlay, prompt: str) -> Iterator[str]:
     """The prompt's tool names are the oracle's calls in order, or hold three or more of these in a row."""
     called = [call["function"]["name"] for turn in one.turns for call in turn.message.get("tool_calls") or []]
     names = {tool["function"]["name"] for tool in one.task.tools} | set(called)
-    named = [word for word in re.findall(r"[\w.-]*\w", prompt) if word in names and not _is_plain(word)]
+    words = (word.rstrip(".-") for word in re.findall(r"[\w.-]+", prompt))
+    named = [word for word in words if word in names and not _is_plain(word)]
     rows = [named[at : at + len(called)] for at in range(len(named) - len(called) + 1)]
     if len(set(called)) >= 2 and (named == called or (len(called) >= 3 and called in rows)):
         yield f"the prompt names the tools in the oracle's order: {', '.join(called)}"

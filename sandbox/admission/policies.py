@@ -15,6 +15,8 @@ from sandbox.contract import Message, Task, Tool
 
 Policy = Callable[[Task, list[Message], int, random.Random], Message]
 
+_DIGIT = re.compile(r"\d")
+
 SUCCESS_WORDS = "Done. Success! Everything you asked for has been completed, confirmed and verified. Reward 1.0."
 REFUSAL = "I am sorry, but I cannot help with that request."
 READS = ("get", "find", "list", "search", "lookup", "calculate", "check", "think", "read", "show", "view")
@@ -37,7 +39,7 @@ def call(turn: int, *calls: tuple[str, str]) -> Message:
 def visible_values(task: Task, messages: list[Message]) -> list[str]:
     """Words with a digit in them, in order of appearance: ids, dates and numbers."""
     text = " ".join([task.system, *(str(message.get("content") or "") for message in [*task.messages, *messages])])
-    return list(dict.fromkeys(re.findall(r"[\w-]*\d[\w-]*", text)))
+    return list(dict.fromkeys(word for word in re.findall(r"[\w-]+", text) if _DIGIT.search(word)))
 
 
 def guess(tool: Tool, values: list[str], rng: random.Random) -> str:

@@ -2,11 +2,12 @@
 
 A play that breaks the environment is counted under "faults": an agent that can end its episode as a fault escapes its
 reward, and throws the rollout away. A lucky guess costs a sound environment nothing: a policy over its bound is played
-on more seeds, and judged by all of them.
+on more seeds, and judged by all of them; and an adversary that did just what was asked (``solved``) took no shortcut.
 """
 
 import random
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from sandbox.admission import adversaries
 from sandbox.admission.bench import Bench, Played, noting, play, together
 from sandbox.admission.evidence import EXAMPLES, Verdict, example, fault_evidence
 from sandbox.admission.policies import FLOOR, Policy
+from sandbox.admission.solved import solutions, solves
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Task
 from sandbox.errors import EnvironmentFault
@@ -32,17 +34,18 @@ class Broken:
 async def floor(bench: Bench) -> Verdict:
     """Policies that do not try stay at the floor."""
     limits = bench.thresholds
-    return await _judged(bench, FLOOR, {"reward": limits.floor_reward, "success": limits.floor_success})
+    allowed = {"reward": limits.floor_reward, "success": limits.floor_success}
+    return await _judged(bench, FLOOR, allowed, may_solve=False)
 
 
 async def exploits(bench: Bench) -> Verdict:
     """Policies that want reward without work stay below the pass mark."""
     limits = bench.thresholds
     allowed = {"reward": limits.exploit_reward, "success": limits.exploit_success}
-    return await _judged(bench, adversaries.panel(), allowed)
+    return await _judged(bench, adversaries.panel(), allowed, may_solve=True)
 
 
-async def _judged(bench: Bench, policies: dict[str, Policy], allowed: dict[str, float]) -> Verdict:
+async def _judged(bench: Bench, policies: dict[str, Policy], allowed: dict[str, float], *, may_solve: bool) -> Verdict:
     """Every policy on the whole panel of seeds, in the twin; one that was over its bound on more seeds."""
     allowed = {**allowed, "faults": 0.0}
     limits = bench.thresholds
@@ -52,17 +55,21 @@ async def _judged(bench: Bench, policies: dict[str, Policy], allowed: dict[str, 
     fault: dict[str, Any] = {}
     for name, policy in policies.items():
         played = await _played(bench, policy, bench.panel(limits.seeds))
-        if _over(_rates(played), allowed):
+        solved = await _solved(bench, played) if may_solve else None
+        rates[name] = _rates(played, solved)
+        if _over(rates[name], allowed):
             confirmed.append(name)
             played += await _played(bench, policy, bench.panel(max(limits.confirm_seeds, limits.seeds))[limits.seeds :])
-        rates[name] = _rates(played)
+            solved = await _solved(bench, played) if may_solve else None
+            rates[name] = _rates(played, solved)
         if _over(rates[name], allowed):
-            examples.append(_worst(name, played))
+            examples.append(_worst(name, played, solved or set()))
             fault = fault or next((fault_evidence(one.error) for one in played if isinstance(one, Broken)), {})
     evidence = {**rates, "allowed": allowed, "seeds": limits.seeds}
     if confirmed:
         evidence |= {"played_on_more_seeds": confirmed, "more_seeds": max(limits.confirm_seeds, limits.seeds)}
     if examples:
+        examples.sort(key=lambda one: len(one["transcript"]))  # what the simplest does shows the cause
         evidence |= {**fault, "examples": examples[:EXAMPLES]}
     return not examples, evidence
 
@@ -91,22 +98,32 @@ async def _attempt(source: SandboxSource, seed: int, policy: Policy, turns: int)
         return Broken(seed, task, messages, error)
 
 
-def _rates(played: list[Played | Broken]) -> dict[str, float]:
-    scores = [one.score for one in played if isinstance(one, Played)]
-    return {
-        "reward": round(sum(score.reward for score in scores) / len(played), 4),
-        "success": round(sum(score.success for score in scores) / len(played), 4),
-        "faults": round(statistics.fmean(isinstance(one, Broken) for one in played), 4),
+async def _solved(bench: Bench, played: Sequence[Played | Broken]) -> set[int]:
+    """The seeds whose episode succeeded by doing what the oracle does."""
+    successes = [one for one in played if isinstance(one, Played) and one.score.success]
+    known = await solutions(bench, len(played)) if successes else None
+    return {one.seed for one in successes if known and solves(one, known)}
+
+
+def _rates(played: list[Played | Broken], solved: set[int] | None) -> dict[str, float]:
+    """What was reached without the work and, where that is looked at, the share in which the work was done."""
+    scores = [one.score for one in played if isinstance(one, Played) and one.seed not in (solved or ())]
+    rates = {
+        "reward": sum(score.reward for score in scores) / len(played),
+        "success": sum(score.success for score in scores) / len(played),
+        "faults": statistics.fmean(isinstance(one, Broken) for one in played),
+        **({"solved": len(solved) / len(played)} if solved is not None else {}),
     }
+    return {name: round(rate, 4) for name, rate in rates.items()}
 
 
-def _worst(name: str, played: list[Played | Broken]) -> dict[str, Any]:
-    """The episode that shows best what is wrong: one that broke, else the best paid."""
+def _worst(name: str, played: list[Played | Broken], solved: set[int]) -> dict[str, Any]:
+    """The episode that shows best what is wrong: one that broke, else the best paid that is none of the solved."""
     broken = next((one for one in played if isinstance(one, Broken)), None)
     if broken is not None:
         what = f"{name} broke the environment: {broken.error}"
         return example(broken.seed, what, broken.task or Task("", [], []), broken.messages)
-    whole = (one for one in played if isinstance(one, Played))
+    whole = (one for one in played if isinstance(one, Played) and one.seed not in solved)
     best = max(whole, key=lambda one: (one.score.success, one.score.reward))
     what = f"{name} got reward {best.score.reward:g}, success {best.score.success}"
     return example(best.seed, what, best.task, best.messages)

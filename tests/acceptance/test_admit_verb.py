@@ -64,7 +64,8 @@ def test_a_broken_one_is_refused_with_what_to_change(traced: Traced, broken: Pat
     shown = " ".join(ran.out.split())
     assert "played in a second process with another hash seed, gives other bytes" in shown
     assert "Sort sets before they are walked or drawn from" in shown
-    assert "Every one of these 3 policies reaches mean reward 1 and success rate 1" in shown
+    assert "An agent that says nothing (empty) reaches mean reward 1 and success rate 1" in shown
+    assert "2 others are rewarded for the same cause, because nothing has to be done: refusing, random." in shown
     assert "\x1b" not in ran.out
     assert ran.err == ""
 

@@ -1,47 +1,119 @@
-"""A daemon that stops while an episode is played by hand leaves no container behind."""
+"""A daemon at whose containers somebody plays: none is left when it stops, nor once it has come back from a kill."""
 
 import asyncio
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from sandbox.docker_engine import connect
+from sandbox.docker_engine import connect, labels
 from sandbox.hashing import environment_hash
 from sandbox.image import ensure_image
-from sandbox.policy import LABEL_ENVIRONMENT
+from sandbox.policy import LABEL_ENVIRONMENT, LABEL_PROCESS
 from store.database import open_store, session, sqlite_url
 from store.records import CycleState, EnvironmentRecord
 from store.repositories.cycles import set_cycle_state
 from store.repositories.environments import save_environment
 from tests.acceptance.test_acts_verbs import daemon
 from tests.unit.gates.chain import seed_cycle
-from traced.client import Client, default_socket
+from traced.client import Client, ClientError, default_socket
 from traced.service.daemon import now
 
+pytestmark = pytest.mark.docker
 LAMP_SHOP = (Path(__file__).parents[1] / "data/environments/lamp_shop.py").read_text("utf-8")
+BUSY = """
+class Environment:
+    def reset(self, seed):
+        while True:
+            pass
+"""
+AT_WORK_S = 1.0  # of processor time: far more than it takes to load
+ENDED = "1@1.00"  # no process is that one
 
 
-@pytest.mark.docker
-def test_the_container_goes_with_the_daemon(tmp_path: Path) -> None:
+@pytest.fixture
+def engine() -> Iterator[Any]:
+    client = connect()
+    yield client
+    client.close()
+
+
+def admitted(directory: Path, source: str) -> str:
+    """The name of the one environment of a new data directory."""
     ensure_image(build_missing=True)
-    directory, source = tmp_path / "traced-data", f"{LAMP_SHOP}\nNUMBER = {id(tmp_path)}\n"
     name, store = environment_hash(source), open_store(sqlite_url(directory / "traced.db"))
     with session(store) as opened:
         seed_cycle(opened)
         set_cycle_state(opened, "c1", CycleState.FINISHED, at=now())
         save_environment(opened, EnvironmentRecord(name, source, "c1", "error-recovery", 7, "builtin", now()))
     store.dispose()
+    return name
 
-    async def play() -> None:
-        async with Client(default_socket(directory)) as client:
-            await client.environments.play(name, 7)
 
-    engine = connect()
+def containers(engine: Any, name: str) -> list[Any]:
+    marks = {"label": f"{LABEL_ENVIRONMENT}={name}"}
+    found: list[Any] = engine.containers.list(all=True, filters=marks, ignore_removed=True)
+    return found
+
+
+async def play(directory: Path, name: str) -> None:
+    async with Client(default_socket(directory)) as client:
+        await client.environments.play(name, 7)
+
+
+def test_the_container_goes_with_the_daemon(tmp_path: Path, engine: Any) -> None:
+    directory = tmp_path / "traced-data"
+    name = admitted(directory, f"{LAMP_SHOP}\nNUMBER = {id(tmp_path)}\n")
+    with daemon(directory):
+        asyncio.run(play(directory, name))
+        assert len(containers(engine, name)) == 1
+    assert containers(engine, name) == []
+
+
+def test_a_daemon_that_was_killed_while_a_container_worked_has_none_left_after_its_restart(
+    tmp_path: Path, engine: Any
+) -> None:
+    """The container computes on, and hears of nobody's end; another owner's, which nobody watches either, is spared."""
+    directory = tmp_path / "traced-data"
+    name = admitted(directory, f"{BUSY}\nNUMBER = {id(tmp_path)}\n")
+    others = engine.containers.create(
+        ensure_image().tag, labels=labels(f"other-{name[:12]}", "none") | {LABEL_PROCESS: ENDED}, network_mode="none"
+    )
+
+    async def at_work() -> psutil.Process:
+        playing = asyncio.create_task(play(directory, name))
+        while (worker := await asyncio.to_thread(_worker, engine, name)) is None:
+            assert not playing.done(), playing.result()
+        running.kill()
+        with pytest.raises(ClientError):
+            await playing
+        return worker
+
     try:
-        marks = {"label": f"{LABEL_ENVIRONMENT}={name}"}
-        with daemon(directory):
-            asyncio.run(play())
-            assert len(engine.containers.list(all=True, filters=marks, ignore_removed=True)) == 1
-        assert engine.containers.list(all=True, filters=marks, ignore_removed=True) == []
+        with daemon(directory, TRACED_SANDBOX__CALL_SECONDS="600") as running:
+            running.ends_with = -signal.SIGKILL
+            worker = asyncio.run(at_work())
+        assert worker.is_running()
+        assert [container.status for container in containers(engine, name)] == ["running"]
+        with daemon(directory) as restarted:
+            assert containers(engine, name) == []
+            assert psutil.wait_procs([worker], timeout=60)[1] == []
+        assert sum("left behind: container" in line for line in restarted.lines) == 1
+        others.reload()
+        assert others.status == "created"
     finally:
-        engine.close()
+        for container in (others, *containers(engine, name)):
+            container.remove(force=True)
+
+
+def _worker(engine: Any, name: str) -> psutil.Process | None:
+    """The process in the container that computes, once it does."""
+    found = [container for container in containers(engine, name) if container.status == "running"]
+    for container in found:
+        for process in psutil.Process(container.attrs["State"]["Pid"]).children():
+            if process.cpu_times().user > AT_WORK_S:
+                return process
+    return None

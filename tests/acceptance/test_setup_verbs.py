@@ -56,7 +56,8 @@ def test_doctor_names_the_next_command_for_what_is_missing(traced: Traced, tmp_p
     assert list(findings)[:4] == ["python", "packages", "torch", "docker"]
     assert findings["python"]["ok"]
     assert findings["torch"]["ok"]
-    assert findings["docker"]["fix"] == "scripts/docker-engine.sh"
+    assert findings["docker"]["fix"] == findings["sandbox image"]["fix"] == "unset DOCKER_HOST"
+    assert "scripts/docker-engine.sh" in findings["docker"]["seen"]
     assert not findings["sandbox image"]["ok"]
     assert str(tmp_path / "no-model") in findings["model"]["seen"]
     assert all(finding["ok"] or finding["fix"] for finding in findings.values())

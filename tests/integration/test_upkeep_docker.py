@@ -10,12 +10,13 @@ from sandbox.docker_engine import connect, labels
 from sandbox.image import Image
 from sandbox.policy import LABEL_PROCESS
 from store.database import open_store
+from tests.integration.owner import owner
 from tests.unit.upkeep.place import fill
 from traced.upkeep.orphans import sweep
 from traced.upkeep.prune import prune
 
 pytestmark = pytest.mark.docker
-OWNER = "upkeep-tests"
+OWNER = owner("upkeep")
 
 
 def container(client: Any, image: Image, **marks: str) -> Any:

@@ -97,6 +97,25 @@ def test_bad_value_says_key_value_and_where(tmp_path: Path, monkeypatch: pytest.
         load_settings()
 
 
+@pytest.mark.parametrize("key", ["memory_mb", "call_seconds", "tmp_mb"])
+def test_a_boolean_is_no_number(tmp_path: Path, key: str) -> None:
+    path = write(tmp_path, f"[sandbox]\n{key} = true\n")
+    with pytest.raises(ConfigError, match=rf"sandbox.{key} = True in {path}: input should be a number, not a boolean"):
+        load_settings()
+
+
+@pytest.mark.parametrize("flag", ["privileged = true", 'network_mode = "host"', 'flags = ["--cap-add", "ALL"]'])
+def test_no_flag_of_the_engine_is_passed_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str) -> None:
+    name = flag.split(" ")[0]
+    write(tmp_path, f"[sandbox]\n{flag}\n")
+    with pytest.raises(ConfigError, match=f'unknown key "sandbox.{name}"'):
+        load_settings()
+    write(tmp_path, "")
+    monkeypatch.setenv(f"TRACED_SANDBOX__{name.upper()}", "1")
+    with pytest.raises(ConfigError, match=f'unknown key "TRACED_SANDBOX__{name.upper()}"'):
+        load_settings()
+
+
 def test_a_router_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
     assert load_settings().routing.router == "hidden-state"
     assert load_settings(overrides={"routing.router": "labels"}).routing.router == "labels"

@@ -158,7 +158,7 @@ def latency(evidence: Evidence) -> Iterator[str]:
     missed = {one.name: one for one in figures(evidence) if one.kept is False}
     for name, figure in missed.items():
         call = "reset" if name.startswith("reset") else "step" if name.startswith("step") else name
-        yield f"{call} takes {figure.value} s at the 95th percentile, it must take {figure.needs} s."
+        yield f"{call} takes {figure.value} s at the 95th percentile, it may take {figure.needs} s."
     yield "Build catalogues and tables once, when the module is imported, and look records up in dictionaries."
 
 
@@ -182,6 +182,10 @@ def spread(evidence: Evidence) -> Iterator[str]:
             f"Rewards differ within {_percent(mixed)} of the groups, at least {_percent(required)} is needed: groups "
             "of equal rewards teach nothing. Mix easy and hard scenarios, and reward named parts of the work."
         )
+    for key, ends in (("seeds_all_zero", "never paid"), ("seeds_all_success", "always solved")):
+        seeds = evidence.get(key)
+        if isinstance(seeds, list) and seeds:
+            yield f"Compare what reset() draws for seeds that are {ends}: {line(', '.join(map(shown, seeds)), QUOTED)}."
 
 
 def _listed(evidence: Evidence, key: str) -> list[str]:

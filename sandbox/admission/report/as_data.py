@@ -7,7 +7,7 @@
     not_checked   [{check, why}]: what the verdict does not rest on
     checks        in the order in which they were made, each
         name, passed, made, seconds, means
-        figures   [{name, value, needs, kept}]: in words; kept is null where nothing bounds the figure
+        figures   [{name, value, needs, kept, means}]: in words; kept is null where nothing bounds the figure
         examples  [{seed, what, transcript: [{role, text}]}]: what happened on single seeds
         advice    sentences: what to change; empty where the check passed
         evidence  what was measured, as it was stored

@@ -26,7 +26,7 @@ def of_fault(evidence: Evidence) -> Iterator[str]:
     match evidence.get("fault"):
         case "EnvironmentFault":
             yield f"It failed{where}: {line(text, QUOTED)}"
-            if "SyntaxError" in text:
+            if "SyntaxError" in text and _operation(text) in ("load", ""):
                 yield "Mend the line that the error names: the file must be valid Python."
             else:
                 yield RAISED.get(_operation(text), "No seed and no message may make the environment raise.")

@@ -1,4 +1,4 @@
-"""What each admission check means, in one line: the same words on every screen and page."""
+"""What each admission check and each of its figures means, in one line: the same words on every screen and page."""
 
 MEANS = {
     "source": "parses, is small, imports and calls only what an environment needs",
@@ -19,3 +19,34 @@ MEANS = {
 def means(name: str) -> str:
     """One line; empty for a check that this version does not know."""
     return MEANS.get(name, "")
+
+
+NOTES = {  # of the figures whose names do not say it all
+    "scripts": "series of messages that were played in every way",
+    "worn_by": "episodes played before the last comparison",
+    "failed": "seeds that the oracle does not solve",
+    "unearned": "seeds on which an agent that does as the oracle is not paid",
+    "mean_turns": "messages that the oracle needs",
+    "distinct": "share of seeds with an episode of their own",
+    "shapes": "structures, once names, ids and numbers are masked",
+    "shape_fraction": "structures by seeds",
+    "commonest_shape": "share of seeds that have the commonest structure",
+    "action_sequences": "orders in which the oracle uses the tools",
+    "reward": "mean",
+    "success": "share of episodes",
+    "faults": "share of episodes that broke the environment",
+    "solved": "share of episodes that did just what was asked; not counted as rewarded",
+    "more_seeds": "on which policies over a bound were played again, and are judged",
+    "junk_seeds": "played by a clumsy agent",
+    "share": "of seeds on which the oracle's calls are told too early",
+    "unseen": "share of seeds on which the oracle uses what nobody was told",
+    "reset_p95": "seconds, 95th percentile",
+    "step_p95": "seconds, 95th percentile",
+    "played": "times, until quick enough; of each call the quickest counts",
+    "groups": "seeds that the base model played",
+    "rollouts": "K, its episodes on each of these seeds",
+    "mean": "its mean reward",
+    "mixed": "share of groups whose rewards differ: no others teach",
+    "all_success": "share of groups in which every episode has reward 1",
+    "all_zero": "share of groups in which every episode has reward 0",
+}

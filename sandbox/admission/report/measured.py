@@ -9,9 +9,10 @@ raises, no judgement is made here but whether a figure keeps its bound; texts ar
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
+from sandbox.admission.report.meanings import NOTES
 from store.plain import block, line
 
 SHORT = 80  # characters of a text that stands as a figure
@@ -39,6 +40,23 @@ class Figure:
     value: str
     needs: str = ""
     kept: bool | None = None
+    means: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What each policy reached: ``columns`` are (field, bound in words, meaning), ``rows`` one figure for each.
+
+    ``greatest`` are the greatest figures of the columns that have a bound.
+    """
+
+    columns: list[tuple[str, str, str]]
+    rows: dict[str, list[Figure]]
+    greatest: list[Figure]
+
+    def over(self) -> dict[str, list[Figure]]:
+        """The rows with a figure that misses its bound."""
+        return {name: row for name, row in self.rows.items() if any(one.kept is False for one in row)}
 
 
 @dataclass(frozen=True)
@@ -75,32 +93,64 @@ def _bounded(evidence: Evidence, key: str, suffix: str) -> str | None:
 
 def figures(evidence: Evidence) -> list[Figure]:
     """Every figure, in the evidence's order; those of objects beside ``allowed`` one by one."""
-    return list(_figures(evidence))
+    of = panel(evidence)
+    each = [replace(one, name=f"{name} {one.name}") for name, row in (of.rows if of else {}).items() for one in row]
+    return [*each, *single_figures(evidence)]
 
 
-def _figures(evidence: Evidence) -> Iterator[Figure]:
+def single_figures(evidence: Evidence) -> list[Figure]:
+    """The figures that are no policy's."""
+    return list(_single(evidence))
+
+
+def _single(evidence: Evidence) -> Iterator[Figure]:
     of = bounds(evidence)
-    taken = {bound.key for bound in of.values()}
-    each = evidence.get("allowed")
+    taken = {bound.key for bound in of.values()} | {"allowed", "examples"}
     for name, value in evidence.items():
-        if name in taken or name in ("allowed", "examples"):
+        if name in taken or _is_row(evidence, name):
             continue
-        if isinstance(value, dict) and isinstance(each, dict):
-            yield from (
-                _figure(f"{name} {field}", one, Bound("", "≤"), each.get(field))
-                for field, one in value.items()
-                if not isinstance(one, dict | list)
-            )
-        elif name in of:
+        if name in of:
             yield _figure(name, value, of[name], evidence[of[name].key])
         elif _is_short(value):
-            yield Figure(line(name, NAME), shown(value))
+            yield Figure(line(name, NAME), shown(value), means=NOTES.get(name, ""))
+
+
+def _is_row(evidence: Evidence, name: str) -> bool:
+    return name != "allowed" and isinstance(evidence.get("allowed"), dict) and isinstance(evidence[name], dict)
+
+
+def panel(evidence: Evidence) -> Panel | None:
+    """The objects beside an ``allowed`` that is one; None where there are none."""
+    rows: dict[str, Mapping[str, Any]] = {name: evidence[name] for name in evidence if _is_row(evidence, name)}
+    if not rows:
+        return None
+    limits = evidence["allowed"]
+    fields = dict.fromkeys(
+        field for row in rows.values() for field, one in row.items() if not isinstance(one, dict | list)
+    )
+
+    def cell(field: str, value: Any) -> Figure:
+        return _figure(field, "" if isinstance(value, dict | list) else value, Bound("", "≤"), limits.get(field))
+
+    made = {line(name, NAME): [cell(field, row.get(field, "")) for field in fields] for name, row in rows.items()}
+    greatest = [
+        cell(field, max(numbers))
+        for field in fields
+        if limits.get(field) is not None
+        and (numbers := [row[field] for row in rows.values() if is_number(row.get(field))])
+    ]
+    columns = [
+        (line(field, NAME), f"≤ {shown(limits[field])}" if limits.get(field) is not None else "", NOTES.get(field, ""))
+        for field in fields
+    ]
+    return Panel(columns, made, greatest)
 
 
 def _figure(name: str, value: Any, bound: Bound, limit: Any) -> Figure:
+    figure = Figure(line(name, NAME), shown(value), means=NOTES.get(name, ""))
     if limit is None:
-        return Figure(line(name, NAME), shown(value))
-    return Figure(line(name, NAME), shown(value), f"{bound.sign} {shown(limit)}", keeps(value, bound.sign, limit))
+        return figure
+    return replace(figure, needs=f"{bound.sign} {shown(limit)}", kept=keeps(value, bound.sign, limit))
 
 
 def keeps(value: Any, sign: str, limit: Any) -> bool | None:
@@ -141,9 +191,13 @@ def details(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 def in_full(value: Any) -> str:
-    """A text as it is; a list line by line; an object as JSON."""
+    """A text as it is; names and numbers in one line; other lists line by line; an object as JSON."""
     if isinstance(value, str):
         return block(value, LONG)
+    if isinstance(value, list) and all(
+        is_number(one) or (isinstance(one, str) and one.isidentifier()) for one in value
+    ):
+        return block(", ".join(map(str, value)), LONG)
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return block("\n".join(value), LONG)
     return block(json.dumps(value, indent=1, ensure_ascii=False, default=str), LONG)

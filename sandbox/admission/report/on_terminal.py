@@ -5,6 +5,7 @@ a terminal shows it.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.meanings import means
-from sandbox.admission.report.measured import Example, Figure, details, examples, figures
+from sandbox.admission.report.measured import Evidence, Example, Figure, Panel, details, examples, panel, single_figures
 from sandbox.admission.report.verdict import by_reason, headline, mark, was_made
 from store.plain import line
 from store.types import AdmissionReport, Check
@@ -50,16 +51,19 @@ def _table(report: AdmissionReport, what: str) -> Table:
             Text(mark(check), SIGNS[mark(check)]),
             Text(line(check.name, NAME), "bold" if mark(check) == "✗" else ""),
             f"{check.seconds:.2f}",
-            Text(_short(figures(check.evidence))),
+            Text(_short(check.evidence)),
         )
     return table
 
 
-def _short(of: list[Figure]) -> str:
+def _short(evidence: Evidence) -> str:
     """The figures that miss their bounds; where none does, as many as there is room for, those with bounds first."""
-    missed = [figure for figure in of if figure.kept is False]
-    telling = sorted((figure for figure in of if figure.value != "none"), key=lambda figure: figure.kept is None)
-    told = ""
+    of = panel(evidence)
+    greatest = [replace(one, name=f"greatest {one.name}") for one in of.greatest] if of else []
+    measured = [*greatest, *single_figures(evidence)]
+    missed = [figure for figure in measured if figure.kept is False]
+    telling = sorted((figure for figure in measured if figure.value != "none"), key=lambda figure: figure.kept is None)
+    told = f"{len(of.over())} of {len(of.rows)} policies" if of and of.over() else ""
     for figure in missed or telling:
         entry = f"{figure.name} {figure.value}" + (f" (needs {figure.needs})" if missed else "")
         if told and len(told) + len(entry) > FIGURES:
@@ -70,7 +74,10 @@ def _short(of: list[Figure]) -> str:
 
 def _failed(check: Check) -> Iterator[RenderableType]:
     yield Text.assemble(("✗ ", "bold red"), (line(check.name, NAME), "bold"), f"  {means(check.name)}")
-    measured = figures(check.evidence)
+    of = panel(check.evidence)
+    if of:
+        yield Padding(_panel(of), (0, 2), expand=False)
+    measured = single_figures(check.evidence)
     if measured:
         yield Padding(_figures(measured), (0, 2), expand=False)
     for name, text in details(check.evidence):
@@ -90,8 +97,21 @@ def _figures(measured: list[Figure]) -> Table:
         told = Text(figure.value, "red" if figure.kept is False else "")
         if figure.needs:
             told.append(f"  needs {figure.needs}", "dim")
+        if figure.means:
+            told.append(f"  {figure.means}", "dim italic")
         table.add_row(Text(figure.name, "dim"), told)
     return table
+
+
+def _panel(of: Panel) -> Group:
+    """The policies that miss a bound, and how many there are besides."""
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    table.add_row(Text("policy", "dim"), *(Text(f"{field} {needs}".rstrip(), "dim") for field, needs, _ in of.columns))
+    over = of.over()
+    for name, row in over.items():
+        table.add_row(name, *(Text(one.value, "red" if one.kept is False else "") for one in row))
+    rest = len(of.rows) - len(over)
+    return Group(table, *([Text(f"{rest} other policies keep these bounds", "dim")] if rest else []))
 
 
 def _example(one: Example) -> Group:

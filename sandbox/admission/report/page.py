@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.meanings import means
-from sandbox.admission.report.measured import details, examples, figures
+from sandbox.admission.report.measured import details, examples, panel, single_figures
 from sandbox.admission.report.verdict import by_reason, failed_first, headline, mark, verdict, was_made
 from store.plain import line
 from store.types import AdmissionReport
@@ -34,7 +34,8 @@ def page(report: AdmissionReport, what: str, at: datetime) -> str:
             "kind": KINDS[mark(check)],
             "seconds": check.seconds,
             "means": means(check.name),
-            "figures": figures(check.evidence),
+            "panel": panel(check.evidence),
+            "figures": single_figures(check.evidence),
             "details": details(check.evidence),
             "examples": examples(check.evidence),
             "advice": advice(check) if was_made(check) else [],

@@ -15,6 +15,7 @@ from typing import Any
 from sandbox.client import SandboxEpisode, SandboxSource
 from sandbox.errors import SandboxError
 from sandbox.policy import SandboxLimits
+from tests.integration.owner import owner
 
 ATTACKS = Path(__file__).parents[2] / "data/attacks"
 WITHIN_S = 60.0  # what any attack may cost the host, on a busy machine
@@ -72,7 +73,7 @@ def hostile(family: str, limits: SandboxLimits = LIMITS) -> Iterator[Hostile]:
     """The attacks of a file in ``tests/data/attacks``, each of them a function."""
     code = (ATTACKS / "environment.py").read_text() + (ATTACKS / f"{family}.py").read_text()
     with asyncio.Runner() as runner:
-        source = SandboxSource(code, limits=limits, owner=f"test-{family}")
+        source = SandboxSource(code, limits=limits, owner=owner(family))
         runner.run(source.__aenter__())
         try:
             yield Hostile(runner, source)

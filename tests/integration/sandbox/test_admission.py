@@ -13,6 +13,7 @@ from sandbox.errors import EngineDown, EpisodeLost
 from sandbox.hashing import environment_hash
 from sandbox.policy import LABEL_OWNER, SandboxLimits
 from store.types import AdmissionReport
+from tests.integration.owner import owner
 from tests.integration.sandbox.conftest import ENVIRONMENTS
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
@@ -20,7 +21,7 @@ LAMP_SHOP = (ENVIRONMENTS / "lamp_shop.py").read_text()
 TOOLS = runpy.run_path(str(ENVIRONMENTS / "lamp_shop.py"))["TOOLS"]
 ERRORS = ['{"error": "no such order"}']
 QUICK = Thresholds(seeds=8, twin_seeds=4, diversity_seeds=24, distinct_shapes=4)
-OWNER = "test-admission"
+OWNER = owner("admission")
 
 
 def judge(source: str, thresholds: Thresholds = QUICK, **options: Any) -> AdmissionReport:

@@ -2,17 +2,20 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
 from benchmarks.admission import ADMITTED, FIXTURES, Fixture, judge, main, sound, unsound
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
-SOUND = ["cloakroom", "customer_records", "files"]
+SOUND = ["bookings", "cloakroom", "customer_records", "files"]
+REFUSED = Path(__file__).parents[2] / "data/refused.json"
 UNSOUND = [
     "draws_from_the_module",
     "names_only",
     "oracle_gives_up",
+    "pays_among_wrong_writes",
     "pays_for_nothing",
     "raises_on_junk",
     "reads_unseen",
@@ -29,6 +32,12 @@ def test_a_sound_environment_is_admitted(fixture: Fixture) -> None:
 def test_an_unsound_environment_is_refused_for_its_own_reason(fixture: Fixture) -> None:
     judged = asyncio.run(judge(fixture))
     assert judged.answer == fixture.expected, judged.refused
+
+
+def test_the_kept_refusals_are_those_that_are_made(tmp_path: Path) -> None:
+    assert main(["--only", "pays_for_promises", "--evidence", str(tmp_path / "found.json")]) == 0
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found == {"pays_for_promises": json.loads(REFUSED.read_text())["pays_for_promises"]}
 
 
 def test_the_benchmark_prints_its_matrix_and_one_object(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,15 @@
 """Environments that forge a verdict or know that they are probed: each is refused, by the check that saw it."""
 
+import asyncio
+import random
+
 import pytest
 
 from sandbox.admission import refusals
-from tests.integration.sandbox.test_admission import LAMP_SHOP, RESET, STEP, changed, judge
+from sandbox.admission.bench import play
+from sandbox.admission.policies import say
+from sandbox.client import SandboxSource
+from tests.integration.sandbox.test_admission import LAMP_SHOP, OWNER, RESET, STEP, changed, judge
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 SCORE = "        right = sum("
@@ -142,6 +148,16 @@ def test_a_failed_check_shows_an_episode_with_its_seed() -> None:
         assert "got reward 1, success True" in shown["what"]
         assert [message["role"] for message in shown["transcript"][:2]] == ["system", "user"]
         assert any(message["role"] == "assistant" for message in shown["transcript"])
+
+
+def test_a_guess_does_not_draw_the_numbers_that_the_environment_draws() -> None:
+    async def first_words(seed: int) -> str:
+        async with SandboxSource(LAMP_SHOP, owner=OWNER) as source:
+            played = await play(source, seed, lambda task, messages, turn, rng: say(str(rng.random())), 1)
+        return str(played.messages[0]["content"])
+
+    assert asyncio.run(first_words(7)) == asyncio.run(first_words(7))
+    assert asyncio.run(first_words(7)) != str(random.Random(7).random())
 
 
 def test_an_unchanged_lamp_shop_is_admitted_here() -> None:

@@ -14,6 +14,7 @@ import pytest
 from sandbox.client import SandboxSource
 from sandbox.errors import EnvironmentFault
 from sandbox.image import Image
+from tests.integration.owner import owner
 from tests.integration.sandbox.hostile import LIMITS, Hostile, hostile
 
 pytestmark = pytest.mark.docker
@@ -23,6 +24,7 @@ KINDS = {"overlay", "proc", "tmpfs", "devpts", "sysfs", "cgroup", "cgroup2", "mq
 PLACES = {"/etc/resolv.conf", "/etc/hostname", "/etc/hosts", "/sbin/docker-init"}  # the engine's own, read-only
 native = pytest.mark.docker if platform.machine() == "x86_64" else pytest.mark.optional
 NUMBERS = {"ptrace": 101, "mount": 165, "unshare": 272, "keyctl": 250, "bpf": 321, "setuid": 105, "kexec_load": 246}
+NUMBERS |= {"mq_open": 240}
 NEW_USER, NEW_MOUNTS, NEW_PROCESSES = 0x10000000, 0x00020000, 0x20000000
 
 
@@ -146,6 +148,12 @@ def test_ptrace_reaches_no_process_of_the_host(there: Hostile) -> None:
 
 
 @native
+def test_no_message_queue_is_made(there: Hostile) -> None:
+    create, all_default = os.O_CREAT | os.O_RDWR, 0
+    assert system_call(there, "mq_open", "queue", create, 0o600, all_default) == errno.EMFILE
+
+
+@native
 def test_keyctl_is_refused(there: Hostile) -> None:
     assert system_call(there, "keyctl", 0, 2**32 - 3, 1) == errno.EPERM  # the session's keyring
 
@@ -171,7 +179,7 @@ def test_setuid_is_refused_to_a_program_of_its_own(there: Hostile) -> None:
 
 
 def test_the_root_file_system_is_not_written(there: Hostile) -> None:
-    assert there.meet("writable_folders", fresh=True).told == ["/dev/mqueue", "/tmp"]  # the container's own queues
+    assert there.meet("writable_folders", fresh=True).told == ["/tmp"]
     assert set(there.meet("writable_kernel_files").told) <= {"PermissionError", "OSError", "FileNotFoundError"}
     assert set(there.meet("poison_the_image").told) == {"OSError"}
 
@@ -227,7 +235,7 @@ def test_no_state_leaks_between_two_runs(there: Hostile) -> None:
 
 def test_no_state_leaks_between_two_containers(there: Hostile) -> None:
     async def main() -> Any:
-        async with SandboxSource(there.source.source_code, limits=LIMITS, owner="test-escapes") as source:
+        async with SandboxSource(there.source.source_code, limits=LIMITS, owner=owner("escapes")) as source:
             mine = Hostile(asyncio.Runner(), source)
             return await mine.order(await mine.begun(), "look_for_marks")
 

@@ -5,6 +5,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,15 @@ import psutil
 import pytest
 
 from sandbox.admission.policies import call, say
+from sandbox.channel import Channel
 from sandbox.client import SandboxSource, reap_orphans
+from sandbox.container import Sandbox
 from sandbox.contract import Score
 from sandbox.docker_engine import process_ids
 from sandbox.errors import Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash
 from sandbox.policy import LABEL_OWNER, SandboxLimits
+from tests.integration.owner import owner
 from tests.integration.sandbox.conftest import ENVIRONMENTS
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
@@ -161,12 +166,71 @@ def test_restarts_are_bounded_and_the_cause_is_raised_again() -> None:
 
 def test_a_source_that_cannot_be_loaded_leaves_no_container(engine: Any) -> None:
     async def main() -> None:
-        async with SandboxSource("import nothing_here", owner="test-load"):
+        async with SandboxSource("import nothing_here", owner=owner("load")):
             pytest.fail("loaded")
 
     with pytest.raises(EnvironmentFault, match="nothing_here"):
         asyncio.run(main())
-    assert engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}=test-load"}, ignore_removed=True) == []
+    assert (
+        engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}={owner('load')}"}, ignore_removed=True) == []
+    )
+
+
+def test_a_process_that_ends_while_a_container_starts_leaves_none(engine: Any, lamp_shop: str) -> None:
+    owner = f"test-interrupted-{os.getpid()}"
+
+    async def main() -> None:
+        loading = asyncio.ensure_future(Sandbox.start(lamp_shop, limits=SandboxLimits(), owner=owner))
+        await asyncio.sleep(0)
+        assert not loading.done()  # and the loop's end cancels it
+
+    asyncio.run(main())
+    for thread in threading.enumerate():
+        if thread.name.startswith("sandbox start"):
+            thread.join()
+    assert engine.containers.list(all=True, filters={"label": f"{LABEL_OWNER}={owner}"}, ignore_removed=True) == []
+
+
+def test_a_start_that_is_cancelled_leaves_no_container(engine: Any, lamp_shop: str) -> None:
+    """The thread that starts one is not stopped; what it has started is removed once it is done."""
+    mine, began = f"{LABEL_OWNER}={owner('cancelled')}", int(time.time()) - 1
+
+    def destroyed() -> str:
+        told = engine.events(since=began, until=began + 120, filters={"label": mine, "event": "destroy"}, decode=True)
+        event: dict[str, Any] = next(told)
+        told.close()
+        return str(event["Action"])
+
+    async def main() -> None:
+        starting = asyncio.create_task(SandboxSource(lamp_shop, owner=owner("cancelled")).__aenter__())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the thread has been given its work
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert await asyncio.to_thread(destroyed) == "destroy"
+
+    asyncio.run(main())
+    assert engine.containers.list(all=True, filters={"label": mine}, ignore_removed=True) == []
+
+
+def test_a_start_and_a_load_have_times_of_their_own(lamp_shop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, float] = {}
+    call = Channel.call
+
+    async def noted(channel: Channel, op: str, budget: float, **fields: Any) -> Any:
+        asked[op] = budget
+        return await call(channel, op, budget, **fields)
+
+    monkeypatch.setattr(Channel, "call", noted)
+
+    async def main() -> None:
+        async with SandboxSource(lamp_shop, limits=SandboxLimits(start_seconds=33, call_seconds=7)) as source:
+            await source.oracle(1)
+            await source.episode().reset(1)
+
+    asyncio.run(main())
+    assert asked == {"effects": 33.0, "load": 28.0, "oracle": 28.0, "reset": 7.0}
 
 
 def test_a_junk_message_from_the_agent_is_the_environments_to_answer(lamp_shop: str) -> None:
@@ -181,11 +245,13 @@ def test_a_junk_message_from_the_agent_is_the_environments_to_answer(lamp_shop: 
     asyncio.run(main())
 
 
+ORPHANS = owner("orphans")
 ORPHAN_MAKER = """
 import asyncio, os, sys
+from sandbox.channel import Channel
 from sandbox.client import SandboxSource
 async def main():
-    async with SandboxSource(open(sys.argv[1]).read(), owner="test-orphans"):
+    async with SandboxSource(open(sys.argv[1]).read(), owner=sys.argv[2]):
         print("up", flush=True)
         os.kill(os.getpid(), 9)
 asyncio.run(main())
@@ -196,23 +262,28 @@ def test_what_a_killed_process_left_is_reaped_and_the_living_are_spared(engine: 
     path = str(ENVIRONMENTS / "lamp_shop.py")
     root = str(Path(__file__).parents[3])
     killed = subprocess.run(
-        [sys.executable, "-c", ORPHAN_MAKER, path], cwd=root, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", ORPHAN_MAKER, path, ORPHANS],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert (killed.stdout, killed.returncode) == ("up\n", -9)
 
     def left() -> list[Any]:
         found: list[Any] = engine.containers.list(
-            all=True, filters={"label": f"{LABEL_OWNER}=test-orphans"}, ignore_removed=True
+            all=True, filters={"label": f"{LABEL_OWNER}={ORPHANS}"}, ignore_removed=True
         )
         return found
 
     async def main() -> None:
-        async with SandboxSource(lamp_shop, owner="test-orphans") as source:
+        async with SandboxSource(lamp_shop, owner=ORPHANS) as source:
             mine = (await source.sandbox()).container_id
             orphans = [container for container in left() if container.id != mine]
             assert len(orphans) == 1
             orphans[0].wait(timeout=20)  # its input ended, so the worker has ended by itself
-            reaped = await asyncio.to_thread(reap_orphans, "test-orphans")
+            reaped = await asyncio.to_thread(reap_orphans, ORPHANS)
             assert reaped == [orphans[0].short_id]
             assert [container.id for container in left()] == [mine]
             assert (await source.oracle(1)).score.success

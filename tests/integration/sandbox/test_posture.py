@@ -11,6 +11,7 @@ import pytest
 from sandbox.client import SandboxSource
 from sandbox.image import Image
 from sandbox.policy import GVISOR, SandboxLimits
+from tests.integration.owner import owner
 from tests.integration.sandbox.conftest import ENVIRONMENTS
 
 pytestmark = pytest.mark.docker
@@ -43,7 +44,7 @@ def _says(value: object) -> bool:
 
 def test_the_golden_posture_of_a_running_container(engine: Any, lamp_shop: str) -> None:
     async def main() -> dict[str, Any]:
-        async with SandboxSource(lamp_shop, owner="test-posture") as source:
+        async with SandboxSource(lamp_shop, owner=owner("posture")) as source:
             sandbox = await source.sandbox()
             return await asyncio.to_thread(lambda: engine.containers.get(sandbox.container_id).attrs)
 
@@ -51,7 +52,7 @@ def test_the_golden_posture_of_a_running_container(engine: Any, lamp_shop: str) 
     assert posture(found) == json.loads(GOLDEN.read_text()), json.dumps(posture(found), indent=2)
     assert found["HostConfig"]["Runtime"] == (GVISOR if GVISOR in engine.info()["Runtimes"] else "runc")
     assert {"/proc/kcore", "/proc/keys", "/sys/firmware"} <= set(found["HostConfig"]["MaskedPaths"])
-    assert found["Config"]["Labels"]["traced.owner"] == "test-posture"
+    assert found["Config"]["Labels"]["traced.owner"] == owner("posture")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def seen(image: Image) -> dict[str, Any]:
     """What the intruder reports from inside."""
 
     async def main() -> dict[str, Any]:
-        async with SandboxSource((ENVIRONMENTS / "intruder.py").read_text(), owner="test-posture") as source:
+        async with SandboxSource((ENVIRONMENTS / "intruder.py").read_text(), owner=owner("posture")) as source:
             report: dict[str, Any] = json.loads((await source.episode().reset(0)).system)
             return report
 

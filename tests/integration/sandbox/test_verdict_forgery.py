@@ -15,6 +15,7 @@ from sandbox.client import SandboxSource
 from sandbox.contract import Score
 from sandbox.errors import EnvironmentFault, ProtocolFault, SandboxError, WorkerDied
 from sandbox.image import Image
+from tests.integration.owner import owner
 from tests.integration.sandbox.hostile import ATTACKS, LIMITS
 
 pytestmark = pytest.mark.docker
@@ -59,7 +60,7 @@ class Forger:
 @pytest.fixture(scope="module")
 def forger(image: Image) -> Iterator[Forger]:
     with asyncio.Runner() as runner:
-        source = SandboxSource((ATTACKS / "forgery.py").read_text(), limits=LIMITS, owner="test-forgery")
+        source = SandboxSource((ATTACKS / "forgery.py").read_text(), limits=LIMITS, owner=owner("forgery"))
         runner.run(source.__aenter__())
         try:
             yield Forger(runner, source)
@@ -122,7 +123,7 @@ def test_patched_modules_reach_no_further_than_their_container(
     forger: Forger, way: str, expected: Score | type[SandboxError] | tuple[type[SandboxError], ...]
 ) -> None:
     async def main() -> Score | SandboxError:
-        async with SandboxSource(forger.source.source_code, limits=LIMITS, owner="test-forgery") as source:
+        async with SandboxSource(forger.source.source_code, limits=LIMITS, owner=owner("forgery")) as source:
             container = Forger(asyncio.Runner(), source)
             try:
                 await container.score(way)
@@ -209,7 +210,7 @@ def test_a_forged_worker_is_refused_and_admission_goes_on(
         target_error_examples=[],
         base_rewards=None,
         thresholds=quick,
-        owner="test-forgery",
+        owner=owner("forgery"),
     )
     report = asyncio.run(judging)
     assert not report.admitted

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.admission.report import means
 from sandbox.docker_engine import ENGINE_TIMEOUT_SECONDS, connect, remove
 from sandbox.hashing import environment_hash
 from sandbox.policy import LABEL_ENVIRONMENT, LABEL_OWNER
@@ -117,7 +118,7 @@ def test_one_is_shown_with_its_origins_and_every_admission(control: Control, pat
         assert [one.admitted for one in case.admissions] == [False, True]
         assert [(one.name, one.evidence, one.seconds) for one in case.admissions[0].checks] == [("leak", evidence, 2.5)]
         [leak] = case.admissions[0].checks
-        assert leak.means == "the prompt does not hold the oracle's own words"
+        assert leak.means == means("leak")
         assert leak.advice[0].startswith("On 50 % of the seeds the prompt holds the oracle's own words, at most 5 %")
         assert leak.bounds == {"share": BoundView(key="allowed", sign="≤")}
         said = SaidView(role="user", text="W1")

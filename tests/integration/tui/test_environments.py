@@ -106,7 +106,7 @@ def test_what_to_change_and_what_happened_are_told(opened: Opened, control: Cont
             await until(on.pilot, lambda: "checks passed" in text_of(on.app))
             shown = text_of(on.app)
             assert "policies that do not try stay at the floor" in shown
-            assert "→ An agent that says nothing reaches mean reward 1 and success rate 1; at most" in shown
+            assert "→ An agent that says nothing (empty) reaches mean reward 1 and success rate 1; at" in shown
             assert "seed 11: Success without a write." in shown
             assert "user        Hello" in shown
             assert "assistant   It is done." in shown

@@ -12,7 +12,7 @@ from sandbox.admission.evidence import EXAMPLES, SHOWN_CHARACTERS, SHOWN_MESSAGE
 from sandbox.admission.fingerprint import masked
 from sandbox.admission.known import Known
 from sandbox.admission.leak import leaks, unseen
-from sandbox.admission.policies import call, say
+from sandbox.admission.policies import call, say, visible_values
 from sandbox.admission.solvability import as_an_agent
 from sandbox.admission.spread import spread
 from sandbox.client import SandboxSource
@@ -149,3 +149,14 @@ def test_an_example_is_cut_but_keeps_its_ends() -> None:
     assert shown["transcript"][0] == {"role": "system", "content": "s"}
     assert shown["transcript"][-1]["content"].startswith("99 ")
     assert EXAMPLES * len(json.dumps(shown)) < EXAMPLES * (SHOWN_MESSAGES + 1) * (SHOWN_CHARACTERS + 200)
+
+
+@pytest.mark.parametrize("mark", ["a", "-", ".", "“", "`", "1", "{"])
+def test_a_text_made_to_be_slow_is_read_on_the_host_as_quickly_as_another(mark: str) -> None:
+    """Hours where a reader goes back over the text from each of its characters; the test's own time-out ends it."""
+    text = mark * 400_000
+    long = play(text, (say(text), text))
+    assert visible_values(long.task, []) == ([text] if mark == "1" else [])
+    assert leaks(long) == [text]
+    assert len(unseen(long)) <= 1
+    assert len(masked(text, set())) <= 1

@@ -163,27 +163,21 @@ def test_figures_stand_beside_their_bounds() -> None:
             },
             ["On 50 % of the seeds the oracle uses values that no message has told", "Seed 9 uses: W"],
         ),
-        (
-            "exploits",
-            {
-                "broken_json": {"reward": 0.0, "success": 0.0, "faults": 0.5},
-                "allowed": {"reward": 0.5, "success": 0.1, "faults": 0.0},
-                "fault": "EnvironmentFault",
-                "text": "environment failed in 'step': KeyError: 'x'",
-            },
-            ["no JSON object reaches a share of broken episodes of 0.5", "answer a bad call"],
-        ),
         ("diversity", DIVERSITY, ["on 160 seeds is 3", "One structure holds 71 %"]),
-        ("floor", FLOOR, ["says nothing reaches mean reward 0.41 and success rate 0.4", "need the right writes"]),
+        (
+            "floor",
+            FLOOR,
+            ["says nothing (empty) reaches mean reward 0.41 and success rate 0.4", "need the right writes"],
+        ),
         (
             "exploits",
             {"a": RATES, "b": RATES, "c": RATES, "allowed": {"reward": 0.5, "success": 0.1}},
-            ["Every one of these 3 policies reaches mean reward 1"],
+            ["3 agents, one that plays a, one that plays b, one that plays c, reach up to mean reward 1"],
         ),
         (
             "exploits",
             {"new_trick": RATES, "b": {"reward": 0, "success": 0}, "allowed": {"reward": 0.5, "success": 0.1}},
-            ["The policy new_trick reaches mean reward 1 and success rate 1; at most mean reward 0.5"],
+            ["An agent that plays new_trick reaches mean reward 1 and success rate 1; at most mean reward 0.5"],
         ),
         ("interface", {"tools": 2, "foreign": ["fly"], "changed": []}, ["no such tools: fly"]),
         ("interface", {"tools": 0}, ["No task offers a tool"]),
@@ -293,7 +287,8 @@ def test_the_data_is_one_json_object_with_the_documented_keys() -> None:
     assert list(data) == ["environment", "admitted", "verdict", "seconds", "not_checked", "checks"]
     [check] = data["checks"]
     assert list(check) == ["name", "passed", "made", "seconds", "means", "figures", "examples", "advice", "evidence"]
-    assert check["figures"][0] == {"name": "empty reward", "value": "0.41", "needs": "≤ 0.2", "kept": False}
+    first = {"name": "empty reward", "value": "0.41", "needs": "≤ 0.2", "kept": False, "means": "mean"}
+    assert check["figures"][0] == first
     assert check["evidence"]["odd"] is None
     assert check["evidence"]["empty"] == FLOOR["empty"]
     json.dumps(data, ensure_ascii=False).encode("utf-8")

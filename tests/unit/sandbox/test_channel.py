@@ -15,6 +15,7 @@ from sandbox.errors import AgentFault, Deadline, EnvironmentFault, ProtocolFault
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Use = Callable[[Channel], Awaitable[Any]]
+PostMortem = Callable[[str], Awaitable[SandboxError]]
 
 
 def frame(data: bytes, kind: int = 1) -> bytes:
@@ -25,22 +26,31 @@ def answer(request: dict[str, Any], **value: Any) -> bytes:
     return json.dumps({"id": request["id"], "seconds": 0, "ok": value}).encode() + b"\n"
 
 
-def talk(script: Script, use: Use, max_bytes: int = 4096) -> tuple[Any, list[str]]:
+async def out_of_memory(stderr: str) -> SandboxError:
+    return WorkerDied(137, True, stderr)
+
+
+async def nothing() -> None:
+    pass
+
+
+def talk(
+    script: Script, use: Use, max_bytes: int = 4096, post_mortem: PostMortem = out_of_memory
+) -> tuple[Any, list[str]]:
     """Run ``use`` on a channel whose other end is ``script``; answers (its result or error, what was ended)."""
     ends: list[str] = []
-
-    async def post_mortem(stderr: str) -> SandboxError:
-        return WorkerDied(137, True, stderr)
+    unhandled: list[dict[str, Any]] = []
 
     async def on_failure() -> None:
         ends.append("ended")
 
     async def main() -> Any:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours)
+        channel = Channel(max_bytes=max_bytes, post_mortem=post_mortem, on_failure=on_failure)
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
         their_reader, their_writer = await asyncio.open_connection(sock=theirs)
         other = asyncio.create_task(script(their_reader, their_writer))
-        channel = Channel(reader, writer, max_bytes=max_bytes, post_mortem=post_mortem, on_failure=on_failure)
         try:
             return await use(channel)
         except SandboxError as error:
@@ -51,7 +61,10 @@ def talk(script: Script, use: Use, max_bytes: int = 4096) -> tuple[Any, list[str
             await asyncio.gather(other, return_exceptions=True)
             their_writer.close()
 
-    return asyncio.run(main()), ends
+    with asyncio.Runner(loop_factory=HeldUp) as runner:
+        result = runner.run(main())
+    assert unhandled == []
+    return result, ends
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -104,6 +117,7 @@ def test_a_cancelled_call_leaves_the_others_their_answers() -> None:
         frame(b'{"id": 1, "fault": {"kind": ["raised"]}}\n'),
         frame(b"\xff\xfe\n"),
         frame(b"x" * 5000),
+        frame(b'{"id": 1, "ok": {"x": "' + b"x" * 5000 + b'"}}\n'),
         frame(b"x" * 3000) + frame(b"x" * 3000 + b"\n"),
         frame(b'{"id": 1, "ok": {}}\n{"id": 2, "ok": {}}\n'),
         struct.pack(">BxxxL", 9, 1) + b"x",
@@ -116,6 +130,7 @@ def test_a_cancelled_call_leaves_the_others_their_answers() -> None:
         "fault of lists",
         "bytes",
         "no newline",
+        "long answer",
         "long line",
         "unasked second answer",
         "frame type",
@@ -168,6 +183,124 @@ def test_silence_meets_the_hosts_deadline_and_the_others_die_with_it(monkeypatch
     assert isinstance(first, Deadline)
     assert first.where == "host"
     assert isinstance(second, WorkerDied)
+    assert ends == ["ended"]
+
+
+class HeldUp(asyncio.SelectorEventLoop):
+    """A loop whose clock can leap, as it does for one that another task keeps from its work."""
+
+    leapt = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.leapt
+
+
+def hold_up(seconds: float = 10_000) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, HeldUp)
+    loop.leapt += seconds
+
+
+@pytest.mark.parametrize("size", [1, 300_000], ids=["read at once", "read in pieces"])
+def test_an_answer_that_waits_when_the_alarm_rings_is_in_time(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """The loop reads no more than 256 KiB in one turn."""
+    monkeypatch.setattr(channel_module, "PARTS", 1)
+
+    async def main() -> Any:
+        ours, theirs = socket.socketpair()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        theirs.setblocking(False)
+        channel = Channel(max_bytes=1 << 20, post_mortem=out_of_memory, on_failure=nothing)
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=ours)
+        with theirs:
+            call = asyncio.ensure_future(channel.call("step", 60.0))
+            await asyncio.sleep(0)  # the alarm is set; the loop looks at neither it nor the socket before this is over
+            data = frame(answer({"id": 1}, said="x" * size))
+            assert theirs.send(data) == len(data)
+            hold_up()
+            await asyncio.wait([call])
+            await channel.close()
+        return call.result().value
+
+    with asyncio.Runner(loop_factory=HeldUp) as runner:
+        assert runner.run(main()) == {"said": "x" * size}
+
+
+def test_a_host_that_was_held_up_gives_the_call_its_time() -> None:
+    async def use(channel: Channel) -> Any:
+        call = asyncio.ensure_future(channel.call("say", 600.0, word="w"))
+        await asyncio.sleep(0)  # the alarm is set, and the request has not left
+        hold_up()
+        return (await call).value
+
+    assert talk(echo, use) == ({"said": "w"}, ["ended"])
+
+
+async def pass_by(seconds: float, times: int) -> None:
+    """So many turns of the loop, each of them so late."""
+    for _ in range(times):
+        hold_up(seconds)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+def slow(seconds: float, times: int) -> Script:
+    """Every request waits before it is answered."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            await pass_by(seconds, times)
+            writer.write(frame(answer(json.loads(line))))
+
+    return script
+
+
+def test_the_host_waits_beyond_the_workers_own_deadline() -> None:
+    parts, budget = channel_module.PARTS, 8.0
+    late = (budget + channel_module.GRACE_SECONDS / 2) / parts
+
+    async def use(channel: Channel) -> Any:
+        return (await channel.call("step", budget)).value
+
+    assert talk(slow(late, parts), use) == ({}, ["ended"])
+    result, _ = talk(slow(late * 2, parts), use)
+    assert isinstance(result, Deadline)
+    assert result.where == "host"
+
+
+def test_waiting_behind_others_costs_no_call_its_time() -> None:
+    async def use(channel: Channel) -> Any:
+        return [one.value for one in await asyncio.gather(*(channel.call("step", 5.0) for _ in range(4)))]
+
+    assert talk(slow(1000, channel_module.PARTS - 2), use) == ([{}] * 4, ["ended"])
+
+
+def test_a_death_is_told_as_one_however_long_the_engine_takes_to_say_so() -> None:
+    async def post_mortem(stderr: str) -> SandboxError:
+        for _ in range(3 * channel_module.PARTS):
+            hold_up()
+            await asyncio.sleep(0)
+        return WorkerDied(137, True, stderr)
+
+    result, ends = talk(speak(b"", close=True), once, post_mortem=post_mortem)
+    assert isinstance(result, WorkerDied)
+    assert result.oom
+    assert ends == ["ended"]
+
+
+def test_bytes_that_drip_in_hold_off_the_end_for_one_line_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "GRACE_SECONDS", 0.01)
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not writer.is_closing():
+            writer.write(frame(b" "))
+            await asyncio.sleep(0)
+
+    async def use(channel: Channel) -> Any:
+        return await channel.call("step", 0.01)
+
+    result, ends = talk(drip, use, max_bytes=1 << 16)
+    assert isinstance(result, Deadline | ProtocolFault)
     assert ends == ["ended"]
 
 

@@ -15,7 +15,7 @@ from socketserver import ThreadingUnixStreamServer
 import psutil
 import pytest
 
-from sandbox import hashing, host_files
+from sandbox import docker_engine, hashing, host_files
 from sandbox.docker_engine import BOOT_ID, connect, process_identity
 from sandbox.errors import (
     EVIDENCE_CHARS,
@@ -128,7 +128,7 @@ def test_an_engine_that_is_too_old_says_what_is_needed(
     api: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/engine.sock")
-    told = pytest.raises(EngineTooOld, match=r"Docker 19\.03.*scripts/docker-engine\.sh")
+    told = pytest.raises(EngineTooOld, match=r"Docker 19\.03.*apt-get install --only-upgrade docker\.io")
     with scripted_engine(tmp_path / "engine.sock", api), told:
         connect()
     with scripted_engine(tmp_path / "new.sock", "1.40"):
@@ -169,9 +169,21 @@ def as_nobody(folder: Path) -> Iterator[None]:
 
 
 def test_an_engine_that_does_not_answer_names_the_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nobody.sock")
-    with pytest.raises(EngineDown, match=r"scripts/docker-engine\.sh"):
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setattr(docker_engine, "DEFAULT_HOST", f"unix://{tmp_path}/nobody.sock")
+    with pytest.raises(EngineDown, match=r"Try scripts/docker-engine\.sh") as raised:
         connect()
+    assert raised.value.remedy == "scripts/docker-engine.sh"
+
+
+@pytest.mark.parametrize("host", ["unix:///nowhere/\x1b[2J.sock", "garbage", "tcp://127.0.0.1:9", "ssh://x@127.0.0.1"])
+def test_a_docker_host_that_leads_nowhere_is_named_first(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    """The script would find the engine that DOCKER_HOST hides, and change nothing."""
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(EngineDown, match=r"try 'unset DOCKER_HOST', then scripts/docker-engine\.sh") as raised:
+        connect()
+    assert raised.value.remedy == "unset DOCKER_HOST"
+    assert f"DOCKER_HOST is {clipped(host)}: " in str(raised.value)
 
 
 def test_a_missing_image_names_the_command() -> None:

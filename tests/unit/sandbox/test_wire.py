@@ -85,6 +85,7 @@ def test_rewards_that_are_no_number_in_the_unit_interval_are_faults(reward: obje
         {"tools": [{}]},
         {"tools": [TOOL, TOOL]},
         {"tools": [{**TOOL, "type": "x"}]},
+        {"tools": [{**TOOL, "function": {"name": f"t{n}", "parameters": {}}} for n in range(129)]},
     ],
 )
 def test_tasks_of_another_form_are_faults(change: dict[str, object]) -> None:

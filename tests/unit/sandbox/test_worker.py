@@ -1,13 +1,18 @@
 """The worker as a plain child process: the protocol and what code may not do to it. (Isolation: integration.)"""
 
+import io
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+
+from sandbox.effects import Effects
+from sandbox.worker import Worker, serve
 
 LAMP_SHOP = (Path(__file__).parents[2] / "data/environments/lamp_shop.py").read_text()
 HEAD = "from sandbox.contract import Score, Task\n"
@@ -42,6 +47,7 @@ class Child:
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=root)
         self.count = 0
+        self.line_bytes = 0  # of the last answer
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
         self.count += 1
@@ -49,7 +55,9 @@ class Child:
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({"id": self.count, "op": op, **fields}) + "\n")
         self.process.stdin.flush()
-        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        self.line_bytes = len(line.encode())
+        answer: dict[str, Any] = json.loads(line)
         assert answer.pop("id") == self.count
         answer.pop("seconds")
         return answer
@@ -127,8 +135,8 @@ def test_a_fault_names_the_line_and_the_worker_lives_on(worker: Child) -> None:
     "loop",
     [
         "while True: pass",
-        "exec('while True:\\n try:\\n  while True: pass\\n except Exception: pass')",
-        "exec('try:\\n while True: pass\\nexcept BaseException: pass\\nwhile True: pass')",
+        "exec('def spin():\\n while True: pass\\nwhile True:\\n try: spin()\\n except Exception: pass')",
+        "exec('def spin():\\n while True: pass\\ntry: spin()\\nexcept BaseException: pass\\nspin()')",
     ],
 )
 def test_an_endless_loop_ends_at_the_deadline_even_when_it_swallows_the_alarm(worker: Child, loop: str) -> None:
@@ -138,8 +146,21 @@ def test_an_endless_loop_ends_at_the_deadline_even_when_it_swallows_the_alarm(wo
     assert "ok" in worker.ask("score", episode="a")
 
 
+def test_an_answer_that_never_ends_being_read_is_overdue(worker: Child) -> None:
+    endless = "\nclass Endless(dict):\n    def items(self):\n        while True: pass\n"
+    worker.load(tiny(step="return [Endless(role='user')]").replace("import sys\n", "import sys\n" + endless))
+    worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("step", episode="a", message={})["fault"]["kind"] == "deadline"
+
+
+LEAVES_A_THREAD = (  # and waits until it is at work
+    "import _thread, time; begun = _thread.allocate_lock(); begun.acquire(); "
+    "_thread.start_new_thread(lambda: (begun.release(), time.sleep(60)), ()); begun.acquire()"
+)
+
+
 def test_a_thread_that_is_left_at_work_is_told_once(worker: Child) -> None:
-    worker.load(tiny(reset="import _thread, time; _thread.start_new_thread(time.sleep, (60,))"))
+    worker.load(tiny(reset=LEAVES_A_THREAD))
     assert worker.ask("effects")["ok"]["count"] == 0
     worker.ask("reset", episode="a", seed=1)
     worker.ask("step", episode="a", message={"role": "assistant", "content": "x"})
@@ -174,6 +195,38 @@ def test_effects_outside_are_recorded_and_imports_are_not(worker: Child, deed: s
     assert "".join(events).startswith(event)
 
 
+def test_a_library_opened_for_writing_is_recorded_as_no_import_is(worker: Child) -> None:
+    worker.load(tiny(reset="open(json.__file__, 'r+').close()").replace("import sys", "import json, sys"))
+    worker.ask("reset", episode="a", seed=1)
+    [event] = worker.ask("effects")["ok"]["events"]
+    assert "'r+'" in event
+
+
+def test_the_record_of_effects_is_bounded(worker: Child) -> None:
+    many = "from os import listdir; [listdir('/') for _ in range(30)]"
+    long = 'exec(\'try: subprocess.run(["x" * 999], cwd="y" * 999, env={"z": "z" * 999})\\nexcept OSError: 0\')'
+    worker.load(tiny(reset=long, step=many).replace("import sys", "import subprocess, sys"))
+    worker.ask("reset", episode="a", seed=1)
+    event = worker.ask("effects")["ok"]["events"][0]
+    assert event.startswith("subprocess.Popen('xxx")
+    assert len(event) == 200
+    assert "x" * 80 not in event
+    worker.ask("step", episode="a", message={})
+    told = worker.ask("effects")["ok"]
+    assert len(told["events"]) == 20
+    assert told["count"] >= 30
+
+
+def test_the_record_of_what_was_printed_is_bounded_and_takes_text_alone(worker: Child) -> None:
+    worker.load(tiny(reset="print('x' * 150); print('y' * 150)", step="sys.stdout.write(5)"))
+    worker.ask("reset", episode="a", seed=1)
+    told = worker.ask("effects")["ok"]
+    assert told["printed"] == 302
+    assert told["printed_head"] == "x" * 150 + "\n" + "y" * 49
+    error = worker.ask("step", episode="a", message={})["fault"]["error"]
+    assert error == "TypeError: write() argument must be str, not int"
+
+
 @pytest.mark.parametrize(
     "value",
     ["float('nan')", "object()", "{1, 2}", "'\\ud800'", "'x' * 100_000"],
@@ -185,11 +238,108 @@ def test_a_value_that_is_no_json_is_a_fault(worker: Child, value: str) -> None:
     assert worker.ask("step", episode="a", message={})["fault"]["kind"] == "raised"
 
 
+def test_no_line_is_longer_than_the_bound(worker: Child) -> None:
+    most = 64 * 1024
+    worker.load(tiny(step="return [{'role': 'user', 'content': 'x' * message['size']}]"))
+    worker.ask("reset", episode="a", seed=1)
+    kinds = set()
+    for size in range(most - 400, most, 20):
+        answer = worker.ask("step", episode="a", message={"size": size})
+        assert worker.line_bytes <= most
+        kinds |= answer.keys()
+    assert kinds == {"ok", "fault"}
+
+
+def test_a_request_longer_than_the_bound_ends_the_worker() -> None:
+    child = Child(message_kb=16)
+    child.process.communicate(json.dumps({"id": 1, "op": "effects", "pad": "x" * 20_000}) + "\n", timeout=20)
+    assert child.process.returncode == 3
+
+
+def test_a_calls_own_budget_counts_and_ends_with_the_call() -> None:
+    child = Child(call_seconds=600)
+    child.load(tiny(step="exec('while True: pass')"))
+    child.ask("reset", episode="a", seed=1, budget=20)
+    assert child.ask("step", episode="a", message={}, budget=0.05)["fault"]["error"] == "more than 0.05 s"
+    assert "ok" in child.ask("score", episode="a", budget=1.0)
+    until = time.monotonic() + 1.2
+    while time.monotonic() < until:  # the score's alarm does not ring in what comes after it
+        assert "ok" in child.ask("effects")
+    child.process.communicate(timeout=20)
+    assert child.process.returncode == 0
+
+
+class Narrow(io.RawIOBase):
+    """A pipe that takes seven bytes at a time."""
+
+    def __init__(self) -> None:
+        self.got = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.got += bytes(data[:7])
+        return len(data[:7])
+
+
+def test_an_answer_leaves_whole_however_little_the_pipe_takes() -> None:
+    pipe = Narrow()
+    assert serve(io.BytesIO(b'{"id": 1, "op": "effects"}\n'), cast(Any, pipe), Worker(1, 1, Effects()), 4096) == 0
+    assert json.loads(pipe.got)["ok"]["count"] == 0
+    assert pipe.got.endswith(b"\n")
+
+
 def test_an_exception_that_cannot_be_read_is_still_a_fault(worker: Child) -> None:
     bad = "\nclass Bad(Exception):\n    def __str__(self): raise ValueError\n"
     worker.load(tiny(step="raise Bad").replace("import sys\n", "import sys\n" + bad))
     worker.ask("reset", episode="a", seed=1)
     assert worker.ask("step", episode="a", message={})["fault"]["error"] == "Bad: (its text could not be read)"
+
+
+def test_what_a_fault_tells_is_bounded_and_can_be_sent(worker: Child) -> None:
+    worker.load(tiny(reset="raise ValueError('x' * 5000)", step="raise ValueError(chr(0xD800))"))
+    fault = worker.ask("reset", episode="a", seed=1)["fault"]
+    assert fault["error"] == "ValueError: " + "x" * (500 - len("ValueError: "))
+    assert len(fault["traceback"]) <= 4000
+    assert worker.ask("step", episode="a", message={})["fault"]["error"] == r"ValueError: \ud800"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("class E(Exception):\n    def __str__(self): return Long('x' * 9000)\n", "E: " + "x" * 497),
+        ("class M(type):\n    __name__ = 'forged'\nclass E(Exception, metaclass=M): pass\n", "E: "),
+    ],
+    ids=["a text that cuts itself", "a name of its own"],
+)
+def test_an_exception_says_no_more_of_itself_than_it_is(worker: Child, name: str, said: str) -> None:
+    long = "class Long(str):\n    def __getitem__(self, at): return 'y' * 9000\n"
+    worker.load(tiny(step="raise E").replace("import sys\n", "import sys\n" + long + name))
+    worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("step", episode="a", message={})["fault"]["error"] == said
+
+
+def test_an_alarm_of_its_own_or_none_at_all_changes_no_deadline(worker: Child) -> None:
+    """The environment may take the worker's alarm away within a call, and not for the next one."""
+    worker.load(
+        tiny(
+            reset="import signal; signal.signal(signal.SIGALRM, signal.SIG_IGN)",
+            step="exec('if message: sys.modules[\"signal\"].raise_signal(14)\\nwhile True: pass')",
+        )
+    )
+    assert "ok" in worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("step", episode="a", message={})["fault"]["kind"] == "deadline"
+    fault = worker.ask("step", episode="a", message={"ring": True}, budget=20)["fault"]
+    assert fault["kind"] == "raised"
+    assert "rang the worker's own alarm" in fault["error"]
+
+
+def test_an_oracle_is_played_to_its_end_and_no_further(worker: Child) -> None:
+    worker.load(tiny().replace('yield {"role"', 'while True: yield {"role"').replace("done = True", "done = False"))
+    assert len(worker.ask("oracle", seed=1, turns=5)["ok"]["turns"]) == 5
+    worker.load(tiny().replace('yield {"role"', 'while True: yield {"role"'))
+    assert worker.ask("oracle", seed=1, turns=5)["ok"]["turns"] == []
 
 
 def test_episodes_are_bounded() -> None:

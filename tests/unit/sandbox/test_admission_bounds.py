@@ -1,0 +1,278 @@
+"""Where the checks' bounds lie, to the last seed: what keeps a bound passes, what misses it by one does not."""
+
+import asyncio
+import itertools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from sandbox.admission import Thresholds
+from sandbox.admission.admit import _judged, _stuck
+from sandbox.admission.bench import Bench, Played, noting, together
+from sandbox.admission.cost import effects, p95, quickest
+from sandbox.admission.diversity import diversity
+from sandbox.admission.evidence import Verdict
+from sandbox.admission.fingerprint import masked
+from sandbox.admission.leak import leak, leaks
+from sandbox.admission.policies import call, say
+from sandbox.admission.shortcuts import Broken, _over, _rates, _worst
+from sandbox.admission.spread import spread
+from sandbox.client import SandboxSource
+from sandbox.contract import Message, Score, Task
+from sandbox.errors import Deadline, EngineDown, EnvironmentFault, EpisodeLost, ImageMissing, ProtocolFault, WorkerDied
+from sandbox.wire import OraclePlay, OracleTurn
+
+SOLVED, FAILED = Score(1.0, True), Score(0.0, False)
+FAULT = EnvironmentFault("step", "KeyError: 'x'")
+
+
+def bench(plays: list[OraclePlay] | None = None, **thresholds: Any) -> Bench:
+    """A bench whose oracle has played these episodes already."""
+    source = SandboxSource("never run")
+    made = Bench(source, source, Thresholds(**thresholds), [], [])
+    made.plays.update(zip(made.panel(len(plays or [])), plays or [], strict=True))
+    return made
+
+
+def play(user: str, *messages: Message) -> OraclePlay:
+    task = Task("", [{"role": "user", "content": user}], [])
+    return OraclePlay(task, [OracleTurn(message, []) for message in messages], True, SOLVED)
+
+
+def calibrated(groups: list[list[float]], **thresholds: Any) -> Verdict:
+    async def rewards(source: SandboxSource, seeds: list[int], k: int) -> list[list[float]]:
+        return groups
+
+    return asyncio.run(spread(bench(spread_groups=4, **thresholds), rewards))
+
+
+NONE, ALL, MIXED = [0.0, 0.0], [1.0, 1.0], [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("groups", "low", "high", "passes"),
+    [
+        ([MIXED, MIXED, NONE, ALL], 0.5, 0.5, True),
+        ([MIXED, MIXED, NONE, NONE], 0.25, 0.95, True),
+        ([MIXED, MIXED, NONE, NONE], 0.26, 0.95, False),
+        ([MIXED, MIXED, ALL, ALL], 0.05, 0.75, True),
+        ([MIXED, MIXED, ALL, ALL], 0.05, 0.74, False),
+        ([MIXED, NONE, NONE, ALL], 0.05, 0.95, False),
+        ([[0.4, 0.4], [0.6, 0.6], MIXED, [0.4, 0.5]], 0.05, 0.95, True),
+    ],
+)
+def test_calibration_passes_on_its_bounds(groups: list[list[float]], low: float, high: float, passes: bool) -> None:
+    assert calibrated(groups, spread_low=low, spread_high=high)[0] is passes
+
+
+def test_calibration_tells_the_seeds_that_teach_nothing() -> None:
+    seeds = bench().panel(4)
+    _, evidence = calibrated([MIXED, NONE, ALL, [0.0, 0.5]])
+    assert (evidence["seeds_all_zero"], evidence["seeds_all_success"]) == ([seeds[1]], [seeds[2]])
+    assert (evidence["mixed"], evidence["all_zero"], evidence["all_success"]) == (0.5, 0.25, 0.25)
+    assert not {"seeds_all_zero", "seeds_all_success"} & set(calibrated([MIXED] * 4)[1])
+
+
+@pytest.mark.parametrize("groups", [[MIXED] * 3, [MIXED, MIXED, MIXED, []]])
+def test_calibration_that_misses_a_group_is_an_error_and_no_verdict(groups: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="groups for 4 seeds, or an empty one"):
+        calibrated(groups)
+
+
+WORDINGS = ["Return it.", "Send it back.", "I do not want it.", "Take it away.", "It can go."]
+
+
+@pytest.mark.parametrize(
+    ("wordings", "distinct", "shapes", "commonest", "passes"),
+    [
+        ([0, 0, 1, 2], 1.0, 3, 0.5, True),
+        ([0, 0, 1, 2], 1.0, 4, 0.5, False),
+        ([0, 0, 1, 2], 1.0, 3, 0.49, False),
+        ([0, 1, 2, 3], 1.0, 4, 0.25, True),
+    ],
+)
+def test_diversity_passes_on_its_bounds(
+    wordings: list[int], distinct: float, shapes: int, commonest: float, passes: bool
+) -> None:
+    plays = [play(f"{WORDINGS[kind]} It is {number}.") for number, kind in enumerate(wordings)]
+    limits = {"distinct": distinct, "distinct_shapes": shapes, "commonest_shape": commonest}
+    assert asyncio.run(diversity(bench(plays, diversity_seeds=4, **limits)))[0] is passes
+
+
+@pytest.mark.parametrize(("allowed", "passes"), [(0.75, True), (0.76, False)])
+def test_episodes_that_are_the_same_to_the_letter_are_counted_apart(allowed: float, passes: bool) -> None:
+    plays = [play(WORDINGS[kind]) for kind in (0, 0, 1, 2)]
+    limits = {"distinct": allowed, "distinct_shapes": 3, "commonest_shape": 0.5}
+    verdict, evidence = asyncio.run(diversity(bench(plays, diversity_seeds=4, **limits)))
+    assert (verdict, evidence["distinct"], evidence["shapes"]) == (passes, 0.75, 3)
+
+
+def test_diversity_is_measured_on_its_own_number_of_seeds() -> None:
+    plays = [play(f"{WORDINGS[number % 5]} {number}") for number in range(10)]
+    _, evidence = asyncio.run(diversity(bench(plays, seeds=2, diversity_seeds=10)))
+    assert evidence["seeds"] == 10
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("I have three of them.", "I have 3 of them."),
+        ("the order A7b is late.", "the order K-99 is late."),
+        ("it is Ann's lamp.", "it is Bob's lamp."),
+    ],
+)
+def test_a_number_in_words_a_code_and_an_owner_are_masked(one: str, other: str) -> None:
+    assert masked(one, set()) == masked(other, set())
+
+
+def test_what_belongs_to_a_value_is_masked_with_it() -> None:
+    assert masked("the lamp's price", {"lamp"}) == masked("the desk's price", {"desk"}) == ["the # price"]
+
+
+LOOK, CLOSE = call(0, ("get_order", '{"order_id": "W1234"}')), call(1, ("close_order", '{"order_id": "W1234"}'))
+
+
+@pytest.mark.parametrize(("leaking", "allowed", "passes"), [(1, 0.25, True), (2, 0.25, False), (0, 0.0, True)])
+def test_leaks_pass_on_their_bound(leaking: int, allowed: float, passes: bool) -> None:
+    plays = [play('Send {"order_id": "W1234"} now.' if n < leaking else "It is W1234.", LOOK) for n in range(4)]
+    verdict, evidence = asyncio.run(leak(bench(plays, seeds=4, leaking=allowed)))
+    assert (verdict, evidence["share"]) == (passes, leaking / 4)
+
+
+@pytest.mark.parametrize(("strange", "allowed", "passes"), [(1, 0.25, True), (2, 0.25, False)])
+def test_what_nobody_was_told_passes_on_its_bound(strange: int, allowed: float, passes: bool) -> None:
+    plays = [play("Which one?" if n < strange else "It is W1234.", LOOK) for n in range(4)]
+    verdict, evidence = asyncio.run(leak(bench(plays, seeds=4, unseen=allowed)))
+    assert (verdict, evidence["unseen"]) == (passes, strange / 4)
+
+
+def test_the_oracles_own_words_in_the_prompt_leak_unless_they_are_short() -> None:
+    said = say("The lamp is refunded.")
+    assert leaks(play("Tell me: The lamp is refunded.", said)) == ["The lamp is refunded."]
+    assert leaks(play("Say ok.", say("ok"))) == []
+
+
+def test_two_tools_in_a_row_leak_only_where_no_other_is_named() -> None:
+    two, three = [LOOK, CLOSE], [LOOK, CLOSE, call(2, ("get_order", "{}"))]
+    assert leaks(play("First get_order, then close_order.", *two))
+    assert not leaks(play("You have find_user, get_order and close_order.", *two, call(3, ("find_user", "{}"))))
+    assert leaks(play("Call get_order, close_order, get_order; find_user is for others.", *three, say("x")))
+
+
+def played(seed: int, score: Score) -> Played:
+    return Played(seed, Task("", [], []), [say(str(seed))], score)
+
+
+def test_rates_are_shares_of_all_episodes_without_those_that_were_solved() -> None:
+    episodes: list[Played | Broken] = [played(1, SOLVED), played(2, SOLVED), played(3, Score(0.5, False))]
+    episodes.append(Broken(4, None, [], FAULT))
+    assert _rates(episodes, None) == {"reward": 0.625, "success": 0.5, "faults": 0.25}
+    assert _rates(episodes, {2}) == {"reward": 0.375, "success": 0.25, "faults": 0.25, "solved": 0.25}
+
+
+def test_a_rate_on_its_bound_is_not_over_it() -> None:
+    allowed = {"reward": 0.5, "success": 0.1, "faults": 0.0}
+    assert not _over(dict(allowed), allowed)
+    for name in allowed:
+        assert _over({**allowed, name: allowed[name] + 0.001}, allowed)
+
+
+def test_the_worst_episode_is_one_that_broke_else_the_best_paid_that_was_not_solved() -> None:
+    episodes: list[Played | Broken] = [played(1, SOLVED), played(2, Score(0.9, False)), played(3, FAILED)]
+    assert _worst("x", episodes, set())["seed"] == 1
+    assert _worst("x", episodes, {1})["seed"] == 2
+    assert "broke the environment" in _worst("x", [*episodes, Broken(4, None, [], FAULT)], set())["what"]
+
+
+def test_the_quickest_of_each_call_counts_and_one_slow_call_in_twenty_does_not() -> None:
+    assert quickest([0.5, 0.1, 0.3], [0.2, 0.4]) == [0.2, 0.1]
+    assert p95([]) == 0.0
+    assert (p95([0.1] * 95 + [0.9] * 5), p95([0.1] * 94 + [0.9] * 6)) == (0.9, 0.9)
+    assert p95([0.1] * 96 + [0.9] * 4) == 0.1
+
+
+@dataclass
+class Recorded:
+    """A process that did something; only what it tells of it is asked for."""
+
+    did: dict[str, Any]
+
+    async def effects(self) -> dict[str, Any]:
+        return self.did
+
+
+@pytest.mark.parametrize(
+    ("did", "passes"),
+    [({}, True), ({"events": ["open('x')"]}, False), ({"printed": 3, "printed_head": "abc"}, False)],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_effect_in_either_process_refuses(did: dict[str, Any], passes: bool, turned: bool) -> None:
+    made = bench()
+    both: Any = [Recorded({}), Recorded(did)]
+    made.source, made.twin = both[::-1] if turned else both
+    assert asyncio.run(effects(made))[0] is passes
+
+
+def judged(error: Exception) -> dict[str, Any]:
+    async def fails() -> Verdict:
+        raise error
+
+    ticks = itertools.count()
+    check = asyncio.run(_judged("floor", fails(), lambda: float(next(ticks))))
+    assert (check.name, check.passed, check.seconds) == ("floor", False, 1.0)
+    return {**check.evidence, "stuck": _stuck(check)}
+
+
+@pytest.mark.parametrize(
+    ("error", "stuck", "again"),
+    [
+        (FAULT, False, False),
+        (Deadline("step", 2.0, "inside"), True, False),
+        (ProtocolFault("x"), True, False),
+        (WorkerDied(1, oom=False), True, False),
+        (WorkerDied(137, oom=False), True, True),
+        (WorkerDied(137, oom=True), True, False),
+        (EpisodeLost("x"), False, True),
+    ],
+)
+def test_what_ends_a_check_says_whether_more_can_be_made_and_whether_to_try_again(
+    error: Exception, stuck: bool, again: bool
+) -> None:
+    evidence = judged(error)
+    assert evidence["fault"] == type(error).__name__
+    assert (evidence["stuck"], bool(evidence.get("killed"))) == (stuck, again)
+
+
+@pytest.mark.parametrize("error", [EngineDown("gone"), ImageMissing("x"), KeyError("a defect of ours")])
+def test_what_is_no_fault_of_the_environment_is_no_verdict(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        judged(error)
+
+
+def test_the_first_failure_of_many_ends_the_others_and_names_its_seed() -> None:
+    ended: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("waits")
+
+    async def fails() -> None:
+        await asyncio.sleep(0)
+        raise EnvironmentFault("step", "x")
+
+    async def all_at_once() -> None:
+        await together([noting(7, waits()), noting(8, fails())])
+
+    with pytest.raises(EnvironmentFault) as caught:
+        asyncio.run(all_at_once())
+    assert (ended, caught.value.__notes__) == (["waits"], ["seed 8"])
+
+
+def test_another_source_is_probed_with_other_seeds() -> None:
+    other = SandboxSource("another source")
+    assert bench().panel(20) != Bench(other, other, Thresholds(), [], []).panel(20)
+    assert json.dumps(bench().panel(20)) == json.dumps(bench().panel(20))

@@ -1,0 +1,33 @@
+"""docs/environments.md says what the code says."""
+
+import re
+from pathlib import Path
+
+from sandbox.admission.report.meanings import MEANS
+from sandbox.contract import Environment
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/environments.md").read_text("utf-8")
+
+
+def test_every_check_is_told_as_the_report_tells_it() -> None:
+    checks = PAGE.partition("## Having it proved")[2]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", checks, re.MULTILINE)) == MEANS
+
+
+def test_every_method_of_the_contract_is_told() -> None:
+    public = {name for name in vars(Environment) if not name.startswith("_")}
+    assert {name for name in public if f"`{name}" in PAGE} == public
+
+
+def test_what_it_links_to_is_there() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", PAGE):
+        assert (ROOT / "docs" / target).resolve().exists(), target
+
+
+def test_the_fixtures_are_as_many_as_it_says() -> None:
+    folders = {
+        kind: len(list((ROOT / "tests/fixtures/environments" / kind).glob("*.py"))) for kind in ("sound", "unsound")
+    }
+    assert f"{folders['sound']} sound ones" in PAGE
+    assert f"`unsound/` has {folders['unsound']} that" in PAGE
