@@ -14,6 +14,16 @@ from sqlmodel import Field
 from store.columns import KEY, ORDERED_JSON, FreeText, UtcTime
 from store.tables import Row
 
+SPENT = (  # adding up what was spent reads this index alone: the rows are as long as what was said
+    "cycle_id",
+    "stage",
+    "capability",
+    "prompt_tokens",
+    "completion_tokens",
+    "estimated",
+    "cost",
+    "seconds",
+)
 CAPABILITY = ["capabilities.cycle_id", "capabilities.name"]
 
 
@@ -21,7 +31,7 @@ class ModelReplyRow(Row, table=True):
     """A language model's reply to one request of a cycle's stage; ``capability`` is "" where it was for none."""
 
     __tablename__ = "model_replies"
-    __table_args__ = (Index("ix_model_replies_spent", "cycle_id", "stage", "capability"),)
+    __table_args__ = (Index("ix_model_replies_spent", *SPENT),)
     key: str = Field(primary_key=True, sa_type=KEY)
     cycle_id: str = Field(foreign_key="cycles.id", sa_type=KEY)
     stage: str = Field(sa_type=KEY)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
 import sqlalchemy
+from sqlalchemy import case
 from sqlmodel import Session, col, func, select
 
 from store.agent_tables import CitationRow, FaultRow, ModelReplyRow, PromptPatchRow
@@ -20,7 +21,10 @@ from store.text import free, in_unicode
 
 @dataclass(frozen=True)
 class StageCost:
-    """What the replies to one stage of a cycle took, for one capability ("" where it was for none)."""
+    """What the replies to one stage of a cycle took, for one capability ("" where it was for none).
+
+    ``estimated``: of how many replies the tokens are estimates.
+    """
 
     cycle_id: str
     stage: str
@@ -30,6 +34,7 @@ class StageCost:
     completion_tokens: int
     cost: float
     seconds: float
+    estimated: int
 
 
 def save_reply(session: Session, reply: ModelReply) -> None:
@@ -57,14 +62,17 @@ def stage_costs(session: Session, cycle_id: str, *, stage: str | None = None) ->
     row = ModelReplyRow
     key = (col(row.cycle_id), col(row.stage), col(row.capability))
     figures = (col(row.prompt_tokens), col(row.completion_tokens), col(row.cost), col(row.seconds))
-    sums = [func.sum(figure) for figure in figures]
+    sums = [func.sum(figure) for figure in (*figures, case((col(row.estimated), 1), else_=0))]
     query = sqlalchemy.select(*key, func.count(), *sums).where(col(row.cycle_id) == cycle_id)
     if stage is not None:
         query = query.where(col(row.stage) == stage)
-    found = session.execute(query.group_by(*key).order_by(*key))
     return [
-        StageCost(cycle, stage, capability, calls, int(prompt), int(completion), float(cost), float(seconds))
-        for cycle, stage, capability, calls, prompt, completion, cost, seconds in found
+        StageCost(
+            cycle, stage, capability, calls, int(prompt), int(completion), float(cost), float(seconds), int(about)
+        )
+        for cycle, stage, capability, calls, prompt, completion, cost, seconds, about in session.execute(
+            query.group_by(*key).order_by(*key)
+        )
     ]
 
 

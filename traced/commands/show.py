@@ -1,13 +1,16 @@
 """Verbs that only look: status, explain, show conversation."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from traced.commands.decide import Adapter
 from traced.commands.options import AsJson, DataDir, Given, parse_pair, read_settings
 from traced.commands.output import console, print_json
+
+if TYPE_CHECKING:
+    from store.standing import CostStanding
 
 show = typer.Typer(no_args_is_help=True, help="Show one thing in full.")
 
@@ -54,12 +57,16 @@ def status(
                 **told,
                 "parked": stands.parked,
                 "held_up": stands.held_up,
+                "costs": stands.costs,
                 **service,
                 "router": router,
             }
         )
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], cycles)
+    if stands.costs:
+        costs = [_cost(one) for one in stands.costs]
+        _table("Language model", ["cycle", "stage", "calls", "tokens", "cost", "seconds"], costs)
     _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], adapters, conversations="in tests")
     for line in router_lines(router):
         console.print(line, highlight=False, markup=False)
@@ -158,6 +165,13 @@ def _place(data_dir: Path | None, given: list[str] | None) -> tuple[Path, str]:
     if url == default_url(directory) and not (directory / "traced.db").exists():
         raise TracedError(f"{directory} holds no store yet", hint="traced demo, or traced collect")
     return directory, url
+
+
+def _cost(one: "CostStanding") -> dict[str, Any]:
+    about = "~" if one.estimated else ""
+    tokens = f"{about}{one.prompt_tokens:,} + {about}{one.completion_tokens:,}"
+    figures = {"calls": one.calls, "tokens": tokens, "cost": f"{about}{one.cost:.4g}", "seconds": f"{one.seconds:.0f}"}
+    return {"cycle": one.cycle, "stage": one.stage, **figures}
 
 
 def _table(title: str, columns: list[str], rows: list[dict[str, Any]], **headings: str) -> None:

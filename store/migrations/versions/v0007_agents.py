@@ -32,7 +32,8 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["cycle_id"], ["cycles.id"], name=op.f("fk_model_replies_cycle_id")),
         sa.PrimaryKeyConstraint("key", name=op.f("pk_model_replies")),
     )
-    op.create_index("ix_model_replies_spent", "model_replies", ["cycle_id", "stage", "capability"])
+    figures = ["prompt_tokens", "completion_tokens", "estimated", "cost", "seconds"]
+    op.create_index("ix_model_replies_spent", "model_replies", ["cycle_id", "stage", "capability", *figures])
     op.create_table(
         "citations",
         sa.Column("cycle_id", KEY, nullable=False),

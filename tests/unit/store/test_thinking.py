@@ -55,9 +55,9 @@ def test_what_a_stage_took_is_added_up_by_capability(db: Session) -> None:
     for number, one in enumerate([more, replace(more, key="c" * 64), replace(more, key="d" * 64, capability="other")]):
         thinking.save_reply(db, replace(one, at=later(2 + number)))
     assert thinking.stage_costs(db, "c1") == [
-        StageCost("c1", "analyze", "", 1, 900, 12, 0.0024, 1.5),
-        StageCost("c1", "synthesize", "dates", 2, 1800, 24, 1.0, 3.0),
-        StageCost("c1", "synthesize", "other", 1, 900, 12, 0.5, 1.5),
+        StageCost("c1", "analyze", "", 1, 900, 12, 0.0024, 1.5, 0),
+        StageCost("c1", "synthesize", "dates", 2, 1800, 24, 1.0, 3.0, 2),
+        StageCost("c1", "synthesize", "other", 1, 900, 12, 0.5, 1.5, 1),
     ]
     assert [cost.stage for cost in thinking.stage_costs(db, "c1", stage="analyze")] == ["analyze"]
     assert [reply.key[0] for reply in thinking.list_replies(db, "c1", stage="synthesize")] == ["b", "c", "d"]

@@ -484,7 +484,7 @@ CREATE INDEX ix_exchanges_response_id ON exchanges (response_id);
 CREATE INDEX ix_exchanges_trajectory_id ON exchanges (trajectory_id);
 CREATE INDEX ix_feedback_conversation_id ON feedback (conversation_id);
 CREATE INDEX ix_conversations_trial ON conversations (trial);
-CREATE INDEX ix_model_replies_spent ON model_replies (cycle_id, stage, capability);
+CREATE INDEX ix_model_replies_spent ON model_replies (cycle_id, stage, capability, prompt_tokens, completion_tokens, estimated, cost, seconds);
 CREATE INDEX ix_citations_trajectory_id ON citations (trajectory_id);
 CREATE INDEX ix_faults_trajectory_id ON faults (trajectory_id);
 CREATE INDEX ix_prompt_patches_capability ON prompt_patches (capability);
