@@ -47,7 +47,7 @@ def test_120_conversations_and_five_runs_of_their_own_accord(traced: Traced, tmp
 
 def test_both_side_by_side_then_the_one_that_was_paid_for_already(traced: Traced, tmp_path: Path) -> None:
     imported(traced, tmp_path, 4)
-    named = {**LOOKING, "name": "precondition-verification"}
+    named = {**LOOKING, "name": "tool-calling-precision"}
     with served(Thinking(candidates=[named, ANSWERING])) as server:
         both = analyze(traced, server, "--compare", "builtin,llm", "--json")
         assert both.code == 0, both.err
@@ -59,14 +59,14 @@ def test_both_side_by_side_then_the_one_that_was_paid_for_already(traced: Traced
     assert told["trajectories"] == 12
     assert [side["analyst"] for side in told["sides"]] == ["builtin", "llm"]
     assert told["only"]["llm"] == ["plain-answers"]
-    assert "precondition-verification" not in told["only"]["builtin"]
-    (shared,) = [one for one in told["differences"] if one["capability"] == "precondition-verification"]
+    assert "tool-calling-precision" not in told["only"]["builtin"]
+    (shared,) = [one for one in told["differences"] if one["capability"] == "tool-calling-precision"]
     assert (shared["analysts"], shared["both"]) == (["builtin", "llm"], 12)
     assert len(shared["examples"]) == min(shared["differ"], 5)
     for side in told["sides"]:
         assert {"delta_low", "delta_high", "coverage_low", "agreement", "retained"} <= set(side["findings"][0])
     assert "Only llm: plain-answers" in shown.out
-    assert "precondition-verification" in shown.out
+    assert "tool-calling-precision" in shown.out
     assert alone.json["analyst"] == "llm"
     assert alone.json["capabilities"] == [
         {**one, "cycle_id": alone.json["cycle"]} for one in told["sides"][1]["findings"]
