@@ -13,9 +13,9 @@ import sqlalchemy
 
 from agents.analyst.llm.asking import Tell
 from store.database import reading, session
-from store.records import Cycle, CycleState, Finding
+from store.records import Cycle, CycleState, Finding, StageEvent, StageState
 from store.repositories.analysis import list_findings
-from store.repositories.cycles import set_cycle_state
+from store.repositories.cycles import save_stage_event, set_cycle_state
 from store.repositories.production import hold
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Outcome, Trajectory
@@ -41,6 +41,9 @@ async def analyze_imported(
             held = hold(opened, [trajectory.id for trajectory in trajectories])
             outcomes = {one.id: one.outcome for one in trajectories if held.get(one.id) is one.outcome}
             save_analysis(opened, settings, cycle.id, found, outcomes)
+            if found.figures:
+                told = {"analyst": settings.analysis.analyst} | found.figures
+                save_stage_event(opened, StageEvent(cycle.id, "analyze", StageState.FINISHED, at, None, told))
             set_cycle_state(opened, cycle.id, CycleState.FINISHED, at=at)
             stored = list_findings(opened, cycle.id)
     return cycle, widest_first(stored)

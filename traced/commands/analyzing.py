@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from traced.commands.analyses import said, show_analysis, show_comparison
 from traced.commands.options import AsJson, DataDir, Given, Model, Seed, read_settings
-from traced.commands.output import bounded, console, print_json, progress
+from traced.commands.output import print_json, progress
 
 if TYPE_CHECKING:
     from agents.analyst.llm.asking import Tell
@@ -41,17 +42,18 @@ def analyze(
     if compare is not None:
         if analyst is not None:
             raise typer.BadParameter("goes without --analyst", param_hint="--compare")
-        _show_both(*_compared(settings, _both(compare)), as_json)
+        on, found = _compared(settings, _both(compare))
+        if as_json:
+            print_json({"cycle": on, "comparison": found})
+        else:
+            show_comparison(on, found)
         return
     cycle, findings = _imported(settings) or _collected(settings)
+    told = said(settings, cycle)
     if as_json:
-        print_json(
-            {"cycle": cycle, "analyst": settings.analysis.analyst, "capabilities": findings, **_said(settings, cycle)}
-        )
+        print_json({"cycle": cycle, "analyst": settings.analysis.analyst, "capabilities": findings, **told.as_json()})
         return
-    _table(f"Capabilities of cycle {cycle}", {settings.analysis.analyst: findings})
-    kept = [finding.capability for finding in findings if finding.retained]
-    console.print(f"Lacking: {', '.join(kept) or 'nothing that the contrast keeps'}", highlight=False)
+    show_analysis(cycle, settings.analysis.analyst, findings, told)
 
 
 def _both(told: str) -> list[str]:
@@ -88,10 +90,12 @@ def _imported(settings: "Settings") -> "tuple[str, list[Finding]] | None":
 def _shown(work: "Callable[[Tell], Awaitable[T]]") -> T:
     """Work on imports, with live progress."""
     from traced.progress import Progress
+    from traced.stages.analyze import telling
+    from traced.stages.context import Shown
 
     async def run() -> T:
         shown.start("analyze", "Analyze successes against failures")
-        answer = await work(lambda what, done, of: shown.advance("analyze", 0, f"{what}: {done} of {of}"))
+        answer = await work(telling(Shown(shown, "analyze")))
         shown.finish("analyze")
         return answer
 
@@ -135,67 +139,3 @@ def _compared(settings: "Settings", analysts: Sequence[str]) -> "tuple[str, Comp
         around = Surroundings(settings, store, newest.id, newest.target)
         trajectories = contrasting(store, newest)
         return newest.id, _shown(lambda tell: compare(around, trajectories, analysts, tell))
-
-
-def _said(settings: "Settings", cycle: str) -> dict[str, Any]:
-    """What an analyst that cites and blames has said, where it has."""
-    from store.repositories.thinking import list_citations, list_faults
-    from traced.commands.stored import looking
-
-    with looking(settings) as session:
-        cited, faults = list_citations(session, cycle), list_faults(session, cycle)
-    told: dict[str, Any] = {}
-    if cited:
-        told["citations"] = [
-            {"capability": one.capability, "trajectory": one.trajectory_id, "message": one.message_index}
-            for one in cited
-        ]
-    if faults:
-        told["faults"] = [
-            {"trajectory": one.trajectory_id, "fault": one.fault, "message": one.message_index, "reason": one.reason}
-            for one in faults
-        ]
-    return told
-
-
-def _show_both(cycle: str, found: "Comparison", as_json: bool) -> None:
-    if as_json:
-        print_json({"cycle": cycle, "comparison": found})
-        return
-    _table(
-        f"Two analysts on the {found.trajectories} trajectories of cycle {cycle}",
-        {side.analyst: side.findings for side in found.sides},
-    )
-    for side in found.sides:
-        if side.spared:
-            told = f"{side.analyst} holds others than the agent at fault for {len(side.spared)} failures"
-            console.print(f"{told}, and mines them not: {_some(side.spared)}", highlight=False)
-    for analyst, names in found.only.items():
-        console.print(f"Only {analyst}: {', '.join(names) or 'none'}", highlight=False)
-    for one in found.differences:
-        first, second = one.analysts
-        told = "; ".join(f"{each['trajectory']}: {each[first]} / {each[second]}" for each in one.examples)
-        said = f"{one.capability}: {one.differ} of {one.both} trajectories are labelled otherwise by {first} / {second}"
-        console.print(f"{said}{', such as ' + told if told else ''}", highlight=False)
-
-
-def _some(ids: Sequence[str], most: int = 3) -> str:
-    return ", ".join(ids[:most]) + (f" and {len(ids) - most} more" if len(ids) > most else "")
-
-
-def _table(title: str, by_analyst: "dict[str, list[Finding]]") -> None:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    several = len(by_analyst) > 1
-    columns = ("capability", "gap", "coverage", "runs agreeing", "alpha", "retained")
-    for column in ("analyst", *columns) if several else columns:
-        table.add_column(column)
-    for analyst, findings in by_analyst.items():
-        for one in findings:
-            gap = bounded(one.delta, one.delta_low, one.delta_high)
-            coverage = bounded(one.coverage, one.coverage_low, one.coverage_high)
-            alpha = "undefined" if one.agreement is None else f"{one.agreement:.2f}"
-            told = [one.capability, gap, coverage, f"{one.runs_agreeing} of {one.runs}", alpha]
-            table.add_row(*([analyst] if several else []), *told, "yes" if one.retained else "no")
-    console.print(table)

@@ -77,7 +77,7 @@ async def compare(
 
 
 def _side(around: Surroundings, trajectories: Sequence[Trajectory], analyst: str, found: Analysis) -> Side:
-    mined = {one.id: one.outcome for one in trajectories if one.id not in found.spared}
+    mined = {one.id: one.outcome for one in trajectories if one.id not in found.not_mined}
     findings = contrasted(around.cycle_id, found.labels, mined, around.settings.analysis, around.settings.seed)
     return Side(analyst, widest_first(findings), sorted(found.spared), found.figures)
 

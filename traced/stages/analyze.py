@@ -70,8 +70,8 @@ def surroundings(context: Context) -> Surroundings:
 
 
 def telling(shown: Shown) -> Tell:
-    """A stage's line that tells how many questions are answered."""
-    return lambda what, done, of: shown.advance(0, f"{what}: {done} of {of}")
+    """A stage's line that tells how many questions are answered, and about how many there will be."""
+    return lambda what, done, of: shown.reach(done, what, of)
 
 
 async def _analyze(context: Context, episodes: Sequence[Trajectory], shown: Shown) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """From an analysis to findings: the contrast over all runs, its intervals, and what is stored of it.
 
 Invariants: capabilities, labels, citations, faults and findings are stored in one transaction; failures that the
-analyst holds others at fault for have no labels and no place in the contrast. Fails: ``LabelTableError`` for a table
-that is not complete.
+analyst holds others at fault for, and what it could not label, have no labels and no place in the contrast. Fails:
+``LabelTableError`` for a table that is not complete.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ def save_analysis(
     save_citations(session, _citations(cycle_id, [one for one in found.citations if one.trajectory_id in outcomes]))
     told = [FaultRecord(cycle_id, *astuple(one)) for one in found.faults if one.trajectory_id in outcomes]
     save_faults(session, told)
-    mined = {key: outcome for key, outcome in outcomes.items() if key not in found.spared}
+    mined = {key: outcome for key, outcome in outcomes.items() if key not in found.not_mined}
     save_findings(session, contrasted(cycle_id, counted, mined, settings.analysis, settings.seed))
 
 

@@ -25,7 +25,7 @@ from traced.gates.paired import Pair, pair
 from traced.report import points
 from traced.rollout.episodes import EpisodeJob
 from traced.stages.analysts import labelled
-from traced.stages.analyze import surroundings, telling
+from traced.stages.analyze import surroundings
 from traced.stages.context import Context, Shown
 from traced.stages.episodes import BASE, episodes, model_policy, split_jobs
 from traced.stages.errors import CapabilityError, StageError
@@ -145,11 +145,14 @@ class _Rounds:
             tick=lambda _: self.shown.advance(figure=f"{model} in {source.name}"),
         )
 
+    def _tell(self, what: str, *_: int) -> None:
+        self.shown.advance(0, what)  # the stage's own units are episodes
+
     async def _untouched(self, base: Sequence[Trajectory]) -> set[str]:
         with self.context.reading() as session:
             meant = get_capability(session, self.context.cycle_id, self.capability)
         if meant.name in DETECTORS:
             labels = label(base, [meant], run=0, seed=self.context.settings.seed)
         else:
-            labels = await labelled(surroundings(self.context), base, meant, "gate", telling(self.shown))
+            labels = await labelled(surroundings(self.context), base, meant, "gate", self._tell)
         return untouched_tasks(base, labels, self.capability)

@@ -25,7 +25,9 @@ GOING_BACK = 3500  # tokens of two answers that go back with complaints, and of 
 LEAST = 1000  # tokens that a conversation needs to be worth reading
 AT_ONCE = 256  # questions that are in memory at once
 
-Tell = Callable[[str, int, int], None]  # what is asked, how many are answered, of how many
+Tell = Callable[
+    [str, int, int], None
+]  # what is at work ("labels: 3 of 600"), and in all: how much is done, of how much
 T = TypeVar("T")
 
 
@@ -75,10 +77,15 @@ class Asking:
             async with self.places:
                 answer = await job()
             done += 1
-            self.tell(what, done, len(waiting))
+            self.tell(f"{what}: {done} of {len(waiting)}", done, len(waiting))
             return answer
 
         return await all_of([one(job) for job in waiting])
+
+
+def after(tell: Tell, done: int, of: int) -> Tell:
+    """A part's own telling, as one that begins when so much of so much is done."""
+    return lambda what, part, _: tell(what, min(done + part, of), of)
 
 
 async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:

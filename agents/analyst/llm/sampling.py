@@ -37,9 +37,10 @@ def sampled(trajectories: Sequence[Trajectory], size: int, seed: int) -> list[Gr
     chosen: list[Group] = []
     left = size
     for group in [*pairs, *beside, *rest]:
-        if len(group) <= left:
-            chosen.append(group)
-            left -= len(group)
+        if len(group) > left:
+            break  # a later one that fits would tip the sides
+        chosen.append(group)
+        left -= len(group)
     return chosen
 
 

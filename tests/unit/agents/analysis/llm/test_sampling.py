@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agents.analyst.catalogue import CANDIDATES
@@ -35,6 +35,7 @@ def test_a_sample_is_of_the_size_without_repetition_and_the_seed_decides(of: Tol
         assert set(ids) == {one.id for one in trajectories}
 
 
+@example([(SUCCESS, ""), (SUCCESS, "1"), (SUCCESS, "2"), (FAILURE, "1"), (FAILURE, "2")], 3)
 @given(told, st.integers(2, 30))
 def test_pairs_of_the_same_task_come_first_and_the_sides_are_equal_as_long_as_they_last(of: Told, size: int) -> None:
     trajectories = made(of)
