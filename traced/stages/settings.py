@@ -49,7 +49,7 @@ class AdmissionSection(Section):
         default=20, description="seeds probed for determinism, diversity, the oracle and the floor policies"
     )
     base_seeds: Positive = Field(default=16, description="groups of the base model's rollouts")
-    base_rollouts: int = Field(default=8, ge=2, description="rollouts in each group")
+    base_rollouts: int = Field(default=16, ge=2, description="rollouts in each group")
     mean_low: Share = Field(default=0.05, description="least mean reward of the base model")
     mean_high: Share = Field(default=0.95, description="greatest mean reward of the base model")
     mixed: Share = Field(default=0.50, description="least share of groups whose rewards differ")
