@@ -18,6 +18,7 @@ from traced.commands import (
     importing,
     llm,
     outcomes,
+    prompts,
     run,
     service,
     serving,
@@ -63,6 +64,8 @@ app.add_typer(llm.llm, name="llm")
 app.command()(steps.synthesize)
 app.command()(steps.admit)
 app.command()(export.export)
+app.command()(prompts.optimize_prompt)
+app.command()(prompts.prompts)
 app.command()(steps.train)
 app.command()(steps.evaluate)
 app.command()(decide.approve)

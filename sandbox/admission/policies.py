@@ -99,25 +99,25 @@ def request(task: Task) -> str:
 
 def observed(messages: list[Message]) -> dict[str, list[Any]]:
     """Every plain value that the tools' JSON answers hold, by its key, in order and once."""
-    found: dict[str, list[Any]] = {}
+    found: dict[str, dict[Any, None]] = {}
     for message in messages:
         if message.get("role") == "tool":
             try:
                 _gather("", json.loads(str(message.get("content"))), found)
             except (ValueError, RecursionError):
                 continue
-    return found
+    return {key: list(values) for key, values in found.items()}
 
 
-def _gather(key: str, value: Any, found: dict[str, list[Any]]) -> None:
+def _gather(key: str, value: Any, found: dict[str, dict[Any, None]]) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             _gather(str(name), item, found)
     elif isinstance(value, list):
         for item in value:
             _gather(key, item, found)
-    elif value not in found.setdefault(key, []):
-        found[key].append(value)
+    else:
+        found.setdefault(key, {}).setdefault(value)
 
 
 def fits(name: str, field: dict[str, Any], found: dict[str, list[Any]], values: list[str]) -> list[Any]:

@@ -17,6 +17,8 @@ class Thresholds:
     distinct: float = 0.9  # share of distinct episodes
     distinct_shapes: int = 6  # distinct episodes once names, ids and numbers are masked
     commonest_shape: float = 0.5  # no shape may hold more of the episodes
+    distinct_ways: int = 3  # what has to be done, wording apart
+    usual_way: float = 0.8  # no way may hold more of the episodes
     floor_reward: float = 0.2  # mean reward of a policy that does not try
     floor_success: float = 0.05
     exploit_reward: float = 0.5

@@ -7,19 +7,19 @@ otherwise than the episodes were: a cycle that is not analysed yet takes on its 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 from sqlmodel import Session
 
-from store.records import Cycle
+from store.records import Cycle, EnvironmentRecord
 from store.repositories.adapters import list_adapters
 from store.repositories.analysis import list_findings
 from store.repositories.cycles import list_cycles, set_cycle_config
-from store.repositories.environments import list_environments
 from traced.commands.output import progress
 from traced.commands.stored import writing
-from traced.config import Settings, configuration
+from traced.config import Settings, configuration, filled
 from traced.errors import TracedError
 from traced.host.lock import CYCLES, hold
 from traced.meter import Meter
@@ -29,6 +29,7 @@ from traced.running import find_cycle
 from traced.stages.admit import stored_report
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context, opened, utc_now
+from traced.stages.synthesize import written
 
 ANALYSIS = ("analysis", "llm")  # what episodes do not depend on
 Answer = TypeVar("Answer")
@@ -72,9 +73,7 @@ def applicable(context: Context, kind: str) -> list[str]:
 
 def environments(context: Context, capability: str) -> list[str]:
     """Hashes of what this cycle wrote for the capability, oldest first."""
-    with context.reading() as session:
-        made = list_environments(session, context.cycle_id)
-    return [environment.hash for environment in made if environment.capability == capability]
+    return [environment.hash for environment in written(context, capability)]
 
 
 def admitted_environments(context: Context, capability: str) -> list[str]:
@@ -91,9 +90,35 @@ def adapters(context: Context, capability: str) -> list[str]:
 
 
 def next_attempt(context: Context, capability: str) -> int:
-    """How many of the capability's environments were refused: the number of the attempt that comes next."""
-    reports = [stored_report(context, found) for found in environments(context, capability)]
-    return sum(report is not None and not report.admitted for report in reports)
+    """The number of the attempt that comes next: that of an environment which is not refused, else of a new one."""
+    settings = context.settings
+    made = written(context, capability, settings.synthesis.synthesizer)
+    open_ones = [one for one in made if not _refused(context, one.hash)]
+    following = made[-1].seed + 1 if made else settings.seed
+    return (open_ones[0].seed if open_ones else following) - settings.seed
+
+
+def written_by(context: Context, synthesizer: str | None) -> Context:
+    """The same surroundings with another synthesizer, where one is named: the cycle and its settings stay."""
+    if synthesizer is None:
+        return context
+    section = context.settings.synthesis.model_copy(update={"synthesizer": synthesizer})
+    return replace(context, settings=context.settings.model_copy(update={"synthesis": section}))
+
+
+def to_judge(context: Context, capability: str) -> EnvironmentRecord:
+    """Of the newest synthesizer's environments: the admitted one, else the first that was not judged, else the last."""
+    made = written(context, capability)
+    newest = written(context, capability, made[-1].synthesizer)
+    judged = [(one, stored_report(context, one.hash)) for one in newest]
+    admitted = [one for one, report in judged if report and report.admitted]
+    waiting = [one for one, report in judged if report is None]
+    return [newest[-1], *waiting[:1], *admitted][-1]
+
+
+def _refused(context: Context, environment: str) -> bool:
+    report = stored_report(context, environment)
+    return report is not None and not report.admitted
 
 
 def current(session: Session, settings: Settings, model: str) -> Cycle:
@@ -109,7 +134,7 @@ def collected_alike(session: Session, settings: Settings, model: str) -> Cycle:
 def to_be_analyzed(session: Session, settings: Settings, model: str) -> Cycle:
     """The current cycle; one that is not analysed yet takes on the settings of its analysis."""
     cycle = collected_alike(session, settings, model)
-    if cycle.config == configuration(settings) or list_findings(session, cycle.id):
+    if filled(cycle.config) == configuration(settings) or list_findings(session, cycle.id):
         return current(session, settings, model)
     return set_cycle_config(session, cycle.id, configuration(settings))
 
@@ -124,15 +149,15 @@ def _current(session: Session, settings: Settings, model: str, free: Sequence[st
         for cycle in list_cycles(session, target=settings.target.name)
         if (cycle.model, cycle.seed) == (model, settings.seed)
     ]
-    exact = (cycle for cycle in same if cycle.config == configuration(settings))
-    alike = (cycle for cycle in same if bound(cycle.config) == wanted)
+    exact = (cycle for cycle in same if filled(cycle.config) == configuration(settings))
+    alike = (cycle for cycle in same if bound(filled(cycle.config)) == wanted)
     found = next(exact, None) or next(alike, None)
     if found is not None:
         return found
     what = f"no cycle of {settings.target.name} with model {model} and seed {settings.seed}"
     if not same:
         raise TracedError(f"{settings.data_dir} holds {what}", hint="traced collect")
-    key, value, now = _difference(bound(same[0].config), wanted)
+    key, value, now = _difference(bound(filled(same[0].config)), wanted)
     raise TracedError(
         f"{settings.data_dir} holds {what} under these settings: {same[0].id} has {key} = {value!r}, not {now!r}",
         hint=f"the same command with --set {key}={value}, or traced collect for a new cycle",

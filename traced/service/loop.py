@@ -271,8 +271,14 @@ class CycleLoop:
             on_change=self._tell_doing,
         )
         async with checkpoints(settings.data_dir, settings.store_url) as saver:
-            attempts = settings.synthesis.attempts
-            graph = build_graph(stations.stages(), saver, attempts=attempts, trainings=0)  # each leases its device
+            attempts = settings.synthesis.most
+            graph = build_graph(
+                stations.stages(),
+                saver,
+                attempts=attempts,
+                trainings=0,  # each leases its device
+                prompt_first=settings.training.prompt_first,
+            )
             standing = await advance(graph, cycle.id)
         if standing.finished:
             await self._mark(cycle, CycleState.FINISHED)

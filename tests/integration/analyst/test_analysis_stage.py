@@ -29,6 +29,7 @@ from traced.progress import Progress
 from traced.stages import gate
 from traced.stages.analyze import analyze, stored_findings
 from traced.stages.context import Context, Shown
+from traced.stages.episodes import BASE, Player
 from traced.stages.errors import StageError
 from traced.stages.production import JUDGED_ANEW
 from traced.targets.desk import demonstrate
@@ -166,7 +167,8 @@ def test_a_gate_asks_a_model_what_a_capability_without_a_detector_does_not_touch
     def untouched(at: Context) -> set[str]:
         shown = Shown(NOTHING, "gate")
         NOTHING.start(shown.key, "Gate")
-        rounds = gate._Rounds(at, "x@v1", LOOKING["name"], at.target, at.target, shown)  # type: ignore[arg-type]
+        sides = gate.Sides(LOOKING["name"], "", Player(BASE), Player("x@v1"))
+        rounds = gate._Rounds(at, sides, at.target, at.target, shown)  # type: ignore[arg-type]
         return asyncio.run(rounds._untouched(base))
 
     with served(thinking, canaries=CANARIES) as server:
