@@ -6,9 +6,10 @@ For one run and one capability c, over successful (D+) and failed (D-) trajector
     delta(c) = ER- - ER+                           Cov(c) = #LACKING in D- / |D-|
 
 Invariants: counts are integers and rates exact fractions; an empty denominator makes a rate None, never 0; trajectories
-with an ``infrastructure`` outcome are left out; thresholds are compared exactly (0.20 means 1/5). Fails with
-``LabelTableError`` when a cell is doubled, missing, or of an unknown trajectory. Not covered: making the labels
-(``agents.analyst``), and how sure the rates are.
+with an ``infrastructure`` outcome are left out; thresholds are compared exactly (0.20 means 1/5); labels on which the
+runs do not agree retain nothing, whatever the gap. Fails with ``LabelTableError`` when a cell is doubled, missing, or
+of an unknown trajectory. Not covered: making the labels (``agents.analyst``), and how sure the rates are
+(``agents.intervals``).
 """
 
 from collections import Counter, defaultdict
@@ -22,6 +23,7 @@ from store.types import Label, Outcome, Verdict
 DELTA = 0.20
 RHO = 0.10
 CONSISTENCY = 0.8
+MIN_AGREEMENT = 0.4
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,14 @@ def retained(
     delta: float = DELTA,
     rho: float = RHO,
     consistency: float = CONSISTENCY,
+    *,
+    min_agreement: float = MIN_AGREEMENT,
 ) -> list[Retained]:
-    """The capabilities that pass in at least ``consistency`` of the runs, widest mean gap first."""
+    """The capabilities that pass in at least ``consistency`` of the runs, widest mean gap first.
+
+    One whose runs agree less than ``min_agreement`` is not among them; where agreement is not defined, nothing is asked
+    of it.
+    """
     by_run: dict[int, list[Label]] = defaultdict(list)
     for label in labels:
         by_run[label.run].append(label)
@@ -108,11 +116,13 @@ def retained(
     for run in sorted(by_run):
         for one in contrast(by_run[run], outcomes):
             by_capability[one.capability].append(one)
+    judged = [label for label in labels if outcomes[label.trajectory_id].judged]
     kept = []
     for capability, contrasts in by_capability.items():
         passed = sum(one.passes(delta, rho) for one in contrasts)
         if passed and passed >= Fraction(str(consistency)) * len(by_run):
-            kept.append(_retained(capability, passed, len(by_run), contrasts, labels))
+            kept.append(_retained(capability, passed, len(by_run), contrasts, agreement(judged, capability)))
+    kept = [one for one in kept if one.agreement is None or one.agreement >= Fraction(str(min_agreement))]
     return sorted(kept, key=lambda one: (-one.delta, one.capability))
 
 
@@ -140,7 +150,7 @@ def _alpha(units: Sequence[Counter[Verdict]]) -> Fraction | None:
     return None if expected == 0 else 1 - observed * (pairable - 1) / expected
 
 
-def _retained(name: str, passed: int, runs: int, contrasts: list[Contrast], labels: Sequence[Label]) -> Retained:
+def _retained(name: str, passed: int, runs: int, contrasts: list[Contrast], agreement: Fraction | None) -> Retained:
     return Retained(
         capability=name,
         passed=passed,
@@ -148,7 +158,7 @@ def _retained(name: str, passed: int, runs: int, contrasts: list[Contrast], labe
         delta=_mean([one.delta for one in contrasts if one.delta is not None]),
         coverage=_mean([one.coverage for one in contrasts if one.coverage is not None]),
         contrasts=contrasts,
-        agreement=agreement(labels, name),
+        agreement=agreement,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from traced.commands import (
+    analyzing,
     daemon,
     decide,
     devices,
@@ -58,8 +59,8 @@ app.command()(run.demo)
 app.command()(steps.collect)
 app.command("import")(importing.import_)
 app.add_typer(outcomes.outcomes, name="outcomes")
+app.command()(analyzing.analyze)
 app.add_typer(llm.llm, name="llm")
-app.command()(run.analyze)
 app.command()(steps.synthesize)
 app.command()(steps.admit)
 app.command()(export.export)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine
 from sqlmodel import Session
@@ -148,7 +149,9 @@ def cycle_of_imports(session: Session, settings: Settings, source: str, agent: s
     told, count = hashlib.sha256(b"[["), 0
     for count, one in enumerate(iterate_ids(session, TrajectoryFilter(source=source, model=agent)), 1):
         told.update(((", " if count > 1 else "") + json.dumps(one)).encode())
-    config = {IMPORTED: count, "analysis": settings.analysis.model_dump(mode="json")}
+    config: dict[str, Any] = {IMPORTED: count, "analysis": settings.analysis.model_dump(mode="json")}
+    if settings.analysis.analyst == "llm":
+        config["llm"] = {"model": settings.llm.model, "base_url": settings.llm.base_url}
     told.update(f"], {json.dumps(config, sort_keys=True)}, {settings.seed}]".encode())
     cycle = Cycle(f"{source}-{told.hexdigest()[:12]}", source, agent, settings.seed, config, CycleState.RUNNING, at)
     save_cycle(session, cycle)

@@ -109,9 +109,10 @@ class Progress:
         self._told[key] = 0
         self._say(line, "started")
 
-    def advance(self, key: str, steps: int = 1, figure: str | None = None) -> None:
-        """``steps`` more of the stage's units are done; ``figure`` replaces the figure shown."""
+    def advance(self, key: str, steps: int = 1, figure: str | None = None, total: int | None = None) -> None:
+        """``steps`` more of the stage's units are done; ``figure`` and ``total`` replace what was said before."""
         line = self.lines[key]
+        line.total = line.total if total is None else total
         line.done += steps
         line.figure = line.figure if figure is None else figure
         part = PLAIN_STEPS * line.done // line.total if line.total else 0

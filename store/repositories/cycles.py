@@ -1,6 +1,7 @@
 """Cycles and what happened to their stages, with times.
 
-Invariants: what a cycle ran on never changes once saved; its state and final figures do. Stage events are only added.
+Invariants: what a cycle ran on never changes once saved; its state and final figures do, and the settings of what is
+still to come. Stage events are only added.
 Fails: ``NotFound``, and ``StoreConflict`` when a cycle's id is used for another cycle.
 """
 
@@ -67,6 +68,15 @@ def set_cycle_state(
         row.summary = summary
     session.add(row)
     session.flush()
+
+
+def set_cycle_config(session: Session, cycle_id: str, config: dict[str, Any]) -> Cycle:
+    """Note other settings for a cycle, of stages that have not come yet (who calls sees to that)."""
+    row = _row(session, cycle_id)
+    row.config = config
+    session.add(row)
+    session.flush()
+    return _cycle(row)
 
 
 def save_stage_event(session: Session, event: StageEvent) -> None:

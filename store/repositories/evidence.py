@@ -15,6 +15,7 @@ from store.records import (
     AdapterVersion,
     AdmissionRecord,
     Approval,
+    Citation,
     Cycle,
     EnvironmentRecord,
     Finding,
@@ -30,6 +31,7 @@ from store.repositories.environments import get_environment, list_admissions
 from store.repositories.gates import list_gates
 from store.repositories.promotions import list_approvals, list_promotions
 from store.repositories.routing import traffic
+from store.repositories.thinking import list_citations, list_faults
 from store.repositories.traffic import Served, served
 from store.repositories.training import get_training_run, list_iterations
 from store.repositories.trajectories import get_trajectories
@@ -81,13 +83,18 @@ class Traffic:
 
 @dataclass(frozen=True)
 class EvidenceChain:
-    """The chain in the order of the data's way; lists are empty and ``finding`` is None where nothing is stored."""
+    """The chain in the order of the data's way; lists are empty and ``finding`` is None where nothing is stored.
+
+    ``faults`` counts the cycle's failures by whose fault they were, where its analyst has asked.
+    """
 
     adapter: AdapterVersion
     cycle: Cycle
     trajectories: list[TrajectoryEvidence]
     labels: list[LabelCounts]
     capability: Capability
+    citations: list[Citation]
+    faults: dict[str, int]
     finding: Finding | None
     environment: EnvironmentRecord
     admissions: list[AdmissionRecord]
@@ -129,6 +136,8 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         trajectories=_trajectory_evidence(trajectories, labels),
         labels=_label_counts(trajectories, labels),
         capability=get_capability(session, cycle_id, capability),
+        citations=list_citations(session, cycle_id, capability=capability),
+        faults=Counter(one.fault for one in list_faults(session, cycle_id)),
         finding=finding,
         environment=get_environment(session, version.environment_hash, cycle_id=cycle_id),
         admissions=admissions,

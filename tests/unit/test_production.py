@@ -28,10 +28,10 @@ from traced.config import load_settings
 from traced.meter import Meter
 from traced.models import ModelFiles
 from traced.progress import Progress
-from traced.stages import analyze as station
-from traced.stages import production
+from traced.stages import analysts, production
 from traced.stages.analyze import analyze, stored_findings
 from traced.stages.context import Context
+from traced.stages.findings import contrasted
 from traced.stages.report import gather
 from traced.stages.synthesize import lacking_openings
 from traced.targets.desk import demonstrate
@@ -156,10 +156,11 @@ def test_without_production_an_analysis_is_what_it_was(context: Context) -> None
     assert found(context)["left_out"] == {}
     with reading(context.store) as opened:
         trajectories = production.analyzed(opened, CYCLE)
-    capabilities, labels = station._label(trajectories, 2, 0)
+    told = analysts._builtin(trajectories, 2, 0)
+    capabilities, labels = told.capabilities, told.labels
     assert with_none[1] == sorted(labels, key=lambda one: (one.run, one.capability, one.trajectory_id))
     outcomes = {one.id: one.outcome for one in trajectories}
-    again = station.contrasted(CYCLE, labels, outcomes, context.settings.analysis)
+    again = contrasted(CYCLE, labels, outcomes, context.settings.analysis, 0)
     assert sorted(with_none[0], key=lambda one: one.capability) == again
     assert len(capabilities) == len(again)
 
@@ -200,15 +201,15 @@ def test_feedback_and_pruning_during_the_analysis_leave_no_label_of_another_outc
     report(context, *(reported(LATE + n) for n in range(12)))
     changed = reported(LATE + 3)
     other = Outcome.FAILURE if changed.outcome is Outcome.SUCCESS else Outcome.SUCCESS
-    label = station._label
+    builtin = analysts._builtin
 
     def slow(*given: Any) -> Any:
         with session(context.store) as opened:
             assert rejudge_trajectory(opened, replace(changed, outcome=other))
             opened.connection().exec_driver_sql(f"DELETE FROM trajectories WHERE id = 'router-{LATE + 4}'")
-        return label(*given)
+        return builtin(*given)
 
-    monkeypatch.setattr(station, "_label", slow)
+    monkeypatch.setattr(analysts, "_builtin", slow)
     _, labels = analysis(context)
     assert found(context)["left_out"] == {production.JUDGED_ANEW: 2}
     assert found(context)["production"] == 10

@@ -10,6 +10,7 @@ from store.records import AdmissionRecord, Finding, GateRecord
 from store.repositories.evidence import EvidenceChain, LabelCounts
 from store.repositories.traffic import Served
 from store.types import PairedDifference, Verdict
+from traced.commands.output import bounded
 
 SHOWN = 5
 ADVICE = 300  # characters of what to change about a failed check; --json has the evidence
@@ -24,6 +25,7 @@ def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[
     judges = ", ".join(f"{count} {by}" for by, count in sorted(judged_by.items()))
     yield f"judged by    {judges or 'nobody'}"
     yield f"capability   {chain.capability.name}: {chain.capability.description}"
+    yield from _said(chain)
     if chain.finding:
         yield _finding(chain.finding)
     made = chain.environment
@@ -70,10 +72,23 @@ def _label_text(labels: list[LabelCounts]) -> str:
 
 
 def _finding(finding: Finding) -> str:
-    gap = "undefined" if finding.delta is None else f"{finding.delta:+.2f}"
-    coverage = "undefined" if finding.coverage is None else f"{finding.coverage:.2f}"
+    gap = bounded(finding.delta, finding.delta_low, finding.delta_high, "+")
+    coverage = bounded(finding.coverage, finding.coverage_low, finding.coverage_high)
     kept = "retained" if finding.retained else "not retained"
-    return f"contrast     gap {gap}, coverage {coverage}, {finding.runs_agreeing} of {finding.runs} runs agree: {kept}"
+    alpha = f", alpha {finding.agreement:.2f}" if finding.agreement is not None else ""
+    agreeing = f"{finding.runs_agreeing} of {finding.runs} runs agree{alpha}"
+    return f"contrast     gap {gap}, coverage {coverage}, {agreeing}: {kept}"
+
+
+def _said(chain: EvidenceChain) -> Iterator[str]:
+    """What an analyst that cites and blames has said."""
+    if chain.faults:
+        told = ", ".join(f"{count} {fault}" for fault, count in sorted(chain.faults.items()))
+        yield f"faults       {told}; only the agent's are mined"
+    if chain.citations:
+        shown = [f"message {one.message_index} of {one.trajectory_id}" for one in chain.citations[:SHOWN]]
+        more = f" and {len(chain.citations) - SHOWN} more" if len(chain.citations) > SHOWN else ""
+        yield f"rests on     {', '.join(shown)}{more}"
 
 
 def _admission(admission: AdmissionRecord) -> Iterator[str]:

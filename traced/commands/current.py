@@ -1,11 +1,12 @@
 """The cycle that verbs work on, and what it holds so far.
 
 The current cycle is the newest one of the same target, model, seed and settings. Where only the settings differ, the
-error names the first difference, because results under other settings must not be mixed.
+error names the first difference, because results under other settings must not be mixed. An analysis may be told
+otherwise than the episodes were: a cycle that is not analysed yet takes on its settings.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, TypeVar
@@ -14,7 +15,8 @@ from sqlmodel import Session
 
 from store.records import Cycle, EnvironmentRecord
 from store.repositories.adapters import list_adapters
-from store.repositories.cycles import list_cycles
+from store.repositories.analysis import list_findings
+from store.repositories.cycles import list_cycles, set_cycle_config
 from traced.commands.output import progress
 from traced.commands.stored import writing
 from traced.config import Settings, configuration, filled
@@ -29,10 +31,17 @@ from traced.stages.analyze import stored_findings
 from traced.stages.context import Context, opened, utc_now
 from traced.stages.synthesize import written
 
+ANALYSIS = ("analysis", "llm")  # what episodes do not depend on
 Answer = TypeVar("Answer")
 
 
-def on_cycle(settings: Settings, work: Callable[[Context], Awaitable[Answer]], *, begin: bool = False) -> Answer:
+def on_cycle(
+    settings: Settings,
+    work: Callable[[Context], Awaitable[Answer]],
+    *,
+    begin: bool = False,
+    find: "Callable[[Session, Settings, str], Cycle] | None" = None,
+) -> Answer:
     """``work`` on the current cycle, with live progress; ``begin`` makes a cycle where there is none to carry on."""
     model = resolve_model(settings.model.spec, settings.data_dir).name
 
@@ -43,7 +52,8 @@ def on_cycle(settings: Settings, work: Callable[[Context], Awaitable[Answer]], *
     with hold(settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLES):
         with writing(settings) as session:
             at = utc_now()
-            cycle = find_cycle(session, settings, model, at=at) if begin else _current(session, settings, model)
+            wanted = find or current
+            cycle = find_cycle(session, settings, model, at=at) if begin else wanted(session, settings, model)
         shown = Progress(progress)
         with Meter() as meter, shown.shown():
             return asyncio.run(run())
@@ -112,20 +122,43 @@ def refused(context: Context, environment: str) -> bool:
     return report is not None and not report.admitted
 
 
-def _current(session: Session, settings: Settings, model: str) -> Cycle:
-    wanted = configuration(settings)
+def current(session: Session, settings: Settings, model: str) -> Cycle:
+    """The cycle of exactly these settings."""
+    return _current(session, settings, model, ())
+
+
+def collected_alike(session: Session, settings: Settings, model: str) -> Cycle:
+    """The newest cycle whose episodes are those of these settings, however they are to be analysed."""
+    return _current(session, settings, model, ANALYSIS)
+
+
+def to_be_analyzed(session: Session, settings: Settings, model: str) -> Cycle:
+    """The current cycle; one that is not analysed yet takes on the settings of its analysis."""
+    cycle = collected_alike(session, settings, model)
+    if filled(cycle.config) == configuration(settings) or list_findings(session, cycle.id):
+        return current(session, settings, model)
+    return set_cycle_config(session, cycle.id, configuration(settings))
+
+
+def _current(session: Session, settings: Settings, model: str, free: Sequence[str]) -> Cycle:
+    def bound(config: Mapping[str, Any]) -> dict[str, Any]:
+        return {section: values for section, values in config.items() if section not in free}
+
+    wanted = bound(configuration(settings))
     same = [
         cycle
         for cycle in list_cycles(session, target=settings.target.name)
         if (cycle.model, cycle.seed) == (model, settings.seed)
     ]
-    for cycle in same:
-        if filled(cycle.config) == wanted:
-            return cycle
+    exact = (cycle for cycle in same if filled(cycle.config) == configuration(settings))
+    alike = (cycle for cycle in same if bound(filled(cycle.config)) == wanted)
+    found = next(exact, None) or next(alike, None)
+    if found is not None:
+        return found
     what = f"no cycle of {settings.target.name} with model {model} and seed {settings.seed}"
     if not same:
         raise TracedError(f"{settings.data_dir} holds {what}", hint="traced collect")
-    key, value, now = _difference(filled(same[0].config), wanted)
+    key, value, now = _difference(bound(filled(same[0].config)), wanted)
     raise TracedError(
         f"{settings.data_dir} holds {what} under these settings: {same[0].id} has {key} = {value!r}, not {now!r}",
         hint=f"the same command with --set {key}={value}, or traced collect for a new cycle",

@@ -38,3 +38,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     return str(value) if isinstance(value, Path) else value
+
+
+def bounded(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
+    """A figure with its interval, where it has one."""
+    if value is None:
+        return "undefined"
+    return f"{value:{sign}.2f}" + (
+        f" [{low:{sign}.2f}, {high:{sign}.2f}]" if low is not None and high is not None else ""
+    )

@@ -1,17 +1,12 @@
-"""Verbs that begin with trajectories: demo (the whole cycle), analyze."""
+"""The verb that runs the whole cycle: demo."""
 
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from traced.commands.options import AsJson, DataDir, Given, Model, Seed, Threads, read_settings
 from traced.commands.output import console, print_json, progress
 from traced.errors import TracedError
-
-if TYPE_CHECKING:
-    from store.records import Finding
-    from traced.config import Settings
 
 
 def demo(
@@ -54,62 +49,3 @@ def demo(
     if as_json:
         waiting = {"waiting": result.waiting} if result.waiting else {}
         print_json({**told(result.figures), **waiting})
-
-
-def analyze(
-    *,
-    data_dir: DataDir = None,
-    given: Given = None,
-    model: Model = None,
-    seed: Seed = None,
-    as_json: AsJson = False,
-) -> None:
-    """Find the capabilities that failures lack, in what was collected or imported last."""
-    settings = read_settings(data_dir, given, model__spec=model, seed=seed)
-    cycle, findings = _imported(settings) or _collected(settings)
-    if as_json:
-        print_json({"cycle": cycle, "capabilities": findings})
-        return
-    _table(cycle, findings)
-    kept = [finding.capability for finding in findings if finding.retained]
-    console.print(f"Lacking: {', '.join(kept) or 'nothing that the contrast keeps'}", highlight=False)
-
-
-def _imported(settings: "Settings") -> "tuple[str, list[Finding]] | None":
-    """The analysis of the newest import; None when episodes were collected since, or nothing was imported."""
-    from store.repositories.cycles import list_cycles
-    from traced.commands.stored import writing
-    from traced.imported import analyze_imported, is_import
-
-    with writing(settings) as session:
-        newest = next(iter(list_cycles(session, limit=1)), None)
-        if newest is None or not is_import(newest):
-            return None
-        cycle, findings = analyze_imported(session, settings, newest, datetime.now(UTC))
-        return cycle.id, findings
-
-
-def _collected(settings: "Settings") -> "tuple[str, list[Finding]]":
-    from traced.commands.current import on_cycle
-    from traced.stages.analyze import analyze as station
-    from traced.stages.analyze import stored_findings
-    from traced.stages.context import Context
-
-    async def work(context: Context) -> "tuple[str, list[Finding]]":
-        await station(context)
-        return context.cycle_id, stored_findings(context)
-
-    return on_cycle(settings, work)
-
-
-def _table(cycle: str, findings: "list[Finding]") -> None:
-    from rich.table import Table
-
-    table = Table(title=f"Capabilities of cycle {cycle}", title_justify="left")
-    for column in ("capability", "gap", "coverage", "runs agreeing", "retained"):
-        table.add_column(column)
-    for one in findings:
-        figures: list[Any] = [one.delta, one.coverage]
-        shown = ["undefined" if figure is None else f"{figure:.2f}" for figure in figures]
-        table.add_row(one.capability, *shown, f"{one.runs_agreeing} of {one.runs}", "yes" if one.retained else "no")
-    console.print(table)

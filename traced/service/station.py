@@ -36,9 +36,9 @@ class ReportedProgress(Progress):
         super().start(key, title, total)
         self._tell(key)
 
-    def advance(self, key: str, steps: int = 1, figure: str | None = None) -> None:
+    def advance(self, key: str, steps: int = 1, figure: str | None = None, total: int | None = None) -> None:
         """``steps`` more are done."""
-        super().advance(key, steps, figure)
+        super().advance(key, steps, figure, total)
         self._tell(key)
 
     def finish(self, key: str, figure: str = "") -> None:

@@ -150,9 +150,9 @@ class Shown:
         """``steps`` more are done."""
         self.progress.advance(self.key, steps, figure)
 
-    def reach(self, done: int, figure: str | None = None) -> None:
-        """``done`` are done in all."""
-        self.progress.advance(self.key, done - self.progress.lines[self.key].done, figure)
+    def reach(self, done: int, figure: str | None = None, total: int | None = None) -> None:
+        """``done`` are done in all, of ``total`` where that is known by now."""
+        self.progress.advance(self.key, done - self.progress.lines[self.key].done, figure, total)
 
 
 @asynccontextmanager

@@ -2,14 +2,15 @@
 
 Invariants: the base's episodes on the gate split are run once and serve every adapter; each round takes seeds that no
 earlier round took, so that a later look plays only what it adds; the tasks that the capability does not touch are those
-that the analyst labels NA in the base's own episodes. How it fails: anything but a pass ends the capability
-(``CapabilityError`` with the figures).
+that the builtin detector labels NA in the base's own episodes (a language model, where the capability has no detector).
+How it fails: anything but a pass ends the capability (``CapabilityError`` with the figures).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agents.analyst.builtin import label
+from agents.analyst.catalogue import DETECTORS
 from sandbox.client import SandboxSource
 from sandbox.episodes import EpisodeSource
 from store.repositories.adapters import get_adapter
@@ -22,6 +23,8 @@ from traced.gates.gate import ComparisonName, GatePolicy, run_gate, untouched_ta
 from traced.gates.paired import Pair, pair
 from traced.report import points
 from traced.rollout.episodes import EpisodeJob
+from traced.stages.analysts import labelled
+from traced.stages.analyze import surroundings
 from traced.stages.context import Context, Shown
 from traced.stages.episodes import BASE, Player, played, split_jobs
 from traced.stages.errors import CapabilityError, StageError
@@ -138,7 +141,7 @@ class _Rounds:
             before, after = await self._both(self.target, jobs)
             pairs = pair(before, after)
             base = before if self.sides.before == Player(BASE) else await self._run(self.target, jobs, Player(BASE))
-            untouched = self._untouched(base)
+            untouched = await self._untouched(base)
             if "target" in names:
                 found["target"] = pairs
             if "untouched" in names:
@@ -159,8 +162,14 @@ class _Rounds:
 
         return await played(self.context, source, jobs, player, tick=tick)
 
-    def _untouched(self, base: Sequence[Trajectory]) -> set[str]:
+    def _tell(self, what: str, *_: int) -> None:
+        self.shown.advance(0, what)  # the stage's own units are episodes
+
+    async def _untouched(self, base: Sequence[Trajectory]) -> set[str]:
         with self.context.reading() as session:
             meant = get_capability(session, self.context.cycle_id, self.sides.capability)
-        labels = label(base, [meant], run=0, seed=self.context.settings.seed)
+        if meant.name in DETECTORS:
+            labels = label(base, [meant], run=0, seed=self.context.settings.seed)
+        else:
+            labels = await labelled(surroundings(self.context), base, meant, "gate", self._tell)
         return untouched_tasks(base, labels, self.sides.capability)

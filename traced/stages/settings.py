@@ -19,12 +19,18 @@ class CollectSection(Section):
 class AnalysisSection(Section):
     """Contrastive capability identification (TRACE, section 3)."""
 
-    runs: Positive = Field(default=10, description="labelling runs")
+    analyst: Literal["builtin", "llm"] = Field(
+        default="builtin", description="who analyses: rules over the tool calls, or a language model (see [llm])"
+    )
+    runs: int = Field(default=0, ge=0, description="labelling runs; 0 is the analyst's own: builtin 10, llm 5")
     delta: Share = Field(
         default=0.20, description="least contrastive gap: lacking among failures minus among successes"
     )
     rho: Share = Field(default=0.10, description="least coverage: share of failures that lack the capability")
     consistency: Share = Field(default=0.80, description="share of the runs in which both must hold")
+    min_agreement: Share = Field(
+        default=0.40, description="least agreement between the runs (Krippendorff's alpha), whatever the gap"
+    )
     production: int = Field(
         default=500, ge=0, description="newest judged conversations of production that are mined as well; 0 is none"
     )

@@ -1,13 +1,16 @@
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import Engine
 
 from store.database import reading, session
 from store.errors import NotFound
-from store.records import PromotionState
+from store.records import Citation, FaultRecord, PromotionState
 from store.repositories.adapters import save_adapter
 from store.repositories.analysis import save_labels
 from store.repositories.environments import save_admission
 from store.repositories.evidence import LabelCounts, Traffic, TrajectoryEvidence, evidence_chain
+from store.repositories.thinking import save_citations, save_faults
 from store.repositories.training import save_training_run
 from store.repositories.trajectories import save_trajectories
 from store.types import AdmissionReport, Check, Label, Outcome, Verdict
@@ -70,6 +73,24 @@ def test_a_refusal_is_told_with_what_to_change(engine: Engine) -> None:
     told = "determinism: Seed 3, played in a second process with another hash seed, gives other bytes: '␛[31ma' against"
     assert failed.startswith(f"             failed: {told}")
     assert "{'seed'" not in failed
+
+
+def test_what_a_capability_rests_on_and_whose_faults_failures_were_is_told(engine: Engine) -> None:
+    more = [Citation("c1", CAPABILITY.name, place, "t1", 1 + place % 2) for place in range(1, 7)]
+    with session(engine) as opened:
+        save_chain(opened)
+        save_citations(opened, more)
+        save_faults(opened, [FaultRecord("c1", "t2", "simulator", 1, "It left.")])
+        chain = evidence_chain(opened, NAME)
+    assert (len(chain.citations), chain.faults) == (7, {"agent": 1, "simulator": 1})
+    bounds = {"agreement": 0.75, "delta_low": 0.8, "delta_high": 1.0, "coverage_low": 0.25, "coverage_high": 0.75}
+    lines = list(chain_lines(replace(chain, finding=replace(FINDING, **bounds)), {}))
+    assert "faults       1 agent, 1 simulator; only the agent's are mined" in lines
+    (cited,) = [line for line in lines if line.startswith("rests on")]
+    assert cited.startswith("rests on     message 2 of t1, message 2 of t1, message 1 of t1")
+    assert cited.endswith("and 2 more")
+    told = "gap +0.90 [+0.80, +1.00], coverage 0.50 [0.25, 0.75], 2 of 2 runs agree, alpha 0.75: retained"
+    assert f"contrast     {told}" in lines
 
 
 def test_links_that_are_not_stored_are_named(engine: Engine) -> None:

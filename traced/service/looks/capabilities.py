@@ -173,7 +173,7 @@ def _finding(
         runs_agreeing=found.runs_agreeing if found else 0,
         retained=bool(found and found.retained),
         standing=of_cycle(named, made.get(key, Made()), own),
-        agreement=(known or {}).get(key),
+        agreement=found.agreement if found and found.agreement is not None else (known or {}).get(key),
     )
 
 

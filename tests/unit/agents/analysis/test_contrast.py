@@ -72,6 +72,48 @@ def test_retained_needs_enough_runs() -> None:
     assert retained(labels, outcomes, consistency=0.81) == []
 
 
+def coin(turn: int) -> Verdict:
+    return LACKING if turn % 2 else PRESENT
+
+
+def test_a_capability_on_which_the_runs_do_not_agree_is_not_retained_whatever_its_gap() -> None:
+    """Every run sees the same gap, each in other failures."""
+    good = [(Outcome.SUCCESS, PRESENT)] * 10
+    labels = [
+        label
+        for run in range(5)
+        for label in table([*good, *[(Outcome.FAILURE, coin(place + run)) for place in range(10)]], run)[0]
+    ]
+    outcomes = table([*good, *[(Outcome.FAILURE, NA)] * 10])[1]
+    alpha = agreement(labels)
+    assert alpha is not None
+    assert 0 < alpha < Fraction(2, 5)
+    assert retained(labels, outcomes) == []
+    (kept,) = retained(labels, outcomes, min_agreement=0.0)
+    assert (kept.delta, kept.agreement) == (Fraction(1, 2), alpha)
+    assert [one.capability for one in retained(labels, outcomes, min_agreement=float(alpha) - 1e-9)] == ["c"]
+
+
+def test_agreement_on_what_is_not_mined_is_no_agreement() -> None:
+    """Runs that agree on infrastructure's NA alone would pass the bound otherwise."""
+    cells = [(Outcome.SUCCESS, PRESENT)] * 10 + [(Outcome.FAILURE, NA)] * 10
+    labels = [
+        Label(label.trajectory_id, "c", run, coin(place + run) if place >= 10 else label.verdict)
+        for run in range(5)
+        for place, label in enumerate(table(cells, run)[0])
+    ]
+    lost = [Label(f"lost{place}", "c", run, NA) for run in range(5) for place in range(200)]
+    outcomes = table(cells)[1] | {label.trajectory_id: Outcome.INFRASTRUCTURE for label in lost}
+    assert (agreement([*labels, *lost]) or 0) > Fraction(2, 5)
+    assert retained([*labels, *lost], outcomes) == []
+
+
+def test_where_agreement_is_not_defined_nothing_is_asked_of_it() -> None:
+    labels, outcomes = table([(Outcome.SUCCESS, PRESENT), (Outcome.FAILURE, LACKING)])
+    (kept,) = retained(labels, outcomes)
+    assert kept.agreement is None
+
+
 def test_retained_puts_the_widest_gap_first() -> None:
     wide = [(Outcome.SUCCESS, PRESENT)] * 4 + [(Outcome.FAILURE, LACKING)] * 4
     narrow = [(Outcome.SUCCESS, PRESENT)] * 4 + [(Outcome.FAILURE, LACKING)] * 2 + [(Outcome.FAILURE, PRESENT)] * 2

@@ -1,0 +1,175 @@
+"""Naming candidate capabilities from a sample of conversations; map-reduce where the sample does not fit the context.
+
+Invariants: at most 10 candidates; each has a name, all its texts, and at least one citation of a message that its
+question showed; texts are bounded and on one line. Invented ids go back to the model with the complaint; what is still
+invented in its last answer is dropped, and a candidate that is left without a citation with it. A part of the sample
+that the model gives no usable answer on is counted and passed over; where that is all of it, ``OutOfForm``.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+
+from agents.analyst.llm.asking import Asking, Form, instructions
+from agents.analyst.llm.rendering import Shown, shown, surroundings, tokens
+from agents.analyst.llm.sampling import Group, batches, same_task, sampled
+from agents.analyst.llm.texts import as_name, is_name, one_line
+from agents.errors import OutOfForm
+from agents.llm.untrusted import marked
+from store.types import Capability, Outcome, Trajectory
+
+SAMPLE = 60  # conversations
+EACH = 4000  # tokens of one conversation, at most
+MAX_CANDIDATES = 10
+TITLE, DESCRIPTION, TEXT = 80, 240, 600  # characters
+COMPLAINTS = 8  # told at once
+HEADING = 40  # tokens around a conversation
+
+Place = tuple[str, int]  # trajectory and index of a message
+
+
+class Cited(Form):
+    """A message of a conversation, by their short ids."""
+
+    conversation: str
+    message: str
+
+
+class Candidate(Form):
+    """A capability as a model names it."""
+
+    name: str
+    title: str
+    description: str
+    when_needed: str
+    exercised: str
+    lacking: str
+    cited: list[Cited]
+
+
+class Candidates(Form):
+    """What a model found in one part of the sample."""
+
+    candidates: list[Candidate]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A candidate capability and the messages that it rests on."""
+
+    capability: Capability
+    cited: tuple[Place, ...]
+
+    def beside(self, other: "Found") -> "Found":
+        """Its own texts, with the citations of both."""
+        return replace(self, cited=tuple(dict.fromkeys([*self.cited, *other.cited])))
+
+
+@dataclass(frozen=True)
+class Discovered:
+    """Candidates of all parts as they came, how many were read, in how many parts, and parts without an answer."""
+
+    candidates: list[Found]
+    read: int
+    parts: int
+    unusable: int
+
+
+async def discover(asking: Asking, trajectories: Sequence[Trajectory], evidence: str, seed: int) -> Discovered:
+    """Candidates from a sample; the same capability may come more than once."""
+    groups = sampled(trajectories, SAMPLE, seed)
+    fixed = [instructions("discover"), marked("statistics", evidence) if evidence else ""]
+    around = surroundings(list(chain(*groups)), asking.room(*fixed) // 4)
+    room = asking.room(*fixed, around)
+    read = {one.id: shown(one, min(EACH, room // 2 - HEADING)) for one in chain(*groups)}
+    sizes = [sum(tokens(read[one.id].text) + HEADING for one in group) for group in groups]
+    parts = [[groups[place] for place in part] for part in batches(sizes, room)]
+    beginning = f"{around}\n{fixed[1]}"
+    answers = await asking.each("discovery", [partial(_part, asking, part, read, beginning) for part in parts])
+    failed = [answer for answer in answers if isinstance(answer, OutOfForm)]
+    if answers and len(failed) == len(answers):
+        raise failed[0]
+    found = [one for answer in answers if not isinstance(answer, OutOfForm) for one in answer]
+    return Discovered(found, len(read), len(parts), len(failed))
+
+
+async def _part(
+    asking: Asking, groups: Sequence[Group], read: Mapping[str, Shown], beginning: str
+) -> list[Found] | OutOfForm:
+    """What is found in some groups."""
+    ids = {f"t{number}": one for number, one in enumerate(chain(*groups), 1)}
+    called = {one.id: name for name, one in ids.items()}
+    places = {name: (one.id, read[one.id]) for name, one in ids.items()}
+    told = [_headed(one, group, called, read[one.id]) for group in groups for one in group]
+    last: list[Candidates] = []
+
+    def wrong(answer: Candidates) -> str | None:
+        last.append(answer)
+        return "; ".join(list(_complaints(answer, places))[:COMPLAINTS]) or None
+
+    text = "\n\n".join([beginning, *told, "Which capabilities do the failures lack?"])
+    try:
+        answer = await asking.model.ask(asking.question("discover", text), Candidates, wrong)
+    except OutOfForm as error:
+        if not last:
+            return error
+        answer = last[-1]
+    return _sound(answer, places)
+
+
+def _headed(one: Trajectory, group: Group, called: Mapping[str, str], read: Shown) -> str:
+    outcome = "success" if one.outcome is Outcome.SUCCESS else "failure"
+    others = [called[other.id] for other in group if other is not one] if same_task(group) else []
+    told = f", the same task as {others[0]}" if others else ""
+    return f"Conversation {called[one.id]}, a {outcome}{told}:\n{marked('conversation', read.text)}"
+
+
+Places = Mapping[str, tuple[str, Shown]]
+
+
+def _complaints(answer: Candidates, places: Places) -> "list[str]":
+    told = []
+    if len(answer.candidates) > MAX_CANDIDATES:
+        told.append(f"{len(answer.candidates)} candidates are too many, {MAX_CANDIDATES} is the most")
+    names = [one.name for one in answer.candidates]
+    told += [f"the name {name[:40]!r} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    for one in answer.candidates:
+        if not is_name(one.name):
+            told.append(f"{one.name[:40]!r} is no name of two to five lower-case words joined by hyphens")
+        told += [f"{one.name[:40]}: {name} is empty" for name, text in _texts(one).items() if not text.strip()]
+        if len(one.description) > DESCRIPTION:
+            told.append(f"{one.name[:40]}: the description is longer than 200 characters")
+        if not one.cited:
+            told.append(f"{one.name[:40]} cites no message")
+        told += [
+            f"{one.name[:40]}: there is no message {cited.message[:20]!r} in a conversation {cited.conversation[:20]!r}"
+            for cited in one.cited
+            if _place(cited, places) is None
+        ]
+    return told
+
+
+def _sound(answer: Candidates, places: Places) -> list[Found]:
+    """What can be kept of an answer, objections or not."""
+    found: dict[str, Found] = {}
+    for one in answer.candidates:
+        name = one.name if is_name(one.name) else as_name(one.name)
+        cited = [place for each in one.cited if (place := _place(each, places)) is not None]
+        texts = _texts(one)
+        if not name or not cited or name in found or not all(one_line(text, TEXT) for text in texts.values()):
+            continue
+        bounds = {"title": TITLE, "description": DESCRIPTION}
+        kept = {part: one_line(text, bounds.get(part, TEXT)) for part, text in texts.items()}
+        found[name] = Found(Capability(name, **kept), tuple(dict.fromkeys(cited)))
+    return list(found.values())[:MAX_CANDIDATES]
+
+
+def _place(cited: Cited, places: Places) -> Place | None:
+    key, read = places.get(cited.conversation.strip(), ("", None))
+    index = None if read is None else read.cited(cited.message)
+    return None if index is None else (key, index)
+
+
+def _texts(one: Candidate) -> dict[str, str]:
+    return {part: getattr(one, part) for part in ("title", "description", "when_needed", "exercised", "lacking")}

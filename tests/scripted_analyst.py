@@ -1,0 +1,142 @@
+"""A model that thinks by rule: it answers the analyst's questions from the text that it was sent, and nothing else.
+
+``Thinking`` is a script for ``tests.scripted_model``. Its rules: a change is to be looked up before (a call named like
+a change needs an earlier call named like a look); who says BLAME THE USER is a simulator at fault. ``instead`` may
+answer otherwise: it is told the kind of question, the request and how often this same question was asked before.
+"""
+
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.analyst.llm.asking import instructions
+from tests.scripted_model import Sent
+
+KINDS = ("blame", "discover", "merge", "match", "label")
+CHANGE = re.compile(r"(renew|reserve|update|cancel|book|return|exchange|schedule|change|send|modify|create|waive)_")
+LOOK = re.compile(r"(get|find|search|list|lookup)_")
+LINE = re.compile(r"^m(\d+) (user|agent|agent calls|\S+ answers): (.*)$", re.MULTILINE)
+MARKED = re.compile(r"<(\w+) ([0-9a-f]{16})>\n(.*?)\n</\1 \2>", re.DOTALL)
+LOOKING = {
+    "name": "look-before-change",
+    "title": "Look before a change",
+    "description": "Look a record up before changing it.",
+    "when_needed": "A change is made.",
+    "exercised": "A look-up stands before the change.",
+    "lacking": "The change is made blindly.",
+}
+ANSWERING = {
+    "name": "plain-answers",
+    "title": "Plain answers",
+    "description": "Tell the user what was done.",
+    "when_needed": "Always.",
+    "exercised": "The agent says something.",
+    "lacking": "The agent says nothing.",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question as the model sees it; ``times``: how often the very same was asked before."""
+
+    kind: str
+    body: dict[str, Any]
+    times: int
+
+    @property
+    def text(self) -> str:
+        """What follows the instructions."""
+        return str(self.body["messages"][1]["content"])
+
+    @property
+    def complaint(self) -> str:
+        """What was wrong with the answer before, "" for a first answer."""
+        said = self.body["messages"]
+        return str(said[-1]["content"]) if len(said) > 2 else ""
+
+    def marked(self, name: str) -> list[str]:
+        """The texts between marks of a name."""
+        return [text for found, _, text in MARKED.findall(self.text) if found == name]
+
+
+@dataclass
+class Thinking:
+    """The script; ``kinds`` counts what was asked."""
+
+    instead: Callable[[Asked], Sent | None] = lambda asked: None
+    candidates: list[dict[str, Any]] = field(default_factory=lambda: [LOOKING, ANSWERING])
+    kinds: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __call__(self, body: dict[str, Any], nth: int) -> Sent:
+        system = body["messages"][0]["content"]
+        kind = next(kind for kind in KINDS if system.startswith(instructions(kind)))
+        key = json.dumps(body["messages"])
+        with self.lock:
+            times = self.seen[key]
+            self.seen[key] += 1
+            self.kinds[kind] += 1
+        asked = Asked(kind, body, times)
+        said = self.instead(asked)
+        if said is not None:
+            return said
+        answer: dict[str, Any] = getattr(self, kind)(asked)
+        return answer
+
+    def blame(self, asked: Asked) -> dict[str, Any]:
+        (read,) = asked.marked("conversation")
+        user = [(index, text) for index, who, text in LINE.findall(read) if who == "user"]
+        for index, text in user:
+            if "BLAME THE USER" in text:
+                return {"why": "The user asked for it.", "fault": "simulator", "message": f"m{index}"}
+        last = LINE.findall(read)[-1][0]
+        return {"why": "It guessed.", "fault": "agent", "message": f"m{last}"}
+
+    def discover(self, asked: Asked) -> dict[str, Any]:
+        read = asked.marked("conversation")
+        cited = [
+            {"conversation": f"t{number}", "message": f"m{LINE.findall(text)[-1][0]}"}
+            for number, text in enumerate(read, 1)
+        ]
+        return {"candidates": [{**one, "cited": cited[:3]} for one in self.candidates]}
+
+    def merge(self, asked: Asked) -> dict[str, Any]:
+        return {"groups": [{"keep": name, "same": []} for name in names(asked.marked("capabilities")[0])]}
+
+    def match(self, asked: Asked) -> dict[str, Any]:
+        return {"matches": [{"new": name, "known": ""} for name in names(asked.marked("new")[0])]}
+
+    def label(self, asked: Asked) -> dict[str, Any]:
+        (read,) = asked.marked("conversation")
+        lines = LINE.findall(read)
+        return {"cells": [cell(name, lines) for name in names(asked.marked("capabilities")[0])]}
+
+
+def names(listed: str) -> list[str]:
+    return re.findall(r"^- ([a-z0-9-]+):", listed, re.MULTILINE)
+
+
+def cell(name: str, lines: list[tuple[str, str, str]]) -> dict[str, Any]:
+    """How a conversation stands: of looks and changes for any capability but that of answers."""
+    if name == ANSWERING["name"]:
+        said = [index for index, who, _ in lines if who == "agent"]
+        return filled(name, "PRESENT" if said else "LACKING", said[-1] if said else lines[-1][0])
+    looked, changed, blind = False, "", ""
+    for index, who, text in lines:
+        if who == "agent calls" and LOOK.match(text):
+            looked = True
+        elif who == "agent calls" and CHANGE.match(text):
+            changed = index
+            blind = blind or ("" if looked else index)
+    if not changed:
+        return filled(name, "NA", "")
+    return filled(name, "LACKING" if blind else "PRESENT", blind or changed)
+
+
+def filled(name: str, verdict: str, index: str) -> dict[str, Any]:
+    return {"capability": name, "why": "It is so.", "verdict": verdict, "message": f"m{index}" if index else ""}

@@ -1,0 +1,104 @@
+"""Intervals of the contrast: against a slow reference, and properties that hold for every table."""
+
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.contrast import contrast
+from agents.intervals import intervals
+from store.types import Label, Outcome, Verdict
+
+NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
+verdicts = st.lists(st.sampled_from(list(Verdict)), min_size=2, max_size=2)
+rows = st.lists(st.tuples(st.sampled_from(list(Outcome)), verdicts), min_size=1, max_size=30)
+Cells = list[tuple[Outcome, list[Verdict]]]
+
+
+def table(cells: Cells, name: str = "c") -> tuple[list[Label], dict[str, Outcome]]:
+    labels = [
+        Label(f"t{place:02}", name, run, verdict)
+        for place, (_, row) in enumerate(cells)
+        for run, verdict in enumerate(row)
+    ]
+    return labels, {f"t{place:02}": outcome for place, (outcome, _) in enumerate(cells)}
+
+
+def means(labels: list[Label], outcomes: dict[str, Outcome]) -> tuple[Fraction | None, Fraction | None]:
+    """The contrast's own figures, exactly."""
+    runs = sorted({label.run for label in labels})
+    told = [contrast([label for label in labels if label.run == run], outcomes)[0] for run in runs]
+    found = []
+    for values in ([one.delta for one in told], [one.coverage for one in told]):
+        defined = [value for value in values if value is not None]
+        found.append(sum(defined, Fraction(0)) / len(defined) if defined else None)
+    return found[0], found[1]
+
+
+def drawn_again(cells: Cells, rng: random.Random) -> Cells:
+    return [
+        one
+        for side in (Outcome.SUCCESS, Outcome.FAILURE)
+        for of in ([cell for cell in cells if cell[0] is side],)
+        for one in rng.choices(of, k=len(of))
+    ]
+
+
+def test_they_are_those_of_a_slow_bootstrap_in_fractions() -> None:
+    rng = random.Random(1)
+    rates = {Outcome.SUCCESS: 0.15, Outcome.FAILURE: 0.6}
+    cells: Cells = [
+        (outcome, [NA if rng.random() < 0.2 else LACKING if rng.random() < rate else PRESENT for _ in range(3)])
+        for outcome, rate in rates.items()
+        for _ in range(40)
+    ]
+    got = intervals(*table(cells), seed=0)["c"]
+    slow = [means(*table(drawn_again(cells, rng))) for _ in range(600)]
+    for fast, of in ((got.delta, 0), (got.coverage, 1)):
+        assert fast is not None
+        values = sorted(float(value) for one in slow if (value := one[of]) is not None)
+        assert fast[0] == pytest.approx(values[15], abs=0.03)
+        assert fast[1] == pytest.approx(values[-16], abs=0.03)
+
+
+@given(rows)
+@settings(max_examples=40)
+def test_they_are_defined_where_the_contrast_is_and_stay_in_bounds(cells: Cells) -> None:
+    labels, outcomes = table(cells)
+    told, (gap, coverage) = intervals(labels, outcomes, seed=3)["c"], means(labels, outcomes)
+    assert (told.delta is None) == (gap is None)
+    assert (told.coverage is None) == (coverage is None)
+    assert told.delta is None or -1 <= told.delta[0] <= told.delta[1] <= 1
+    assert told.coverage is None or 0 <= told.coverage[0] <= told.coverage[1] <= 1
+
+
+@given(rows, st.randoms(use_true_random=False), st.lists(verdicts, max_size=5))
+@settings(max_examples=25)
+def test_neither_order_nor_other_capabilities_nor_infrastructure_move_them(
+    cells: Cells, rng: random.Random, lost: list[list[Verdict]]
+) -> None:
+    labels, outcomes = table(cells)
+    shuffled = [*labels, *table(cells, "other")[0]]
+    rng.shuffle(shuffled)
+    more, told = table([*cells, *((Outcome.INFRASTRUCTURE, row) for row in lost)])
+    assert intervals(shuffled, outcomes, seed=1)["c"] == intervals(labels, outcomes, seed=1)["c"]
+    assert intervals(more, told, seed=1)["c"] == intervals(labels, outcomes, seed=1)["c"]
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+@settings(max_examples=10)
+def test_without_variation_there_is_no_width(successes: int, failures: int) -> None:
+    cells: Cells = [(Outcome.SUCCESS, [PRESENT] * 2)] * successes + [(Outcome.FAILURE, [LACKING] * 2)] * failures
+    told = intervals(*table(cells), seed=0)["c"]
+    assert (told.delta, told.coverage) == ((1.0, 1.0), (1.0, 1.0))
+
+
+def test_the_seed_decides_and_nothing_is_nothing() -> None:
+    cells: Cells = [(Outcome.SUCCESS, [PRESENT, LACKING])] * 9 + [(Outcome.FAILURE, [LACKING, NA])] * 7
+    cells += [(Outcome.FAILURE, [PRESENT, PRESENT])] * 7
+    labels, outcomes = table(cells)
+    assert intervals(labels, outcomes, seed=5) == intervals(labels, outcomes, seed=5)
+    assert intervals(labels, outcomes, seed=5) != intervals(labels, outcomes, seed=6)
+    assert intervals([], {}, seed=0) == {}
