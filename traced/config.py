@@ -57,9 +57,9 @@ NOT_IN_FILE = {"data_dir"}
 SECRET = ("notify.", "llm.base_url", "llm.api_key")  # they may hold secrets themselves: no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
 APART = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE)
-WITHOUT_EFFECT: dict[str, Any] = {  # on what a cycle's stations find: how fast, and when to give up
+WITHOUT_EFFECT: dict[str, Any] = {  # on what a cycle's stations find: how fast, how often, and when to give up
     "engine": {"threads", "start_timeout_s"},
-    "synthesis": {"starts", "max_tokens", "max_cost", "max_minutes"},
+    "synthesis": {"starts", "candidates", "repairs", "file_tokens", "max_tokens", "max_cost", "max_minutes"},
     "llm": PACE_AND_KEY,
 }
 OTHER_VARIABLES = {

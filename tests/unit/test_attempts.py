@@ -104,7 +104,9 @@ def test_attempts_are_counted_by_starts_candidates_and_repairs() -> None:
 def test_bounds_on_what_is_spent_make_no_other_cycle(tmp_path: Path) -> None:
     bounds = {"synthesis.max_tokens": 1, "synthesis.max_cost": 2.0, "synthesis.max_minutes": 3.0, "synthesis.starts": 9}
     assert configuration(load_settings(tmp_path, bounds)) == configuration(load_settings(tmp_path))
-    assert configuration(load_settings(tmp_path, {"synthesis.repairs": 9})) != configuration(load_settings(tmp_path))
+    often = {"synthesis.candidates": 3, "synthesis.repairs": 9, "synthesis.file_tokens": 9}
+    assert configuration(load_settings(tmp_path, often)) == configuration(load_settings(tmp_path))
+    assert configuration(load_settings(tmp_path, {"synthesis.attempts": 9})) != configuration(load_settings(tmp_path))
 
 
 def test_an_unfinished_cycle_of_a_version_that_knew_fewer_settings_is_carried_on(tmp_path: Path) -> None:

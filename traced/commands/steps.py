@@ -227,7 +227,8 @@ def _each(settings: "Settings", step: Step, chosen: Sequence[str] | None, as_jso
         for entry in told[step.what]:
             console.print(f"{entry['capability']}: {entry['summary']}", highlight=False)
         for entry in told["failed"]:
-            console.print(f"{entry['capability']} ends here: {entry['reason']}", highlight=False)
+            hint = f" (try: {entry['hint']})" if entry["hint"] else ""
+            console.print(f"{entry['capability']} ends here: {entry['reason']}{hint}", highlight=False)
         console.print(f"Next: {step.following if told[step.what] else 'traced status'}", highlight=False)
     raise typer.Exit(0 if told[step.what] else 1)
 

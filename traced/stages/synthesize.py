@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from agents.errors import SynthesisError
 from agents.synthesizer.builtin import majority
 from agents.synthesizer.builtin import synthesize as write_environment
+from sandbox.admission import refusals
 from sandbox.hashing import environment_hash
 from store.records import EnvironmentRecord
 from store.repositories.analysis import get_capability, list_labels
@@ -22,6 +23,7 @@ from store.repositories.environments import list_environments, save_environment
 from store.types import Label, Outcome, Trajectory, Verdict
 from traced.serving.opening import opening_messages
 from traced.serving.routing_prompt import opening_text
+from traced.stages.admit import stored_report
 from traced.stages.collect import collected
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
@@ -41,8 +43,10 @@ async def synthesize(context: Context, capability: str, attempt: int) -> str:
             from traced.stages.candidates import write  # with it comes what speaks to a model
 
             found = await write(context, capability, attempt, shown)
+        report = stored_report(context, found.hash)  # reading it may have been enough
+        refused = f", refused by {', '.join(refusals(report))}" if report and not report.admitted else ""
         shown.found = {"environment": found.hash, "attempt": attempt, "synthesizer": found.synthesizer}
-        shown.figure = f"env:{found.hash[:12]}"
+        shown.figure = f"env:{found.hash[:12]}{refused}"
     return found.hash
 
 
