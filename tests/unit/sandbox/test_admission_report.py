@@ -43,6 +43,9 @@ DIVERSITY = {
 }
 
 
+SLIP = {"tool": "hang_up", "argument": "hook", "slip": "another value", "paid": 51, "seeds": 52}
+
+
 def failed(name: str, **evidence: Any) -> Check:
     return Check(name, False, evidence, 0.5)
 
@@ -148,6 +151,11 @@ def test_figures_stand_beside_their_bounds() -> None:
             ["On 2 of 8 seeds an agent that sends the oracle's own messages is not rewarded"],
         ),
         (
+            "oracle",
+            {"seeds": 8, "unearned": 2, "first": {"seed": 5, "parting": 'to message 2 the agent is answered "no"'}},
+            ['On seed 5 to message 2 the agent is answered "no": step() must answer both alike'],
+        ),
+        (
             "determinism",
             {"seed": 7, "where": "the oracle's messages with its score asked for after every message"},
             ["score() must only look"],
@@ -188,6 +196,14 @@ def test_figures_stand_beside_their_bounds() -> None:
             {"new_trick": RATES, "b": {"reward": 0, "success": 0}, "allowed": {"reward": 0.5, "success": 0.1}},
             ["An agent that plays new_trick reaches mean reward 1 and success rate 1; at most mean reward 0.5"],
         ),
+        ("slips", {"loose": [{**SLIP, "slip": "left out"}]}, ["paid in full although a call is left out", "all of it"]),
+        (
+            "slips",
+            {"loose": [SLIP, {**SLIP, "slip": "nothing"}]},
+            ["hook of hang_up is another seed's (on 51 of 52 seeds). Grade that argument"],
+        ),
+        ("slips", {"loose": [{**SLIP, "slip": "nothing"}]}, ["hook of hang_up is empty", "Compare whole values"]),
+        ("slips", {"loose": [{"slip": "a later version's"}], "paid": 1.0, "paid_allowed": 0.9}, ["paid is 1"]),
         ("interface", {"tools": 2, "foreign": ["fly"], "changed": []}, ["no such tools: fly"]),
         ("interface", {"tools": 0}, ["No task offers a tool"]),
         ("interface", {"unanswered": ["calls ['a'] got answers to []"]}, ["not answered exactly once"]),
@@ -421,7 +437,7 @@ JSON = some.recursive(
 KNOWN_KEYS = (
     "allowed examples first refused events failed seeds share mean mean_allowed fault mixed mixed_required distinct "
     "distinct_required shapes shapes_required reset_p95 reset_allowed difference where left_out empty text foreign "
-    "printed printed_characters"
+    "printed printed_characters loose"
 )
 
 
