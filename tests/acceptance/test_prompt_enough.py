@@ -237,6 +237,21 @@ def test_where_no_more_tokens_may_be_spent_the_best_so_far_is_compared(data_dir:
     assert CAPABILITY.description in ran.out
 
 
+def test_a_language_model_that_is_not_there_costs_nothing_that_was_played(
+    data_dir: Path, tasks: dict[str, Any]
+) -> None:
+    nobody = ["--set", "llm.base_url=http://127.0.0.1:9/v1", "--set", "llm.model=it", "--set", "llm.patience_s=0.1"]
+    with obedient(tasks, obeys=True, trained=False) as agent:
+        ran = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(None), *nobody, "--json")
+    assert ran.code == 1
+    assert ran.json["error"]["message"].startswith(
+        f"the language model cannot be used for {COMPOUND}: the model it at http"
+    )
+    assert ran.json["error"]["hint"].startswith("traced llm check")
+    assert ran.json["error"]["hint"].endswith("then the same command again, what was answered is kept")
+    assert count_played(data_dir) == int(SMALL["prompting.validation"]) + int(SMALL["prompting.minibatch"])
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_or_killed_it_carries_on_and_pays_for_nothing_twice(
     data_dir: Path, tasks: dict[str, Any], end: signal.Signals
