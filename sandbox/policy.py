@@ -50,7 +50,7 @@ class SandboxLimits:
     pids: int = 32
     tmp_mb: int = 16
     open_files: int = 64
-    message_kb: int = 4096  # one line of the protocol, either way
+    message_kb: int = 1024  # one line of the protocol, either way, and all answers of one episode
     call_seconds: float = 5.0  # reset, step or score of one episode
     start_seconds: float = 60.0  # from the started container to the worker's first answer
     episodes: int = 4096  # open at once

@@ -8,6 +8,7 @@ it and no simple step leads to it (``known.py``).
 """
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -21,7 +22,8 @@ from sandbox.errors import clipped
 from sandbox.wire import OraclePlay
 
 SHORT = 12  # characters; shorter texts may stand anywhere by chance
-OBJECTS = 200  # JSON objects looked at in one text
+OBJECTS = 200  # JSON objects looked at in one text,
+EPISODE_OBJECTS = 5000  # and in all answers of an episode
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
@@ -33,9 +35,9 @@ async def leak(bench: Bench) -> Verdict:
     told: list[tuple[int, OraclePlay, str]] = []
     guessed: list[tuple[int, OraclePlay, str]] = []
     for seed, one in episodes:
-        told += ((seed, one, text) for text in leaks(one)[:1])
-        guessed += ((seed, one, text) for text in unseen(one)[:1])
-        await asyncio.sleep(0)  # reading may take long, and the loop has others to serve
+        leaking, strange = await asyncio.to_thread(_first, one)  # reading may take long, and the loop serves others
+        told += ((seed, one, text) for text in leaking)
+        guessed += ((seed, one, text) for text in strange)
     share, unknown = len(told) / len(plays), len(guessed) / len(plays)
     evidence: dict[str, Any] = {"share": round(share, 3), "allowed": limits.leaking}
     evidence |= {"unseen": round(unknown, 3), "unseen_allowed": limits.unseen, "seeds": len(plays)}
@@ -53,6 +55,10 @@ async def leak(bench: Bench) -> Verdict:
     return not examples, evidence
 
 
+def _first(one: OraclePlay) -> tuple[list[str], list[str]]:
+    return leaks(one)[:1], unseen(one)[:1]
+
+
 def leaks(one: OraclePlay) -> list[str]:
     """What of the oracle's play stands where an agent reads it too early; short texts do not count."""
     prompt = "\n".join([one.task.system, *(str(message.get("content") or "") for message in one.task.messages)])
@@ -61,27 +67,34 @@ def leaks(one: OraclePlay) -> list[str]:
 
 def _in_prompt(one: OraclePlay, prompt: str) -> Iterator[str]:
     objects = list(_objects(prompt))
+    sentences = _SENTENCE_END.split(prompt)
+    naming: dict[str, list[str]] = {}  # sentences that name a tool
     for turn in one.turns:
         for call in turn.message.get("tool_calls") or []:
             name, text = call["function"]["name"], call["function"]["arguments"]
             arguments = _parsed(text)
             if len(text) >= SHORT and (text in prompt or (arguments and arguments in objects)):
                 yield text
-            elif arguments and (sentence := _call_in_words(name, arguments, prompt)):
-                yield sentence
+            elif arguments:
+                if name not in naming:
+                    naming[name] = [part for part in sentences if _form(name).search(part)]
+                yield from _call_in_words(arguments, naming[name])
         words = str(turn.message.get("content") or "")
         if len(words) >= SHORT and words in prompt:
             yield words
 
 
-def _call_in_words(name: str, arguments: dict[str, Any], prompt: str) -> str:
-    """A sentence with the tool's name, where that is no plain word, and the values of all arguments."""
-    form = re.compile(rf"\b{re.escape(name)}\s*\(" if _is_plain(name) else rf"\b{re.escape(name)}\b")
+def _form(name: str) -> re.Pattern[str]:
+    """How a sentence names a tool; a plain word does so as a call alone."""
+    return re.compile(rf"\b{re.escape(name)}\s*\(" if _is_plain(name) else rf"\b{re.escape(name)}\b")
+
+
+def _call_in_words(arguments: dict[str, Any], naming: list[str]) -> list[str]:
+    """The first of the sentences that hold the values of all arguments."""
     values = [value if isinstance(value, str) else json.dumps(value) for value in arguments.values()]
     if sum(map(len, values)) < 3:
-        return ""
-    sentences = (part for part in _SENTENCE_END.split(prompt) if form.search(part))
-    return next((part for part in sentences if all(value in part for value in values)), "")
+        return []
+    return [part for part in naming if all(value in part for value in values)][:1]
 
 
 def _is_plain(name: str) -> bool:
@@ -94,7 +107,7 @@ def _whole_sequence(one: OraclePlay, prompt: str) -> Iterator[str]:
     names = {tool["function"]["name"] for tool in one.task.tools} | set(called)
     words = (word.rstrip(".-") for word in re.findall(r"[\w.-]+", prompt))
     named = [word for word in words if word in names and not _is_plain(word)]
-    rows = [named[at : at + len(called)] for at in range(len(named) - len(called) + 1)]
+    rows = (named[at : at + len(called)] for at in range(len(named) - len(called) + 1))
     if len(set(called)) >= 2 and (named == called or (len(called) >= 3 and called in rows)):
         yield f"the prompt names the tools in the oracle's order: {', '.join(called)}"
 
@@ -107,6 +120,7 @@ def _in_answers(one: OraclePlay) -> Iterator[str]:
     """
     answers: list[tuple[str, list[Any]]] = []
     made: set[tuple[str, str]] = set()
+    most = EPISODE_OBJECTS
     for turn in one.turns:
         for call in turn.message.get("tool_calls") or []:
             name, text = call["function"]["name"], call["function"]["arguments"]
@@ -116,7 +130,10 @@ def _in_answers(one: OraclePlay) -> Iterator[str]:
                 yield f"{name} {text}"
             made.add((name, text))
         texts = (str(reply.get("content")).replace('\\"', '"') for reply in turn.replies)
-        answers += ((text, list(_objects(text))) for text in texts)
+        for text in texts:
+            objects = list(itertools.islice(_objects(text), most))
+            most -= len(objects)
+            answers.append((text, objects))
 
 
 def _told_by(answers: list[tuple[str, list[Any]]], name: str, arguments: dict[str, Any]) -> bool:
