@@ -2,7 +2,7 @@
 
     environment   the environment's hash
     admitted      true or false
-    verdict       "admitted", "admitted as far as could be checked" or "refused"
+    verdict       "admitted", "admitted as far as could be checked", "refused" or "not judged"
     seconds       of all checks together
     not_checked   [{check, why}]: what the verdict does not rest on
     checks        in the order in which they were made, each

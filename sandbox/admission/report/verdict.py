@@ -1,4 +1,4 @@
-"""What a report comes down to: admitted, admitted as far as could be checked, or refused; and what was not checked."""
+"""What a report comes down to: admitted, as far as could be checked or not, refused, not judged; and what is unchecked."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from store.plain import line
 from store.types import AdmissionReport, Check
 
 ADMITTED, AS_FAR, REFUSED = "admitted", "admitted as far as could be checked", "refused"
+NOT_JUDGED = "not judged"  # what cannot be run says nothing of itself
 NOT_COMPARED = "not compared: "
 
 
@@ -20,9 +21,9 @@ class Unchecked:
 
 
 def verdict(report: AdmissionReport) -> str:
-    """One of the three."""
+    """One of the four."""
     if not report.admitted:
-        return REFUSED
+        return NOT_JUDGED if any(check.name == "runs" and not was_made(check) for check in report.checks) else REFUSED
     return AS_FAR if unchecked(report) else ADMITTED
 
 
