@@ -1,4 +1,4 @@
-"""What a report comes down to: admitted, as far as could be checked or not, refused, not judged; and what is unchecked."""
+"""What a report comes down to: admitted, as far as could be checked or not, refused, not judged; and what was left."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -39,8 +39,16 @@ def test_an_answer_that_is_small_as_text_and_large_as_values_is_refused() -> Non
 
 
 def test_what_no_agent_reads_is_kept_nowhere() -> None:
-    found = judged_quickly(changed('{"role": "tool", ', '{"role": "tool", "more": [[]] * 10_000, '))
-    assert found == {}
+    more = changed('{"role": "tool", ', '{"role": "tool", "more": [[]] * 10_000, ')
+
+    async def main() -> None:
+        async with SandboxSource(more, owner=owner("cost")) as source:
+            play = await source.oracle(1)
+            replies = [reply for turn in play.turns for reply in turn.replies if reply["role"] == "tool"]
+            assert replies
+            assert {key for reply in replies for key in reply} == {"role", "tool_call_id", "content"}
+
+    asyncio.run(main())
 
 
 def test_thousands_of_arguments_are_refused_for_what_nobody_could_know() -> None:
@@ -74,7 +82,7 @@ def test_all_answers_of_an_episode_together_are_bounded() -> None:
 def test_by_nothing_it_is_given_can_an_environment_tell_admission_from_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same command line, variables, posture and time for each call; one of admission's two has another hash seed."""
+    """The same command line, variables, posture and time for each call; one of the two has another hash seed."""
     budgets: dict[str, set[float]] = {}
     call = Channel.call
     client = connect()
