@@ -8,6 +8,7 @@ kept, for whatever else stands there no agent sees, and no host has to hold it. 
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ PASS_MARK = 1.0  # success needs at least this reward
 MAX_TOOLS = 128
 MAX_SCHEMA_VALUES = 10_000  # in all tools of a task: small ones take the host many times their text
 MAX_CALLS = 128  # in one assistant message
+MAX_ARGUMENTS = 1000  # values in the arguments of one message of the oracle
 MAX_MESSAGES = 1024  # in a task, an answer, or the oracle's whole play
 MAX_PARTS = 256  # of a score
 MAX_DEPTH = 64
@@ -104,7 +106,8 @@ def read_task(value: object, op: str = "reset") -> Task:
     if not any(message["role"] == "user" for message in messages):
         raise EnvironmentFault(op, "the task's messages hold none from the user")
     tools = [_tool(item, op) for item in _list(fields.get("tools"), op, "tools")]
-    _refuse_more_values(tools, op)
+    if _holds_more(tools, MAX_SCHEMA_VALUES):
+        raise EnvironmentFault(op, f"the tools' schemas hold more than {MAX_SCHEMA_VALUES:,} values")
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) != len(names) or len(names) > MAX_TOOLS:
         raise EnvironmentFault(op, f"tool names repeat, or are more than {MAX_TOOLS}: {names[:12]}")
@@ -137,6 +140,8 @@ def read_oracle(value: object, seconds: float = 0.0, size: int = 0) -> OraclePla
         OracleTurn(_message(turn.get("message"), "oracle", {"assistant"}), _replies(turn.get("replies"), "oracle"))
         for turn in (_object(item, "oracle", "turn") for item in _list(fields.get("turns"), "oracle", "turns"))
     ]
+    for turn in turns:
+        _refuse_more_arguments(turn.message)
     calls = sum(len(turn.message.get("tool_calls") or []) for turn in turns)
     _refuse_more_messages(calls + sum(1 + len(turn.replies) for turn in turns), "oracle")
     done = _boolean(fields.get("done"), "oracle", "done")
@@ -213,15 +218,23 @@ def _tool(value: object, op: str) -> Tool:
     return tool
 
 
-def _refuse_more_values(tools: list[Tool], op: str) -> None:
-    count = 0
-    level: list[Any] = list(tools)
-    while level and count <= MAX_SCHEMA_VALUES:
+def _refuse_more_arguments(message: Message) -> None:
+    given: list[Any] = []
+    for call in message.get("tool_calls") or []:
+        with suppress(ValueError, RecursionError):  # an oracle may well try what is no JSON
+            given.append(json.loads(call["function"]["arguments"]))
+    if _holds_more(given, MAX_ARGUMENTS):
+        raise EnvironmentFault("oracle", f"the arguments of a message hold more than {MAX_ARGUMENTS:,} values")
+
+
+def _holds_more(values: list[Any], most: int) -> bool:
+    """Whether there are more values than that, whatever they lie in."""
+    count, level = 0, values
+    while level and count <= most:
         count += len(level)
         outer = [one for one in level if isinstance(one, dict | list)]
         level = [inner for one in outer for inner in (one.values() if isinstance(one, dict) else one)]
-    if count > MAX_SCHEMA_VALUES:
-        raise EnvironmentFault(op, f"the tools' schemas hold more than {MAX_SCHEMA_VALUES:,} values")
+    return count > most
 
 
 def _unit(value: object, op: str, what: str) -> float:

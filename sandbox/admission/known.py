@@ -3,7 +3,8 @@
 Simple steps are: a date or time where dates or times were read; a number that is a sum, difference, product, ratio or
 percentage of two read ones, a total of one field over records of an answer, what such a total leaves of a read number,
 or any of these in another unit; a word that shares its stem with a read one, yes and no; words in a text of three or
-more. Values of at most two digits are never strange: they can be counted. So this errs towards calling a value known.
+more; a code that is read but for its marks and spaces, or put together of read numbers and words ("INV-2026-00123").
+Values of at most two digits are never strange: they can be counted. So this errs towards calling a value known.
 
 Its cost is bounded, whatever an environment answers: at most ``JUDGED`` values of an episode are looked for, and what
 pairs of numbers make is reckoned at most ``RECKONED`` times (after that every value is known); at most ``NUMBERS`` of a
@@ -27,6 +28,8 @@ LARGEST = 1e15  # beyond it cents are no longer told apart
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _WORD = re.compile(r"[\w.:-]+")
 _DIGIT = re.compile(r"\d")
+_MARKS = re.compile(r"[\W_]+")
+_RUN = re.compile(r"\d+|[^\W\d_]+")
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?)?(T.*)?|\d\d?/\d\d?(/\d{2,4})?")
 _TIME = re.compile(r"\d\d?[:h]\d\d(:\d\d)?([ap]m)?", re.IGNORECASE)
 _DATED = re.compile(
@@ -42,6 +45,7 @@ class Known:
 
     def __init__(self) -> None:
         self.text = ""
+        self._bare = ""  # the same without marks and spaces
         self.numbers: dict[float, None] = {}
         self.totals: set[float] = set()
         self._cents: set[int] = set()  # numbers and totals
@@ -53,6 +57,7 @@ class Known:
         """Take in a message."""
         folded = text.casefold()
         self.text += "\n" + folded
+        self._bare += _MARKS.sub("", folded)
         self._dated = self._dated or bool(_DATED.search(folded))
         self._timed = self._timed or bool(_TIMED.search(folded))
         found = itertools.islice(_NUMBER.finditer(text), NUMBERS)
@@ -109,7 +114,17 @@ class Known:
             return self._dated
         if _TIME.fullmatch(word):
             return self._timed
-        return bool(_NUMBER.fullmatch(word)) and self._counts(float(word.replace(",", "")))
+        if _NUMBER.fullmatch(word):
+            return self._counts(float(word.replace(",", "")))
+        return not folded.isdigit() and (_MARKS.sub("", folded) in self._bare or self._is_put_together(folded))
+
+    def _is_put_together(self, word: str) -> bool:
+        """Whether every number in it was read, and every word was or is a mere mark of up to three letters."""
+        runs = _RUN.findall(word)
+        return len(runs) > 1 and all(
+            (len(run) <= 2 or run.lstrip("0") in self.text) if run.isdigit() else len(run) <= 3 or self._stems(run)
+            for run in runs
+        )
 
     def _counts(self, number: float) -> bool:
         number = abs(number)

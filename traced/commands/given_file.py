@@ -14,7 +14,7 @@ from typing import Any
 from traced.causes import cause_of, is_known
 from traced.errors import TracedError
 
-NOT_JUDGED = 3
+NOT_JUDGED_CODE = 3  # neither a refusal (1) nor wrong usage (2)
 LOOKED_AT = 200  # entries of a folder
 LARGEST = 1024 * 1024  # bytes of a file that is read at all; admission itself refuses far smaller ones
 
@@ -56,7 +56,7 @@ def unjudged() -> Iterator[None]:
     except Exception as raised:
         error: Any = cause_of(raised)
         if is_known(error) and getattr(error, "exit_code", 1) == 1:
-            error.exit_code = NOT_JUDGED
+            error.exit_code = NOT_JUDGED_CODE
         raise
 
 

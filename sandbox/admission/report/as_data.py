@@ -55,7 +55,7 @@ def _check(check: Check) -> dict[str, Any]:
             }
             for one in examples(check.evidence)
         ],
-        "advice": advice(check),
+        "advice": advice(check) if was_made(check) else [],
         "evidence": _finite(in_unicode(check.evidence)),
     }
 

@@ -51,12 +51,12 @@ def test_what_no_agent_reads_is_kept_nowhere() -> None:
     asyncio.run(main())
 
 
-def test_thousands_of_arguments_are_refused_for_what_nobody_could_know() -> None:
+def test_thousands_of_arguments_in_a_message_are_refused() -> None:
     said = "{f'k{at}': 10**9 + at * 7919 for at in range(3000)}"
     more = f"        yield _calls(('get_order', {said}))\n" * 2
     found = judged_quickly(changed("    def oracle(self) -> Iterator[Message]:\n", f"    def oracle(self):\n{more}"))
-    assert "leak" in found
-    assert found["leak"]["first_unseen"]["text"].startswith("k0=1000000000")
+    assert set(found) == {"runs"}
+    assert "the arguments of a message hold more than 1,000 values" in found["runs"]["text"]
 
 
 def test_all_answers_of_an_episode_together_are_bounded() -> None:
