@@ -8,6 +8,7 @@ kept, for whatever else stands there no agent sees, and no host has to hold it. 
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,9 @@ PASS_MARK = 1.0  # success needs at least this reward
 MAX_TOOLS = 128
 MAX_SCHEMA_VALUES = 10_000  # in all tools of a task: small ones take the host many times their text
 MAX_CALLS = 128  # in one assistant message
+MAX_ARGUMENTS = 1000  # values in the arguments of one message of the oracle
+MAX_MESSAGES = 1024  # in a task, an answer, or the oracle's whole play
+MAX_PARTS = 256  # of a score
 MAX_DEPTH = 64
 MAX_SECONDS = 1e6
 MAX_EVENTS = 20
@@ -98,13 +102,12 @@ def read_task(value: object, op: str = "reset") -> Task:
     """The contract's Task, or EnvironmentFault."""
     fields = _object(value, op, "task")
     system = _text(fields.get("system"), op, "task.system")
-    messages = [
-        _message(item, op, {"user", "assistant", "tool"}) for item in _list(fields.get("messages"), op, "messages")
-    ]
+    messages = _messages(fields.get("messages"), op, {"user", "assistant", "tool"})
     if not any(message["role"] == "user" for message in messages):
         raise EnvironmentFault(op, "the task's messages hold none from the user")
     tools = [_tool(item, op) for item in _list(fields.get("tools"), op, "tools")]
-    _refuse_more_values(tools, op)
+    if _holds_more(tools, MAX_SCHEMA_VALUES):
+        raise EnvironmentFault(op, f"the tools' schemas hold more than {MAX_SCHEMA_VALUES:,} values")
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) != len(names) or len(names) > MAX_TOOLS:
         raise EnvironmentFault(op, f"tool names repeat, or are more than {MAX_TOOLS}: {names[:12]}")
@@ -125,6 +128,8 @@ def read_score(value: object, op: str = "score") -> Score:
     if success and reward < PASS_MARK:
         raise EnvironmentFault(op, f"success with reward {reward}; success needs {PASS_MARK}")
     parts = _object(fields.get("parts"), op, "parts")
+    if len(parts) > MAX_PARTS:
+        raise EnvironmentFault(op, f"the score has {len(parts)} parts, more than {MAX_PARTS}")
     return Score(reward, success, {name: _unit(part, op, f"parts[{name!r}]") for name, part in parts.items()})
 
 
@@ -135,6 +140,10 @@ def read_oracle(value: object, seconds: float = 0.0, size: int = 0) -> OraclePla
         OracleTurn(_message(turn.get("message"), "oracle", {"assistant"}), _replies(turn.get("replies"), "oracle"))
         for turn in (_object(item, "oracle", "turn") for item in _list(fields.get("turns"), "oracle", "turns"))
     ]
+    for turn in turns:
+        _refuse_more_arguments(turn.message)
+    calls = sum(len(turn.message.get("tool_calls") or []) for turn in turns)
+    _refuse_more_messages(calls + sum(1 + len(turn.replies) for turn in turns), "oracle")
     done = _boolean(fields.get("done"), "oracle", "done")
     task, score = read_task(fields.get("task"), "oracle"), read_score(fields.get("score"))
     return OraclePlay(task, turns, done, score, seconds, size)
@@ -154,7 +163,18 @@ def read_effects(value: object, op: str = "effects") -> dict[str, Any]:
 
 
 def _replies(value: object, op: str) -> list[Message]:
-    return [_message(item, op, {"tool", "user"}) for item in _list(value, op, "messages")]
+    return _messages(value, op, {"tool", "user"})
+
+
+def _messages(value: object, op: str, roles: set[str]) -> list[Message]:
+    given = _list(value, op, "messages")
+    _refuse_more_messages(len(given), op)
+    return [_message(item, op, roles) for item in given]
+
+
+def _refuse_more_messages(count: int, op: str) -> None:
+    if count > MAX_MESSAGES:
+        raise EnvironmentFault(op, f"it holds {count:,} messages and calls, more than {MAX_MESSAGES:,}")
 
 
 def _message(value: object, op: str, roles: set[str]) -> Message:
@@ -198,15 +218,23 @@ def _tool(value: object, op: str) -> Tool:
     return tool
 
 
-def _refuse_more_values(tools: list[Tool], op: str) -> None:
-    count = 0
-    level: list[Any] = list(tools)
-    while level and count <= MAX_SCHEMA_VALUES:
+def _refuse_more_arguments(message: Message) -> None:
+    given: list[Any] = []
+    for call in message.get("tool_calls") or []:
+        with suppress(ValueError, RecursionError):  # an oracle may well try what is no JSON
+            given.append(json.loads(call["function"]["arguments"]))
+    if _holds_more(given, MAX_ARGUMENTS):
+        raise EnvironmentFault("oracle", f"the arguments of a message hold more than {MAX_ARGUMENTS:,} values")
+
+
+def _holds_more(values: list[Any], most: int) -> bool:
+    """Whether there are more values than that, whatever they lie in."""
+    count, level = 0, values
+    while level and count <= most:
         count += len(level)
         outer = [one for one in level if isinstance(one, dict | list)]
         level = [inner for one in outer for inner in (one.values() if isinstance(one, dict) else one)]
-    if count > MAX_SCHEMA_VALUES:
-        raise EnvironmentFault(op, f"the tools' schemas hold more than {MAX_SCHEMA_VALUES:,} values")
+    return count > most
 
 
 def _unit(value: object, op: str, what: str) -> float:

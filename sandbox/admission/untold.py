@@ -71,14 +71,15 @@ def _strange(message: Message, known: Known) -> Iterator[tuple[str, bool]]:
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The plain values of an argument, each with the name that is nearest to it."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(str(key), item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _leaves(name, item)
-    else:
-        yield name, value
+    waiting = [(name, value)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += ((str(key), value[key]) for key in reversed(value))
+        elif isinstance(value, list):
+            waiting += ((name, item) for item in reversed(value))
+        else:
+            yield name, value
 
 
 def _is_code(name: str, value: Any, known: Known) -> bool:

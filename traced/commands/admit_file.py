@@ -30,7 +30,7 @@ from sandbox.policy import SandboxLimits
 from store.plain import line
 from store.types import AdmissionReport
 from traced.admission import thresholds
-from traced.commands.given_file import check_page, only_file, read_source
+from traced.commands.given_file import NOT_JUDGED_CODE, check_page, only_file, read_source
 from traced.commands.output import print_json, progress
 from traced.config import Settings
 from traced.errors import TracedError
@@ -40,7 +40,6 @@ from traced.targets.registry import target as target_named
 
 OWNER = f"traced-admit-{platform.node()}"
 TARGET_SEEDS = 8
-NOT_JUDGED_CODE = 3  # neither a refusal (1) nor wrong usage (2)
 
 
 def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, html: Path | None, json: bool) -> int:

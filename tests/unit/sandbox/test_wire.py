@@ -149,3 +149,21 @@ def test_more_tool_calls_and_values_in_schemas_than_anyone_needs_are_an_environm
     tool = {"type": "function", "function": {"name": "t", "parameters": {"x": [[]] * 10_000}}}
     with pytest.raises(EnvironmentFault, match="more than 10,000 values"):
         read_task({**TASK, "tools": [tool]})
+
+
+def test_more_than_anyone_plays_or_is_paid_for_is_an_environment_fault() -> None:
+    score = {"reward": 0.5, "success": False, "parts": {}}
+    spoken = {"message": {"role": "assistant", "content": "x"}, "replies": []}
+    asked = json.dumps({f"k{at}": at for at in range(1001)})
+    call = {"id": "c", "type": "function", "function": {"name": "t", "arguments": asked}}
+    asking = {"message": {"role": "assistant", "content": None, "tool_calls": [call]}, "replies": []}
+    play = {"task": TASK, "turns": [spoken] * 1024, "done": True, "score": score}
+    assert len(read_oracle(play).turns) == 1024
+    with pytest.raises(EnvironmentFault, match="1,025 messages and calls"):
+        read_oracle({**play, "turns": [spoken] * 1025})
+    with pytest.raises(EnvironmentFault, match="arguments of a message hold more than 1,000 values"):
+        read_oracle({**play, "turns": [asking]})
+    with pytest.raises(EnvironmentFault, match="1,025 messages"):
+        read_step({"messages": [{"role": "user", "content": "x"}] * 1025, "done": False})
+    with pytest.raises(EnvironmentFault, match="257 parts"):
+        read_score({**score, "parts": {f"p{at}": 0 for at in range(257)}})
