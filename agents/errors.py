@@ -6,7 +6,8 @@
     ├── SynthesisError     no environment can be written for a capability from the given trajectories
     └── ModelError         a language model was asked in vain
         ├── ModelUnavailable   it did not answer for longer than allowed: no connection, 5xx, silence, 429
-        ├── ModelRefused       asking again makes no sense: no key, no permission, no such model, a bad request
+        ├── ModelRefused       asking again makes no sense: a question that is too long, a bad request
+        │   └── ModelDenied    nor does asking anything else: no key, no permission, no money, no such model
         ├── OutOfForm          it answered, but never in the form that was asked for, repairs included
         └── BudgetSpent        the tokens, the money or the minutes that were allowed are used up
 
@@ -48,6 +49,10 @@ class ModelUnavailable(ModelError):
 
 class ModelRefused(ModelError):
     """The model's server will not answer this, however often it is asked."""
+
+
+class ModelDenied(ModelRefused):
+    """The model's server will answer nothing that is asked this way: the key, the account, the model or the address."""
 
 
 class OutOfForm(ModelError):

@@ -60,6 +60,12 @@ FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT 
 JOIN model_replies r ON r.cycle_id = c.id
 GROUP BY r.cycle_id, r.stage, c.created_at ORDER BY c.created_at DESC, r.cycle_id DESC, r.stage
 """
+PATCHES = f"""
+SELECT p.id, p.cycle_id, p.capability, p.figures
+FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {CYCLES_SHOWN}) c
+JOIN prompt_patches p ON p.cycle_id = c.id
+ORDER BY p.at DESC, p.id DESC
+"""
 CANNOT_BEGIN = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <> '' ORDER BY name"
 ASKED_FOR = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
 PAUSED = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
@@ -90,6 +96,16 @@ class CostStanding:
     cost: float
     seconds: float
     estimated: int
+
+
+@dataclass(frozen=True)
+class PatchStanding:
+    """The newest prompt patch of a capability, and which is enough, in words."""
+
+    id: str
+    cycle: str
+    capability: str
+    enough: str
 
 
 @dataclass(frozen=True)
@@ -138,7 +154,7 @@ class Standing:
     ``paused`` is {target: who paused it}, ``asked_for`` {target: why a cycle was asked for that has not begun},
     ``cannot_begin`` {target: why one that is due cannot}. ``fitting``: the cycles that have made adapter versions, the
     newest first, as ``repositories.adapters.fitting_cycles`` gives them. ``costs``: of these cycles' stages that asked
-    language models.
+    language models; ``patches``: the prompts that were tried in them.
     """
 
     cycles: list[CycleStanding]
@@ -151,6 +167,7 @@ class Standing:
     fitting: list[str] = field(default_factory=list)
     router: RouterStanding = field(default_factory=RouterStanding)
     costs: list[CostStanding] = field(default_factory=list)
+    patches: list[PatchStanding] = field(default_factory=list)
 
     @property
     def live(self) -> list[str]:
@@ -211,7 +228,8 @@ def _read(connection: Any, shown: str, now: datetime) -> Standing:
     fitting = [cycle_id for (cycle_id,) in connection.execute(FITTING).fetchall()]
     router = router_standing(connection, now)
     costs = [CostStanding(*row) for row in connection.execute(COSTS).fetchall()]
-    return Standing(cycles, versions, parked, held_up, paused, asked_for, cannot_begin, fitting, router, costs)
+    patches = _patches(connection.execute(PATCHES).fetchall())
+    return Standing(cycles, versions, parked, held_up, paused, asked_for, cannot_begin, fitting, router, costs, patches)
 
 
 def _cycle(row: Any) -> CycleStanding:
@@ -225,8 +243,18 @@ def _adapter(row: Any, conversations: int) -> AdapterStanding:
 
 
 def _held_up(row: Any) -> HeldUp:
-    evidence = json.loads(row[3]) if isinstance(row[3], str) else row[3]  # SQLite keeps JSON as text
-    return HeldUp(row[0], row[1], row[2], str(evidence.get("detail", "")))
+    return HeldUp(row[0], row[1], row[2], str(_json(row[3]).get("detail", "")))
+
+
+def _patches(rows: list[Any]) -> list[PatchStanding]:
+    newest: dict[str, PatchStanding] = {}
+    for key, cycle, capability, figures in rows:
+        newest.setdefault(capability, PatchStanding(key, cycle, capability, str(_json(figures).get("enough", ""))))
+    return list(newest.values())
+
+
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value  # SQLite keeps JSON as text
 
 
 def _failed(shown: str, error: Exception) -> StoreUnavailable:

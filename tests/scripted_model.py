@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from agents.llm.forms import habits
+
 USAGE = (11, 3)
 PIECE = 40  # characters of a streamed piece
 MODELS: list[dict[str, Any]] = [{"id": "scripted", "object": "model", "max_model_len": 32768}]
@@ -32,12 +34,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Status:
-    """A refusal by the server; ``retry_after`` as the header has it."""
+    """A refusal by the server; ``retry_after`` and ``location`` as the headers have them."""
 
     code: int
     retry_after: str | float | None = None
     message: str = "not now"
     error_code: str | None = None
+    location: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,18 @@ class NotJson:
     body: bytes = b"<html>It works!</html>"
 
 
-Misbehaviour = Status | Silence | Dropped | NotJson
+@dataclass(frozen=True)
+class Recorded:
+    """What another server once sent, byte by byte."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "text/event-stream; charset=utf-8"
+
+
+Misbehaviour = Status | Silence | Dropped | NotJson | Recorded
 Sent = str | dict[str, Any] | Message | Misbehaviour
+Headers = Mapping[str, object]  # None is none
 Script = Callable[[dict[str, Any], int], Sent]
 
 
@@ -158,6 +171,7 @@ def served(
     key: str | None = None,
 ) -> Iterator[Scripted]:
     """Serve as long as the body runs; ``key`` is the only one that is accepted, where given."""
+    habits.cache_clear()  # another server may have had this port
     answer: Script = script if callable(script) else lambda body, nth: script
     made = Scripted(answer, canaries, models, key)
 
@@ -215,9 +229,11 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, said: Sent, body: dict[str, Any]) -> None:
         match said:
             case Status():
-                self._whole(said.code, _error(said), said.retry_after)
+                self._whole(said.code, _error(said), {"Retry-After": said.retry_after, "Location": said.location})
             case NotJson():
                 self._bytes(200, said.body)
+            case Recorded():
+                self._bytes(said.status, said.body, {"Content-Type": said.content_type})
             case Silence(midway=False):
                 self.scripted.closing.wait(said.seconds)
                 self._message(_message(said.then), body)
@@ -248,15 +264,15 @@ class _Handler(BaseHTTPRequestHandler):
                 self.scripted.closing.wait(pause)
             self.wfile.write(piece)
 
-    def _whole(self, status: int, told: Mapping[str, Any], retry_after: str | float | None = None) -> None:
-        self._bytes(status, json.dumps(told).encode(), retry_after)
+    def _whole(self, status: int, told: Mapping[str, Any], headers: Headers | None = None) -> None:
+        self._bytes(status, json.dumps(told).encode(), headers)
 
-    def _bytes(self, status: int, told: bytes, retry_after: str | float | None = None) -> None:
+    def _bytes(self, status: int, told: bytes, headers: Headers | None = None) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(told)))
-        if retry_after is not None:
-            self.send_header("Retry-After", str(retry_after))
+        sent = {"Content-Type": "application/json", "Content-Length": len(told), **(headers or {})}
+        for name, value in sent.items():
+            if value is not None:
+                self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(told)
 

@@ -17,6 +17,7 @@ from traced.commands import (
     importing,
     llm,
     outcomes,
+    prompts,
     run,
     service,
     serving,
@@ -62,6 +63,8 @@ app.command()(run.analyze)
 app.command()(steps.synthesize)
 app.command()(steps.admit)
 app.command()(export.export)
+app.command()(prompts.optimize_prompt)
+app.command()(prompts.prompts)
 app.command()(steps.train)
 app.command()(steps.evaluate)
 app.command()(decide.approve)

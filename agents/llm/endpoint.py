@@ -15,7 +15,7 @@ from agents.llm.question import Said
 BYTES_PER_TOKEN = 3.5  # of UTF-8: English prose has 4 and more, code and JSON 3
 TOKENS_PER_MESSAGE = 4
 STRUCK = "***"
-SHORTEST_KEY = 4  # what is shorter is no secret, and striking it out would spoil texts
+SHORTEST_KEY = 8  # what is shorter ("none", "EMPTY") is no secret, and striking it out would spoil texts
 
 
 @dataclass(frozen=True)

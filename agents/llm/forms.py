@@ -6,6 +6,7 @@ endpoint does not know are left out from then on. Sources: OpenAI's API referenc
 (``response_format``, ``tools``, ``max_completion_tokens``), which vLLM, llama.cpp and others follow in part.
 """
 
+import functools
 import json
 import re
 from collections.abc import Set
@@ -47,12 +48,10 @@ class Habits:
             self.way = min(way + 1, IN_WORDS)
 
 
-_KNOWN: dict[tuple[str, str], Habits] = {}
-
-
+@functools.cache
 def habits(base_url: str, model: str) -> Habits:
     """What this process knows of an endpoint."""
-    return _KNOWN.setdefault((base_url, model), Habits())
+    return Habits()
 
 
 def dispensable(param: str, complaint: str, without: Set[str]) -> str:

@@ -2,9 +2,10 @@
 
 Invariants: an answer is read as a stream, so that silence in its middle is noticed; one that ends without a reason to
 end was dropped. Every way to fail is one of three: ``Transient`` (asking again may help), ``Misunderstood`` (asking
-otherwise may), ``ModelRefused`` (neither). Their texts hold the server's words without the key; the library's
-exceptions, whose frames hold the key, are not chained. What is asked goes into the body as it is: the library's own
-way with response formats would raise on truncated answers and lose them.
+otherwise may), ``ModelRefused`` (neither; nor asking anything else, where it is ``ModelDenied``). Their texts hold the
+server's words without the key; the library's exceptions, whose frames hold the key, are not chained. What is asked goes
+into the body as it is: the library's own way with response formats would raise on truncated answers and lose them.
+Nothing is sent to an address other than the endpoint's: one that sends elsewhere (3xx) is told, not followed.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from agents.errors import ModelRefused
+from agents.errors import ModelDenied, ModelRefused
 from agents.llm.endpoint import Endpoint
 from agents.llm.forms import NOT_THIS_WAY, TOO_LONG
 from agents.llm.question import Said
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI
 
 TOLD = 500  # characters of a server's words in an error
+REASON = 40  # characters of a reason to end
 CHARACTERS_PER_TOKEN = 16  # an answer that is longer than its tokens can be is not read on
 SPARE = 65_536
 MOST_TOKENS = 2**31 - 1
@@ -80,7 +82,7 @@ async def chat(endpoint: Endpoint) -> "AsyncIterator[ChatOpenAI]":
     from openai import DefaultAsyncHttpxClient, Timeout
 
     times = Timeout(endpoint.silence_s, connect=endpoint.connect_s, pool=None)
-    async with DefaultAsyncHttpxClient(timeout=times) as http:
+    async with DefaultAsyncHttpxClient(timeout=times, follow_redirects=False) as http:
         yield _client(endpoint, http, times)
 
 
@@ -128,6 +130,7 @@ async def hear(chat: "ChatOpenAI", endpoint: Endpoint, said: Sequence[Said], ask
         if not heard.finish_reason:
             raise Broken("the answer broke off, or held no choice")
         heard.text, heard.refusal = endpoint.clean(heard.text), endpoint.clean(heard.refusal)
+        heard.finish_reason = endpoint.clean(heard.finish_reason)[:REASON]
         heard.calls = {number: endpoint.clean(told) for number, told in heard.calls.items()}
         return heard
     raise failure
@@ -170,7 +173,7 @@ def _take(heard: Heard, piece: Any) -> int:
         told, number = str(call.get("args") or ""), call.get("index") or 0
         heard.calls[number] = heard.calls.get(number, "") + told
         length += len(told)
-    heard.finish_reason = str(piece.response_metadata.get("finish_reason") or heard.finish_reason)[:40]
+    heard.finish_reason = str(piece.response_metadata.get("finish_reason") or heard.finish_reason)
     if used := piece.usage_metadata:
         heard.prompt_tokens = min(max(0, int(used["input_tokens"])), MOST_TOKENS)
         heard.completion_tokens = min(max(0, int(used["output_tokens"])), MOST_TOKENS)
@@ -221,7 +224,10 @@ def _status(error: "openai.APIStatusError", told: str, endpoint: Endpoint) -> Ex
         403: f"{section}.model: the key has no permission for it",
         404: f"{section}.base_url (it ends in /v1 as a rule) and {section}.model",
     }
-    return ModelRefused(said, hint=hints.get(status, "the server's account and its limits"))
+    if status < 400:
+        elsewhere = endpoint.clean(str(error.response.headers.get("location", "elsewhere")))[:TOLD]
+        return ModelDenied(f"{said} (it sends to {elsewhere})", hint=f"{section}.base_url, without its detour")
+    return ModelDenied(said, hint=hints.get(status, "the server's account and its limits"))
 
 
 def waiting(retry_after: str | None, now: datetime) -> float | None:
@@ -248,5 +254,5 @@ def _root(error: BaseException) -> BaseException:
 
 def _words(error: Exception) -> str:
     body = getattr(error, "body", None)
-    said = body.get("message") if isinstance(body, dict) else None
+    said = body.get("message") or body.get("detail") if isinstance(body, dict) else body  # OpenAI's, FastAPI's, vLLM's
     return str(said or getattr(error, "message", "") or error)

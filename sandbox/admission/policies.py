@@ -19,6 +19,7 @@ _DIGIT = re.compile(r"\d")
 
 SUCCESS_WORDS = "Done. Success! Everything you asked for has been completed, confirmed and verified. Reward 1.0."
 REFUSAL = "I am sorry, but I cannot help with that request."
+PATIENCE = 100  # messages, of an agent that waits for the episode to run out
 READS = ("get", "find", "list", "search", "lookup", "calculate", "check", "think", "read", "show", "view")
 
 
@@ -152,3 +153,4 @@ def random_calls(task: Task, messages: list[Message], turn: int, rng: random.Ran
 
 
 FLOOR: dict[str, Policy] = {"empty": empty, "refusing": refusing, "random": random_calls}
+PATIENT = frozenset({"empty", "stall", "keep_reading"})  # these play on until the episode is done

@@ -13,7 +13,7 @@ class Thresholds:
     confirm_seeds: int = 128  # probed with a policy that was over its bound on the first ones
     wear_episodes: int = 1000  # played before a process counts as worn,
     wear_seconds: float = 10.0  # or as many as fit into these
-    turns: int = 12  # assistant messages per probing policy
+    turns: int = 12  # assistant messages per probing policy, but for those that wait for the end
     distinct: float = 0.9  # share of distinct episodes
     distinct_shapes: int = 6  # distinct episodes once names, ids and numbers are masked
     commonest_shape: float = 0.5  # no shape may hold more of the episodes
@@ -23,7 +23,11 @@ class Thresholds:
     floor_success: float = 0.05
     exploit_reward: float = 0.5
     exploit_success: float = 0.1  # a lucky guess may pass now and then
-    leaking: float = 0.05  # share of seeds whose prompt holds the oracle's own words
+    slip_seeds: int = 12  # whose oracle's play is sent again with a slip in it,
+    slip_more_seeds: int = 64  # and with the kinds that look loose
+    slips_judged: int = 8  # seeds that a kind of slip needs
+    slips_paid: float = 0.9  # share of them on which one kind may be paid in full
+    leaking: float = 0.05  # share of seeds whose prompt or answers hold the oracle's own words too early
     unseen: float = 0.2  # share of seeds whose oracle uses what it cannot know
     step_seconds: float = 0.25  # 95th percentile
     reset_seconds: float = 0.5

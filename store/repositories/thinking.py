@@ -116,9 +116,10 @@ def list_faults(session: Session, cycle_id: str) -> list[FaultRecord]:
 
 
 def save_patch(session: Session, patch: PromptPatch) -> str:
-    """Store a prompt patch; returns its id. The same text for the same capability and cycle stays as it was first."""
+    """Store a prompt patch; returns its id. The same text for the same capability and cycle has its newest figures."""
     safe = replace(patch, text=free(patch.text), figures=in_unicode(patch.figures))
-    insert_new(session, PromptPatchRow, [{"id": safe.id, **asdict(safe)}])
+    session.merge(PromptPatchRow(id=safe.id, **asdict(safe)))
+    session.flush()
     return safe.id
 
 

@@ -62,8 +62,24 @@ class ExampleView(Model):
     transcript: list[SaidView]
 
 
+class RateView(Model):
+    """What a policy reached; ``kept`` is null where nothing bounds it."""
+
+    value: str
+    kept: bool | None
+
+
+class PanelView(Model):
+    """What policies reached, by their names, one rate for each column: those over a bound, and the others."""
+
+    columns: list[str] = Field(description='with their bounds: "reward ≤ 0.5"')
+    over: dict[str, list[RateView]]
+    others: dict[str, list[RateView]]
+    told: str = Field(description="how many others there are, in words")
+
+
 class CheckView(Model):
-    """One check of an admission; ``evidence`` is what was measured, read in ``bounds`` and ``examples``."""
+    """One check of an admission; ``evidence`` is what was measured, read in ``panel``, ``bounds`` and ``examples``."""
 
     name: str
     passed: bool
@@ -72,6 +88,7 @@ class CheckView(Model):
     means: str = Field(default="", description="what the check is about, in one line")
     advice: list[str] = Field(default=[], description="what to change in the environment; none where it passed")
     bounds: dict[str, BoundView] = Field(default={}, description="the bounds of figures, by the figure's name")
+    panel: PanelView | None = Field(default=None, description="what each policy reached, where policies were played")
     examples: list[ExampleView] = Field(default=[], description="what happened on single seeds")
 
 

@@ -21,6 +21,7 @@ NEEDS = {  # beside the dependencies
     "diversity": (SEED, SOLUTION),
     "floor": (SEED, ACTIONS),
     "exploits": (SEED, ACTIONS),
+    "slips": (SEED, SOLUTION, ACTIONS),
     "interface": (ACTIONS,),
     "leak": (SOLUTION,),
     "latency": (SOLUTION,),

@@ -17,7 +17,7 @@ from agents.errors import ModelError, ModelUnavailable
 from agents.llm.catalogue import Unlisted, listed
 from agents.llm.forms import WAYS
 from agents.llm.line import Line
-from agents.llm.model import Endpoint
+from agents.llm.model import LENGTH, Endpoint
 from agents.llm.question import Purpose, Question, Said
 from agents.llm.reading import Unreadable, object_in
 from agents.llm.wire import Misunderstood, Transient
@@ -147,6 +147,8 @@ async def _way(found: Found, line: Line, way: int) -> Seen:
     name = WAYS[way]
     try:
         reply, _ = await line.send_by(way, _question(MADE_UP), Verdict.model_json_schema())
+        if reply.finish_reason == LENGTH:
+            return Seen(name, None, f"not in form: cut off after {reply.completion_tokens} tokens")
         Verdict.model_validate(object_in(reply.text))
     except (Misunderstood, ModelError) as error:
         return Seen(name, None, f"refused: {error.message if isinstance(error, ModelError) else error}")

@@ -1,5 +1,6 @@
 """The settings of the language model that analyses and synthesises: ``[llm]``."""
 
+import re
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -20,7 +21,15 @@ def valid_base_url(text: str) -> str:
     return text
 
 
+def valid_variable(text: str) -> str:
+    """``text`` itself, "" or the name of an environment variable; for a setting. Raises ``ValueError``."""
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*|", text):
+        raise ValueError("it is the name of a variable in capital letters, e.g. OPENAI_API_KEY; the key is its value")
+    return text
+
+
 BaseUrl = Annotated[str, AfterValidator(valid_base_url)]
+Variable = Annotated[str, AfterValidator(valid_variable)]
 Seconds = Annotated[float, Field(gt=0)]
 Price = Annotated[float, Field(ge=0)]
 Limit = Annotated[int, Field(ge=0)]
@@ -31,7 +40,7 @@ class LlmSection(Section):
 
     model: str = Field(default="", description='model, as its server calls it; "" is none')
     base_url: BaseUrl = Field(default="", description='its server, e.g. "http://127.0.0.1:8000/v1"; "" is OpenAI\'s')
-    api_key_env: str = Field(default="OPENAI_API_KEY", description="environment variable that holds its API key")
+    api_key_env: Variable = Field(default="OPENAI_API_KEY", description="environment variable that holds its API key")
     api_key_file: str = Field(default="", description="file that holds its API key instead")
     concurrency: Positive = Field(default=8, description="requests under way at once")
     requests_per_minute: Limit = Field(default=0, description="requests a minute; 0 is no limit")

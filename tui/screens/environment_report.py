@@ -1,7 +1,8 @@
 """An admission check by check: what failed first and open, each with what was measured beside what was required.
 
-Invariants: evidence is shown whole but for texts beyond ``TEXT`` characters, whatever its shape; records of the same
-fields stand in columns; nothing is judged here: the verdict is the report's own, and so are the words.
+Invariants: evidence is shown whole but for texts beyond ``TEXT`` characters, whatever its shape, and for policies that
+keep their bounds where others do not: these are counted. Records of the same fields stand in columns; nothing is judged
+here: the verdict is the report's own, and so are the words.
 """
 
 import textwrap
@@ -12,7 +13,7 @@ from rich.text import Text
 from textual.events import Resize
 from textual.widgets import Tree
 
-from traced.client.environments import AdmissionView, BoundView, CheckView, ExampleView
+from traced.client.environments import AdmissionView, BoundView, CheckView, ExampleView, PanelView
 from tui.plain import block, cell, line
 
 TEXT = 6000
@@ -96,9 +97,29 @@ def check_lines(check: CheckView, width: int) -> Iterator[Text]:
         for number, part in enumerate(_broken(line(sentence, TEXT), width - 2)):
             yield Text.assemble(("  " if number else "→ ", "yellow"), part.strip())
     told = {name: value for name, value in check.evidence.items() if name != "examples" or not check.examples}
-    yield from evidence_lines(told, check.bounds, width)
+    if check.panel is not None:
+        yield from _panel(check.panel)
+        told = {name: value for name, value in told.items() if not isinstance(value, dict)}
+    if told or check.panel is None:
+        yield from evidence_lines(told, check.bounds, width)
     for one in check.examples:
         yield from _example(one, width)
+
+
+def _panel(of: PanelView) -> Iterator[Text]:
+    """The policies over a bound, and how many there are besides; all of them where none is."""
+    rows = of.over or of.others
+    names = {name: line(name, 30) for name in rows}
+    widest = max([len("policy"), *map(len, names.values())])
+    columns = [line(column, 24) for column in of.columns]
+    yield Text(f"{'policy':<{widest}}" + "".join(f"  {column:>8}" for column in columns), "dim")
+    for name, rates in rows.items():
+        told = Text(f"{names[name]:<{widest}}", no_wrap=True)
+        for column, rate in zip(columns, rates, strict=False):
+            told.append(f"  {line(rate.value, 24):>{max(len(column), 8)}}", "red" if rate.kept is False else "")
+        yield told
+    if of.over and of.told:
+        yield Text(line(of.told), "dim")
 
 
 def _example(one: ExampleView, width: int) -> Iterator[Text]:

@@ -58,6 +58,18 @@ class Panel:
         """The rows with a figure that misses its bound."""
         return {name: row for name, row in self.rows.items() if any(one.kept is False for one in row)}
 
+    def kept(self) -> dict[str, list[Figure]]:
+        """The other rows."""
+        over = self.over()
+        return {name: row for name, row in self.rows.items() if name not in over}
+
+    def others(self) -> str:
+        """How many rows are not ``over``; empty for none."""
+        count, other = len(self.kept()), "other " if self.over() else ""
+        if not count:
+            return ""
+        return f"1 {other}policy keeps these bounds" if count == 1 else f"{count} {other}policies keep these bounds"
+
 
 @dataclass(frozen=True)
 class Example:

@@ -14,14 +14,14 @@ from rich.text import Text
 
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.meanings import means
-from sandbox.admission.report.measured import Evidence, Example, Figure, Panel, details, examples, panel, single_figures
+from sandbox.admission.report.measured import Example, Figure, Panel, details, examples, panel, single_figures
 from sandbox.admission.report.verdict import NOT_JUDGED, REFUSED, by_reason, headline, mark, verdict, was_made
 from store.plain import line
 from store.types import AdmissionReport, Check
 
 SIGNS = {"✓": "green", "✗": "bold red", "·": "dim"}
 COLOURS = {REFUSED: "bold red", NOT_JUDGED: "bold yellow"}
-FIGURES = 60  # columns of the figures beside a check
+FIGURES = 90  # characters of what stands beside a check
 NAME = 24
 DETAIL = 2_000  # characters of a text of the evidence
 SAID = 600  # characters of a message of a transcript
@@ -52,25 +52,40 @@ def _table(report: AdmissionReport, what: str) -> Table:
             Text(mark(check), SIGNS[mark(check)]),
             Text(line(check.name, NAME), "bold" if mark(check) == "✗" else ""),
             f"{check.seconds:.2f}",
-            Text(_short(check.evidence)),
+            Text(_short(check)),
         )
     return table
 
 
-def _short(evidence: Evidence) -> str:
-    """The figures that miss their bounds; where none does, as many as there is room for, those with bounds first."""
-    of = panel(evidence)
+def _short(check: Check) -> str:
+    """What was missed and how much was not; where no figure was, why it failed, or the figures with bounds first."""
+    of = panel(check.evidence)
     greatest = [replace(one, name=f"greatest {one.name}") for one in of.greatest] if of else []
-    measured = [*greatest, *single_figures(evidence)]
-    missed = [figure for figure in measured if figure.kept is False]
-    telling = sorted((figure for figure in measured if figure.value != "none"), key=lambda figure: figure.kept is None)
-    told = f"{len(of.over())} of {len(of.rows)} policies" if of and of.over() else ""
-    for figure in missed or telling:
-        entry = f"{figure.name} {figure.value}" + (f" (needs {figure.needs})" if missed else "")
+    measured = [*greatest, *single_figures(check.evidence)]
+    missed = [f"{one.name} {one.value} (needs {one.needs})" for one in measured if one.kept is False]
+    kept = sum(one.kept is True for one in measured)
+    policies = [f"{len(of.over())} of {len(of.rows)} policies"] if of and of.over() else []
+    others = [f"{kept} others within bounds" if kept > 1 else "1 other within its bound"] if kept else []
+    if missed:
+        return _joined([*policies, *missed, *others])
+    if not check.passed and was_made(check):
+        return _cut_short(advice(check)[0])
+    telling = sorted((one for one in measured if one.value != "none"), key=lambda one: one.kept is None)
+    return _joined([f"{one.name} {one.value}" for one in telling])
+
+
+def _joined(entries: list[str]) -> str:
+    """As many as there is room for, the first in any case."""
+    told = ""
+    for entry in entries:
         if told and len(told) + len(entry) > FIGURES:
             return f"{told} …"
         told = f"{told} · {entry}" if told else entry
     return told
+
+
+def _cut_short(sentence: str) -> str:
+    return sentence if len(sentence) <= FIGURES else f"{sentence[:FIGURES].rstrip()}…"
 
 
 def _failed(check: Check) -> Iterator[RenderableType]:
@@ -108,11 +123,9 @@ def _panel(of: Panel) -> Group:
     """The policies that miss a bound, and how many there are besides."""
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_row(Text("policy", "dim"), *(Text(f"{field} {needs}".rstrip(), "dim") for field, needs, _ in of.columns))
-    over = of.over()
-    for name, row in over.items():
+    for name, row in of.over().items():
         table.add_row(name, *(Text(one.value, "red" if one.kept is False else "") for one in row))
-    rest = len(of.rows) - len(over)
-    return Group(table, *([Text(f"{rest} other policies keep these bounds", "dim")] if rest else []))
+    return Group(table, *([Text(of.others(), "dim")] if of.others() else []))
 
 
 def _example(one: Example) -> Group:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents.errors import BudgetSpent, ModelRefused, ModelUnavailable
+from agents.errors import BudgetSpent, ModelDenied, ModelRefused, ModelUnavailable
 from agents.llm.breaker import FAILURES, PAUSE_S
 from agents.llm.budget import Budget
 from agents.llm.question import InMemory, Purpose, Question, Said
@@ -54,6 +54,13 @@ def test_silence_is_noticed_before_an_answer_and_in_its_middle(midway: bool) -> 
         assert len(server.asked) >= 2
 
 
+@pytest.mark.parametrize("midway", [False, True])
+def test_silence_that_is_allowed_is_waited_out(midway: bool) -> None:
+    with served(Silence(0.2, GOOD, midway)) as server:
+        assert ask(model(server, silence_s=60.0)) == ANSWER
+        assert len(server.asked) == 1
+
+
 def test_an_answer_that_takes_too_long_as_a_whole_is_given_up() -> None:
     with (
         served(Silence(60)) as server,
@@ -92,6 +99,13 @@ def test_a_busy_servers_wish_is_heeded_by_all(after: str) -> None:
         run(model(server, time), several)
     assert moments[0] == 1000
     assert min(moments[1:]) >= 1000 + math.floor(float(after))
+
+
+def test_a_broken_servers_wish_is_heeded_by_the_one_who_asked() -> None:
+    time = VirtualTime()
+    with served(lambda body, nth: GOOD if nth else Status(503, retry_after=40)) as server:
+        assert ask(model(server, time)) == ANSWER
+    assert time.slept == [40.0]
 
 
 def test_a_wish_beyond_all_patience_is_told_at_once() -> None:
@@ -158,8 +172,9 @@ def test_a_server_that_fails_often_is_left_alone_then_probed_by_one_and_taken_up
 def test_what_will_never_be_answered_is_told_at_once(status: Status, hint: str) -> None:
     time = VirtualTime()
     with served(status) as server:
-        with pytest.raises(ModelRefused, match=f"status {status.code}: {status.message}.*{hint}"):
+        with pytest.raises(ModelRefused, match=f"status {status.code}: {status.message}.*{hint}") as raised:
             ask(model(server, time))
+        assert isinstance(raised.value, ModelDenied) is (status.code != 413)  # another question may be shorter
         assert (len(server.asked), time.slept) == (1, [])
 
 

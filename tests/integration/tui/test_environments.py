@@ -115,6 +115,24 @@ def test_what_to_change_and_what_happened_are_told(opened: Opened, control: Cont
     asyncio.run(look())
 
 
+def test_policies_over_a_bound_stand_alone_and_the_others_are_counted(opened: Opened, control: Control) -> None:
+    async def look() -> None:
+        rates = {f"policy_{n}": {"reward": 0.0, "success": 0.0, "solved": 0.1} for n in range(20)}
+        rates |= {"greedy": {"reward": 1.0, "success": 0.0, "solved": 0.0}, "allowed": {"reward": 0.5, "success": 0.1}}
+        key = put(control)
+        judge(control, key, Check("exploits", False, {**rates, "seeds": 32}, 1.0))
+        async with opened((120, 40)) as on:
+            await to_one(on, key)
+            await until(on.pilot, lambda: "20 other policies keep these bounds" in text_of(on.app))
+            told = [line.split() for line in text_of(on.app).splitlines()]
+            assert ["policy", "reward", "≤", "0.5", "success", "≤", "0.1", "solved"] in told
+            assert ["greedy", "1", "0", "0"] in told
+            assert ["seeds", "32"] in told
+            assert "policy_7" not in text_of(on.app)
+
+    asyncio.run(look())
+
+
 def test_none_yet_is_said(opened: Opened, control: Control) -> None:
     async def look() -> None:
         with session(control.store) as opened_store:
@@ -141,9 +159,8 @@ def test_what_failed_is_first_and_open_and_enter_opens_the_rest(opened: Opened) 
             await on.pilot.press("end", "up", "up", "up", "up", "enter")  # exploits
             await until(on.pilot, lambda: "say_success" in text_of(on.app))
             rates = [line.split() for line in text_of(on.app).splitlines()]
-            assert ["reward", "success"] in rates
+            assert ["policy", "reward", "≤", "0.5", "success", "≤", "0.1"] in rates
             assert ["every_tool", "0.12", "0"] in rates
-            assert ["allowed", "0.5", "0.1"] in rates
             await on.pilot.resize_terminal(80, 60)
             await until(on.pilot, lambda: "say_success" in text_of(on.app))  # it stays open, and the cursor on it
             await on.pilot.press("enter")

@@ -15,7 +15,7 @@ from sandbox.admission.determinism import first_difference
 from sandbox.admission.fingerprint import exact, shape
 from sandbox.admission.interface import call_complaints, error_form, junk_messages
 from sandbox.admission.leak import leaks
-from sandbox.admission.policies import FLOOR, Policy, call, guess, say, visible_values, write_tools
+from sandbox.admission.policies import FLOOR, PATIENCE, Policy, call, guess, say, visible_values, write_tools
 from sandbox.admission.static import inspect_source
 from sandbox.contract import Score, Task
 from sandbox.wire import OraclePlay, OracleTurn
@@ -176,7 +176,7 @@ def test_policies_are_seeded_and_end_in_words(name: str) -> None:
 
     def transcript() -> list[dict[str, Any]]:
         rng, said = random.Random(1), []
-        for turn in range(12):
+        for turn in range(PATIENCE):
             said.append(policy(task, said, turn, rng))
         return said
 

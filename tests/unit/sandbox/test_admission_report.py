@@ -43,6 +43,9 @@ DIVERSITY = {
 }
 
 
+SLIP = {"tool": "hang_up", "argument": "hook", "slip": "another value", "paid": 51, "seeds": 52}
+
+
 def failed(name: str, **evidence: Any) -> Check:
     return Check(name, False, evidence, 0.5)
 
@@ -148,6 +151,11 @@ def test_figures_stand_beside_their_bounds() -> None:
             ["On 2 of 8 seeds an agent that sends the oracle's own messages is not rewarded"],
         ),
         (
+            "oracle",
+            {"seeds": 8, "unearned": 2, "first": {"seed": 5, "parting": 'to message 2 the agent is answered "no"'}},
+            ['On seed 5 to message 2 the agent is answered "no": step() must answer both alike'],
+        ),
+        (
             "determinism",
             {"seed": 7, "where": "the oracle's messages with its score asked for after every message"},
             ["score() must only look"],
@@ -188,6 +196,14 @@ def test_figures_stand_beside_their_bounds() -> None:
             {"new_trick": RATES, "b": {"reward": 0, "success": 0}, "allowed": {"reward": 0.5, "success": 0.1}},
             ["An agent that plays new_trick reaches mean reward 1 and success rate 1; at most mean reward 0.5"],
         ),
+        ("slips", {"loose": [{**SLIP, "slip": "left out"}]}, ["paid in full although a call is left out", "all of it"]),
+        (
+            "slips",
+            {"loose": [SLIP, {**SLIP, "slip": "nothing"}]},
+            ["hook of hang_up is another seed's (on 51 of 52 seeds). Grade that argument"],
+        ),
+        ("slips", {"loose": [{**SLIP, "slip": "nothing"}]}, ["hook of hang_up is empty", "Compare whole values"]),
+        ("slips", {"loose": [{"slip": "a later version's"}], "paid": 1.0, "paid_allowed": 0.9}, ["paid is 1"]),
         ("interface", {"tools": 2, "foreign": ["fly"], "changed": []}, ["no such tools: fly"]),
         ("interface", {"tools": 0}, ["No task offers a tool"]),
         ("interface", {"unanswered": ["calls ['a'] got answers to []"]}, ["not answered exactly once"]),
@@ -277,6 +293,40 @@ def test_examples_are_shown_in_all_three_forms() -> None:
     [check] = as_data(report)["checks"]
     assert check["examples"][0]["transcript"][1] == {"role": "assistant", "text": 'get_order({"order_id": "W1"})'}
     assert all("examples" not in one for one, _ in details({"examples": EXAMPLES}))
+
+
+MANY = {f"policy_{n}": {"reward": 0.0, "success": 0.0} for n in range(20)} | {"greedy": RATES}
+EXPLOITS = {**MANY, "allowed": {"reward": 0.5, "success": 0.1, "faults": 0.0}, "seeds": 32}
+
+
+def test_what_is_out_of_bounds_stands_alone_and_the_rest_is_counted() -> None:
+    report = report_of(failed("exploits", **EXPLOITS), failed("diversity", **DIVERSITY))
+    shown = " ".join(printed(report).replace("│", " ").split())
+    assert "1 of 21 policies · greatest reward 1 (needs ≤ 0.5) · greatest success 1 (needs ≤ 0.1)" in shown
+    assert "20 other policies keep these bounds" in shown
+    assert "shapes 3 (needs ≥ 6) · commonest_shape 0.71 (needs ≤ 0.5) · 1 other within its bound" in shown
+    assert "policy_7" not in shown
+    told = page(report, "lamp_shop.py", AT)
+    before, _, folded = told.partition("<details>")
+    assert "greedy" in before
+    assert "policy_7" not in before
+    assert "policy_7" in folded.partition("</details>")[0]
+    assert "<details>" not in page(report_of(Check("exploits", True, {**EXPLOITS, "greedy": {}}, 0.1)), "x.py", AT)
+
+
+@pytest.mark.parametrize(
+    ("check", "why"),
+    [
+        (failed("runs", fault="WorkerDied", text="it ran out of memory"), "The environment used up its container's"),
+        (failed("source", bytes=70, refused=["line 3: imports os"]), "Change these lines: line 3: imports os."),
+        (failed("oracle", seeds=20, failed=0, unearned=20), "On 20 of 20 seeds an agent that sends the oracle's own"),
+        (failed("determinism", seed=7, where="again", difference="'a' against 'b'"), "Seed 7, played a second time"),
+    ],
+    ids=lambda given: getattr(given, "name", ""),
+)
+def test_a_failure_without_a_figure_says_in_its_row_why(check: Check, why: str) -> None:
+    table = printed(report_of(check)).partition("└")[0]
+    assert why in " ".join(table.replace("│", " ").split())
 
 
 def test_what_was_not_made_is_neither_passed_nor_failed() -> None:
@@ -387,7 +437,7 @@ JSON = some.recursive(
 KNOWN_KEYS = (
     "allowed examples first refused events failed seeds share mean mean_allowed fault mixed mixed_required distinct "
     "distinct_required shapes shapes_required reset_p95 reset_allowed difference where left_out empty text foreign "
-    "printed printed_characters"
+    "printed printed_characters loose"
 )
 
 

@@ -80,6 +80,13 @@ def test_texts_that_no_database_takes_are_kept_as_near_as_can_be(db: Session) ->
     ]
 
 
+def test_a_patch_has_its_newest_figures(db: Session) -> None:
+    judged = replace(PATCH, figures={"base": 0.4, "patched": 0.6}, at=later(20))
+    thinking.save_patch(db, replace(PATCH, text="Another."))
+    assert thinking.save_patch(db, judged) == PATCH.id
+    assert thinking.list_patches(db)[-1] == judged
+
+
 def test_evidence_is_not_changed(db: Session) -> None:
     with pytest.raises(StoreConflict, match="analyse again"):
         thinking.save_citations(db, [replace(CITATION, message_index=1)])

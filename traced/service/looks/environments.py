@@ -5,7 +5,7 @@ Not covered: playing one, which is an act (``traced.service.playing``).
 
 from fastapi import APIRouter
 
-from sandbox.admission.report import advice, bounds, examples, means
+from sandbox.admission.report import Panel, advice, bounds, examples, means, panel
 from store.database import reading
 from store.records import AdmissionRecord, EnvironmentStanding
 from store.repositories.environments import list_admissions, list_origins, list_trained_on, newest_environments
@@ -18,6 +18,8 @@ from traced.client.environments import (
     EnvironmentView,
     ExampleView,
     OriginView,
+    PanelView,
+    RateView,
     SaidView,
     Standing,
 )
@@ -82,6 +84,7 @@ def _check(check: Check) -> CheckView:
         **vars(check),
         means=means(check.name),
         advice=advice(check),
+        panel=_panel(panel(check.evidence)),
         bounds={figure: BoundView(**vars(bound)) for figure, bound in bounds(check.evidence).items()},
         examples=[
             ExampleView(
@@ -90,3 +93,14 @@ def _check(check: Check) -> CheckView:
             for one in examples(check.evidence)
         ],
     )
+
+
+def _panel(of: Panel | None) -> PanelView | None:
+    if of is None:
+        return None
+    over, others = (
+        {name: [RateView(value=one.value, kept=one.kept) for one in row] for name, row in rows.items()}
+        for rows in (of.over(), of.kept())
+    )
+    columns = [f"{field} {needs}".rstrip() for field, needs, _ in of.columns]
+    return PanelView(columns=columns, over=over, others=others, told=of.others())
