@@ -14,8 +14,8 @@ without arguments. It may import these modules and no others:
     sandbox.contract statistics string textwrap types typing unicodedata zlib
 
 and of these neither the clock of ``datetime`` nor anything of ``random`` but ``Random(seed)``, nor of ``io`` but
-``StringIO`` and ``BytesIO``. Not covered: transport (``sandbox/worker.py``) and asynchronous use
-(``sandbox/episodes.py``).
+``StringIO`` and ``BytesIO``. What else makes one sound stands in ``docs/environments.md``. Not covered: transport
+(``sandbox/worker.py``) and asynchronous use (``sandbox/episodes.py``).
 """
 
 from collections.abc import Iterator
