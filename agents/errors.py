@@ -6,7 +6,8 @@
     ├── SynthesisError     no environment can be written for a capability from the given trajectories
     └── ModelError         a language model was asked in vain
         ├── ModelUnavailable   it did not answer for longer than allowed: no connection, 5xx, silence, 429
-        ├── ModelRefused       asking again makes no sense: no key, no permission, no such model, a bad request
+        ├── ModelRefused       asking again makes no sense: a question that is too long, a bad request
+        │   └── ModelDenied    nor does asking anything else: no key, no permission, no money, no such model
         ├── OutOfForm          it answered, but never in the form that was asked for, repairs included
         └── BudgetSpent        the tokens, the money or the minutes that were allowed are used up
 
@@ -15,7 +16,15 @@ A malformed tool call made by the agent is none of these: it is data, and a dete
 
 
 class AgentsError(Exception):
-    """Analysis or synthesis could not be carried out."""
+    """Analysis or synthesis could not be carried out; ``hint`` says what to try, where there is something."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} (try: {self.hint})" if self.hint else self.message
 
 
 class TranscriptError(AgentsError):
@@ -40,6 +49,10 @@ class ModelUnavailable(ModelError):
 
 class ModelRefused(ModelError):
     """The model's server will not answer this, however often it is asked."""
+
+
+class ModelDenied(ModelRefused):
+    """The model's server will answer nothing that is asked this way: the key, the account, the model or the address."""
 
 
 class OutOfForm(ModelError):

@@ -7,7 +7,15 @@ Messages are OpenAI chat messages (``role``, ``content``, ``tool_calls``, ``tool
 included. A tool call's ``function.arguments`` is a JSON string, as in the OpenAI API.
 
 A synthetic environment is one Python file that defines a class ``Environment`` with this protocol and a constructor
-without arguments. Not covered: transport (``sandbox/worker.py``) and asynchronous use (``sandbox/episodes.py``).
+without arguments. It may import these modules and no others:
+
+    __future__ abc ast base64 bisect calendar collections contextlib copy csv dataclasses datetime decimal difflib
+    enum fnmatch fractions functools hashlib heapq html io itertools json math numbers operator random re
+    sandbox.contract statistics string textwrap types typing unicodedata zlib
+
+and of these neither the clock of ``datetime`` nor anything of ``random`` but ``Random(seed)``, nor of ``io`` but
+``StringIO`` and ``BytesIO``. Not covered: transport (``sandbox/worker.py``) and asynchronous use
+(``sandbox/episodes.py``).
 """
 
 from collections.abc import Iterator

@@ -3,7 +3,8 @@
 Every line is strict JSON in UTF-8 (no NaN, no lone surrogates, ``MAX_DEPTH`` deep at most) with a known envelope, else
 ProtocolFault; what is read has builtin types alone, for nothing but JSON comes through. Every value
 is checked against the contract, else EnvironmentFault: rewards are finite numbers in [0, 1] and no booleans, success
-is a boolean and needs the full reward, messages and tools have OpenAI's form. Pure functions.
+is a boolean and needs the full reward, messages and tools have OpenAI's form. Of a message only OpenAI's own fields are
+kept, for whatever else stands there no agent sees, and no host has to hold it. Pure functions.
 """
 
 import json
@@ -16,6 +17,8 @@ from sandbox.errors import EnvironmentFault, ProtocolFault, clipped
 
 PASS_MARK = 1.0  # success needs at least this reward
 MAX_TOOLS = 128
+MAX_SCHEMA_VALUES = 10_000  # in all tools of a task: small ones take the host many times their text
+MAX_CALLS = 128  # in one assistant message
 MAX_DEPTH = 64
 MAX_SECONDS = 1e6
 MAX_EVENTS = 20
@@ -29,6 +32,7 @@ class Answer:
     seconds: float  # as the worker measured them; informative only
     value: dict[str, Any] | None
     fault: dict[str, str] | None
+    bytes: int = 0  # of the line
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class OraclePlay:
     done: bool
     score: Score
     seconds: float = 0.0
+    bytes: int = 0  # of the answer that held it
 
 
 def read_answer(line: bytes) -> Answer:
@@ -69,7 +74,7 @@ def read_answer(line: bytes) -> Answer:
     fault = {name: body.get(name, "") for name in ("kind", "error", "traceback")} if "fault" in value else None
     if fault and not all(isinstance(text, str) for text in fault.values()):
         raise ProtocolFault(f"the worker's fault is not told in texts: {clipped(str(body), 200)}")
-    return Answer(value["id"], _seconds(value.get("seconds")), None if fault else body, fault)
+    return Answer(value["id"], _seconds(value.get("seconds")), None if fault else body, fault, len(line))
 
 
 def _refuse_depth(value: object) -> None:
@@ -99,6 +104,7 @@ def read_task(value: object, op: str = "reset") -> Task:
     if not any(message["role"] == "user" for message in messages):
         raise EnvironmentFault(op, "the task's messages hold none from the user")
     tools = [_tool(item, op) for item in _list(fields.get("tools"), op, "tools")]
+    _refuse_more_values(tools, op)
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) != len(names) or len(names) > MAX_TOOLS:
         raise EnvironmentFault(op, f"tool names repeat, or are more than {MAX_TOOLS}: {names[:12]}")
@@ -122,15 +128,16 @@ def read_score(value: object, op: str = "score") -> Score:
     return Score(reward, success, {name: _unit(part, op, f"parts[{name!r}]") for name, part in parts.items()})
 
 
-def read_oracle(value: object, seconds: float = 0.0) -> OraclePlay:
-    """The oracle's whole episode, or EnvironmentFault."""
+def read_oracle(value: object, seconds: float = 0.0, size: int = 0) -> OraclePlay:
+    """The oracle's whole episode, which came in ``size`` bytes, or EnvironmentFault."""
     fields = _object(value, "oracle", "play")
     turns = [
         OracleTurn(_message(turn.get("message"), "oracle", {"assistant"}), _replies(turn.get("replies"), "oracle"))
         for turn in (_object(item, "oracle", "turn") for item in _list(fields.get("turns"), "oracle", "turns"))
     ]
     done = _boolean(fields.get("done"), "oracle", "done")
-    return OraclePlay(read_task(fields.get("task"), "oracle"), turns, done, read_score(fields.get("score")), seconds)
+    task, score = read_task(fields.get("task"), "oracle"), read_score(fields.get("score"))
+    return OraclePlay(task, turns, done, score, seconds, size)
 
 
 def read_effects(value: object, op: str = "effects") -> dict[str, Any]:
@@ -151,20 +158,35 @@ def _replies(value: object, op: str) -> list[Message]:
 
 
 def _message(value: object, op: str, roles: set[str]) -> Message:
-    message = _object(value, op, "message")
-    role = message.get("role")
+    given = _object(value, op, "message")
+    role = given.get("role")
     if role not in roles:
-        raise EnvironmentFault(op, f"a message has role {role!r}; allowed here: {', '.join(sorted(roles))}")
-    if role != "assistant" or message.get("content") is not None:
-        _text(message.get("content"), op, f"content of a {role} message")
+        raise EnvironmentFault(op, f"a message has role {clipped(repr(role), 80)}; allowed: {', '.join(sorted(roles))}")
+    message: Message = {"role": role}
+    if role != "assistant" or given.get("content") is not None:
+        message["content"] = _text(given.get("content"), op, f"content of a {role} message")
+    elif "content" in given:
+        message["content"] = None
     if role == "tool":
-        _text(message.get("tool_call_id"), op, "tool_call_id")
-    for call in _list(message.get("tool_calls") or [], op, "tool_calls"):
-        function = _object(_object(call, op, "tool call").get("function"), op, "tool call's function")
-        _text(function.get("name"), op, "tool call's name")
-        _text(function.get("arguments"), op, "tool call's arguments")
-        _text(call.get("id"), op, "tool call's id")
+        message["tool_call_id"] = _text(given.get("tool_call_id"), op, "tool_call_id")
+    if given.get("name") is not None:
+        message["name"] = _text(given["name"], op, "a message's name")
+    if given.get("tool_calls"):
+        calls = _list(given["tool_calls"], op, "tool_calls")
+        if len(calls) > MAX_CALLS:
+            raise EnvironmentFault(op, f"a message holds {len(calls)} tool calls, more than {MAX_CALLS}")
+        message["tool_calls"] = [_call(call, op) for call in calls]
     return message
+
+
+def _call(value: object, op: str) -> dict[str, Any]:
+    given = _object(value, op, "tool call")
+    function = _object(given.get("function"), op, "tool call's function")
+    named = {
+        "name": _text(function.get("name"), op, "tool call's name"),
+        "arguments": _text(function.get("arguments"), op, "tool call's arguments"),
+    }
+    return {"id": _text(given.get("id"), op, "tool call's id"), "type": "function", "function": named}
 
 
 def _tool(value: object, op: str) -> Tool:
@@ -174,6 +196,17 @@ def _tool(value: object, op: str) -> Tool:
         raise EnvironmentFault(op, f"a tool is no OpenAI function schema: {clipped(str(tool), 200)}")
     _object(function.get("parameters"), op, "tool.function.parameters")
     return tool
+
+
+def _refuse_more_values(tools: list[Tool], op: str) -> None:
+    count = 0
+    level: list[Any] = list(tools)
+    while level and count <= MAX_SCHEMA_VALUES:
+        count += len(level)
+        outer = [one for one in level if isinstance(one, dict | list)]
+        level = [inner for one in outer for inner in (one.values() if isinstance(one, dict) else one)]
+    if count > MAX_SCHEMA_VALUES:
+        raise EnvironmentFault(op, f"the tools' schemas hold more than {MAX_SCHEMA_VALUES:,} values")
 
 
 def _unit(value: object, op: str, what: str) -> float:

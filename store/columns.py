@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from sqlalchemy import JSON, DateTime, Dialect, String, Text
 from sqlalchemy.types import TypeDecorator
 
+from store.text import free
+
 
 class UtcTime(TypeDecorator[datetime]):
     """A moment, stored in UTC (SQLite has no time zones and gets the naive UTC value)."""
@@ -40,9 +42,7 @@ class FreeText(TypeDecorator[str]):
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         """Replace what cannot be stored."""
-        if value is None:
-            return None
-        return value.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return None if value is None else free(value)
 
 
 KEY = String().with_variant(String(collation="C"), "postgresql")

@@ -9,7 +9,7 @@ from typing import Any
 
 from store.errors import StoreVersionError
 
-HEAD = "0006"
+HEAD = "0007"
 PATIENCE = {  # with PostgreSQL, where the URL does not say: a host that vanishes would hold a connection for minutes
     "connect_timeout": 10,  # seconds
     "keepalives_idle": 20,

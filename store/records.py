@@ -5,6 +5,8 @@ the records that it came from. ``GateRecord``, ``AdmissionRecord`` and the like 
 with the ids and the time that the store adds. Not covered: the tree of one adapter (``repositories.evidence``).
 """
 
+import hashlib
+import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -90,7 +92,9 @@ class Finding:
     """What the contrast says of one capability in one cycle (TRACE, section 3.3).
 
     ``er_plus``/``er_minus`` are the error rates on successes and failures, None where nothing was applicable;
-    ``delta`` is their difference, None when either is; ``counts`` holds the cell counts behind them.
+    ``delta`` is their difference, None when either is; ``counts`` holds the cell counts behind them. ``agreement`` is
+    Krippendorff's alpha of the runs; ``delta_low`` to ``coverage_high`` bound the two by resampling the trajectories
+    (95 %); each is None where it is undefined and in older rows.
     """
 
     cycle_id: str
@@ -103,11 +107,77 @@ class Finding:
     runs_agreeing: int
     retained: bool
     counts: dict[str, int] = field(default_factory=dict)
+    agreement: float | None = None
+    delta_low: float | None = None
+    delta_high: float | None = None
+    coverage_low: float | None = None
+    coverage_high: float | None = None
+
+
+@dataclass(frozen=True)
+class Citation:
+    """A message on which a discovered capability rests; ``position`` counts from 0 within the capability."""
+
+    cycle_id: str
+    capability: str
+    position: int
+    trajectory_id: str
+    message_index: int
+
+
+@dataclass(frozen=True)
+class FaultRecord:
+    """Whose fault a failure was; only the agent's are mined. ``message_index`` is the message that shows it."""
+
+    cycle_id: str
+    trajectory_id: str
+    fault: str  # "agent", "simulator", "infrastructure", "task"
+    message_index: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class ModelReply:
+    """A language model's reply, kept under the hash of its request; ``estimated``: its server told no token counts."""
+
+    key: str
+    cycle_id: str
+    stage: str
+    capability: str  # "" where it was for none
+    model: str
+    said: list[dict[str, Any]]
+    text: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    estimated: bool
+    cost: float
+    seconds: float
+    at: datetime
+
+
+@dataclass(frozen=True)
+class PromptPatch:
+    """A text for the system prompt that brings a capability about; ``figures`` say how well."""
+
+    cycle_id: str
+    capability: str
+    text: str
+    figures: dict[str, Any]
+    at: datetime
+
+    @property
+    def id(self) -> str:
+        """SHA-256 (hex) of the cycle, the capability and the text."""
+        return hashlib.sha256(json.dumps([self.cycle_id, self.capability, self.text]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class EnvironmentRecord:
-    """A synthetic environment and where it came from; ``hash`` is the SHA-256 of the source's bytes, in hex."""
+    """A synthetic environment and where it came from; ``hash`` is the SHA-256 of the source's bytes, in hex.
+
+    ``repairs`` is the hash of the environment that this one mends, None for a first writing.
+    """
 
     hash: str
     source_code: str
@@ -116,6 +186,7 @@ class EnvironmentRecord:
     seed: int
     synthesizer: str  # "builtin", "llm"
     at: datetime
+    repairs: str | None = None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,19 @@ WHERE c.state IN ('running', 'interrupted') AND a.state = 'blocked' AND a.seq = 
 )
 ORDER BY a.seq
 """
+COSTS = f"""
+SELECT r.cycle_id, r.stage, count(*), sum(r.prompt_tokens), sum(r.completion_tokens), sum(r.cost), sum(r.seconds),
+    sum(CASE WHEN r.estimated THEN 1 ELSE 0 END)
+FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {CYCLES_SHOWN}) c
+JOIN model_replies r ON r.cycle_id = c.id
+GROUP BY r.cycle_id, r.stage, c.created_at ORDER BY c.created_at DESC, r.cycle_id DESC, r.stage
+"""
+PATCHES = f"""
+SELECT p.id, p.cycle_id, p.capability, p.figures
+FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {CYCLES_SHOWN}) c
+JOIN prompt_patches p ON p.cycle_id = c.id
+ORDER BY p.at DESC, p.id DESC
+"""
 CANNOT_BEGIN = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <> '' ORDER BY name"
 ASKED_FOR = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
 PAUSED = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
@@ -69,6 +82,30 @@ class CycleStanding:
     model: str
     state: str
     last_stage: str
+
+
+@dataclass(frozen=True)
+class CostStanding:
+    """What a stage of a cycle asked of language models; ``estimated`` replies came without token counts."""
+
+    cycle: str
+    stage: str
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float
+    seconds: float
+    estimated: int
+
+
+@dataclass(frozen=True)
+class PatchStanding:
+    """The newest prompt patch of a capability, and which is enough, in words."""
+
+    id: str
+    cycle: str
+    capability: str
+    enough: str
 
 
 @dataclass(frozen=True)
@@ -116,7 +153,8 @@ class Standing:
 
     ``paused`` is {target: who paused it}, ``asked_for`` {target: why a cycle was asked for that has not begun},
     ``cannot_begin`` {target: why one that is due cannot}. ``fitting``: the cycles that have made adapter versions, the
-    newest first, as ``repositories.adapters.fitting_cycles`` gives them.
+    newest first, as ``repositories.adapters.fitting_cycles`` gives them. ``costs``: of these cycles' stages that asked
+    language models; ``patches``: the prompts that were tried in them.
     """
 
     cycles: list[CycleStanding]
@@ -128,6 +166,8 @@ class Standing:
     cannot_begin: dict[str, str] = field(default_factory=dict)
     fitting: list[str] = field(default_factory=list)
     router: RouterStanding = field(default_factory=RouterStanding)
+    costs: list[CostStanding] = field(default_factory=list)
+    patches: list[PatchStanding] = field(default_factory=list)
 
     @property
     def live(self) -> list[str]:
@@ -187,7 +227,9 @@ def _read(connection: Any, shown: str, now: datetime) -> Standing:
     cannot_begin = dict(connection.execute(CANNOT_BEGIN).fetchall())
     fitting = [cycle_id for (cycle_id,) in connection.execute(FITTING).fetchall()]
     router = router_standing(connection, now)
-    return Standing(cycles, versions, parked, held_up, paused, asked_for, cannot_begin, fitting, router)
+    costs = [CostStanding(*row) for row in connection.execute(COSTS).fetchall()]
+    patches = _patches(connection.execute(PATCHES).fetchall())
+    return Standing(cycles, versions, parked, held_up, paused, asked_for, cannot_begin, fitting, router, costs, patches)
 
 
 def _cycle(row: Any) -> CycleStanding:
@@ -201,8 +243,18 @@ def _adapter(row: Any, conversations: int) -> AdapterStanding:
 
 
 def _held_up(row: Any) -> HeldUp:
-    evidence = json.loads(row[3]) if isinstance(row[3], str) else row[3]  # SQLite keeps JSON as text
-    return HeldUp(row[0], row[1], row[2], str(evidence.get("detail", "")))
+    return HeldUp(row[0], row[1], row[2], str(_json(row[3]).get("detail", "")))
+
+
+def _patches(rows: list[Any]) -> list[PatchStanding]:
+    newest: dict[str, PatchStanding] = {}
+    for key, cycle, capability, figures in rows:
+        newest.setdefault(capability, PatchStanding(key, cycle, capability, str(_json(figures).get("enough", ""))))
+    return list(newest.values())
+
+
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value  # SQLite keeps JSON as text
 
 
 def _failed(shown: str, error: Exception) -> StoreUnavailable:

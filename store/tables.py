@@ -155,6 +155,11 @@ class FindingRow(Row, table=True):
     runs: int
     runs_agreeing: int
     retained: bool
+    agreement: float | None = None
+    delta_low: float | None = None
+    delta_high: float | None = None
+    coverage_low: float | None = None
+    coverage_high: float | None = None
 
 
 class EnvironmentRow(Row, table=True):
@@ -176,6 +181,7 @@ class EnvironmentOriginRow(Row, table=True):
     seed: int = Field(sa_type=BigInteger)
     synthesizer: str = Field(sa_type=KEY)
     at: datetime = Field(sa_type=UtcTime)
+    repairs: str | None = Field(default=None, sa_type=KEY)  # the hash of the environment that this one mends
 
 
 class AdmissionRow(Row, table=True):

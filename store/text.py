@@ -18,6 +18,11 @@ def in_unicode(value: Any) -> Any:
     return [in_unicode(item) for item in value] if isinstance(value, list | tuple) else value
 
 
+def free(text: str) -> str:
+    """A text of unknown origin as databases take it: U+FFFD for each NUL and each half of a character."""
+    return str(in_unicode(text.replace("\0", REPLACEMENT)))
+
+
 def cases(text: str) -> set[str]:
     """The ways of writing a text that a search tries: databases fold the case of ASCII letters only."""
     return {text.lower()} if text.isascii() else {text, text.lower(), text.upper(), text.title()}

@@ -15,7 +15,9 @@ from traced.commands import (
     devices,
     export,
     importing,
+    llm,
     outcomes,
+    prompts,
     run,
     service,
     serving,
@@ -56,10 +58,13 @@ app.command()(run.demo)
 app.command()(steps.collect)
 app.command("import")(importing.import_)
 app.add_typer(outcomes.outcomes, name="outcomes")
+app.add_typer(llm.llm, name="llm")
 app.command()(run.analyze)
 app.command()(steps.synthesize)
 app.command()(steps.admit)
 app.command()(export.export)
+app.command()(prompts.optimize_prompt)
+app.command()(prompts.prompts)
 app.command()(steps.train)
 app.command()(steps.evaluate)
 app.command()(decide.approve)

@@ -30,12 +30,14 @@ from traced.errors import ConfigError
 from traced.executor.settings import ExecutorSection
 from traced.gates.settings import GateSection, PromotionSection
 from traced.host.settings import LogSection, ServiceSection
+from traced.llm.settings import PACE_AND_KEY, LlmSection
 from traced.location import FILE_NAME as FILE_NAME
 from traced.location import data_directory as data_directory
 from traced.location import default_url, read_file, with_password
 from traced.location import find_file as find_file
 from traced.notices.settings import NotifySection
 from traced.outcomes.settings import OutcomesSection
+from traced.prompting.settings import PromptingSection
 from traced.section import Positive, Section, Temperature
 from traced.service.settings import ApiSection, TriggersSection
 from traced.serving.gateway.settings import ServingSection
@@ -52,9 +54,14 @@ from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
-SECRET = "notify."  # addresses and arguments of hooks are secrets themselves: no error shows one
+SECRET = ("notify.", "llm.base_url", "llm.api_key")  # they may hold secrets themselves: no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
-APART = ("data_dir", "store", "seed", "retention", "devices", *SERVICE)
+APART = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE)
+WITHOUT_EFFECT: dict[str, Any] = {  # on what a cycle's stations find: how fast, and when to give up
+    "engine": {"threads", "start_timeout_s"},
+    "synthesis": {"starts", "max_tokens", "max_cost", "max_minutes"},
+    "llm": PACE_AND_KEY,
+}
 OTHER_VARIABLES = {
     "TRACED_DATA_DIR",
     "TRACED_DEBUG",
@@ -140,7 +147,9 @@ class Settings(BaseSettings):
     analysis: AnalysisSection = AnalysisSection()
     synthesis: SynthesisSection = SynthesisSection()
     admission: AdmissionSection = AdmissionSection()
+    llm: LlmSection = LlmSection()
     training: TrainingSection = TrainingSection()
+    prompting: PromptingSection = PromptingSection()
     gate: GateSection = GateSection()
     routing: RoutingSection = RoutingSection()
     test: HeldOutSection = HeldOutSection()
@@ -209,10 +218,24 @@ def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | N
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """The settings that a cycle's results depend on, as JSON: neither where it is kept nor how the service is run."""
-    return settings.model_dump(
-        mode="json", exclude={**dict.fromkeys(APART, True), "engine": {"threads", "start_timeout_s"}}
-    )
+    """The settings that a cycle's results depend on, as JSON: neither where it is kept nor how the service is run.
+
+    Where neither analyst nor synthesizer is a language model nothing of it is told, as in cycles from before there
+    was one.
+    """
+    told = settings.model_dump(mode="json", exclude={**dict.fromkeys(APART, True), **WITHOUT_EFFECT})
+    thinking = (told["analysis"].get("analyst"), told["synthesis"]["synthesizer"])
+    return told if "llm" in thinking else {name: section for name, section in told.items() if name != "llm"}
+
+
+def filled(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration that a cycle began with; keys that its version did not know yet have their defaults."""
+    return _filled(stored, configuration(Settings.model_construct()))
+
+
+def _filled(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    both = {key for key in stored.keys() & defaults.keys() if isinstance(stored[key], dict)}
+    return {**defaults, **stored, **{key: _filled(stored[key], defaults[key]) for key in both}}
 
 
 def for_children(pairs: Sequence[str]) -> dict[str, str]:

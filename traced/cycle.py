@@ -31,6 +31,7 @@ from traced.checkpoints import checkpoints as checkpoints
 from traced.stages.errors import CapabilityError, CycleChanged
 
 GRAPH_VERSION = 1  # of nodes, edges and state: raise it where an unfinished cycle could not go on with the new ones
+PROMPT = "optimize-prompt"  # the node between admission and training, where prompts are tried first
 GRAPH = "graph"  # in a checkpoint's metadata: the version that wrote it
 
 
@@ -81,6 +82,9 @@ class Stages:
     drop: Callable[[str, str, str, str], Awaitable[None]]  # cycle, capability, stage, reason
     asked: Callable[[str, list[str]], Awaitable[dict[str, int]]]  # adapter versions -> looks that a person wants
     look: Callable[[str, str, int], Awaitable[bool]]  # cycle, adapter version, number: its gate once more
+    optimize_prompt: Callable[
+        [str, str, str], Awaitable[str]
+    ]  # as train; -> why no adapter is trained, "" where one is
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,13 @@ def _capability_nodes(stages: Stages, attempts: int, room: Room) -> dict[str, No
             raise CapabilityError(f"none of {attempts} candidate environments was admitted")
         return {"admitted": admitted}
 
+    async def optimize_prompt(state: CapabilityState) -> dict[str, Any]:
+        async with room.whole():
+            why_not = await stages.optimize_prompt(state["cycle_id"], state["capability"], state["environment"])
+        if why_not:
+            raise CapabilityError(why_not)
+        return {}
+
     async def train(state: CapabilityState) -> dict[str, Any]:
         async with room.share():
             adapter = await stages.train(state["cycle_id"], state["capability"], state["environment"])
@@ -178,7 +189,7 @@ def _capability_nodes(stages: Stages, attempts: int, room: Room) -> dict[str, No
             passed = await stages.gate(state["cycle_id"], state["adapter"])
         return {"adapters": [state["adapter"]]} if passed else {"dropped": [state["capability"]]}
 
-    nodes = {"synthesize": synthesize, "admit": admit, "train": train, "gate": gate}
+    nodes = {"synthesize": synthesize, "admit": admit, PROMPT: optimize_prompt, "train": train, "gate": gate}
     return {name: _dropping(stages, name, node) for name, node in nodes.items()}
 
 
@@ -195,19 +206,26 @@ def _unless_dropped(following: str) -> Callable[[CapabilityState], str]:
     return lambda state: END if state.get("dropped") else following
 
 
-def _after_admission(state: CapabilityState) -> str:
-    if state.get("dropped"):
-        return END
-    return "train" if state["admitted"] else "synthesize"
+def _after_admission(admitted: str) -> Callable[[CapabilityState], str]:
+    def following(state: CapabilityState) -> str:
+        if state.get("dropped"):
+            return END
+        return admitted if state["admitted"] else "synthesize"
+
+    return following
 
 
-def _capability_graph(stages: Stages, attempts: int, room: Room) -> CompiledStateGraph[Any, Any, Any, Any]:
+def _capability_graph(
+    stages: Stages, attempts: int, room: Room, prompt_first: bool
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    admitted = PROMPT if prompt_first else "train"
     graph = StateGraph(CapabilityState, output_schema=CapabilityResult)
     for name, node in _capability_nodes(stages, attempts, room).items():
         graph.add_node(name, node)
     graph.add_edge(START, "synthesize")
     graph.add_conditional_edges("synthesize", _unless_dropped("admit"), ["admit", END])
-    graph.add_conditional_edges("admit", _after_admission, ["train", "synthesize", END])
+    graph.add_conditional_edges("admit", _after_admission(admitted), [admitted, "synthesize", END])
+    graph.add_conditional_edges(PROMPT, _unless_dropped("train"), ["train", END])
     graph.add_conditional_edges("train", _unless_dropped("gate"), ["gate", END])
     graph.add_edge("gate", END)
     return graph.compile()
@@ -220,9 +238,12 @@ def _fan_out(state: CycleState) -> list[Send] | str:
 
 
 def build_graph(
-    stages: Stages, checkpointer: Saver, *, attempts: int = 5, trainings: int = 1
+    stages: Stages, checkpointer: Saver, *, attempts: int = 5, trainings: int = 1, prompt_first: bool = False
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The cycle's graph; ``attempts`` bounds the candidate environments per capability, ``trainings`` is a Room's."""
+    """The cycle's graph; ``attempts`` bounds the candidate environments per capability, ``trainings`` is a Room's.
+
+    ``prompt_first``: no adapter is trained for a capability that a prompt fixes.
+    """
 
     async def collect(state: CycleState) -> dict[str, Any]:
         await stages.collect(state["cycle_id"])
@@ -251,7 +272,7 @@ def build_graph(
     graph = StateGraph(CycleState)
     for node in (collect, analyze, approval, promote, evaluate, report):
         graph.add_node(node.__name__, node)
-    graph.add_node("capability", _capability_graph(stages, attempts, Room(trainings)))
+    graph.add_node("capability", _capability_graph(stages, attempts, Room(trainings), prompt_first))
     graph.add_edge(START, "collect")
     graph.add_edge("collect", "analyze")
     graph.add_conditional_edges("analyze", _fan_out, ["capability", "report"])

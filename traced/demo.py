@@ -30,7 +30,7 @@ from traced.host.owner import sandbox_owner
 from traced.meter import Meter
 from traced.models import resolve_model
 from traced.progress import Progress
-from traced.report import write_report
+from traced.report import prompt_sentence, write_report
 from traced.running import TYPICAL_CAPABILITIES, find_cycle, run_cycle
 from traced.stages.compare import COMPARISON, expected_s, grpo_on_target
 from traced.stages.context import Context, opened, utc_now
@@ -143,6 +143,9 @@ def _ask(options: DemoOptions, result: DemoResult) -> bool:
     for name in result.waiting:
         gate = gates[name]
         options.console.print(f"\n{name} passed its gate: {figures_of(gate) if gate else ''}", highlight=False)
+        for prompt in result.figures.prompts:
+            if prompt.capability == name.partition("@")[0]:
+                options.console.print(prompt_sentence(prompt), highlight=False, markup=False)
         try:
             answers[name] = Confirm.ask(f"Promote {name}?", console=options.console, default=False)
         except EOFError:

@@ -17,6 +17,7 @@ BASE = "base"
 EPISODES, PRODUCTION = "episodes", "production"  # what was analysed
 ROUTED = "routed"
 ON_TARGET = "grpo-on-target"
+PROMPT = "optimize-prompt"  # the stage that ends where a prompt is enough
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,17 @@ class Ending:
 
 
 @dataclass(frozen=True)
+class PromptFigures:
+    """The newest prompt patch of a capability: which is enough, in words, and its gates by what was compared."""
+
+    capability: str
+    patch: str  # the first digits of its id
+    enough: str
+    gates: dict[str, GateResult]  # "prompt", and "adapter" and "comparison" where there was an adapter
+    is_enough: bool
+
+
+@dataclass(frozen=True)
 class CycleFigures:
     """One cycle. ``rates`` by policy name (FLOOR, BASE, adapter versions, ROUTED, ON_TARGET); empty until evaluated."""
 
@@ -51,6 +63,7 @@ class CycleFigures:
     analysed: dict[str, int] = field(default_factory=dict)  # trajectories by origin; empty until analysed
     findings: list[Finding] = field(default_factory=list)
     adapters: list[AdapterFigures] = field(default_factory=list)
+    prompts: list[PromptFigures] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # capability -> iterations, in order
     rates: dict[str, Rate] = field(default_factory=dict)
@@ -70,7 +83,7 @@ def as_json(figures: CycleFigures) -> dict[str, Any]:
     """The object that ``traced demo --json`` prints; figures that there are not are null.
 
     ``routing`` (by router, the one that served first) is there once tasks were routed; ``analysed`` is there where
-    production was.
+    production was, ``prompts`` where any were tried.
     """
     gain = figures.gain
     told: dict[str, Any] = {
@@ -99,6 +112,10 @@ def as_json(figures: CycleFigures) -> dict[str, Any]:
     }
     if figures.analysed.get(PRODUCTION):
         told["analysed"] = figures.analysed
+    if figures.prompts:
+        told["prompts"] = [
+            {"capability": one.capability, "patch": one.patch, "enough": one.enough} for one in figures.prompts
+        ]
     if figures.routers:
         told["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}
     if ON_TARGET in figures.rates:

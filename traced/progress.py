@@ -151,7 +151,8 @@ class Progress:
         table = Table.grid(padding=(0, 1))
         for line in self.lines.values():
             table.add_row(_mark(line), line.title, _bar(line, now), _clock_text(line, now), Text(line.figure))
-        return Group(table, Text(f"about {_duration(self.seconds_left())} left", style="dim"))
+        left = self.seconds_left()
+        return Group(table, Text(f"about {_duration(left)} left", style="dim")) if left else Group(table)
 
     def _pace(self) -> float:
         """Measured over expected seconds of the stages that have ended; 1 before any has."""
@@ -162,7 +163,8 @@ class Progress:
     def _say(self, line: StageLine, what: str) -> None:
         if not self.console.is_terminal:
             figure = f": {line.figure}" if line.figure else ""
-            self.note(f"[{_duration(self.seconds_left())} left] {line.title} {what}{figure}")
+            left = self.seconds_left()
+            self.note(f"{f'[{_duration(left)} left] ' if left else ''}{line.title} {what}{figure}")
 
 
 def _duration(seconds: float) -> str:

@@ -15,10 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from traced.evaluation import Rate, RoutingQuality
-from traced.figures import BASE, FLOOR, ON_TARGET, ROUTED, CycleFigures
+from traced.figures import BASE, FLOOR, ON_TARGET, PROMPT, ROUTED, CycleFigures, PromptFigures
 from traced.plots import capability_bars, training_curves
 
 TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "routed", ON_TARGET: "GRPO on the target itself"}
+SIDES = {"prompt": "base, prompt", "adapter": "base, adapter", "comparison": "adapter, prompt"}  # before, after
 
 
 def percent(value: float) -> str:
@@ -42,6 +43,9 @@ def verdict(figures: CycleFigures) -> str:
         )
     if not any(finding.retained for finding in figures.findings):
         return "No capability was found lacking, so nothing was trained."
+    fixed = [one.capability for one in figures.prompts if one.is_enough]
+    if not figures.adapters and fixed:
+        return f"No adapter was trained; a prompt is enough for {', '.join(fixed)}."
     if not figures.adapters:
         return "No adapter was trained: every retained capability came to its end on the way."
     return "No adapter was promoted, so there is nothing to route to."
@@ -69,12 +73,28 @@ def _picks(routing: RoutingQuality) -> str:
     return ", ".join(f"{model} {count}" for model, count in routing.picks.items())
 
 
+def prompt_sentence(prompt: PromptFigures) -> str:
+    """What a prompt does for its capability in the capability's environment, and how to take it."""
+    compared = prompt.gates["prompt"].comparisons if "prompt" in prompt.gates else []
+    won = [
+        f" ({percent(one.base)} to {percent(one.adapter)} in its environment)"
+        for one in compared
+        if one.name == "environment"
+    ]
+    taken = f"traced show patch {prompt.patch}" + (" --into FILE takes it" if prompt.is_enough else "")
+    return f"{prompt.capability}: {prompt.enough}{''.join(won)}; {taken}"
+
+
 def summary_table(figures: CycleFigures) -> Group:
     """What a person sees at the end of a cycle."""
     lines: list[Table | Text] = []
     if figures.rates:
         lines.append(_rates_table(figures))
+    lines += [Text(prompt_sentence(one), style="green" if one.is_enough else "") for one in figures.prompts]
+    fixed = {one.capability for one in figures.prompts if one.is_enough}
     for ending in figures.endings:
+        if ending.stage == PROMPT and ending.capability in fixed:
+            continue  # told above
         lines.append(Text(f"{ending.capability} ended at {ending.stage}: {ending.reason}", style="yellow"))
     lost = sum(rate.infrastructure for rate in figures.rates.values())
     if lost:
@@ -106,6 +126,7 @@ def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
         figures=figures,
         verdict=verdict(figures),
         routing=routing_sentence(figures),
+        sides=SIDES,
         rows=[(title_of(name), rate) for name, rate in _in_order(figures)],
         plots={name: base64.b64encode(picture).decode() for name, picture in plots.items()},
     )

@@ -13,10 +13,10 @@ from sqlmodel import Session
 from store.records import Cycle, CycleState, StageState
 from store.repositories.cycles import get_cycle, list_cycles, list_stage_events, save_cycle, set_cycle_state
 from store.types import GateAnswer
-from traced.config import Settings, configuration
-from traced.cycle import Stages, Standing, advance, build_graph, checkpoints
+from traced.config import Settings, configuration, filled
+from traced.cycle import PROMPT, Stages, Standing, advance, build_graph, checkpoints
 from traced.figures import ON_TARGET
-from traced.stages import admit, analyze, collect, evaluate, gate, promote, report, synthesize, train
+from traced.stages import admit, analyze, collect, evaluate, gate, optimize_prompt, promote, report, synthesize, train
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context
 from traced.stages.errors import CycleChanged
@@ -51,7 +51,7 @@ def find_cycle(
     ]
     open_states = (CycleState.RUNNING, CycleState.WAITING, CycleState.INTERRUPTED)
     for cycle in same:
-        if cycle.config == config and (cycle.state in open_states or (wanted is not None and wanted(cycle))):
+        if filled(cycle.config) == config and (cycle.state in open_states or (wanted is not None and wanted(cycle))):
             return cycle
     cycle_id = f"{settings.target.name}-{re.sub(r'[^A-Za-z0-9._]+', '_', model)}-{settings.seed}-{len(same) + 1}"
     cycle = Cycle(cycle_id, settings.target.name, model, settings.seed, config, CycleState.RUNNING, at)
@@ -67,8 +67,14 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
     _announce(context)
     try:
         async with checkpoints(context.data_dir, context.settings.store_url) as saver:
-            attempts, trainings = context.settings.synthesis.attempts, context.settings.training.at_once
-            graph = build_graph(cycle_stages(context), saver, attempts=attempts, trainings=trainings)
+            attempts, training = context.settings.synthesis.most, context.settings.training
+            graph = build_graph(
+                cycle_stages(context),
+                saver,
+                attempts=attempts,
+                trainings=training.at_once,
+                prompt_first=training.prompt_first,
+            )
             _mark(context, CycleState.RUNNING)
             standing = await advance(graph, context.cycle_id)
             while standing.waiting and decide(context, standing.waiting):
@@ -96,6 +102,9 @@ def cycle_stages(context: Context) -> Stages:
         _announce_capabilities(context, kept)
         return kept
 
+    async def optimize_prompt_(cycle_id: str, capability: str, environment: str) -> str:
+        return optimize_prompt.why_no_training(await optimize_prompt.optimize_prompt(context, capability, environment))
+
     async def gate_(cycle_id: str, adapter: str) -> bool:
         return (await gate.gate(context, adapter)).answer is GateAnswer.PASS
 
@@ -118,7 +127,7 @@ def cycle_stages(context: Context) -> Stages:
     async def drop_(cycle_id: str, capability: str, stage: str, reason: str) -> None:
         context.event(stage, StageState.FAILED, capability, reason=reason)
         context.progress.fail(f"{stage} {capability}", "ends here")
-        for later in ("admit", "train", "gate"):
+        for later in ("admit", PROMPT, "train", "gate"):
             context.progress.drop(f"{later} {capability}")
         context.progress.note(f"{capability} ends at {stage}: {reason}")
 
@@ -136,6 +145,7 @@ def cycle_stages(context: Context) -> Stages:
         drop=drop_,
         asked=asked_,
         look=look_,
+        optimize_prompt=optimize_prompt_,
     )
 
 
@@ -169,7 +179,7 @@ def _announce(context: Context) -> None:
 
 def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> None:
     titles = {"synthesize": "Write an environment for", "admit": "Admit the environment for"}
-    titles |= {"train": "Train an adapter for", "gate": "Gate the adapter for"}
+    titles |= {PROMPT: "Evolve a prompt for", "train": "Train an adapter for", "gate": "Gate the adapter for"}
     with context.reading() as session:
         events = list_stage_events(session, context.cycle_id)
     over = {(event.stage, event.capability) for event in events if event.state is not StageState.STARTED}
@@ -183,10 +193,14 @@ def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> Non
 
 
 def _expected_of_capability(settings: Settings) -> dict[str, float]:
-    training, gated = settings.training, settings.gate
+    training = settings.training
+    rollouts = training.iterations * training.groups * training.rollouts
+    gated = EXPECTED_S["gate"] * 4 * settings.gate.seeds * settings.gate.trials
+    prompted = {PROMPT: EXPECTED_S["train"] * rollouts + gated} if training.prompt_first else {}
     return {
         "synthesize": EXPECTED_S["synthesize"],
         "admit": EXPECTED_S["admit"],
-        "train": EXPECTED_S["train"] * training.iterations * training.groups * training.rollouts / training.at_once,
-        "gate": EXPECTED_S["gate"] * 4 * gated.seeds * gated.trials,
+        **prompted,
+        "train": EXPECTED_S["train"] * rollouts / training.at_once,
+        "gate": gated,
     }

@@ -7,7 +7,7 @@ stored answer is that question's. Not covered: where answers are kept (``Ledger`
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 Role = Literal["system", "user", "assistant"]
@@ -29,6 +29,11 @@ class Purpose:
     stage: str  # "analyze", "synthesize", "optimize-prompt", "check"
     capability: str = ""
 
+    def covers(self, other: "Purpose") -> bool:
+        """Whether what is spent for the other is spent for this one: one without a capability is the whole stage."""
+        same = (self.cycle_id, self.stage) == (other.cycle_id, other.stage)
+        return same and self.capability in ("", other.capability)
+
 
 @dataclass(frozen=True)
 class Question:
@@ -46,22 +51,30 @@ class Question:
         sampled = [self.variant, self.temperature, self.max_tokens]
         return hashlib.sha256(json.dumps([told, sampled], sort_keys=True).encode()).hexdigest()
 
+    def with_tokens(self, most: int) -> "Question":
+        """The same question, with at most so many tokens for the answer."""
+        return replace(self, max_tokens=most)
+
     def going_on(self, answer: str, complaint: str) -> "Question":
         """The same dialogue with an answer and what is wrong with it."""
         more = (Said("assistant", answer), Said("user", complaint))
-        return Question(self.purpose, self.said + more, self.variant, self.temperature, self.max_tokens)
+        return replace(self, said=self.said + more)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A model's answer as it came; ``seconds`` is the time that was waited for it, failed tries included."""
+    """A model's answer as it came; ``seconds`` is the time that was waited for it, failed tries included.
+
+    ``estimated``: the server told no token counts, and these are by the length of the texts.
+    """
 
     text: str
-    finish_reason: str  # "stop", "length", "refusal"
+    finish_reason: str  # "stop", "length", "refusal", "content_filter"; a tool call's is "stop"
     prompt_tokens: int
     completion_tokens: int
     cost: float  # by the endpoint's prices, in their currency
     seconds: float
+    estimated: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,15 +87,19 @@ class Spent:
     cost: float = 0.0
     seconds: float = 0.0
 
+    def plus(self, other: "Spent") -> "Spent":
+        """Both together."""
+        return Spent(
+            self.calls + other.calls,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cost + other.cost,
+            self.seconds + other.seconds,
+        )
+
     def and_(self, reply: Reply) -> "Spent":
         """With one reply more."""
-        return Spent(
-            self.calls + 1,
-            self.prompt_tokens + reply.prompt_tokens,
-            self.completion_tokens + reply.completion_tokens,
-            self.cost + reply.cost,
-            self.seconds + reply.seconds,
-        )
+        return self.plus(Spent(1, reply.prompt_tokens, reply.completion_tokens, reply.cost, reply.seconds))
 
 
 class Ledger(Protocol):
@@ -122,8 +139,6 @@ class InMemory:
         """See ``Ledger``."""
         total = Spent()
         for question, reply in self.kept:
-            own = question.purpose
-            same = (own.cycle_id, own.stage) == (purpose.cycle_id, purpose.stage)
-            if same and purpose.capability in ("", own.capability):
+            if purpose.covers(question.purpose):
                 total = total.and_(reply)
         return total

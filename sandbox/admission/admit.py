@@ -26,6 +26,7 @@ from sandbox.admission.evidence import Verdict, fault_evidence
 from sandbox.admission.interface import interface
 from sandbox.admission.leak import leak
 from sandbox.admission.shortcuts import exploits, floor
+from sandbox.admission.slips import slips
 from sandbox.admission.solvability import oracle
 from sandbox.admission.spread import BaseRewards, spread
 from sandbox.admission.static import inspect_source
@@ -41,13 +42,13 @@ HASH_SEEDS = (4242, TRAINING_HASH_SEED)  # of source and twin: what wants reward
 KILLED = 128 + signal.SIGKILL
 NAMES = (  # all names, in the order in which they are told
     *("source", "runs", "determinism", "oracle", "diversity", "floor"),
-    *("exploits", "interface", "leak", "latency", "effects", "spread"),
+    *("exploits", "slips", "interface", "leak", "latency", "effects", "spread"),
 )
 CheckOf = Callable[[Bench], Awaitable[Verdict]]
 STAGES: tuple[tuple[dict[str, CheckOf], ...], ...] = (  # the lanes of a stage run at once, each in its own container
     ({"determinism": determinism},),  # both containers
     (
-        {"oracle": oracle, "diversity": diversity, "interface": interface, "leak": leak},  # the source's
+        {"oracle": oracle, "diversity": diversity, "interface": interface, "leak": leak, "slips": slips},
         {"floor": floor, "exploits": exploits},  # the twin's
     ),
     ({"latency": latency, "effects": effects},),  # in a quiet moment, and of all that was played

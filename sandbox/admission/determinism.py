@@ -3,10 +3,13 @@
 ``runs`` is the first sign of life. ``determinism`` plays the same episodes again in other circumstances and compares
 every byte: again, in another process under another hash seed and in another order, among other episodes, on an
 instance that has played before, with the score asked for after every message, and in a process worn by many episodes.
-Two scripts are played for each seed, the oracle's and a careless agent's, so that an environment which grows lenient
-is seen as well. Not covered: a change that comes later than ``wear_episodes``.
+Three scripts are played for each seed, the oracle's and those of two careless agents, so that an environment which
+grows lenient is seen as well: one of them guesses from what it sees, the other from what the oracle gives to arguments
+of the same name, so that it gets through where only words do. Not covered: a change that comes later than
+``wear_episodes``.
 """
 
+import json
 import random
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,7 +17,18 @@ from typing import Any
 from sandbox.admission.bench import Bench, Replay, noting, play, replay, together
 from sandbox.admission.evidence import Verdict, example
 from sandbox.admission.fingerprint import as_data, canonical
-from sandbox.admission.policies import SUCCESS_WORDS, empty, random_calls, say
+from sandbox.admission.policies import (
+    SUCCESS_WORDS,
+    Policy,
+    call,
+    empty,
+    guess,
+    random_calls,
+    say,
+    tool_name,
+    visible_values,
+)
+from sandbox.admission.script import arguments_of, calls, script_of
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Task
 from sandbox.errors import EnvironmentFault
@@ -50,8 +64,9 @@ async def determinism(bench: Bench) -> Verdict:
 
 async def _replayed(bench: Bench, seeds: list[int], plays: list[OraclePlay]) -> Verdict:
     """The scripts one after another in a fresh process, against the same in every other circumstance."""
-    scripts = [(seed, [turn.message for turn in one.turns]) for seed, one in zip(seeds, plays, strict=True)]
-    careless = await together(noting(seed, _careless(bench.source, seed)) for seed in seeds)
+    scripts = [(seed, script_of(one)) for seed, one in zip(seeds, plays, strict=True)]
+    agents = (random_calls, _calls_like(plays))
+    careless = await together(noting(seed, _careless(bench.source, seed, agent)) for agent in agents for seed in seeds)
     pairs = [*scripts, *(pair for pair in careless if pair is not None)]
     first = [await noting(seed, replay(bench.source, seed, script)) for seed, script in pairs]
     worn = 0
@@ -91,17 +106,36 @@ def _differs(seed: int, where: str, difference: str, play: OraclePlay) -> dict[s
     return {**evidence, "examples": [example(seed, what, play.task, Bench.chat(play))]}
 
 
-async def _careless(source: SandboxSource, seed: int) -> Pair | None:
+async def _careless(source: SandboxSource, seed: int, agent: Policy) -> Pair | None:
     """The messages of an agent that calls by chance and claims success; None where that breaks the environment."""
+
+    def claiming(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+        return agent(task, messages, turn, rng) if turn < CARELESS_TURNS else say(SUCCESS_WORDS)
+
     try:
-        played = await play(source, seed, _careless_policy, CARELESS_TURNS + 1)
+        played = await play(source, seed, claiming, CARELESS_TURNS + 1)
     except EnvironmentFault:  # the exploit checks tell of it
         return None
     return seed, [message for message in played.messages if message["role"] == "assistant"]
 
 
-def _careless_policy(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    return random_calls(task, messages, turn, rng) if turn < CARELESS_TURNS else say(SUCCESS_WORDS)
+def _calls_like(plays: list[OraclePlay]) -> Policy:
+    """Any tool, each argument what the oracle gives somewhere to one of that name."""
+    given: dict[str, list[Any]] = {}
+    for one in plays:
+        for made in calls(script_of(one)).values():
+            for name, value in arguments_of(made).items():
+                given.setdefault(name, []).append(value)
+
+    def act(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+        if not task.tools:
+            return say("")
+        tool = rng.choice(task.tools)
+        guessed = json.loads(guess(tool, visible_values(task, messages), rng))
+        known = {name: rng.choice(given[name]) if name in given else value for name, value in guessed.items()}
+        return call(turn, (tool_name(tool), json.dumps(known)))
+
+    return act
 
 
 async def _wear(bench: Bench) -> int:

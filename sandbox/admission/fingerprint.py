@@ -3,8 +3,8 @@
 ``exact`` is everything the agent and the oracle see and do. ``actions`` is the order of the oracle's tools. ``shape``
 is both with values masked: ids, numbers in digits or words, dates, amounts, quoted texts, names (every word with a
 capital letter, also at a sentence's start), and every word that stands in a tool call's arguments or a tool's answer.
-What stays is the wording, sentence by sentence in no order, and tool use: two seeds of one shape differ in parameters
-alone.
+What stays is the wording, sentence by sentence in no order, tool use and how answers are built: two seeds of one shape
+differ in parameters alone. What has to be done, apart from the wording, is ``ways.py``'s.
 Pure functions. Not covered: synonyms, and lower-case names that no tool knows.
 """
 
@@ -15,6 +15,8 @@ from typing import Any
 
 from sandbox.wire import OraclePlay
 
+DEEP, BROAD = 6, 40  # levels and keys of an answer's structure
+ITEMS = 6  # of a list; more count as so many
 _WORD = re.compile(r"[\w'-]+")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
@@ -70,7 +72,7 @@ _NUMBERS = frozenset(
 
 def exact(play: OraclePlay) -> str:
     """A digest of the whole episode."""
-    return _digest(as_data(play))
+    return digest(as_data(play))
 
 
 def as_data(play: OraclePlay) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def canonical(value: Any) -> str:
 
 def actions(play: OraclePlay) -> str:
     """A digest of the tools and argument names that the oracle uses, in order."""
-    return _digest([_calls(turn.message) for turn in play.turns])
+    return digest([_calls(turn.message) for turn in play.turns])
 
 
 def shape(play: OraclePlay) -> str:
@@ -100,12 +102,15 @@ def shape(play: OraclePlay) -> str:
     values = _values(play)
     said = [masked(play.task.system, values)]
     said += [masked(str(message.get("content") or ""), values) for message in play.task.messages]
-    return _digest([said, [_turn_shape(turn.message, turn.replies, values) for turn in play.turns]])
+    return digest([said, [_turn_shape(turn.message, turn.replies, values) for turn in play.turns]])
 
 
 def _turn_shape(message: dict[str, Any], replies: list[dict[str, Any]], values: set[str]) -> list[Any]:
     answers = [
-        (reply["role"], _keys(reply["content"]) if reply["role"] == "tool" else masked(reply["content"], values))
+        (
+            reply["role"],
+            structure(parsed(reply["content"])) if reply["role"] == "tool" else masked(reply["content"], values),
+        )
         for reply in replies
     ]
     return [_calls(message), answers]
@@ -116,20 +121,36 @@ def _calls(message: dict[str, Any]) -> list[Any]:
 
 
 def _arguments(call: dict[str, Any]) -> dict[str, Any]:
-    value = _parsed(call["function"]["arguments"])
+    value = parsed(call["function"]["arguments"])
     return value if isinstance(value, dict) else {}
 
 
-def _parsed(text: str) -> Any:
+def parsed(text: str) -> Any:
+    """What a text holds as JSON; the text itself where it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
 
 
-def _keys(text: str) -> list[str]:
-    value = _parsed(text)
-    return sorted(value) if isinstance(value, dict) else [type(value).__name__]
+def structure(value: Any) -> Any:
+    """Keys, kinds of values and numbers of items, to a bounded depth and breadth, without the values."""
+    return _structure(value, DEEP)
+
+
+def _structure(value: Any, depth: int) -> Any:
+    match value:
+        case dict() if depth:
+            keys = sorted(value)[:BROAD]
+            return {key: _structure(value[key], depth - 1) for key in keys}
+        case list() if depth:
+            kinds = {canonical(_structure(item, depth - 1)) for item in value[:ITEMS]}
+            return [min(len(value), ITEMS), *sorted(kinds)]
+        case bool() | str() | None:
+            return type(value).__name__
+        case int() | float():
+            return "number"
+    return "deeper"
 
 
 def _values(play: OraclePlay) -> set[str]:
@@ -140,7 +161,7 @@ def _values(play: OraclePlay) -> set[str]:
             _collect(_arguments(call), found)
         for reply in turn.replies:
             if reply["role"] == "tool":
-                _collect(_parsed(reply["content"]), found)
+                _collect(parsed(reply["content"]), found)
     return found
 
 
@@ -179,5 +200,6 @@ def _is_value(word: str, values: set[str]) -> bool:
     return any(letter.isupper() for letter in word) or known in values or known in _NUMBERS
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Sixteen hexadecimal digits."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]

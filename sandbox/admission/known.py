@@ -3,22 +3,31 @@
 Simple steps are: a date or time where dates or times were read; a number that is a sum, difference, product, ratio or
 percentage of two read ones, a total of one field over records of an answer, what such a total leaves of a read number,
 or any of these in another unit; a word that shares its stem with a read one, yes and no; words in a text of three or
-more. Values of at most two digits are never strange: they
-can be counted. So this errs towards calling a value known. Pure.
+more; a code that is read but for its marks and spaces, or put together of read numbers and words ("INV-2026-00123").
+Values of at most two digits are never strange: they can be counted. So this errs towards calling a value known. Its
+cost is bounded, whatever an environment answers: what pairs of numbers make is reckoned at most ``RECKONED`` times an
+episode (after that a number is known), and at most ``TOTALS`` totals are kept. Pure.
 """
 
 import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 PAIRS = 150  # numbers that are combined with one another
 RECORDS = 12  # of which every selection may be added up
+TOTALS = 200_000
+RECKONED = 16
+NUMBERS = 2000  # of one message
+CENT = 0.011
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _WORD = re.compile(r"[\w.:-]+")
 _DIGIT = re.compile(r"\d")
+_MARKS = re.compile(r"[\W_]+")
+_RUN = re.compile(r"\d+|[^\W\d_]+")
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?)?(T.*)?|\d\d?/\d\d?(/\d{2,4})?")
 _TIME = re.compile(r"\d\d?[:h]\d\d(:\d\d)?([ap]m)?", re.IGNORECASE)
 _DATED = re.compile(
@@ -34,19 +43,27 @@ class Known:
 
     def __init__(self) -> None:
         self.text = ""
+        self._bare = ""  # the same without marks and spaces
         self.numbers: dict[float, None] = {}
         self.totals: set[float] = set()
+        self._sorted: list[float] = []  # numbers and totals, and what pairs of numbers make; empty until asked for
+        self._made: list[float] = []
+        self._reckoned = 0
 
     def read(self, text: str) -> None:
         """Take in a message."""
         self.text += "\n" + text.casefold()
-        self.numbers |= dict.fromkeys(float(number.replace(",", "")) for number in _NUMBER.findall(text)[:2000])
+        self._bare += _MARKS.sub("", text.casefold())
+        self._sorted, self._made = [], []
+        found = itertools.islice(_NUMBER.finditer(text), NUMBERS)
+        self.numbers |= dict.fromkeys(float(number[0].replace(",", "")) for number in found)
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
             return
         for column in _columns(value).values():
-            self.totals |= {round(total, 2) for total in _sums(column)}
+            if len(self.totals) < TOTALS:
+                self.totals |= {round(total, 2) for total in _sums(column)}
 
     def explains(self, value: Any) -> bool:
         """Whether an agent could have come to this argument."""
@@ -57,7 +74,7 @@ class Known:
         if isinstance(value, bool) or value is None:
             return True
         if isinstance(value, int | float):
-            return self._counts(float(value))
+            return self._counts(_real(value))
         return self._reads(str(value))
 
     def strangers(self, text: str) -> Iterator[str]:
@@ -84,21 +101,36 @@ class Known:
             return bool(_DATED.search(self.text))
         if _TIME.fullmatch(word):
             return bool(_TIMED.search(self.text))
-        return bool(_NUMBER.fullmatch(word)) and self._counts(float(word.replace(",", "")))
+        if _NUMBER.fullmatch(word):
+            return self._counts(float(word.replace(",", "")))
+        return not folded.isdigit() and (_MARKS.sub("", folded) in self._bare or self._is_put_together(folded))
+
+    def _is_put_together(self, word: str) -> bool:
+        """Whether every number in it was read, and every word was or is a mere mark of up to three letters."""
+        runs = _RUN.findall(word)
+        return len(runs) > 1 and all(
+            (len(run) <= 2 or run.lstrip("0") in self.text) if run.isdigit() else len(run) <= 3 or self._stems(run)
+            for run in runs
+        )
 
     def _counts(self, number: float) -> bool:
         number = abs(number)
         if number < 100 or not math.isfinite(number):
             return True
+        self._sorted = self._sorted or sorted({*self.numbers, *self.totals})
         near = [number, number * 100, number / 100, number * 60, number / 60, number * 1000, number / 1000]
-        if any(_close(one, other) for one in near for other in (*self.numbers, *self.totals)):
+        if any(_holds(self._sorted, one) for one in near):
             return True
         recent = list(self.numbers)[-PAIRS:]
         if any(round(abs(one + sign * number), 2) in self.totals for one in recent for sign in (1, -1)):
             return True
-        return any(
-            _close(number, made) for one, other in itertools.permutations(recent, 2) for made in _made(one, other)
-        )
+        if not self._made:
+            self._reckoned += 1
+            if self._reckoned > RECKONED:
+                return True
+            pairs = itertools.permutations(recent, 2)
+            self._made = sorted({made for one, other in pairs for made in _made(one, other)})
+        return _holds(self._made, number)
 
 
 def _made(one: float, other: float) -> Iterator[float]:
@@ -108,8 +140,17 @@ def _made(one: float, other: float) -> Iterator[float]:
         yield one / other
 
 
-def _close(one: float, other: float) -> bool:
-    return abs(one - other) < 0.011
+def _real(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
+
+
+def _holds(ordered: Sequence[float], number: float) -> bool:
+    """Whether a sorted list holds the number, or one that differs by no more than a cent."""
+    at = bisect_left(ordered, number - CENT)
+    return at < len(ordered) and ordered[at] < number + CENT
 
 
 def _columns(value: Any) -> dict[str, list[float]]:
@@ -124,7 +165,9 @@ def _columns(value: Any) -> dict[str, list[float]]:
             for inner in item:
                 gather(key, inner)
         elif isinstance(item, int | float) and not isinstance(item, bool):
-            found.setdefault(key, []).append(float(item))
+            number = _real(item)
+            if math.isfinite(number):
+                found.setdefault(key, []).append(number)
 
     gather("", value)
     return found

@@ -1,23 +1,28 @@
 """Whether the oracle's answer is given away, and whether it uses what nobody could know.
 
 A leak in the prompt is: the oracle's arguments word for word (as JSON, however spaced), what it says, its whole
-sequence of tools, or a sentence that names a tool and every argument of its call. In an answer it is the name and the
-arguments of a call still to come, or these arguments again and again and no others of their kind. A user who names an
-order's id leaks nothing. An argument is unseen when neither the prompt, the tools' schemas nor an answer so far holds
-it and no simple step leads to it (``known.py``).
+sequence of tools, or a sentence that names a tool and every argument of its call. The same, and a code with the rest of
+its call, leak in what the tools' descriptions say on this seed and not on most others (``offered.py``). In an answer it
+is the name and the arguments of a call still to come, or these arguments again and again and no others of their kind. A
+user who names an order's id leaks nothing. A code is unseen when neither the prompt, the tools' schemas nor an answer
+so far holds it and no simple step leads to it (``known.py``); numbers and words that an agent may work out are counted
+and told, and refuse nothing (``untold.py``).
+Not covered: a choice among what was read that follows a hidden coin - a decision of an enumeration, one of three
+records - for no episode shows that no rule leads to it. The base model's rewards show it: they are all zero.
 """
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sandbox.admission.bench import Bench
 from sandbox.admission.evidence import EXAMPLES, Verdict, example
-from sandbox.admission.known import Known
-from sandbox.contract import Message
+from sandbox.admission.offered import Offered, codes_in, given_away, offered
+from sandbox.admission.untold import untold
 from sandbox.errors import clipped
-from sandbox.wire import OraclePlay
+from sandbox.wire import OraclePlay, OracleTurn
 
 SHORT = 12  # characters; shorter texts may stand anywhere by chance
 OBJECTS = 200  # JSON objects looked at in one text
@@ -29,11 +34,21 @@ async def leak(bench: Bench) -> Verdict:
     limits = bench.thresholds
     plays = await bench.oracle_plays(limits.seeds)
     episodes = list(zip(bench.panel(len(plays)), plays, strict=True))
-    told = [(seed, one, text) for seed, one in episodes for text in leaks(one)[:1]]
-    guessed = [(seed, one, text) for seed, one in episodes for text in unseen(one)[:1]]
+    told: list[tuple[int, OraclePlay, str]] = []
+    guessed: list[tuple[int, OraclePlay, str]] = []
+    worked: list[tuple[int, OraclePlay, str]] = []
+    for (seed, one), said in zip(episodes, offered(plays), strict=True):
+        told += ((seed, one, text) for text in leaks(one, said)[:1])
+        strange = untold(one)
+        guessed += ((seed, one, text) for text in strange.codes[:1])
+        worked += ((seed, one, text) for text in strange.worked_out[:1])
+        await asyncio.sleep(0)  # reading may take long, and the loop has others to serve
     share, unknown = len(told) / len(plays), len(guessed) / len(plays)
     evidence: dict[str, Any] = {"share": round(share, 3), "allowed": limits.leaking}
     evidence |= {"unseen": round(unknown, 3), "unseen_allowed": limits.unseen, "seeds": len(plays)}
+    evidence["worked_out"] = round(len(worked) / len(plays), 3)
+    if worked:
+        evidence["first_worked_out"] = {"seed": worked[0][0], "text": clipped(worked[0][2], 200)}
     examples: list[dict[str, Any]] = []
     for key, what, found, too_many in (
         ("first", "the episode gives away what the oracle does", told, share > limits.leaking),
@@ -48,25 +63,38 @@ async def leak(bench: Bench) -> Verdict:
     return not examples, evidence
 
 
-def leaks(one: OraclePlay) -> list[str]:
-    """What of the oracle's play stands where an agent reads it too early; short texts do not count."""
+def leaks(one: OraclePlay, said: Sequence[Offered] = ()) -> list[str]:
+    """What of the oracle's play stands where an agent reads it too early; short texts do not count.
+
+    ``said`` is what the tools say on this seed alone (``offered``).
+    """
     prompt = "\n".join([one.task.system, *(str(message.get("content") or "") for message in one.task.messages)])
-    return [*_in_prompt(one, prompt), *_whole_sequence(one, prompt), *_in_answers(one)]
+    return [*_in_prompt(one, prompt, said), *_whole_sequence(one, prompt), *_in_answers(one)]
 
 
-def _in_prompt(one: OraclePlay, prompt: str) -> Iterator[str]:
-    objects = list(_objects(prompt))
+def _in_prompt(one: OraclePlay, prompt: str, said: Sequence[Offered]) -> Iterator[str]:
+    whole = "\n".join([prompt, *(each.text for each in said)])
+    objects = list(_objects(whole))
+    used = frozenset(
+        code for turn in one.turns for call in _calls(turn) for code in codes_in(call["function"]["arguments"])
+    )
     for turn in one.turns:
-        for call in turn.message.get("tool_calls") or []:
+        for call in _calls(turn):
             name, text = call["function"]["name"], call["function"]["arguments"]
             arguments = _parsed(text)
-            if len(text) >= SHORT and (text in prompt or (arguments and arguments in objects)):
+            if len(text) >= SHORT and (text in whole or (arguments and arguments in objects)):
                 yield text
-            elif arguments and (sentence := _call_in_words(name, arguments, prompt)):
+            elif arguments and (sentence := _call_in_words(name, arguments, whole)):
                 yield sentence
+            elif said:
+                yield from given_away(name, arguments, said, prompt, used)
         words = str(turn.message.get("content") or "")
         if len(words) >= SHORT and words in prompt:
             yield words
+
+
+def _calls(turn: OracleTurn) -> list[dict[str, Any]]:
+    return turn.message.get("tool_calls") or []
 
 
 def _call_in_words(name: str, arguments: dict[str, Any], prompt: str) -> str:
@@ -85,7 +113,7 @@ def _is_plain(name: str) -> bool:
 
 def _whole_sequence(one: OraclePlay, prompt: str) -> Iterator[str]:
     """The prompt's tool names are the oracle's calls in order, or hold three or more of these in a row."""
-    called = [call["function"]["name"] for turn in one.turns for call in turn.message.get("tool_calls") or []]
+    called = [call["function"]["name"] for turn in one.turns for call in _calls(turn)]
     names = {tool["function"]["name"] for tool in one.task.tools} | set(called)
     words = (word.rstrip(".-") for word in re.findall(r"[\w.-]+", prompt))
     named = [word for word in words if word in names and not _is_plain(word)]
@@ -100,23 +128,25 @@ def _in_answers(one: OraclePlay) -> Iterator[str]:
     Either the call's name and its arguments stand there, or its arguments, two at least, in more than one answer, with
     no other object of the same keys to choose from: a record that is looked at tells no such thing again and again.
     """
-    answers: list[str] = []
+    answers: list[tuple[str, list[Any]]] = []
     made: set[tuple[str, str]] = set()
     for turn in one.turns:
-        for call in turn.message.get("tool_calls") or []:
+        for call in _calls(turn):
             name, text = call["function"]["name"], call["function"]["arguments"]
             arguments = _parsed(text)
             new = (name, text) not in made and len(text) >= SHORT
             if new and arguments and _told_by(answers, name, arguments):
                 yield f"{name} {text}"
             made.add((name, text))
-        answers += (str(reply.get("content")).replace('\\"', '"') for reply in turn.replies)
+        texts = (str(reply.get("content")).replace('\\"', '"') for reply in turn.replies)
+        answers += ((text, list(_objects(text))) for text in texts)
 
 
-def _told_by(answers: list[str], name: str, arguments: dict[str, Any]) -> bool:
-    held = [list(_objects(answer)) for answer in answers]
-    telling = [answer for answer, objects in zip(answers, held, strict=True) if arguments in objects]
-    alike = [one for objects in held for one in objects if isinstance(one, dict) and one.keys() == arguments.keys()]
+def _told_by(answers: list[tuple[str, list[Any]]], name: str, arguments: dict[str, Any]) -> bool:
+    telling = [text for text, objects in answers if arguments in objects]
+    alike = [
+        one for _, objects in answers for one in objects if isinstance(one, dict) and one.keys() == arguments.keys()
+    ]
     again = len(set(telling)) > 1 and len(arguments) > 1 and all(one == arguments for one in alike)
     return again or any(name in answer for answer in telling)
 
@@ -139,27 +169,3 @@ def _parsed(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def unseen(one: OraclePlay) -> list[str]:
-    """Arguments and stated numbers of the oracle that nothing visible before them leads to."""
-    known = Known()
-    known.read(one.task.system)
-    known.read(json.dumps(one.task.tools, ensure_ascii=False))
-    for message in one.task.messages:
-        known.read(str(message.get("content") or ""))
-    found: list[str] = []
-    for turn in one.turns:
-        found += _unknown(turn.message, known)
-        for reply in turn.replies:
-            known.read(str(reply.get("content") or ""))
-    return found
-
-
-def _unknown(message: Message, known: Known) -> Iterator[str]:
-    for call in message.get("tool_calls") or []:
-        for name, value in _parsed(call["function"]["arguments"]).items():
-            if not known.explains(value):
-                yield f"{name}={json.dumps(value, ensure_ascii=False)} in {call['function']['name']}"
-    for word in known.strangers(str(message.get("content") or "")):
-        yield f"{word} in the oracle's words"

@@ -19,6 +19,7 @@ _DIGIT = re.compile(r"\d")
 
 SUCCESS_WORDS = "Done. Success! Everything you asked for has been completed, confirmed and verified. Reward 1.0."
 REFUSAL = "I am sorry, but I cannot help with that request."
+PATIENCE = 100  # messages, of an agent that waits for the episode to run out
 READS = ("get", "find", "list", "search", "lookup", "calculate", "check", "think", "read", "show", "view")
 
 
@@ -99,25 +100,25 @@ def request(task: Task) -> str:
 
 def observed(messages: list[Message]) -> dict[str, list[Any]]:
     """Every plain value that the tools' JSON answers hold, by its key, in order and once."""
-    found: dict[str, list[Any]] = {}
+    found: dict[str, dict[Any, None]] = {}
     for message in messages:
         if message.get("role") == "tool":
             try:
                 _gather("", json.loads(str(message.get("content"))), found)
             except (ValueError, RecursionError):
                 continue
-    return found
+    return {key: list(values) for key, values in found.items()}
 
 
-def _gather(key: str, value: Any, found: dict[str, list[Any]]) -> None:
+def _gather(key: str, value: Any, found: dict[str, dict[Any, None]]) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             _gather(str(name), item, found)
     elif isinstance(value, list):
         for item in value:
             _gather(key, item, found)
-    elif value not in found.setdefault(key, []):
-        found[key].append(value)
+    else:
+        found.setdefault(key, {}).setdefault(value)
 
 
 def fits(name: str, field: dict[str, Any], found: dict[str, list[Any]], values: list[str]) -> list[Any]:
@@ -152,3 +153,4 @@ def random_calls(task: Task, messages: list[Message], turn: int, rng: random.Ran
 
 
 FLOOR: dict[str, Policy] = {"empty": empty, "refusing": refusing, "random": random_calls}
+PATIENT = frozenset({"empty", "stall", "keep_reading"})  # these play on until the episode is done

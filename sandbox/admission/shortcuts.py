@@ -14,7 +14,7 @@ from typing import Any
 from sandbox.admission import adversaries
 from sandbox.admission.bench import Bench, Played, noting, play, together
 from sandbox.admission.evidence import EXAMPLES, Verdict, example, fault_evidence
-from sandbox.admission.policies import FLOOR, Policy
+from sandbox.admission.policies import FLOOR, PATIENCE, PATIENT, Policy
 from sandbox.admission.solved import solutions, solves
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Task
@@ -54,12 +54,14 @@ async def _judged(bench: Bench, policies: dict[str, Policy], allowed: dict[str, 
     examples: list[dict[str, Any]] = []
     fault: dict[str, Any] = {}
     for name, policy in policies.items():
-        played = await _played(bench, policy, bench.panel(limits.seeds))
+        turns = max(limits.turns, PATIENCE) if name in PATIENT else limits.turns
+        played = await _played(bench, policy, bench.panel(limits.seeds), turns)
         solved = await _solved(bench, played) if may_solve else None
         rates[name] = _rates(played, solved)
         if _over(rates[name], allowed):
             confirmed.append(name)
-            played += await _played(bench, policy, bench.panel(max(limits.confirm_seeds, limits.seeds))[limits.seeds :])
+            more = bench.panel(max(limits.confirm_seeds, limits.seeds))[limits.seeds :]
+            played += await _played(bench, policy, more, turns)
             solved = await _solved(bench, played) if may_solve else None
             rates[name] = _rates(played, solved)
         if _over(rates[name], allowed):
@@ -78,8 +80,7 @@ def _over(rates: dict[str, float], allowed: dict[str, float]) -> bool:
     return any(rates[name] > allowed[name] for name in allowed)
 
 
-async def _played(bench: Bench, policy: Policy, seeds: list[int]) -> list[Played | Broken]:
-    turns = bench.thresholds.turns
+async def _played(bench: Bench, policy: Policy, seeds: list[int], turns: int) -> list[Played | Broken]:
     return await together(noting(seed, _attempt(bench.twin, seed, policy, turns)) for seed in seeds)
 
 

@@ -1,9 +1,10 @@
 """What may be forgotten of cycles that have ended, and forgetting it in small transactions.
 
-Invariants: a trajectory that a label or a routing choice refers to is never deleted, nor are the episodes that a stored
-gate result compared (gate split and synthetic environments, in a cycle that has a gate result); the token ids and
-log-probs of a trajectory may go without it. Only cycles that have ended are looked at: a stage of any other may need
-its episodes again. Deleting twice is no error; each call deletes at most ``limit`` rows, so that no writer waits long.
+Invariants: a trajectory that a label, a citation, a fault or a routing choice refers to is never deleted, nor are the
+episodes that a stored gate result compared (gate split and synthetic environments, in a cycle that has a gate result);
+the token ids and log-probs of a trajectory may go without it. Only cycles that have ended are looked at: a stage of any
+other may need its episodes again. Deleting twice is no error; each call deletes at most ``limit`` rows, so that no
+writer waits long.
 Sizes are the stored values' bytes (PostgreSQL: characters of JSON), without indices.
 Production's trajectories go with their exchanges, by the time of these. Not covered: imports, which are all kept.
 """
@@ -16,6 +17,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Text, and_, cast, delete, exists, func, not_, or_, select
 from sqlmodel import Session, col
 
+from store.agent_tables import CitationRow, FaultRow, ModelReplyRow
 from store.repositories.cycles import ENDED
 from store.service_tables import AttemptRow, EventRow, NoticeRow, ParkedRow
 from store.serving_tables import ConversationRow, ExchangeRow, FeedbackRow
@@ -64,6 +66,16 @@ def spare_trajectories(session: Session, cycle_id: str) -> Amount:
 def forget_trajectories(session: Session, cycle_id: str, limit: int) -> Amount:
     """Delete them with their token ids, at most ``limit`` at once."""
     return _forget(session, _unreferred(cycle_id), [col(TurnsRow.trajectory_id), col(TrajectoryRow.id)], limit)
+
+
+def spare_replies(session: Session, cycle_id: str) -> Amount:
+    """What language models replied to a cycle's questions; whoever asks them again pays again."""
+    return _amount(session, _replies(cycle_id))
+
+
+def forget_replies(session: Session, cycle_id: str, limit: int) -> Amount:
+    """Delete them, at most ``limit`` at once."""
+    return _forget(session, _replies(cycle_id), [col(ModelReplyRow.key)], limit)
 
 
 def spare_events(session: Session, before: datetime) -> Amount:
@@ -192,6 +204,12 @@ def _turns(cycle_id: str) -> Select[Any]:
     )
 
 
+def _replies(cycle_id: str) -> Select[Any]:
+    row = ModelReplyRow
+    size = (func.length(cast(col(row.said), Text)) + func.length(col(row.text))).label("size")
+    return select(col(row.key), size).where(col(row.cycle_id) == cycle_id)
+
+
 def _unreferred(cycle_id: str) -> Select[Any]:
     found = select(col(TrajectoryRow.id), func.length(cast(col(TrajectoryRow.messages), Text)).label("size"))
     return found.where(col(TrajectoryRow.cycle_id) == cycle_id, not_(_is_evidence()))
@@ -202,6 +220,8 @@ def _is_evidence() -> ColumnElement[bool]:
     compared = or_(col(TrajectoryRow.split) == "gate", col(TrajectoryRow.source).startswith("env:"))
     return or_(
         exists().where(col(LabelRow.trajectory_id) == key),
+        exists().where(col(CitationRow.trajectory_id) == key),
+        exists().where(col(FaultRow.trajectory_id) == key),
         exists().where(col(RoutingRow.trajectory_id) == key),
         and_(compared, exists().where(col(GateRow.cycle_id) == cycle)),
     )

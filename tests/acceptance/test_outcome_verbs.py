@@ -11,7 +11,8 @@ from store.database import open_store, session, sqlite_url
 from store.repositories.trajectories import save_trajectories
 from store.serving_records import Feedback
 from tests.acceptance.conftest import Traced
-from tests.integration.outcomes.scripted_judge import scripted
+from tests.integration.outcomes.reading_judge import by_words
+from tests.scripted_model import served
 from tests.unit.outcomes.conversations import call, conversation, said
 from tests.unit.store.chain import T0
 from traced.outcomes.evidence import Labels, label
@@ -115,13 +116,13 @@ def test_rules_decide_what_nobody_did_and_a_person_overrules_them(traced: Traced
 
 
 def test_a_judge_counts_only_after_it_agreed_with_people(traced: Traced, production: Path) -> None:
-    with scripted() as served:
-        chosen = ["model=m", f"base_url={served.url}", "min_labels=4"]
+    with served(by_words) as server:
+        chosen = ["model=m", f"base_url={server.url}", "min_labels=4"]
         judge = [word for one in chosen for word in ("--set", f"outcomes.judge.{one}")]
         refused = traced("outcomes", "apply", "--judge", *judge, "--json")
         assert (refused.code, refused.json["error"]["type"]) == (1, "JudgeNotTrusted")
         assert refused.json["error"]["hint"] == "traced outcomes agreement"
-        assert served.asked == []
+        assert server.asked == []
         people_label(production, {"done-00": 1.0, "done-01": 1.0, "sorr-00": 0.0, "sorr-01": 0.0})
         enough = traced("outcomes", "agreement", *judge)
         assert enough.code == 0, enough.err

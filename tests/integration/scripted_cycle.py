@@ -83,8 +83,25 @@ def stations(context: Context, cut: str) -> Stages:
     async def look(cycle: str, adapter: str, number: int) -> bool:
         return await gate(cycle, adapter)
 
+    async def optimize_prompt(cycle: str, capability: str, environment: str) -> str:
+        at("optimize-prompt", capability)
+        return ""
+
     return Stages(
-        collect, analyze, synthesize, admit, train, gate, waiting, promote, evaluate, report, drop, asked, look
+        collect,
+        analyze,
+        synthesize,
+        admit,
+        train,
+        gate,
+        waiting,
+        promote,
+        evaluate,
+        report,
+        drop,
+        asked,
+        look,
+        optimize_prompt,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.config import for_children, load_settings, template, valid_keys
+from traced.config import configuration, for_children, load_settings, template, valid_keys
 from traced.errors import ConfigError
 
 
@@ -195,3 +195,15 @@ def test_what_the_command_line_of_a_service_says_holds_for_its_children(
         monkeypatch.setenv(name, value)
     child = load_settings(tmp_path, {"training.lr": 0.25})  # the cycle's own settings come first
     assert (child.threads, child.store_url, child.training.lr) == (1, "sqlite:////elsewhere/x.db", 0.25)
+
+
+def test_a_language_model_binds_a_cycle_only_where_a_station_thinks_with_it() -> None:
+    def of(**overrides: str) -> dict[str, object]:
+        return configuration(
+            load_settings(overrides={name.replace("_", ".", 1): value for name, value in overrides.items()})
+        )
+
+    assert of() == of(llm_model="first") == of(llm_model="second")
+    thinking = {"synthesis_synthesizer": "llm"}
+    assert of(llm_model="first", **thinking) == of(llm_model="first", llm_patience_s="7", **thinking)
+    assert of(llm_model="first", **thinking) != of(llm_model="second", **thinking)

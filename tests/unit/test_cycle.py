@@ -34,6 +34,7 @@ class Script:
     gates: dict[str, bool] = field(default_factory=dict)  # adapter -> passes
     decided: dict[str, bool] = field(default_factory=dict)  # adapter -> approved
     asked: dict[str, int] = field(default_factory=dict)  # adapter -> the look that somebody wants
+    prompts: dict[str, str] | None = None  # tried first: capability -> why no adapter is trained
     cut: str = ""  # "stage argument": the next such call ends the process
     calls: list[str] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
@@ -114,8 +115,25 @@ class Script:
             del self.asked[adapter]
             return True
 
+        async def optimize_prompt(cycle: str, capability: str, environment: str) -> str:
+            await self.heavy("optimize-prompt", capability)
+            return (self.prompts or {}).get(capability, "")
+
         return Stages(
-            collect, analyze, synthesize, admit, train, gate, waiting, promote, evaluate, report, drop, asked, look
+            collect,
+            analyze,
+            synthesize,
+            admit,
+            train,
+            gate,
+            waiting,
+            promote,
+            evaluate,
+            report,
+            drop,
+            asked,
+            look,
+            optimize_prompt,
         )
 
 
@@ -124,7 +142,13 @@ def run(script: Script, data_dir: Path, attempts: int = 3) -> Standing:
 
     async def live() -> Standing:
         async with checkpoints(data_dir) as saver:
-            graph = build_graph(script.stages(), saver, attempts=attempts, trainings=script.trainings)
+            graph = build_graph(
+                script.stages(),
+                saver,
+                attempts=attempts,
+                trainings=script.trainings,
+                prompt_first=script.prompts is not None,
+            )
             return await advance(graph, CYCLE)
 
     return asyncio.run(live())
@@ -140,6 +164,20 @@ def test_runs_every_stage_once_in_order(tmp_path: Path) -> None:
     assert ended.finished
     assert ended.state["promoted"] == ["alpha@v1"]
     assert [call.split()[0] for call in script.calls] == WAY
+
+
+def test_what_a_prompt_fixes_ends_there_with_the_patch_and_the_others_are_trained(tmp_path: Path) -> None:
+    fixed = {"alpha": "a prompt is enough: traced show patch 3f2a"}
+    script = Script(prompts=fixed, decided=approved("beta"), cut="optimize-prompt beta")
+    with pytest.raises(PowerCut):
+        run(script, tmp_path)
+    ended = run(script, tmp_path)
+    assert ended.finished
+    assert ended.state["promoted"] == ["beta@v1"]
+    assert script.dropped == {"alpha": "optimize-prompt: a prompt is enough: traced show patch 3f2a"}
+    assert "train alpha" not in script.calls
+    assert script.calls.count("optimize-prompt beta") == 2
+    assert script.calls.index("optimize-prompt beta") < script.calls.index("train beta")
 
 
 def test_adapters_keep_the_order_of_the_capabilities(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ CLIENT = {"traced.client", *(f"traced.client.{file.stem}" for file in Path(clien
 ALLOWED = {
     "store": set(),
     "sandbox": {"store", "store.plain", "store.text", "store.types"},
-    "agents": {"store", "store.types", "sandbox", "sandbox.contract"},
+    "agents": {"store", "store.text", "store.types", "sandbox", "sandbox.contract"},
     "tui": {"store", "store.plain", "traced", "traced.errors", "traced.location"} | CLIENT,
 }
 

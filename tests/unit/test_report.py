@@ -12,7 +12,7 @@ from rich.console import Console
 from store.records import Finding
 from store.types import GateAnswer, GateResult, PairedDifference
 from traced.evaluation import Change, Rate, RoutingQuality
-from traced.figures import BASE, FLOOR, ON_TARGET, ROUTED, AdapterFigures, CycleFigures, Ending, as_json
+from traced.figures import BASE, FLOOR, ON_TARGET, ROUTED, AdapterFigures, CycleFigures, Ending, PromptFigures, as_json
 from traced.gates.paired import Interval
 from traced.report import render, summary_table, verdict, write_report
 
@@ -174,3 +174,37 @@ def test_a_cycle_without_a_gain_says_why(change: dict[str, list[object]], senten
 def test_an_interval_around_zero_is_called_no_gain() -> None:
     flat = dataclasses.replace(figures(), gain=Interval(300, 300, 0.4, 0.41, 0.01, -0.03, 0.05, 0.95, 1.0))
     assert verdict(flat).endswith("The interval holds zero: no gain is shown.")
+
+
+def with_prompts(enough: str, is_enough: bool) -> CycleFigures:
+    comparison = PairedDifference("environment", 24, 0.25, 1.0, 0.75, 0.5, 0.9, 0.95, 0.02, GateAnswer.PASS)
+    gates = {"prompt": GateResult("base+0123", GateAnswer.PASS, [comparison], 1)}
+    prompts = [PromptFigures("<b>dates</b>", "3f2a4b5c6d7e", enough, gates, is_enough)]
+    ending = Ending("<b>dates</b>", "optimize-prompt", f"{enough}: traced show patch 3f2a4b5c6d7e")
+    return CycleFigures("c", "desk", "bundled", 0, findings=figures().findings, prompts=prompts, endings=[ending])
+
+
+def test_a_prompt_that_is_enough_is_told_once_with_the_way_to_take_it_instead_of_an_adapter() -> None:
+    told = with_prompts("a prompt is enough", True)
+    text = " ".join(shown(told).split())
+    assert (
+        "<b>dates</b>: a prompt is enough (25.0 % to 100.0 % in its environment); "
+        "traced show patch 3f2a4b5c6d7e --into FILE takes it" in text
+    )
+    assert "ended at" not in text
+    assert verdict(told) == "No adapter was trained; a prompt is enough for <b>dates</b>."
+    page = render(told, {})
+    assert "&lt;b&gt;dates&lt;/b&gt;: a prompt is enough." in page
+    assert "base, prompt" in page
+    assert as_json(told)["prompts"] == [
+        {"capability": "<b>dates</b>", "patch": "3f2a4b5c6d7e", "enough": "a prompt is enough"}
+    ]
+
+
+def test_a_prompt_that_is_not_enough_is_no_reason_and_how_the_capability_ended_is_told_too() -> None:
+    told = with_prompts("neither", False)
+    text = " ".join(shown(told).split())
+    assert "<b>dates</b>: neither" in text
+    assert "takes it" not in text
+    assert "<b>dates</b> ended at optimize-prompt" in text
+    assert verdict(told).startswith("No adapter was trained: every retained capability")

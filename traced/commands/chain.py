@@ -100,10 +100,10 @@ def _gate(gate: GateRecord) -> Iterator[str]:
         yield f"             {comparison_line(comparison)}"
 
 
-def comparison_line(comparison: PairedDifference) -> str:
+def comparison_line(comparison: PairedDifference, before: str = "base", after: str = "adapter") -> str:
     """One paired comparison in words: rates and bounds in per cent and points."""
     return (
-        f"{comparison.name}: base {100 * comparison.base:.1f} %, adapter {100 * comparison.adapter:.1f} %, "
+        f"{comparison.name}: {before} {100 * comparison.base:.1f} %, {after} {100 * comparison.adapter:.1f} %, "
         f"{100 * comparison.difference:+.1f} points [{100 * comparison.low:+.1f}, {100 * comparison.high:+.1f}] at "
         f"{100 * comparison.level:.1f} % on {comparison.seeds} seeds, required above {100 * comparison.required:+.1f}: "
         f"{comparison.answer}"

@@ -6,18 +6,18 @@ error names the first difference, because results under other settings must not 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any, TypeVar
 
 from sqlmodel import Session
 
-from store.records import Cycle
+from store.records import Cycle, EnvironmentRecord
 from store.repositories.adapters import list_adapters
 from store.repositories.cycles import list_cycles
-from store.repositories.environments import list_environments
 from traced.commands.output import progress
 from traced.commands.stored import writing
-from traced.config import Settings, configuration
+from traced.config import Settings, configuration, filled
 from traced.errors import TracedError
 from traced.host.lock import CYCLES, hold
 from traced.meter import Meter
@@ -27,6 +27,7 @@ from traced.running import find_cycle
 from traced.stages.admit import stored_report
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context, opened, utc_now
+from traced.stages.synthesize import written
 
 Answer = TypeVar("Answer")
 
@@ -62,9 +63,7 @@ def applicable(context: Context, kind: str) -> list[str]:
 
 def environments(context: Context, capability: str) -> list[str]:
     """Hashes of what this cycle wrote for the capability, oldest first."""
-    with context.reading() as session:
-        made = list_environments(session, context.cycle_id)
-    return [environment.hash for environment in made if environment.capability == capability]
+    return [environment.hash for environment in written(context, capability)]
 
 
 def admitted_environments(context: Context, capability: str) -> list[str]:
@@ -81,9 +80,36 @@ def adapters(context: Context, capability: str) -> list[str]:
 
 
 def next_attempt(context: Context, capability: str) -> int:
-    """How many of the capability's environments were refused: the number of the attempt that comes next."""
-    reports = [stored_report(context, found) for found in environments(context, capability)]
-    return sum(report is not None and not report.admitted for report in reports)
+    """The number of the attempt that comes next: that of an environment which is not refused, else of a new one."""
+    settings = context.settings
+    made = written(context, capability, settings.synthesis.synthesizer)
+    open_ones = [one for one in made if not refused(context, one.hash)]
+    following = made[-1].seed + 1 if made else settings.seed
+    return (open_ones[0].seed if open_ones else following) - settings.seed
+
+
+def written_by(context: Context, synthesizer: str | None) -> Context:
+    """The same surroundings with another synthesizer, where one is named: the cycle and its settings stay."""
+    if synthesizer is None:
+        return context
+    section = context.settings.synthesis.model_copy(update={"synthesizer": synthesizer})
+    return replace(context, settings=context.settings.model_copy(update={"synthesis": section}))
+
+
+def to_judge(context: Context, capability: str) -> EnvironmentRecord:
+    """Of the newest synthesizer's environments: the admitted one, else the first that was not judged, else the last."""
+    made = written(context, capability)
+    newest = written(context, capability, made[-1].synthesizer)
+    judged = [(one, stored_report(context, one.hash)) for one in newest]
+    admitted = [one for one, report in judged if report and report.admitted]
+    waiting = [one for one, report in judged if report is None]
+    return [newest[-1], *waiting[:1], *admitted][-1]
+
+
+def refused(context: Context, environment: str) -> bool:
+    """Whether the cycle has judged the environment and not admitted it."""
+    report = stored_report(context, environment)
+    return report is not None and not report.admitted
 
 
 def _current(session: Session, settings: Settings, model: str) -> Cycle:
@@ -94,12 +120,12 @@ def _current(session: Session, settings: Settings, model: str) -> Cycle:
         if (cycle.model, cycle.seed) == (model, settings.seed)
     ]
     for cycle in same:
-        if cycle.config == wanted:
+        if filled(cycle.config) == wanted:
             return cycle
     what = f"no cycle of {settings.target.name} with model {model} and seed {settings.seed}"
     if not same:
         raise TracedError(f"{settings.data_dir} holds {what}", hint="traced collect")
-    key, value, now = _difference(same[0].config, wanted)
+    key, value, now = _difference(filled(same[0].config), wanted)
     raise TracedError(
         f"{settings.data_dir} holds {what} under these settings: {same[0].id} has {key} = {value!r}, not {now!r}",
         hint=f"the same command with --set {key}={value}, or traced collect for a new cycle",

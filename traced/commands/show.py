@@ -1,15 +1,22 @@
 """Verbs that only look: status, explain, show conversation."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from traced.commands.decide import Adapter
 from traced.commands.options import AsJson, DataDir, Given, parse_pair, read_settings
 from traced.commands.output import console, print_json
+from traced.commands.prompts import patch
+
+if TYPE_CHECKING:
+    from store.standing import CostStanding
 
 show = typer.Typer(no_args_is_help=True, help="Show one thing in full.")
+show.command()(patch)
+
+ENOUGH = "a prompt is enough"  # as traced.prompting.enough says it, which takes longer to import than status may
 
 Alive = Annotated[bool, typer.Option("--alive", help="Only ask whether the service answers; exit code 1: no.")]
 
@@ -54,17 +61,26 @@ def status(
                 **told,
                 "parked": stands.parked,
                 "held_up": stands.held_up,
+                "costs": stands.costs,
+                "prompts": stands.patches,
                 **service,
                 "router": router,
             }
         )
         return
     _table("Cycles", ["cycle", "target", "model", "state", "last stage"], cycles)
+    if stands.costs:
+        costs = [_cost(one) for one in stands.costs]
+        _table("Language model", ["cycle", "stage", "calls", "tokens", "cost", "seconds"], costs)
     _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], adapters, conversations="in tests")
     for line in router_lines(router):
         console.print(line, highlight=False, markup=False)
     for name in stands.waiting:
         console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
+    for tried in stands.patches:
+        if tried.enough == ENOUGH:
+            taken = f"traced show patch {tried.id[:12]} --into FILE takes it"
+            console.print(f"A prompt is enough for {tried.capability}: {taken}", highlight=False, markup=False)
     for target, cause in stands.asked_for.items():
         when = "It begins when nothing of the above is unfinished, the service runs and nobody has paused it"
         console.print(f"To begin: a cycle of {target}, {cause}. {when}", highlight=False, markup=False)
@@ -84,10 +100,12 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
     """Print the whole chain of evidence behind an adapter."""
     from store.repositories.evidence import evidence_chain
     from store.repositories.promotions import shares
+    from store.repositories.thinking import list_patches
     from traced.commands.chain import chain_lines
     from traced.commands.stored import looking
     from traced.gates.trials import judge
     from traced.outcomes.evidence import Labels, judged_by
+    from traced.prompting.patches import SHORT, enough
     from traced.serving.gateway.canaries import strata
 
     settings = read_settings(data_dir, given)
@@ -95,12 +113,16 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
         chain = evidence_chain(opened, adapter)
         labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
         judged = judged_by(opened, [one.id for one in chain.trajectories], labels)
+        patches = list_patches(opened, cycle_id=chain.cycle.id, capability=chain.capability.name)
         canary = judge(strata(opened, adapter, labels), settings.promotion).why if shares(opened, adapter) else ""
     if as_json:
-        print_json(vars(chain) | {"judged_by": judged, "canary": canary})
+        print_json(vars(chain) | {"judged_by": judged, "canary": canary, "prompt_patches": patches})
         return
     for line in chain_lines(chain, judged):
         console.print(line, highlight=False, markup=False)
+    for one in patches[-1:]:
+        says = f"{enough(one)}: traced show patch {one.id[:SHORT]}"
+        console.print(f"prompt       {says}", highlight=False, markup=False)
     if canary:
         console.print(f"canary       {canary}", highlight=False, markup=False)
 
@@ -158,6 +180,13 @@ def _place(data_dir: Path | None, given: list[str] | None) -> tuple[Path, str]:
     if url == default_url(directory) and not (directory / "traced.db").exists():
         raise TracedError(f"{directory} holds no store yet", hint="traced demo, or traced collect")
     return directory, url
+
+
+def _cost(one: "CostStanding") -> dict[str, Any]:
+    about = "~" if one.estimated else ""
+    tokens = f"{about}{one.prompt_tokens:,} + {about}{one.completion_tokens:,}"
+    figures = {"calls": one.calls, "tokens": tokens, "cost": f"{about}{one.cost:.4g}", "seconds": f"{one.seconds:.0f}"}
+    return {"cycle": one.cycle, "stage": one.stage, **figures}
 
 
 def _table(title: str, columns: list[str], rows: list[dict[str, Any]], **headings: str) -> None:

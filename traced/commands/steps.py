@@ -6,6 +6,7 @@ steps and demo carry each other on.
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
 Capabilities = Annotated[
     list[str] | None, typer.Argument(metavar="[CAPABILITY]...", help="Default: all that apply.", show_default=False)
 ]
+
+
+class Synthesizer(StrEnum):
+    """Who writes environments."""
+
+    BUILTIN = "builtin"
+    LLM = "llm"
 
 
 def collect(
@@ -59,6 +67,12 @@ def collect(
 def synthesize(
     capabilities: Capabilities = None,
     *,
+    synthesizer: Annotated[
+        Synthesizer | None,
+        typer.Option(
+            "--synthesizer", help="Who writes, whatever the cycle's settings say (llm: see [llm]).", show_default=False
+        ),
+    ] = None,
     data_dir: DataDir = None,
     given: Given = None,
     model: Model = None,
@@ -69,10 +83,13 @@ def synthesize(
     settings = read_settings(data_dir, given, model__spec=model, seed=seed)
 
     async def one(context: "Context", capability: str) -> dict[str, Any]:
-        from traced.commands.current import next_attempt
+        from traced.commands.current import next_attempt, refused, written_by
         from traced.stages.synthesize import synthesize as station
 
-        made = await station(context, capability, next_attempt(context, capability))
+        chosen = written_by(context, synthesizer.value if synthesizer else None)
+        made = await station(chosen, capability, next_attempt(chosen, capability))
+        while refused(chosen, made):  # by what it says already: no container is needed
+            made = await station(chosen, capability, next_attempt(chosen, capability))
         return {"capability": capability, "environment": made, "summary": f"env:{made[:12]}"}
 
     _each(settings, Step("environments", "retained", one, "traced admit"), capabilities, as_json)
@@ -118,16 +135,18 @@ def admit(
     settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
 
     async def one(context: "Context", capability: str) -> dict[str, Any]:
-        from traced.commands.current import environments
+        from traced.commands.current import to_judge
         from traced.stages import admit as station
         from traced.stages.errors import CapabilityError
 
-        newest = environments(context, capability)[-1]
-        if not await station.admit(context, capability, newest):
-            report = station.stored_report(context, newest)
+        found = to_judge(context, capability)
+        name = found.hash
+        if not await station.admit(context, capability, name):
+            report = station.stored_report(context, name)
             failed = [check.name for check in report.checks if not check.passed] if report else []
-            raise CapabilityError(f"env:{newest[:12]} is refused by {', '.join(failed)}", hint="traced synthesize")
-        return {"capability": capability, "environment": newest, "summary": f"env:{newest[:12]} is admitted"}
+            again = f"traced synthesize --synthesizer {found.synthesizer}"
+            raise CapabilityError(f"env:{name[:12]} is refused by {', '.join(failed)}", hint=again)
+        return {"capability": capability, "environment": name, "summary": f"env:{name[:12]} is admitted"}
 
     _each(settings, Step("admitted", "written", one, "traced train"), capabilities, as_json)
 

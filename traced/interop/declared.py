@@ -21,6 +21,7 @@ NEEDS = {  # beside the dependencies
     "diversity": (SEED, SOLUTION),
     "floor": (SEED, ACTIONS),
     "exploits": (SEED, ACTIONS),
+    "slips": (SEED, SOLUTION, ACTIONS),
     "interface": (ACTIONS,),
     "leak": (SOLUTION,),
     "latency": (SOLUTION,),
@@ -53,6 +54,8 @@ class Declared:
 
     def why_not(self, check: str) -> str:
         """Why a check of admission could not run."""
+        if check == "source":
+            return f"read, not run: a package of {self.kind} is written by the rules of {self.kind}, not by admission's"
         reasons = [NO_DEPENDENCIES.format(", ".join(self.imports[:6]) or self.kind)]
         reasons += [self.lacks[need] for need in NEEDS.get(check, ()) if need in self.lacks]
         return "; ".join(reasons)

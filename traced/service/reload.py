@@ -1,6 +1,6 @@
 """Reading the settings again while the service runs: what takes effect, and what waits for a restart.
 
-    LIVE      at once: log, notices, idleness and hours, retention, triggers, promotion, the tokens' files
+    LIVE      at once: log, notices, idleness and hours, retention, triggers, promotion, prompting, the tokens' files
     a cycle's with the next cycle: one that has begun keeps the settings that it began with
     the rest  not before a restart; the old value stays in force and the log says so
 
@@ -18,7 +18,7 @@ from traced.host.redaction import redacted
 from traced.section import Section
 
 TOKENS = ("api.operator_token_file", "api.read_token_file")
-LIVE = ("log", "notify", "devices", "retention", "triggers", "promotion", *TOKENS)
+LIVE = ("log", "notify", "devices", "retention", "triggers", "promotion", "prompting", *TOKENS)
 FIXED = ("target", *APART)  # but for what is live
 HOOKS = ("notify.webhooks", "notify.commands")  # their addresses and arguments are secrets themselves
 

@@ -18,7 +18,7 @@ from sandbox.docker_engine import reap_orphans
 from sandbox.errors import SandboxError
 from store.content import digest
 from store.records import Cycle, StageState
-from traced.cycle import Stages
+from traced.cycle import PROMPT, Stages
 from traced.devices.probe import DeviceReading
 from traced.devices.settings import DevicesSection
 from traced.executor.attempts import run_until_settled
@@ -177,6 +177,7 @@ class Stations:
             look=lambda cycle_id, adapter, number: self.run(
                 "gate", adapter, number, capability=adapter.partition("@")[0]
             ),
+            optimize_prompt=lambda cycle_id, name, environment: self.run(PROMPT, name, environment, capability=name),
         )
 
 

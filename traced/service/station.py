@@ -55,6 +55,12 @@ def _as_it_is(answer: Any) -> Any:
     return answer
 
 
+def _why_no_training(patch: Any) -> str:
+    from traced.stages.optimize_prompt import why_no_training
+
+    return why_no_training(patch)
+
+
 def _nothing(answer: Any) -> None:
     return None  # what these answer is in the store
 
@@ -64,6 +70,7 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
     "analyze": _as_it_is,
     "synthesize": _as_it_is,
     "admit": _as_it_is,
+    "optimize-prompt": _why_no_training,
     "train": _as_it_is,
     "gate": lambda result: result.answer is GateAnswer.PASS,
     "evaluate": _nothing,
@@ -79,7 +86,8 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     stage = arguments["stage"]
     answer = ANSWERS[stage]
     settings = load_settings(Path(arguments["data_dir"]), arguments["overrides"])
-    act = getattr(import_module(f"traced.stages.{stage}"), stage)
+    name = stage.replace("-", "_")
+    act = getattr(import_module(f"traced.stages.{name}"), name)
 
     async def run() -> Any:
         with Meter() as meter:

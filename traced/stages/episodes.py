@@ -6,11 +6,15 @@ failures, ``EngineError`` (the engine died, whose fault that was is unclear) or 
 text. Not covered: retrying within one call (calling again does it).
 """
 
+import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from sandbox.episodes import EpisodeSource
 from store.repositories.trajectories import get_trajectories, known_trajectories, save_trajectories
 from store.types import EndCause, Outcome, Trajectory
+from traced.prompting.prompted import PromptedPolicy
 from traced.rollout.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
 from traced.rollout.policy import HttpPolicy, Policy
 from traced.serving.errors import EngineError
@@ -19,6 +23,19 @@ from traced.stages.errors import StageError
 
 BATCH = 32  # trajectories per transaction
 BASE = "base"
+
+
+@dataclass(frozen=True)
+class Player:
+    """A model that the engine serves, and what it reads at the end of its system prompt."""
+
+    model: str
+    patch: str = ""
+
+    @property
+    def name(self) -> str:
+        """What its episodes call it: the model, and with a patch 12 hex digits of the patch's SHA-256."""
+        return f"{self.model}+{hashlib.sha256(self.patch.encode()).hexdigest()[:12]}" if self.patch else self.model
 
 
 def split_jobs(split: str, seeds: Sequence[int], trials: int = 1) -> list[EpisodeJob]:
@@ -31,6 +48,24 @@ async def model_policy(context: Context, model: str, temperature: float) -> Http
     return HttpPolicy(await context.engine(), model, temperature, context.settings.engine.max_tokens)
 
 
+async def played(
+    context: Context,
+    source: EpisodeSource,
+    jobs: Sequence[EpisodeJob],
+    player: Player,
+    *,
+    tokens: bool = True,
+    tick: Callable[[Trajectory | None], None] = lambda _: None,
+) -> list[Trajectory]:
+    """``episodes`` of a player at the temperature of evaluations."""
+    temperature = context.settings.engine.temperature
+    policy: Policy = await model_policy(context, player.model, temperature)
+    policy = PromptedPolicy(policy, player.patch) if player.patch else policy
+    return await episodes(
+        context, source, jobs, policy, model=player.name, temperature=temperature, tokens=tokens, tick=tick
+    )
+
+
 async def episodes(
     context: Context,
     source: EpisodeSource,
@@ -39,9 +74,13 @@ async def episodes(
     *,
     model: str,
     temperature: float,
+    tokens: bool = True,
     tick: Callable[[Trajectory | None], None] = lambda _: None,
 ) -> list[Trajectory]:
-    """The trajectories of ``jobs``, without token ids; ``tick`` is called for each (None: it was stored already)."""
+    """The trajectories of ``jobs``, without token ids; ``tick`` is called for each (None: it was stored already).
+
+    ``tokens`` says whether the store keeps the token ids of those that are run.
+    """
     origin = Origin(source.name, model, temperature, context.cycle_id, context.settings.seed)
     ids = [trajectory_id(job, origin) for job in jobs]
     with context.reading() as session:
@@ -49,7 +88,7 @@ async def episodes(
     for _ in known:
         tick(None)
     missing = [job for job, key in zip(jobs, ids, strict=True) if key not in known]
-    await _run(context, source, missing, policy, origin, tick=tick)
+    await _run(context, source, missing, policy, origin, tokens=tokens, tick=tick)
     with context.reading() as session:
         found = {trajectory.id: trajectory for trajectory in get_trajectories(session, ids, tokens=False)}
     return [found[key] for key in ids]
@@ -62,6 +101,7 @@ async def _run(
     policy: Policy,
     origin: Origin,
     *,
+    tokens: bool,
     tick: Callable[[Trajectory | None], None],
 ) -> None:
     settings = context.settings
@@ -80,7 +120,7 @@ async def _run(
     )
     try:
         async for trajectory in running:
-            batch.append(trajectory)
+            batch.append(trajectory if tokens else dataclasses.replace(trajectory, turns=[]))
             lost += [trajectory] if trajectory.outcome is Outcome.INFRASTRUCTURE else []
             tick(trajectory)
             if len(batch) == BATCH:

@@ -23,7 +23,7 @@ from traced.gates.paired import Pair, pair
 from traced.report import points
 from traced.rollout.episodes import EpisodeJob
 from traced.stages.context import Context, Shown
-from traced.stages.episodes import BASE, episodes, model_policy, split_jobs
+from traced.stages.episodes import BASE, Player, played, split_jobs
 from traced.stages.errors import CapabilityError, StageError
 from traced.stages.train import TRAINING_SEEDS, adapter_path
 
@@ -64,32 +64,56 @@ def _sentence(one: PairedDifference) -> str:
 
 
 async def _compare(context: Context, adapter: str, look: int, shown: Shown) -> GateResult:
-    settings, capability = context.settings.gate, adapter.partition("@")[0]
-    policy = GatePolicy(
+    with context.reading() as session:
+        environment = get_adapter(session, adapter).environment_hash
+    await context.serve(adapter, adapter_path(context, adapter))
+    sides = Sides(adapter.partition("@")[0], environment, Player(BASE), Player(adapter))
+    result = await compare(context, adapter, sides, policy_of(context), shown, look=look)
+    with context.writing() as session:
+        save_gate(session, result, cycle_id=context.cycle_id, at=context.now())
+    return result
+
+
+def policy_of(context: Context) -> GatePolicy:
+    """The gate's policy by the settings."""
+    settings = context.settings.gate
+    return GatePolicy(
         settings.level,
         settings.max_rounds,
         settings.environment_margin,
         settings.target_margin,
         settings.untouched_margin,
     )
-    await context.serve(adapter, adapter_path(context, adapter))
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Who is compared in which capability's environment (its hash): ``after`` takes the adapter's part."""
+
+    capability: str
+    environment: str
+    before: Player
+    after: Player
+
+
+async def compare(
+    context: Context, name: str, sides: Sides, policy: GatePolicy, shown: Shown, *, look: int = 1
+) -> GateResult:
+    """The gate of ``name`` after ``look`` rounds or more; adapters that play are served already."""
     with context.reading() as session:
-        source_code = get_environment(session, get_adapter(session, adapter).environment_hash).source_code
+        source_code = get_environment(session, sides.environment).source_code
     async with (
         SandboxSource(source_code, limits=context.sandbox_limits, owner=context.sandbox_owner) as environment,
         context.target.source() as target,
     ):
-        rounds = _Rounds(context, adapter, capability, environment, target, shown)
+        rounds = _Rounds(context, sides, environment, target, shown)
         try:
-            result = await run_gate(adapter, rounds.gather, policy, look)
+            return await run_gate(name, rounds.gather, policy, look)
         except GateError as error:
             raise StageError(
-                f"the gate of {adapter} could not compare: {error}",
+                f"the gate of {name} could not compare: {error}",
                 hint="run the same command again: what was lost is played again",
             ) from error
-    with context.writing() as session:
-        save_gate(session, result, cycle_id=context.cycle_id, at=context.now())
-    return result
 
 
 @dataclass(frozen=True)
@@ -97,8 +121,7 @@ class _Rounds:
     """Gathers the pairs of one gate, round by round."""
 
     context: Context
-    adapter: str
-    capability: str
+    sides: Sides
     environment: EpisodeSource
     target: EpisodeSource
     shown: Shown
@@ -107,12 +130,14 @@ class _Rounds:
         """The round's new pairs of the named comparisons."""
         found: dict[ComparisonName, Sequence[Pair]] = {}
         if "environment" in names:
-            base, adapter = await self._both(self.environment, self._jobs(round_number, GATE_SEEDS, ""))
-            found["environment"] = pair(base, adapter)
+            before, after = await self._both(self.environment, self._jobs(round_number, GATE_SEEDS, ""))
+            found["environment"] = pair(before, after)
         if "target" in names or "untouched" in names:
             first = self.context.target.splits["gate"].start
-            base, adapter = await self._both(self.target, self._jobs(round_number, first, "gate"))
-            pairs = pair(base, adapter)
+            jobs = self._jobs(round_number, first, "gate")
+            before, after = await self._both(self.target, jobs)
+            pairs = pair(before, after)
+            base = before if self.sides.before == Player(BASE) else await self._run(self.target, jobs, Player(BASE))
             untouched = self._untouched(base)
             if "target" in names:
                 found["target"] = pairs
@@ -126,23 +151,16 @@ class _Rounds:
         return split_jobs(split, range(begin, begin + settings.seeds), settings.trials)
 
     async def _both(self, source: EpisodeSource, jobs: list[EpisodeJob]) -> tuple[list[Trajectory], list[Trajectory]]:
-        return await self._run(source, jobs, BASE), await self._run(source, jobs, self.adapter)
+        return await self._run(source, jobs, self.sides.before), await self._run(source, jobs, self.sides.after)
 
-    async def _run(self, source: EpisodeSource, jobs: list[EpisodeJob], model: str) -> list[Trajectory]:
-        temperature = self.context.settings.engine.temperature
-        policy = await model_policy(self.context, model, temperature)
-        return await episodes(
-            self.context,
-            source,
-            jobs,
-            policy,
-            model=model,
-            temperature=temperature,
-            tick=lambda _: self.shown.advance(figure=f"{model} in {source.name}"),
-        )
+    async def _run(self, source: EpisodeSource, jobs: list[EpisodeJob], player: Player) -> list[Trajectory]:
+        def tick(_: Trajectory | None) -> None:
+            self.shown.advance(figure=f"{player.name} in {source.name}")
+
+        return await played(self.context, source, jobs, player, tick=tick)
 
     def _untouched(self, base: Sequence[Trajectory]) -> set[str]:
         with self.context.reading() as session:
-            meant = get_capability(session, self.context.cycle_id, self.capability)
+            meant = get_capability(session, self.context.cycle_id, self.sides.capability)
         labels = label(base, [meant], run=0, seed=self.context.settings.seed)
-        return untouched_tasks(base, labels, self.capability)
+        return untouched_tasks(base, labels, self.sides.capability)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlmodel import Session
 
-from store.records import CycleState, StageEvent, StageState
+from store.records import CycleState, PromptPatch, StageEvent, StageState
 from store.repositories.adapters import list_adapters
 from store.repositories.analysis import count_labelled
 from store.repositories.cycles import get_cycle, list_stage_events, set_cycle_state
@@ -17,13 +17,25 @@ from store.repositories.events import save_event
 from store.repositories.gates import latest_gate
 from store.repositories.promotions import list_promotions
 from store.repositories.routing import list_routing
+from store.repositories.thinking import list_patches
 from store.repositories.training import list_iterations, list_training_runs
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.service_records import Event
 from store.types import Trajectory
 from traced.evaluation import Change, RoutingQuality, by_capability, rate, routing_quality
-from traced.figures import BASE, EPISODES, PRODUCTION, ROUTED, AdapterFigures, CycleFigures, Ending, as_json
+from traced.figures import (
+    BASE,
+    EPISODES,
+    PRODUCTION,
+    ROUTED,
+    AdapterFigures,
+    CycleFigures,
+    Ending,
+    PromptFigures,
+    as_json,
+)
 from traced.gates.paired import Interval, compare, pair
+from traced.prompting.patches import SHORT, enough, gates, newest, offered
 from traced.report import write_report
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context
@@ -67,6 +79,7 @@ def gather(context: Context) -> CycleFigures:
             for run in runs
         }
         adapters = _adapters(context, session, arms)
+        prompts = [_prompt(one) for one in newest(list_patches(session, cycle_id=context.cycle_id))]
         analysed = _analysed(session, context.cycle_id)
         events = list_stage_events(session, context.cycle_id)
     sessions = [event.detail for event in events if event.stage == SESSION]
@@ -79,6 +92,7 @@ def gather(context: Context) -> CycleFigures:
         analysed=analysed,
         findings=stored_findings(context),
         adapters=adapters,
+        prompts=prompts,
         endings=[Ending(name, event.stage, str(event.detail.get("reason"))) for name, event in failed.items()],
         curves={name: curve for name, curve in curves.items() if curve},
         rates={name: rate(name, played) for name, played in arms.items()},
@@ -121,6 +135,11 @@ def _adapters(context: Context, session: Session, arms: Arms) -> list[AdapterFig
             )
         )
     return found
+
+
+def _prompt(patch: PromptPatch) -> PromptFigures:
+    fixes = bool(offered([patch]))
+    return PromptFigures(patch.capability, patch.id[:SHORT], enough(patch), gates(patch), fixes)
 
 
 def _gain(arms: Arms) -> Interval | None:

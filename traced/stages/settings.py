@@ -33,7 +33,35 @@ class AnalysisSection(Section):
 class SynthesisSection(Section):
     """Writing a training environment for a capability."""
 
-    attempts: Positive = Field(default=5, description="environments written before a capability is given up")
+    synthesizer: Literal["builtin", "llm"] = Field(
+        default="builtin", description='"builtin" needs no model; "llm" is the one of [llm]'
+    )
+    attempts: Positive = Field(
+        default=5, description="environments the builtin one writes before a capability is given up"
+    )
+    starts: Positive = Field(default=3, description="times that a model begins afresh, the first one included")
+    candidates: Positive = Field(default=1, description="environments that a model writes at once when it begins")
+    repairs: int = Field(default=5, ge=0, description="times that a model mends a refused one before it begins afresh")
+    file_tokens: Positive = Field(default=8192, description="tokens of one answer of a model, its reasoning included")
+    max_tokens: int = Field(
+        default=1_000_000, ge=0, description="tokens for one capability, prompts included; 0 is no bound"
+    )
+    max_cost: float = Field(
+        default=0.0, ge=0, description="money for one capability, by the prices of [llm]; 0 is no bound"
+    )
+    max_minutes: float = Field(
+        default=60.0, ge=0, description="minutes of waiting for the model for one capability; 0 is no bound"
+    )
+
+    @property
+    def a_start(self) -> int:
+        """Environments of one start of a model: its candidates, then the repairs."""
+        return self.candidates + self.repairs
+
+    @property
+    def most(self) -> int:
+        """Environments that are written before a capability is given up."""
+        return self.attempts if self.synthesizer == "builtin" else self.starts * self.a_start
 
 
 class AdmissionSection(Section):
@@ -43,7 +71,7 @@ class AdmissionSection(Section):
         default=20, description="seeds probed for determinism, diversity, the oracle and the floor policies"
     )
     base_seeds: Positive = Field(default=16, description="groups of the base model's rollouts")
-    base_rollouts: int = Field(default=8, ge=2, description="rollouts in each group")
+    base_rollouts: int = Field(default=16, ge=2, description="rollouts in each group")
     mean_low: Share = Field(default=0.05, description="least mean reward of the base model")
     mean_high: Share = Field(default=0.95, description="greatest mean reward of the base model")
     mixed: Share = Field(default=0.50, description="least share of groups whose rewards differ")
@@ -68,6 +96,9 @@ class TrainingSection(Section):
     temperature: float = Field(default=1.0, gt=0, le=5, description="sampling temperature of the rollouts")
     max_turns: Positive = Field(default=16, description="assistant messages after which an episode ends")
     max_length: Positive = Field(default=1024, description="tokens of one rollout, all turns")
+    prompt_first: bool = Field(
+        default=False, description="try a prompt before, and train no adapter where that is enough (needs [llm])"
+    )
 
 
 class RoutingSection(Section):

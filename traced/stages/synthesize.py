@@ -1,10 +1,11 @@
 """Synthesize: write a candidate environment for a capability from the cycle's trajectories and labels.
 
-Invariants: the synthesizer sees trajectories under ids that depend on their order alone, so the same recordings give
-the same source in any cycle; an attempt's seed is the settings' seed plus its number. Only the cycle's episodes, whose
-outcomes the target has verified, are lifted: of production it is told how failures that lacked the capability opened,
-which weighs the kinds of request and is written nowhere. How it fails: ``CapabilityError`` when no environment can be
-written, as where production alone has shown how the capability is exercised.
+Invariants: the synthesizers see trajectories under ids that depend on their order alone, so the same recordings give
+the builtin one the same source in any cycle; an attempt's seed is the settings' seed plus its number, and an attempt
+that is stored is not made again. Only the cycle's episodes, whose outcomes the target has verified, are lifted or
+shown to a model (``stages.candidates``): of production the builtin one is told how failures that lacked the capability
+opened, which weighs the kinds of request and is written nowhere. How it fails: ``CapabilityError`` when no environment
+can be written, as where production alone has shown how the capability is exercised, or a model's budget is spent.
 """
 
 import asyncio
@@ -26,28 +27,41 @@ from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
 from traced.stages.production import analyzed
 
-SYNTHESIZER = "builtin"
+BUILTIN = "builtin"
 
 
 async def synthesize(context: Context, capability: str, attempt: int) -> str:
     """The hash of the environment of this attempt (from 0)."""
-    seed = context.settings.seed + attempt
-    with context.stage("synthesize", f"Write an environment for {capability}", capability) as shown:
-        source = stored_source(context, capability, seed) or await _write(context, capability, seed)
-        found = environment_hash(source)
-        shown.found = {"environment": found, "attempt": attempt}
-        shown.figure = f"env:{found[:12]}"
-    return found
+    title = f"Write an environment for {capability}"
+    with context.stage("synthesize", title, capability) as shown:
+        found = stored_attempt(context, capability, attempt)
+        if found is None and context.settings.synthesis.synthesizer == BUILTIN:
+            found = await _write(context, capability, attempt)
+        elif found is None:
+            from traced.stages.candidates import write  # with it comes what speaks to a model
+
+            found = await write(context, capability, attempt, shown)
+        shown.found = {"environment": found.hash, "attempt": attempt, "synthesizer": found.synthesizer}
+        shown.figure = f"env:{found.hash[:12]}"
+    return found.hash
 
 
-def stored_source(context: Context, capability: str, seed: int) -> str | None:
-    """The environment that this cycle wrote for the capability from this seed, None if it has not."""
+def written(context: Context, capability: str, synthesizer: str | None = None) -> list[EnvironmentRecord]:
+    """What this cycle wrote for the capability (with one synthesizer), oldest first."""
     with context.reading() as session:
         made = list_environments(session, context.cycle_id)
-    return next((one.source_code for one in made if (one.capability, one.seed) == (capability, seed)), None)
+    own = [one for one in made if one.capability == capability and synthesizer in (None, one.synthesizer)]
+    return sorted(own, key=lambda one: one.seed) if synthesizer else own
 
 
-async def _write(context: Context, capability: str, seed: int) -> str:
+def stored_attempt(context: Context, capability: str, attempt: int) -> EnvironmentRecord | None:
+    """What this cycle's synthesizer wrote for the capability at this attempt, None if it has not."""
+    made = written(context, capability, context.settings.synthesis.synthesizer)
+    return next((one for one in made if one.seed == context.settings.seed + attempt), None)
+
+
+async def _write(context: Context, capability: str, attempt: int) -> EnvironmentRecord:
+    seed = context.settings.seed + attempt
     with context.reading() as session:
         meant = get_capability(session, context.cycle_id, capability)
         labels = list_labels(session, context.cycle_id)  # of all: a success that lacked something else is no example
@@ -61,11 +75,11 @@ async def _write(context: Context, capability: str, seed: int) -> str:
     except SynthesisError as error:
         raise CapabilityError(str(error)) from error
     record = EnvironmentRecord(
-        environment_hash(source), source, context.cycle_id, capability, seed, SYNTHESIZER, context.now()
+        environment_hash(source), source, context.cycle_id, capability, seed, BUILTIN, context.now()
     )
     with context.writing() as session:
         save_environment(session, record)
-    return source
+    return record
 
 
 def lacking_openings(trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str) -> list[str]:

@@ -80,6 +80,13 @@ def prune(settings: Settings, store: Engine, *, now: datetime, owner: str, dry_r
             retention.spare_trajectories,
             retention.forget_trajectories,
         ),
+        _rows(
+            work,
+            "model replies",
+            work.ended(kept.trajectories_days),
+            retention.spare_replies,
+            retention.forget_replies,
+        ),
         _dated(work, "events", kept.events_days, retention.spare_events, retention.forget_events),
         _dated(work, "attempts", kept.events_days, retention.spare_attempts, retention.forget_attempts),
         _dated(work, "notices", kept.events_days, retention.spare_notices, retention.forget_notices),

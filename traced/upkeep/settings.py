@@ -24,7 +24,9 @@ class RetentionSection(Section):
 
     keep_cycles: Days = Field(default=3, description="newest ended cycles of each target that are left whole")
     turns_days: Days = Field(default=30, description="token ids and log-probs of trajectories")
-    trajectories_days: Days = Field(default=180, description="trajectories that no label, gate or routing refers to")
+    trajectories_days: Days = Field(
+        default=180, description="trajectories that no label, gate or routing refers to; language models' replies"
+    )
     checkpoints_days: Days = Field(default=7, description="checkpoints of finished trainings, steps of the graph")
     runs_days: Days = Field(default=365, description="folders of runs without a live adapter (reports, plots)")
     logs_days: Days = Field(default=30, description="logs that were not written to since")

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from sandbox.admission.policies import SUCCESS_WORDS, call, filled, say, tool_name, visible_values, write_tools
+from sandbox.admission.policies import SUCCESS_WORDS, call, filled, request, say, tool_name, visible_values, write_tools
 from sandbox.contract import Message, Task
 
 FORMS: tuple[Callable[[str], Any], ...] = (
@@ -20,8 +20,9 @@ FORMS: tuple[Callable[[str], Any], ...] = (
 
 
 def act(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """One form a turn, to every writing tool; then the claim."""
-    if turn >= len(FORMS) or not task.tools:
+    """A form of this request's own twice, for what ends at the first writes, then all in turn; then the claim."""
+    forms = [random.Random(request(task)).choice(FORMS)] * 2 + [*FORMS]
+    if turn >= len(forms) or not task.tools:
         return say(SUCCESS_WORDS)
-    value = FORMS[turn](rng.choice(visible_values(task, messages) or ["1"]))
+    value = forms[turn](rng.choice(visible_values(task, messages) or ["1"]))
     return call(turn, *((tool_name(tool), filled(tool, lambda name, field: value)) for tool in write_tools(task)))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from sandbox.admission.report.faults import of_fault
 from sandbox.admission.report.measured import Evidence, figures, is_number, keeps, shown
 from sandbox.admission.report.of_policies import exploits, floor
+from sandbox.admission.report.of_slips import slips
 from sandbox.admission.report.of_source import source
 from sandbox.admission.report.of_state import determinism, effects
 from store.plain import line
@@ -91,7 +92,7 @@ def _end(first: Evidence) -> str:
 
 
 def diversity(evidence: Evidence) -> Iterator[str]:
-    """Which of the three bounds was missed, and by how much."""
+    """Which of the bounds was missed, and by how much."""
     missed = {one.name: one for one in figures(evidence) if one.kept is False}
     if "distinct" in missed:
         yield (
@@ -109,6 +110,14 @@ def diversity(evidence: Evidence) -> Iterator[str]:
         yield (
             f"One structure holds {_percent(evidence.get('commonest_shape'))} of the seeds, at most "
             f"{_percent(evidence.get('commonest_allowed'))} is allowed: draw the kinds of scenario more evenly."
+        )
+    if "ways" in missed or "usual_way" in missed:
+        yield (
+            "Seeds differ in wording more than in work: the number of forms that what has to be done takes is "
+            f"{shown(evidence.get('ways'))}, and at least {shown(evidence.get('ways_required'))} are needed; the "
+            f"commonest holds {_percent(evidence.get('usual_way'))} of the seeds, at most "
+            f"{_percent(evidence.get('usual_allowed'))} is allowed. Let seeds differ in which tools the solution "
+            "needs, in how many records it meets, and in what it must decide."
         )
 
 
@@ -142,17 +151,20 @@ def leak(evidence: Evidence) -> Iterator[str]:
     unseen = {one.name: one for one in figures(evidence) if one.kept is False}.get("unseen")
     if unseen is not None:
         yield (
-            f"On {_percent(evidence.get('unseen'))} of the seeds the oracle uses values that no message has told "
-            f"by then, at most {_percent(evidence.get('unseen_allowed'))} is allowed: let the user or a tool tell "
-            "them first, and let the oracle ask for them."
+            f"On {_percent(evidence.get('unseen'))} of the seeds the oracle uses a code that no message has told "
+            f"by then, at most {_percent(evidence.get('unseen_allowed'))} is allowed. Either nobody tells it: let the "
+            "user or a tool tell it where it is asked for, and let the oracle ask first. Or it has to be worked out: "
+            "let the messages hold what it is worked out from, never the value itself, and take it as a number or "
+            "under a name like total or answer."
         )
         yield from _given_away(evidence, "first_unseen", "uses")
         if keeps(evidence.get("share"), "≤", evidence.get("allowed")):
             return
     yield (
-        f"On {_percent(evidence.get('share'))} of the seeds the prompt or an answer holds the oracle's own words "
-        f"before it says them, at most {_percent(evidence.get('allowed'))} is allowed: say what the user wants in the "
-        "user's words, let ids and arguments be found with the tools, and let no answer spell out a call."
+        f"On {_percent(evidence.get('share'))} of the seeds the prompt, a tool's description or an answer holds the "
+        f"oracle's own words before it says them, at most {_percent(evidence.get('allowed'))} is allowed: say what the "
+        "user wants in the user's words, describe tools alike on all seeds, let ids and arguments be found with the "
+        "tools, and let no answer spell out a call."
     )
     yield from _given_away(evidence, "first", "gives away")
 
@@ -215,6 +227,7 @@ ADVICE: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "diversity": diversity,
     "floor": floor,
     "exploits": exploits,
+    "slips": slips,
     "interface": interface,
     "leak": leak,
     "latency": latency,

@@ -16,7 +16,7 @@ from sandbox.admission.report.measured import is_number
 Rates = Mapping[str, object]
 
 CALL_NOTHING = frozenset({"empty", "refusing", "stall", "say_success", "refuse_as_done", "forged_results"})
-CLAIM_NOTHING = frozenset({"empty", "refusing", "stall", "random"})
+CLAIM_NOTHING = frozenset({"empty", "refusing", "stall", "keep_reading", "random"})
 GUESS_NOTHING = CALL_NOTHING | {"broken_json", "confused_types", "echo_request", "grader_injection", "huge_arguments"}
 GUESS_NOTHING |= {"unoffered_tools", "stop_after_read"}
 WANTED = "Success must need the right writes: compare the final state with the wanted one, and let no seed want nothing"

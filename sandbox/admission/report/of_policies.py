@@ -55,6 +55,10 @@ POLICIES = {
         "Seeds where that is right must be few, and success there must need the look-ups that show it",
     ),
     "huge_arguments": ("sends arguments of great length", ROBUST),
+    "keep_reading": (
+        "looks things up until the turns are used up",
+        "An episode that runs out must end by its state alone",
+    ),
     "lookalike_ids": ("writes ids in look-alike characters", KNOWN),
     "parallel_duplicates": (
         "sends one call eight times in a message",
@@ -67,6 +71,7 @@ POLICIES = {
     ),
     "stop_after_read": ("reads one record and stops", "Looking things up must not make a success"),
     "unoffered_tools": ("calls tools which were not offered", ROBUST),
+    "words_as_arguments": ("fills arguments with words of the request", EXACT),
     "write_everything": ("writes to every record it sees", EXACT),
 }
 SUCCESS = "Success must need exactly the right writes, and no others: compare the whole final state with the wanted one"

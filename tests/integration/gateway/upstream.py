@@ -214,12 +214,14 @@ class Upstream:
     async def _stream(self, request: web.Request, model: str, number: int) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        for place, word in enumerate(self.words or ["signed", " ", model]):
+        words = self.words or ([self.says] if self.says else ["signed", " ", model])
+        for place, word in enumerate(words):
             if place == self.break_after:
                 assert request.transport is not None
                 request.transport.abort()
                 return response
-            choice = {"index": 0, "delta": {"role": "assistant", "content": word}, "finish_reason": None}
+            delta = {"role": "assistant", "content": word}
+            choice = {"index": 0, "delta": delta, "finish_reason": "stop" if place + 1 == len(words) else None}
             event = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": 1, "model": model}
             await response.write(f"data: {json.dumps({**event, 'choices': [choice]})}\n\n".encode())
             await asyncio.sleep(self.delay_s)

@@ -151,7 +151,7 @@ def test_an_honest_environment_is_admitted_with_every_check_named() -> None:
     report = judge(LAMP_SHOP, thresholds=Thresholds(), base_rewards=rewards)
     assert report.admitted, refusals(report)
     assert report.environment_hash == environment_hash(LAMP_SHOP)
-    names = "source runs determinism oracle diversity floor exploits interface leak latency effects spread"
+    names = "source runs determinism oracle diversity floor exploits slips interface leak latency effects spread"
     assert [check.name for check in report.checks] == names.split()
     evidence = {check.name: check.evidence for check in report.checks}
     mean_turns = evidence["oracle"]["mean_turns"]

@@ -82,6 +82,7 @@ def test_calibration_that_misses_a_group_is_an_error_and_no_verdict(groups: list
 
 
 WORDINGS = ["Return it.", "Send it back.", "I do not want it.", "Take it away.", "It can go."]
+ANY_WAY = {"distinct_ways": 1, "usual_way": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -97,16 +98,34 @@ def test_diversity_passes_on_its_bounds(
     wordings: list[int], distinct: float, shapes: int, commonest: float, passes: bool
 ) -> None:
     plays = [play(f"{WORDINGS[kind]} It is {number}.") for number, kind in enumerate(wordings)]
-    limits = {"distinct": distinct, "distinct_shapes": shapes, "commonest_shape": commonest}
+    limits = {"distinct": distinct, "distinct_shapes": shapes, "commonest_shape": commonest, **ANY_WAY}
     assert asyncio.run(diversity(bench(plays, diversity_seeds=4, **limits)))[0] is passes
 
 
 @pytest.mark.parametrize(("allowed", "passes"), [(0.75, True), (0.76, False)])
 def test_episodes_that_are_the_same_to_the_letter_are_counted_apart(allowed: float, passes: bool) -> None:
     plays = [play(WORDINGS[kind]) for kind in (0, 0, 1, 2)]
-    limits = {"distinct": allowed, "distinct_shapes": 3, "commonest_shape": 0.5}
+    limits = {"distinct": allowed, "distinct_shapes": 3, "commonest_shape": 0.5, **ANY_WAY}
     verdict, evidence = asyncio.run(diversity(bench(plays, diversity_seeds=4, **limits)))
     assert (verdict, evidence["distinct"], evidence["shapes"]) == (passes, 0.75, 3)
+
+
+@pytest.mark.parametrize(
+    ("deeds", "ways", "usual", "passes"),
+    [([0, 0, 1, 2], 3, 0.5, True), ([0, 0, 1, 2], 4, 0.5, False), ([0, 0, 1, 2], 3, 0.49, False)],
+)
+def test_what_has_to_be_done_has_bounds_of_its_own(deeds: list[int], ways: int, usual: float, passes: bool) -> None:
+    tools = ["take_back", "take_away", "leave"]
+    plays = [
+        play(f"{WORDINGS[number]} It is {number}.", call(0, (tools[deed], "{}"))) for number, deed in enumerate(deeds)
+    ]
+    limits = {"distinct_shapes": 1, "distinct_ways": ways, "usual_way": usual}
+    verdict, evidence = asyncio.run(diversity(bench(plays, diversity_seeds=4, **limits)))
+    assert (verdict, evidence["ways"], evidence["usual_way"]) == (passes, 3, 0.5)
+    if not passes:
+        assert [shown["what"] for shown in evidence["examples"]] == [
+            "one of the 2 of 4 seeds on which the same has to be done"
+        ] * 2
 
 
 def test_diversity_is_measured_on_its_own_number_of_seeds() -> None:

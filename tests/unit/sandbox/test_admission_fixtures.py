@@ -27,7 +27,7 @@ from benchmarks.admission import (
 from sandbox.admission.static import inspect_source
 
 CHECKS = {"source", "runs", "determinism", "oracle", "diversity", "floor", "exploits", "interface", "leak", "latency"}
-CHECKS |= {"effects"}
+CHECKS |= {"effects", "slips"}
 KINDS = {"customer_records", "files", "meetings", "device_settings", "search", "form_filling", "spreadsheets"}
 KINDS |= {"ticket_triage"}
 FLAW_LINES = 24  # a flaw takes no more lines of the sound environment's

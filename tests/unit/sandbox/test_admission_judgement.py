@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ from sandbox.admission.bench import LOW_SEEDS, Bench, Replay
 from sandbox.admission.evidence import EXAMPLES, SHOWN_CHARACTERS, SHOWN_MESSAGES, example
 from sandbox.admission.fingerprint import masked
 from sandbox.admission.known import Known
-from sandbox.admission.leak import leaks, unseen
+from sandbox.admission.leak import leak, leaks
+from sandbox.admission.offered import offered
 from sandbox.admission.policies import call, say, visible_values
 from sandbox.admission.solvability import as_an_agent, parting
 from sandbox.admission.spread import spread
+from sandbox.admission.untold import Untold, untold
+from sandbox.admission.ways import way
 from sandbox.client import SandboxSource
-from sandbox.contract import Message, Score, Task
+from sandbox.contract import Message, Score, Task, Tool
 from sandbox.wire import OraclePlay, OracleTurn
 
 
@@ -92,16 +96,161 @@ def test_an_answer_leaks_when_it_spells_out_a_later_call() -> None:
     assert not leaks(play("Hi", (first, record), choice, (wanted, "{}")))
 
 
+def done(user: str, answer: str, **arguments: Any) -> str:
+    return way(play(user, (one_call("look"), answer), (one_call("act", **arguments), "{}")))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (done("Hang the coat up.", '{"hook": "H1"}', at="H1"), done("A hat, please!", '{"hook": "H22"}', at="H22")),
+        (done("Five of the red ones.", "{}", color="red"), done("In blue.", "{}", color="blue")),
+        (done("", '{"price": 12.5}', total=1200), done("", '{"price": 7}', total=900)),
+        (done("", '["a", "b"]', note="Read a at 9."), done("", '["c", "d"]', note="Read d at 12.")),
+    ],
+)
+def test_another_wording_and_other_values_are_the_same_way(one: str, other: str) -> None:
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (done("It broke.", "{}", decision="refund"), done("It broke.", "{}", decision="refuse")),
+        (done("", '["a"]', at="a"), done("", '["a", "b"]', at="a")),
+        (done("", '{"a": {"b": 1}}'), done("", '{"a": {"c": 1}}')),
+        (done("", "{}", ids=["a"]), done("", "{}", ids=["a", "b"])),
+        (done("", "{}", paid=True), done("", "{}", paid=False)),
+        (done("", "{}", level=2), done("", "{}", level=3)),
+        (done("a and b", "{}", line="a < b"), done("a and b", "{}", line="a <= b")),
+    ],
+)
+def test_what_is_met_decided_or_made_makes_another_way(one: str, other: str) -> None:
+    assert one != other
+
+
 def test_an_argument_is_unseen_until_an_answer_shows_it() -> None:
     look = (one_call("get_order", name="Ann"), '{"order_id": "W4711"}')
     cancel = (one_call("cancel_order", order_id="W4711"), "{}")
-    assert unseen(play("I am Ann.", look, cancel)) == []
-    assert unseen(play("I am Ann.", cancel, look)) == ['order_id="W4711" in cancel_order']
-    assert unseen(play("Open it.", (one_call("unlock", word="xylophone"), "{}"))) == ['word="xylophone" in unlock']
-    assert unseen(play("How much?", (say("It is 48213 crowns."), ""))) == ["48213 in the oracle's words"]
+    assert untold(play("I am Ann.", look, cancel)) == Untold()
+    assert untold(play("I am Ann.", cancel, look)) == Untold(['order_id="W4711" in cancel_order'])
 
 
-REACHED = ["W12", "2026-03-21", "14:30", 1402.5, 1299, 900 - 151 - 69, "580", 2 * 1299, 17, True, None, ["W12", 3]]
+@pytest.mark.parametrize(
+    "code",
+    [
+        {"hook": "H4711"},
+        {"code": "4711"},
+        {"x": "48213"},
+        {"order_id": 48213},
+        {"orderNumber": 48213},
+        {"password": "xylophone"},
+        {"to": {"tags": ["A 12", "T-4711"]}},
+        {"note": "Take it to hook H4711, please."},
+        {"due": "2026-03-14"},
+    ],
+)
+def test_a_code_that_nobody_told_is_unknown(code: dict[str, Any]) -> None:
+    assert len(untold(play("Open it.", (one_call("act", **code), "{}"))).codes) == 1
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"number": 48213},
+        {"total": "48213"},
+        {"price": "482.13"},
+        {"text": "xylophone player"},
+        {"note": "It comes to 48213 in all."},
+        {"weight": "4821kg"},
+        {"balance": "-48213"},
+    ],
+)
+def test_a_number_or_a_word_that_may_be_worked_out_is_told_and_no_code(value: dict[str, Any]) -> None:
+    found = untold(play("Work it out.", (one_call("act", **value), "{}")))
+    assert (found.codes, len(found.worked_out)) == ([], 1)
+    [spoken] = untold(play("How much?", (say("It is 48213 crowns."), ""))).worked_out
+    assert spoken == "48213 in the oracle's words"
+
+
+def test_what_is_worked_out_refuses_nothing() -> None:
+    plays = [play("Work it out.", (one_call("answer", number=48213), "{}")) for _ in range(4)]
+    made = bench(seeds=4)
+    made.plays.update(zip(made.panel(4), plays, strict=True))
+    verdict, evidence = asyncio.run(leak(made))
+    assert (verdict, evidence["unseen"], evidence["worked_out"]) == (True, 0.0, 1.0)
+    assert evidence["first_worked_out"]["text"] == "number=48213 in answer"
+
+
+def tools(*described: str, **schema: Any) -> list[Tool]:
+    fields = {"thing": {"type": "string"}, "hook": {"type": "string", **schema}}
+    return [
+        {"type": "function", "function": {"name": name, "description": text, "parameters": {"properties": fields}}}
+        for name, text in zip(["hang_up", "get_hook"], [*described, ""], strict=False)
+    ]
+
+
+def told_by(*described: str, user: str = "My coat, please.", **schema: Any) -> list[str]:
+    """What the last of three episodes gives away; the others' tools are plain."""
+    hang = (one_call("hang_up", thing="coat", hook="H4711"), "{}")
+    plain = play(user, hang)
+    plays = [replace(plain, task=replace(plain.task, tools=tools("Hang up."))) for _ in range(2)]
+    plays.append(replace(plain, task=replace(plain.task, tools=tools(*described, **schema))))
+    return leaks(plays[2], offered(plays)[2])
+
+
+@pytest.mark.parametrize(
+    "giving_away",
+    [
+        told_by("Hang up. For instance: coat H4711."),
+        told_by("Hang up.", "The coat goes to H4711."),
+        told_by('Hang up. {"hook": "H4711", "thing": "coat"}'),
+        told_by("Hang up.", default="H4711"),
+        told_by("Hang up.", enum=["H4711"]),
+        told_by("Hang up.", description="H4711 tonight"),
+    ],
+)
+def test_a_tool_that_tells_the_answer_on_its_seed_leaks(giving_away: list[str]) -> None:
+    assert giving_away
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [
+        told_by("Hang up. There are H4711, H1234 and H9876."),
+        told_by("Hang up.", enum=["H4711", "H1234"]),
+        told_by("Hang up. Hooks look like H1000."),
+        told_by("Hang up. The coat was here on 2026-03-14."),
+        told_by("Hang up. For instance: coat H4711.", user="Hang my coat on H4711."),
+    ],
+)
+def test_a_tool_that_offers_a_choice_or_repeats_the_user_does_not(silent: list[str]) -> None:
+    assert silent == []
+
+
+def test_what_tools_say_on_most_seeds_tells_no_answer() -> None:
+    hang = (one_call("hang_up", thing="coat", hook="H4711"), "{}")
+    told = replace(play("My coat.", hang).task, tools=tools("For instance: coat H4711."))
+    plays = [replace(play("My coat.", hang), task=told) for _ in range(3)]
+    assert [leaks(*each) for each in zip(plays, offered(plays), strict=True)] == [[], [], []]
+
+
+REACHED = [
+    "W12",
+    "w-12",
+    "INV-2026-0012",
+    "2026-03-21",
+    "14:30",
+    1402.5,
+    1299,
+    900 - 151 - 69,
+    "580",
+    2 * 1299,
+    17,
+    True,
+    None,
+    ["W12", 3],
+]
 
 
 @pytest.mark.parametrize("value", [*REACHED, "unlocking", "off", "a note that the agent wrote", "=SUM(B2:B19)"])
@@ -170,5 +319,5 @@ def test_a_text_made_to_be_slow_is_read_on_the_host_as_quickly_as_another(mark: 
     long = play(text, (say(text), text))
     assert visible_values(long.task, []) == ([text] if mark == "1" else [])
     assert leaks(long) == [text]
-    assert len(unseen(long)) <= 1
+    assert len(untold(long).codes) <= 1
     assert len(masked(text, set())) <= 1

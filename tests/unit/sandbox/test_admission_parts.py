@@ -15,7 +15,7 @@ from sandbox.admission.determinism import first_difference
 from sandbox.admission.fingerprint import exact, shape
 from sandbox.admission.interface import call_complaints, error_form, junk_messages
 from sandbox.admission.leak import leaks
-from sandbox.admission.policies import FLOOR, Policy, call, guess, say, visible_values, write_tools
+from sandbox.admission.policies import FLOOR, PATIENCE, Policy, call, guess, say, visible_values, write_tools
 from sandbox.admission.static import inspect_source
 from sandbox.contract import Score, Task
 from sandbox.wire import OraclePlay, OracleTurn
@@ -87,8 +87,34 @@ def test_the_lamp_shop_reads_clean() -> None:
         ("import random; random.SystemRandom()", "line 1: uses SystemRandom"),
         ("import random; random._os", "line 1: reaches random's _os"),
         ("import dataclasses; dataclasses.sys", "line 1: reaches dataclasses's sys"),
-        ("import datetime; getattr(datetime.date, 'to' + 'day')", "line 1: reaches into datetime with getattr"),
+        ("import datetime; getattr(datetime.date, 'to' + 'day')", "line 1: reaches into datetime.date with getattr"),
         ("from datetime import date; f = date.today", "line 1: reads the clock: today()"),
+        ("import calendar; f = calendar.datetime", "line 1: reaches calendar's datetime"),
+        ("from calendar import datetime", "line 1: reaches calendar's datetime"),
+        ("import datetime, operator; operator.methodcaller('now')", "line 1: reads the clock: now()"),
+        (
+            "from operator import attrgetter; import datetime; attrgetter('date.today')",
+            "line 1: reads the clock: today()",
+        ),
+        (
+            "import datetime, operator; operator.methodcaller('no' + 'w')",
+            "line 1: reaches by a name, with operator.methodcaller",
+        ),
+        ("import operator; operator.attrgetter('real', '_os')", "line 1: reaches by a name, with operator.attrgetter"),
+        ("import contextlib; contextlib.redirect_stdout(1)", "line 1: uses contextlib.redirect_stdout"),
+        ("from contextlib import chdir", "line 1: uses contextlib.chdir"),
+        ("import random; random.random()", "line 1: uses random.random"),
+        ("import random as r; r.choice('ab')", "line 1: uses random.choice"),
+        ("from random import shuffle", "line 1: uses random.shuffle"),
+        ("import random; getattr(random, 'random')", "line 1: reaches into random with getattr"),
+        ("import statistics; statistics.random.random()", "line 1: reaches statistics's random"),
+        ("from random import Random as R; R()", "line 1: seeds random.Random from nothing"),
+        ("import random; R = random.Random; R()", "line 1: seeds random.Random from nothing"),
+        ("import random; random.Random(None)", "line 1: seeds random.Random from nothing"),
+        ("import random; random.Random(1).seed()", "line 1: seeds random.Random from nothing"),
+        ("import io; io.open('x')", "line 1: uses io.open"),
+        ("from io import FileIO", "line 1: uses io.FileIO"),
+        ("import sqlite3", "line 1: imports sqlite3"),
         ("f = eval", "line 1: uses eval"),
         ("f = __builtins__", "line 1: uses __builtins__"),
         ("x = (", "line 1: does not parse: '(' was never closed (<unknown>, line 1)"),
@@ -104,6 +130,21 @@ def test_the_clocks_names_are_free_where_no_clock_is() -> None:
     assert inspect_source(f"def f(x): return x.today()\n{ENVIRONMENT}")[0]
     assert inspect_source(f"import datetime, math\ndatetime.time(9)\ngetattr(math, 'sqrt')\n{ENVIRONMENT}")[0]
     assert inspect_source(f"import collections.abc\nfrom sandbox.contract import Task\n{ENVIRONMENT}")[0]
+
+
+def test_what_an_environment_of_records_and_texts_needs_is_let_through() -> None:
+    lines = [
+        "import ast, base64, contextlib, csv, difflib, fnmatch, html.parser, io, numbers, unicodedata, collections.abc",
+        "import random",
+        "from operator import attrgetter, itemgetter, methodcaller",
+        "rng: random.Random = random.Random(f'{3}')",
+        "def drawn(rng: random.Random) -> list[int]: return sorted(rng.sample([1, 2, 3], 2), key=attrgetter('real'))",
+        "def by(column: str) -> object: return attrgetter(column)",
+        "rows = csv.reader(io.StringIO('a,b'))",
+        "tree = ast.parse('a + b')",
+        "collections.abc.Iterator, copy, difflib.ndiff('a', 'b'), rng.seed(4)",
+    ]
+    assert inspect_source("\n".join([*lines, ENVIRONMENT]))[1]["refused"] == []
 
 
 def test_a_source_without_an_environment_or_of_any_size_is_refused() -> None:
@@ -135,7 +176,7 @@ def test_policies_are_seeded_and_end_in_words(name: str) -> None:
 
     def transcript() -> list[dict[str, Any]]:
         rng, said = random.Random(1), []
-        for turn in range(12):
+        for turn in range(PATIENCE):
             said.append(policy(task, said, turn, rng))
         return said
 

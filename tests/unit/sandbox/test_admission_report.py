@@ -43,6 +43,9 @@ DIVERSITY = {
 }
 
 
+SLIP = {"tool": "hang_up", "argument": "hook", "slip": "another value", "paid": 51, "seeds": 52}
+
+
 def failed(name: str, **evidence: Any) -> Check:
     return Check(name, False, evidence, 0.5)
 
@@ -166,7 +169,16 @@ def test_figures_stand_beside_their_bounds() -> None:
                 "unseen_allowed": 0.2,
                 "first_unseen": {"seed": 9, "text": "W"},
             },
-            ["On 50 % of the seeds the oracle uses values that no message has told", "Seed 9 uses: W"],
+            [
+                "On 50 % of the seeds the oracle uses a code that no message has told",
+                "never the value itself",
+                "9 uses: W",
+            ],
+        ),
+        (
+            "diversity",
+            {"ways": 1, "ways_required": 3, "usual_way": 1.0, "usual_allowed": 0.8},
+            ["in wording more than in work", "takes is 1, and at least 3", "holds 100 % of the seeds, at most 80 %"],
         ),
         ("diversity", DIVERSITY, ["on 160 seeds is 3", "One structure holds 71 %"]),
         (
@@ -184,6 +196,14 @@ def test_figures_stand_beside_their_bounds() -> None:
             {"new_trick": RATES, "b": {"reward": 0, "success": 0}, "allowed": {"reward": 0.5, "success": 0.1}},
             ["An agent that plays new_trick reaches mean reward 1 and success rate 1; at most mean reward 0.5"],
         ),
+        ("slips", {"loose": [{**SLIP, "slip": "left out"}]}, ["paid in full although a call is left out", "all of it"]),
+        (
+            "slips",
+            {"loose": [SLIP, {**SLIP, "slip": "nothing"}]},
+            ["hook of hang_up is another seed's (on 51 of 52 seeds). Grade that argument"],
+        ),
+        ("slips", {"loose": [{**SLIP, "slip": "nothing"}]}, ["hook of hang_up is empty", "Compare whole values"]),
+        ("slips", {"loose": [{"slip": "a later version's"}], "paid": 1.0, "paid_allowed": 0.9}, ["paid is 1"]),
         ("interface", {"tools": 2, "foreign": ["fly"], "changed": []}, ["no such tools: fly"]),
         ("interface", {"tools": 0}, ["No task offers a tool"]),
         ("interface", {"unanswered": ["calls ['a'] got answers to []"]}, ["not answered exactly once"]),
@@ -417,7 +437,7 @@ JSON = some.recursive(
 KNOWN_KEYS = (
     "allowed examples first refused events failed seeds share mean mean_allowed fault mixed mixed_required distinct "
     "distinct_required shapes shapes_required reset_p95 reset_allowed difference where left_out empty text foreign "
-    "printed printed_characters"
+    "printed printed_characters loose"
 )
 
 

@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
+from sandbox import contract
 from sandbox.admission.report.meanings import MEANS
+from sandbox.admission.static import MODULES
 from sandbox.contract import Environment
 
 ROOT = Path(__file__).parents[3]
@@ -18,6 +20,13 @@ def test_every_check_is_told_as_the_report_tells_it() -> None:
 def test_every_method_of_the_contract_is_told() -> None:
     public = {name for name in vars(Environment) if not name.startswith("_")}
     assert {name for name in public if f"`{name}" in PAGE} == public
+
+
+def test_the_modules_that_may_be_imported_stand_on_the_page_and_in_the_contract() -> None:
+    listed = PAGE.partition("- **Imports** come from this list: ")[2].partition(";")[0]
+    assert re.findall(r"`([\w.]+)`", listed) == sorted(MODULES)
+    told = (contract.__doc__ or "").partition("and no others:")[2].partition("and of these")[0]
+    assert told.split() == sorted(MODULES)
 
 
 def test_what_it_links_to_is_there() -> None:

@@ -122,3 +122,30 @@ def test_answers_carry_seconds_and_faults() -> None:
     answer = read_answer(json.dumps({"id": 3, "seconds": 0.5, "fault": {"kind": "raised", "error": "E"}}).encode())
     assert answer.fault == {"kind": "raised", "error": "E", "traceback": ""}
     assert (answer.id, answer.seconds) == (3, 0.5)
+
+
+def test_of_a_message_openais_own_fields_alone_are_kept() -> None:
+    more = {"x": [[]] * 1000}
+    call = {"id": "c1", "function": {"name": "t", "arguments": "{}", **more}, **more}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call], **more}
+    answered = {"role": "tool", "tool_call_id": "c1", "name": "t", "content": "2", "tool_calls": None, **more}
+    task = read_task({**TASK, "messages": [{"role": "user", "content": "u", "tool_call_id": more}, asked, answered]})
+    assert task.messages == [
+        {"role": "user", "content": "u"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "t", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "2", "tool_call_id": "c1", "name": "t"},
+    ]
+
+
+def test_more_tool_calls_and_values_in_schemas_than_anyone_needs_are_an_environment_fault() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "t", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call] * 129}
+    with pytest.raises(EnvironmentFault, match="129 tool calls, more than 128"):
+        read_task({**TASK, "messages": [*TASK["messages"], asked]})
+    tool = {"type": "function", "function": {"name": "t", "parameters": {"x": [[]] * 10_000}}}
+    with pytest.raises(EnvironmentFault, match="more than 10,000 values"):
+        read_task({**TASK, "tools": [tool]})

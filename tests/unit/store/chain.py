@@ -1,6 +1,7 @@
 """A small, complete evidence chain for tests, saved through the repositories in the order of the data's way."""
 
 import hashlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from sqlmodel import Session
@@ -8,19 +9,34 @@ from sqlmodel import Session
 from store.records import (
     AdapterVersion,
     Approval,
+    Citation,
     Cycle,
     CycleState,
     Decision,
     EnvironmentRecord,
+    FaultRecord,
     Finding,
     IterationMetrics,
+    ModelReply,
+    PromptPatch,
     RoutingChoice,
     RunState,
     StageEvent,
     StageState,
     TrainingRun,
 )
-from store.repositories import adapters, analysis, cycles, environments, gates, promotions, routing, serving, training
+from store.repositories import (
+    adapters,
+    analysis,
+    cycles,
+    environments,
+    gates,
+    promotions,
+    routing,
+    serving,
+    thinking,
+    training,
+)
 from store.repositories.trajectories import save_trajectories
 from store.serving_records import ConversationRoute, Exchange, Feedback, RouterKey
 from store.types import (
@@ -52,10 +68,23 @@ GATE = GateResult(
     2,
 )
 FINDING = Finding("c1", "date-reasoning", 0.9, 0.5, 0.0, None, 2, 2, True, {"lacking_in_failures": 1})
+CITATION = Citation("c1", "date-reasoning", 0, "t1", 2)
+FAULT = FaultRecord("c1", "t1", "agent", 2, "It miscounted. \ufffd")
+SAID = [{"role": "system", "text": "Whose fault? caf\xe9"}, {"role": "user", "text": "\u2028"}]
 
 
 def later(seconds: float) -> datetime:
     return T0 + timedelta(seconds=seconds)
+
+
+REPLY = ModelReply(
+    "a" * 64, "c1", "analyze", "", "gpt", SAID, '{"fault": "agent"}', "stop", 900, 12, False, 0.0024, 1.5, later(1)
+)
+PATCH = PromptPatch("c1", "date-reasoning", "Count the days one by one.", {"base": 0.4, "patched": 0.5}, later(12))
+WON = {"name": "environment", "seeds": 24, "base": 0.25, "adapter": 1.0, "difference": 0.75, "low": 0.5, "high": 0.9}
+WON |= {"level": 0.95, "required": 0.02, "answer": "pass"}
+OF_PROMPT = {"adapter": "base+0123456789ab", "answer": "pass", "rounds": 1, "comparisons": [WON]}
+FIXING = replace(PATCH, figures={"enough": "a prompt is enough", "gates": {"prompt": OF_PROMPT}})
 
 
 def trajectory(key: str = "t1", outcome: Outcome = Outcome.FAILURE, **changes: object) -> Trajectory:
@@ -108,6 +137,10 @@ def save_origin(session: Session) -> None:
     labels += [Label("t2", CAPABILITY.name, run, Verdict.NA) for run in (0, 1)]
     analysis.save_labels(session, "c1", labels)
     analysis.save_findings(session, [FINDING])
+    thinking.save_reply(session, REPLY)
+    thinking.save_citations(session, [CITATION])
+    thinking.save_faults(session, [FAULT])
+    thinking.save_patch(session, PATCH)
     made = EnvironmentRecord(HASH, SOURCE, "c1", CAPABILITY.name, 7, "builtin", later(2))
     environments.save_environment(session, made)
     environments.save_admission(session, REPORT, cycle_id="c1", at=later(3))

@@ -13,6 +13,7 @@ from store.all_tables import METADATA
 from store.database import connect, open_store, reading, session, sqlite_url
 from store.errors import StoreUnavailable, StoreVersionError
 from store.head import HEAD
+from store.repositories import thinking
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import get_trajectory
 from store.schema import MIGRATIONS, known_revisions, migrate, revision
@@ -57,6 +58,18 @@ def test_down_and_up_again_with_data(engine: Engine) -> None:
     with session(engine) as opened:
         save_chain(opened)
         assert evidence_chain(opened, "date-reasoning@v1").missing == []
+
+
+def test_evidence_outlives_the_loss_of_what_agents_said_of_it(engine: Engine) -> None:
+    with session(engine) as opened:
+        save_chain(opened)
+    migrate(engine, "0006")
+    assert not {"model_replies", "citations", "faults", "prompt_patches"} & set(inspect(engine).get_table_names())
+    migrate(engine)
+    with reading(engine) as opened:
+        chain = evidence_chain(opened, "date-reasoning@v1")
+        assert (chain.missing, chain.finding) == ([], FINDING)
+        assert thinking.list_citations(opened, "c1") == []
 
 
 def test_the_newest_revision_is_known_without_alembic() -> None:

@@ -15,16 +15,19 @@ from sqlmodel import Session
 from store.database import open_store, reading, session, sqlite_url
 from store.errors import StoreUnavailable, StoreVersionError
 from store.records import Decision, RoutingChoice, StageEvent, StageState
-from store.repositories import adapters, attempts, cycles, gates, promotions, routing
+from store.repositories import adapters, attempts, cycles, gates, promotions, routing, thinking
 from store.repositories.attempts import AttemptState, InputKey
 from store.repositories.targets import ask_for_cycle, note_cannot_begin, note_start, pause_target, resume_target
+from store.repositories.thinking import save_patch
 from store.repositories.training import save_training_run
 from store.repositories.trajectories import save_trajectories
-from store.standing import CYCLES_SHOWN, HeldUp, ParkedStanding, Standing, standing
+from store.standing import CYCLES_SHOWN, CostStanding, HeldUp, ParkedStanding, Standing, standing
 from store.types import GateAnswer
 from tests.unit.store.chain import (
     CYCLE,
     GATE,
+    PATCH,
+    REPLY,
     T0,
     adapter,
     approval,
@@ -187,3 +190,42 @@ def test_another_schema_and_what_is_no_store_are_told(file: Path) -> None:
         standing("postgresql+psycopg://ada:secret@127.0.0.1:9/traced?connect_timeout=2")
     assert "ada:***@127.0.0.1:9/traced" in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+def test_what_language_models_took_is_added_up_by_stage_in_the_cycles_that_are_shown(file: Path) -> None:
+    store = open_store(sqlite_url(file))
+    with session(store) as db:
+        for number in range(CYCLES_SHOWN + 1):
+            cycles.save_cycle(db, replace(CYCLE, id=f"d{number}", created_at=later(number)))
+        made = replace(REPLY, prompt_tokens=900, completion_tokens=12, cost=0.5, seconds=1.5)
+        told = [
+            ("d0", "analyze", ""),
+            ("d1", "synthesize", "dates"),
+            ("d1", "synthesize", "names"),
+            ("d2", "analyze", ""),
+        ]
+        for number, (cycle, stage, capability) in enumerate(told):
+            key, about = f"{number:064}", number == 2
+            one = replace(made, key=key, cycle_id=cycle, stage=stage, capability=capability, estimated=about)
+            thinking.save_reply(db, one)
+    store.dispose()
+    assert standing(sqlite_url(file)).costs == [
+        CostStanding("d2", "analyze", 1, 900, 12, 0.5, 1.5, 0),
+        CostStanding("d1", "synthesize", 2, 1800, 24, 1.0, 3.0, 1),
+    ]
+
+
+def test_the_newest_patch_of_a_cycles_capability_is_told(file: Path) -> None:
+    store = open_store(sqlite_url(file))
+    with session(store) as db:
+        save_chain(db)
+    assert [(one.id, one.enough) for one in standing(sqlite_url(file)).patches] == [(PATCH.id, "")]
+    with session(store) as db:
+        older = replace(PATCH, text="older", figures={"enough": "neither"}, at=later(13))
+        newer = replace(PATCH, text="newer", figures={"enough": "a prompt is enough"}, at=later(14))
+        save_patch(db, newer)
+        save_patch(db, older)
+    [told] = standing(sqlite_url(file)).patches
+    store.dispose()
+    assert (told.id, told.cycle, told.capability) == (newer.id, "c1", "date-reasoning")
+    assert told.enough == "a prompt is enough"

@@ -33,10 +33,11 @@ from store.repositories.cycles import ENDED, save_cycle, set_cycle_state
 from store.repositories.evidence import evidence_chain
 from store.repositories.notices import add_notice, begin_try
 from store.repositories.promotions import roll_back
+from store.repositories.thinking import list_replies, save_citations, save_faults
 from store.repositories.trajectories import get_trajectory, list_trajectories, save_trajectories
 from store.service_tables import EventRow
 from store.types import Label, Outcome, Verdict
-from tests.unit.store.chain import CAPABILITY, CYCLE, HASH, T0, later, save_chain, trajectory
+from tests.unit.store.chain import CAPABILITY, CITATION, CYCLE, FAULT, HASH, REPLY, T0, later, save_chain, trajectory
 from tests.unit.upkeep.place import ADAPTER, fill, tree, write
 from traced.config import RetentionSection, Settings
 from traced.cycle import checkpoints
@@ -112,6 +113,23 @@ def test_what_labels_routing_and_gates_refer_to_stays_whole(settings: Settings, 
         assert get_trajectory(opened, "t1").turns == []
         assert get_trajectory(opened, "no-cycle").turns != []
         assert opened.execute(text("PRAGMA foreign_key_check")).all() == []
+
+
+def test_replies_go_with_their_cycle_and_what_was_cited_or_blamed_stays(settings: Settings, store: Engine) -> None:
+    with session(store) as opened:
+        save_trajectories(opened, [trajectory(name, split="test") for name in ("blamed", "cited", "spare")])
+        save_faults(opened, [replace(FAULT, trajectory_id="blamed")])
+        save_citations(opened, [replace(CITATION, position=1, trajectory_id="cited")])
+    assert "model replies" not in pruned(settings, store)
+    end(store)
+    told = pruned(settings, store, dry_run=True)["model replies"]
+    assert (told.count, told.names) == (1, ["c1"])
+    assert told.size > len(REPLY.text)
+    assert pruned(settings, store)["model replies"] == told
+    with reading(store) as opened:
+        assert list_replies(opened, "c1") == []
+    assert {"blamed", "cited"} <= set(ids(store))
+    assert "spare" not in ids(store)
 
 
 def test_a_dry_run_changes_nothing_and_tells_what_then_goes(settings: Settings, store: Engine) -> None:

@@ -1,0 +1,93 @@
+"""The language model as a user sees it: traced llm check, and what it has taken in traced status."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.llm.question import Purpose, Question, Reply, Said
+from store.database import open_store, session, sqlite_url
+from store.repositories.cycles import save_cycle
+from tests.acceptance.conftest import Traced
+from tests.integration.llm.asking import KEY
+from tests.integration.llm.test_check import able
+from tests.scripted_model import Scripted, Sent, Status, served
+from tests.unit.store.chain import CYCLE, T0
+from traced.llm.ledger import StoreLedger
+
+
+def at(server: Scripted, *more: str) -> list[str]:
+    chosen = ["llm.model=scripted", f"llm.base_url={server.url}", *more]
+    return [word for one in chosen for word in ("--set", one)]
+
+
+def test_check_tells_what_it_finds_line_by_line_and_stores_nothing(traced: Traced, tmp_path: Path) -> None:
+    with served(able, key=KEY) as server:
+        (tmp_path / "key").write_text(KEY)
+        ran = traced("llm", "check", *at(server, "llm.api_key_file=key"))
+        assert ran.code == 0, ran.err
+        for line in (
+            f"ok  server        {server.url} is there and lists models: 1",
+            "ok  key           accepted, from key",
+            "ok  context       32768 tokens, the server says",
+            "ok  json_schema   works, and is what is used",
+            "ok  tool call     works too",
+            "scripted can be worked with.",
+        ):
+            assert line in ran.out
+        told = traced("llm", "check", *at(server), "--json", env={"OPENAI_API_KEY": KEY})
+        assert (told.code, told.json["ok"], told.json["way"]) == (0, True, "json_schema")
+        assert told.json["seen"][1]["told"] == "accepted, from the variable OPENAI_API_KEY"
+    assert KEY not in ran.out + ran.err + told.out + told.err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["key"]
+
+
+@pytest.mark.parametrize("debug", ["", "1"])
+def test_check_on_a_server_that_says_the_key_back(traced: Traced, debug: str) -> None:
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        return Status(500, message=f"You sent Bearer {KEY}")
+
+    env = {"OPENAI_API_KEY": KEY, "TRACED_DEBUG": debug, "OPENAI_LOG": "debug" if debug else ""}
+    with served(script) as server:
+        ran = traced("llm", "check", *at(server), env=env)
+    assert ran.code == 1
+    assert "status 500: You sent Bearer ***" in ran.out
+    assert KEY not in ran.out + ran.err
+
+
+def test_check_without_a_model_or_a_key_says_what_to_set(traced: Traced) -> None:
+    ran = traced("llm", "check", "--json")
+    assert (ran.code, ran.json["error"]["type"]) == (1, "LlmError")
+    assert "llm.model" in ran.json["error"]["hint"]
+    ran = traced("llm", "check", "--set", "llm.model=m")
+    assert "OPENAI_API_KEY is not set" in ran.err
+    assert "llm.base_url for a server of your own" in ran.err
+
+
+def test_status_tells_what_each_stage_of_a_cycle_took(traced: Traced, tmp_path: Path) -> None:
+    store = open_store(sqlite_url(tmp_path / "traced-data" / "traced.db"))
+    with session(store) as opened:
+        save_cycle(opened, CYCLE)
+    assert traced("status", "--json").json["costs"] == []
+    ledger = StoreLedger(store, lambda: T0)
+    reply = Reply("{}", "stop", 61_000, 500, 0.25, 12.0)
+    for number, stage in enumerate(["analyze", "analyze", "synthesize"]):
+        asked = Question(Purpose("c1", stage), (Said("user", str(number)),))
+        ledger.keep(asked.key("m", None), asked, "m", replace(reply, estimated=stage == "synthesize"))
+    store.dispose()
+    told = {(one["cycle"], one["stage"]): one for one in traced("status", "--json").json["costs"]}
+    assert list(told) == [("c1", "analyze"), ("c1", "synthesize")]
+    assert told["c1", "analyze"] == {
+        "cycle": "c1",
+        "stage": "analyze",
+        "calls": 2,
+        "prompt_tokens": 122_000,
+        "completion_tokens": 1_000,
+        "cost": 0.5,
+        "seconds": 24.0,
+        "estimated": 0,
+    }
+    shown = [[cell.strip() for cell in line.split("\u2502")] for line in traced("status").out.splitlines()]
+    assert ["", "c1", "analyze", "2", "122,000 + 1,000", "0.5", "24", ""] in shown
+    assert ["", "c1", "synthesize", "1", "~61,000 + ~500", "~0.25", "12", ""] in shown

@@ -1,0 +1,279 @@
+"""``traced optimize-prompt`` as a user runs it, on an agent that a text in its prompt fixes, or does not.
+
+The agent is scripted, behind a real engine's API; environments, episodes, gates, gepa and the language model's line
+are what they always are.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from sqlmodel import Session
+
+from sandbox.hashing import environment_hash
+from store.database import open_store, session
+from store.records import Finding
+from store.repositories import analysis, environments
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from store.tables import CycleRow
+from store.types import AdmissionReport
+from tests.acceptance.conftest import Ran
+from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
+from tests.obedient_agent import HINT, Agent, at_work, obedient, tasks_of
+from tests.scripted_model import Scripted, Silence, served
+from tests.unit.store.chain import CAPABILITY, T0
+from traced.config import Settings, configuration, load_settings
+from traced.cycle import PROMPT
+from traced.executor.child import Reporter
+from traced.figures import CycleFigures
+from traced.meter import Meter
+from traced.progress import Progress
+from traced.report import prompt_sentence
+from traced.rollout.seeds import derive_seed
+from traced.service.station import work
+from traced.stages.context import opened
+from traced.stages.gate import GATE_SEEDS
+from traced.stages.optimize_prompt import VALIDATION_SEEDS
+from traced.stages.report import gather
+from traced.stages.train import TRAINING_SEEDS
+from traced.targets.desk import SPLITS
+
+pytestmark = pytest.mark.docker
+
+SEEDS = 24
+SMALL: dict[str, Any] = {
+    "prompting.minibatch": 3,
+    "prompting.validation": 6,
+    "training.iterations": 2,
+    "training.groups": 6,
+    "training.rollouts": 4,
+    "gate.seeds": SEEDS,
+    "gate.max_rounds": 1,
+    "gate.untouched_margin": 0.4,  # so few seeds show no less
+}
+ROLLOUTS = 48
+USELESS = "Be friendly, and greet people."
+
+
+@pytest.fixture(scope="module")
+def tasks() -> dict[str, Any]:
+    gated = range(GATE_SEEDS, GATE_SEEDS + SEEDS)
+    validation = range(VALIDATION_SEEDS, VALIDATION_SEEDS + int(SMALL["prompting.validation"]))
+    desk = SPLITS["gate"][:SEEDS]
+    return tasks_of(LAMP_SHOP, [*training_seeds(), *gated, *validation], desk)
+
+
+def training_seeds() -> list[int]:
+    """Those that the capability's training draws its groups from."""
+    seed, groups = derive_seed(0, COMPOUND), int(SMALL["training.groups"])
+    low, high = TRAINING_SEEDS
+    drawn = [derive_seed(seed, iteration, draw) for iteration in range(2) for draw in range(groups)]
+    return [low + one % (high - low) for one in drawn]
+
+
+@contextmanager
+def on_store(directory: Path) -> Iterator[Session]:
+    store = open_store(f"sqlite:///{directory / 'traced.db'}")
+    with session(store) as on:
+        yield on
+    store.dispose()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """Of a cycle that has analysed, admitted an environment and trained an adapter in it."""
+    directory = tmp_path / "traced-data"
+    directory.mkdir()
+    save_cycle(directory)
+    with on_store(directory) as on:
+        row = on.get_one(CycleRow, CYCLE)
+        row.config = configuration(load_settings(directory, SMALL))
+        on.add(row)
+        analysis.save_findings(on, [Finding(CYCLE, COMPOUND, 0.9, 0.5, 0.0, None, 2, 2, True)])
+        environments.save_admission(on, AdmissionReport(environment_hash(LAMP_SHOP), True, []), cycle_id=CYCLE, at=T0)
+    return directory
+
+
+def proposals(body: dict[str, Any], nth: int) -> str:
+    return f"Here is it:\n```\n{USELESS if nth == 0 else f'In every conversation, {HINT}.'}\n```"
+
+
+def variables(data_dir: Path, agent: Agent) -> dict[str, str]:
+    there = {"OBEDIENT_URL": agent.url, "OBEDIENT_REACHED": str(data_dir / "reached")}
+    return os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"} | there
+
+
+def words(server: Scripted | None) -> list[str]:
+    told = dict(SMALL)
+    if server is not None:
+        told |= {"llm.base_url": server.url, "llm.model": "scripted"}
+    return [word for key, value in told.items() for word in ("--set", f"{key}={value}")]
+
+
+def run(data_dir: Path, agent: Agent, *arguments: str) -> Ran:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.obedient_agent", *arguments, "--data-dir", str(data_dir)],
+        cwd=Path(__file__).parents[2],
+        env=variables(data_dir, agent),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def optimized(data_dir: Path, agent: Agent) -> tuple[Ran, Scripted]:
+    with served(proposals) as server:
+        ran = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(server), "--json")
+    assert ran.code == 0, ran.err
+    return ran, server
+
+
+def answers(gates: Mapping[str, Any]) -> dict[str, str]:
+    return {name: gate["answer"] for name, gate in gates.items()}
+
+
+def test_where_only_the_prompt_helps_it_is_enough_and_nothing_else_was_reached(
+    data_dir: Path, tasks: dict[str, Any]
+) -> None:
+    with obedient(tasks, obeys=True, trained=False) as agent:
+        ran, server = optimized(data_dir, agent)
+        told = ran.json
+        assert (told["enough"], told["text"]) == ("a prompt is enough", f"In every conversation, {HINT}.")
+        assert answers(told["gates"])["prompt"] == "pass"
+        assert answers(told["gates"])["adapter"] != "pass"
+        evolution = told["evolution"]
+        assert (evolution["validation"], evolution["stopped_by"]) == (1.0, "perfect")
+        assert evolution["rollouts"] <= evolution["budget"] == ROLLOUTS
+        check_quiet(ran)
+        check_reached(data_dir, agent, server)
+        check_seeds(data_dir)
+
+
+def check_quiet(ran: Ran) -> None:
+    """Nothing of gepa's on the terminal: one line of JSON, and progress."""
+    assert len(ran.out.splitlines()) == 1
+    lines = [line.partition("] ")[2] or line for line in ran.err.splitlines()]
+    assert lines
+    assert all(line.startswith(("Evolve a prompt for", "Gate ")) for line in lines), ran.err
+
+
+def check_reached(data_dir: Path, agent: Agent, server: Scripted) -> None:
+    """The engine, the language model and Docker's socket, and no other address."""
+    reached = set((data_dir / "reached").read_text().splitlines())
+    ports = [int(url.rpartition(":")[2].partition("/")[0]) for url in (agent.url, server.url)]
+    assert {one for one in reached if not one.startswith("/")} == {f"('127.0.0.1', {port})" for port in ports}
+
+
+def check_seeds(data_dir: Path) -> None:
+    """What was gated was played on seeds that nothing was evolved on; no test seed was played."""
+    with on_store(data_dir) as on:
+        played = list_trajectories(on, TrajectoryFilter(cycle_id=CYCLE))
+    shop = f"env:{environment_hash(LAMP_SHOP)[:12]}"
+    evolved = {one.task_id for one in played if one.source == shop and one.model.startswith("base+")}
+    adapters = {one.task_id for one in played if one.source == shop and one.model == ADAPTER}
+    assert adapters == {str(seed) for seed in range(GATE_SEEDS, GATE_SEEDS + SEEDS)}
+    assert adapters < evolved
+    assert {one.split for one in played if one.model != "demonstrator"} <= {"", "gate", "train"}
+    useless = {int(one.task_id) for one in played if one.model.startswith("base+") and one.split == "gate"}
+    assert useless == set(SPLITS["gate"][:SEEDS])
+
+
+def test_where_only_the_adapter_helps_it_is_needed(data_dir: Path, tasks: dict[str, Any]) -> None:
+    with obedient(tasks, obeys=False, trained=True) as agent:
+        told = optimized(data_dir, agent)[0].json
+        assert told["enough"] == "the adapter is needed"
+        assert answers(told["gates"])["adapter"] == "pass"
+        assert told["evolution"]["kept"] == 0
+        assert told["evolution"]["budget"] - 12 < told["evolution"]["rollouts"] <= ROLLOUTS
+
+
+def test_where_both_help_the_prompt_is_enough_because_it_is_no_worse(data_dir: Path, tasks: dict[str, Any]) -> None:
+    with obedient(tasks, obeys=True, trained=True) as agent:
+        told = optimized(data_dir, agent)[0].json
+        assert told["enough"] == "a prompt is enough"
+        assert answers(told["gates"]) == {"prompt": "pass", "adapter": "pass", "comparison": "pass"}
+
+
+def test_in_a_cycle_of_the_service_no_adapter_is_trained_where_a_prompt_is_enough_and_the_report_says_so(
+    data_dir: Path, tasks: dict[str, Any]
+) -> None:
+    async def figures(settings: Settings) -> CycleFigures:
+        async with opened(settings, CYCLE, Progress(Console(quiet=True)), Meter()) as context:
+            return gather(context)
+
+    with obedient(tasks, obeys=True, trained=False) as agent, served(proposals) as server:
+        overrides = SMALL | {"llm.base_url": server.url, "llm.model": "scripted"}
+        station = {"stage": PROMPT, "given": [COMPOUND, environment_hash(LAMP_SHOP)], "cycle_id": CYCLE}
+        with at_work(agent.url), open(os.devnull, "wb") as nobody:
+            why_not = work(Reporter(nobody.fileno()), {"data_dir": str(data_dir), "overrides": overrides, **station})[
+                "value"
+            ]
+    [prompt] = asyncio.run(figures(load_settings(data_dir, overrides))).prompts
+    assert why_not == f"a prompt is enough: traced show patch {prompt.patch}"
+    assert prompt.is_enough
+    assert "a prompt is enough (" in prompt_sentence(prompt)
+
+
+def test_where_no_more_tokens_may_be_spent_the_best_so_far_is_compared(data_dir: Path, tasks: dict[str, Any]) -> None:
+    with obedient(tasks, obeys=True, trained=False) as agent, served(proposals) as server:
+        none = ["--set", "prompting.max_tokens=1"]
+        ran = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(server), *none)
+    assert ran.code == 0, ran.err
+    assert len(server.asked) == 1  # a budget is overrun by less than one reply
+    assert "14 tokens of 1 spent on optimize-prompt" in ran.out
+    assert "(prompting.max_tokens, max_cost and max_minutes allow more)" in ran.out
+    assert "texts proposed: 1, better than the one before: 0" in ran.out
+    assert CAPABILITY.description in ran.out
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_stopped_or_killed_it_carries_on_and_pays_for_nothing_twice(
+    data_dir: Path, tasks: dict[str, Any], end: signal.Signals
+) -> None:
+    reached = threading.Event()
+
+    def answer(body: dict[str, Any], nth: int) -> Any:
+        if nth == 1:
+            reached.set()
+            return Silence(200)
+        return proposals(body, nth)
+
+    with obedient(tasks, obeys=True, trained=False) as agent, served(answer) as server:
+        asked = ["optimize-prompt", COMPOUND, *words(server)]
+        with subprocess.Popen(
+            [sys.executable, "-m", "tests.obedient_agent", *asked, "--data-dir", str(data_dir)],
+            cwd=Path(__file__).parents[2],
+            env=variables(data_dir, agent),
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as first:
+            assert reached.wait(120)
+            first.send_signal(end)
+            _, told = first.communicate()
+        if end is signal.SIGINT:
+            assert first.returncode == 130, told
+            assert "nothing is half-written. To carry on: traced optimize-prompt" in told
+        assert "Traceback" not in told
+        played = count_played(data_dir)
+        assert played >= 9
+        ran = run(data_dir, agent, *asked, "--json")
+        assert ran.code == 0, ran.err
+        assert server.asked[2] == server.asked[1]  # what was not answered
+        assert len(server.asked) == ran.json["spent"]["calls"] + 1
+        assert ran.json["enough"] == "a prompt is enough"
+
+
+def count_played(data_dir: Path) -> int:
+    with on_store(data_dir) as on:
+        return sum(one.model.startswith("base+") for one in list_trajectories(on, TrajectoryFilter(cycle_id=CYCLE)))

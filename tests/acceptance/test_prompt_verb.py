@@ -1,0 +1,189 @@
+"""``traced optimize-prompt`` and ``traced show patch`` as a user runs them: what is missing, what is shown."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlmodel import Session
+
+from sandbox.hashing import environment_hash
+from store.database import open_store, session
+from store.records import Finding, PromptPatch
+from store.repositories import analysis, environments
+from store.repositories.thinking import save_patch
+from store.tables import CycleRow
+from store.types import AdmissionReport
+from tests.acceptance.conftest import Traced
+from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
+from tests.unit.store.chain import T0, later
+from traced.config import configuration, load_settings
+
+TINY: dict[str, Any] = {
+    "prompting.minibatch": 2,
+    "prompting.validation": 2,
+    "training.iterations": 1,
+    "training.groups": 3,
+    "training.rollouts": 6,
+    "gate.seeds": 2,
+    "gate.max_rounds": 1,
+    "collect.max_turns": 3,
+    "engine.start_timeout_s": 300,
+}
+SETTINGS = [word for key, value in TINY.items() for word in ("--set", f"{key}={value}")]
+
+
+@contextmanager
+def on_store(directory: Path) -> Iterator[Session]:
+    store = open_store(f"sqlite:///{directory / 'traced.db'}")
+    with session(store) as on:
+        yield on
+    store.dispose()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """Of the cycle that these settings carry on, with an environment that nothing has admitted."""
+    directory = tmp_path / "traced-data"
+    directory.mkdir()
+    save_cycle(directory)
+    with on_store(directory) as on:
+        row = on.get_one(CycleRow, CYCLE)
+        row.config = configuration(load_settings(directory, TINY))
+        on.add(row)
+        analysis.save_findings(on, [Finding(CYCLE, COMPOUND, 0.9, 0.5, 0.0, None, 2, 2, True)])
+    return directory
+
+
+@pytest.fixture
+def admitted(data_dir: Path) -> Path:
+    with on_store(data_dir) as on:
+        report = AdmissionReport(environment_hash(LAMP_SHOP), True, [])
+        environments.save_admission(on, report, cycle_id=CYCLE, at=T0)
+    return data_dir
+
+
+def test_without_a_cycle_it_says_how_to_begin(traced: Traced) -> None:
+    ran = traced("optimize-prompt", COMPOUND)
+    assert ran.code == 1
+    assert "holds no cycle" in ran.err
+    assert "Try: traced collect" in ran.err
+
+
+def test_an_unknown_capability_is_told_from_those_that_there_are(traced: Traced, data_dir: Path) -> None:
+    ran = traced("optimize-prompt", "flying", "--json", *SETTINGS)
+    assert ran.code == 1
+    assert ran.json["error"]["message"] == f"'flying' is no retained capability of cycle {CYCLE}"
+    assert ran.json["error"]["hint"] == f"one of: {COMPOUND}"
+
+
+def test_without_an_admitted_environment_it_names_the_verb_that_admits(traced: Traced, data_dir: Path) -> None:
+    ran = traced("optimize-prompt", COMPOUND, *SETTINGS)
+    assert ran.code == 1
+    assert f"no environment of {COMPOUND} is admitted" in ran.err
+    assert f"Try: traced admit {COMPOUND}" in ran.err
+
+
+def test_without_a_language_model_it_names_the_setting(traced: Traced, admitted: Path) -> None:
+    ran = traced("optimize-prompt", COMPOUND, *SETTINGS)
+    assert ran.code == 1
+    assert "no language model is set" in ran.err
+    assert "llm.model" in ran.err
+
+
+@pytest.fixture
+def patched(data_dir: Path) -> str:
+    """The id of a patch that is enough; there is an older one that is not."""
+    with on_store(data_dir) as on:
+        save_patch(on, PromptPatch(CYCLE, COMPOUND, "Do some of it.", FIGURES | {"enough": "neither"}, T0))
+        return save_patch(on, PromptPatch(CYCLE, COMPOUND, "Do all of it.\n\nAnd [bold]all[/].", FIGURES, later(9)))
+
+
+def test_a_patch_is_shown_by_the_first_digits_of_its_id_and_named_beside_its_adapter(
+    traced: Traced, patched: str
+) -> None:
+    shown = traced("show", "patch", patched[:8])
+    assert shown.code == 0, shown.err
+    assert f"{COMPOUND}: a prompt is enough" in shown.out
+    assert "\nDo all of it.\n\nAnd [bold]all[/].\n" in shown.out
+    assert "environment: base 40.0 %, prompt 60.0 %, +20.0 points [+10.0, +30.0]" in shown.out
+    assert "put the text at the end of your agent's system prompt" in shown.out
+    assert traced("show", "patch", patched, "--json").json["enough"] == "a prompt is enough"
+    assert f"prompt       a prompt is enough: traced show patch {patched[:12]}" in traced("explain", ADAPTER).out
+
+
+def test_patches_are_listed_newest_first_and_the_one_that_is_enough_stands_in_the_status(
+    traced: Traced, patched: str
+) -> None:
+    listed = traced("prompts")
+    rows = [line for line in listed.out.splitlines() if COMPOUND in line]
+    assert [patched[:12] in row for row in rows] == [True, False]
+    assert "a prompt is enough" in rows[0]
+    assert "40 % to 60 % on 200 seeds" in rows[0]
+    assert "neither" in rows[1]
+    assert "traced show patch PATCH --into FILE" in listed.out
+    assert [one["text"] for one in traced("prompts", COMPOUND, "--json").json["prompts"]][1] == "Do some of it."
+    assert "No prompt patches. Next: traced optimize-prompt flying" in traced("prompts", "flying").out
+    said = f"A prompt is enough for {COMPOUND}: traced show patch {patched[:12]} --into FILE takes it"
+    assert said in traced("status").out
+    assert [one["id"] for one in traced("status", "--json").json["prompts"]] == [patched]
+
+
+def test_its_text_is_taken_into_a_file_that_was_not_there(traced: Traced, patched: str, tmp_path: Path) -> None:
+    file = tmp_path / "patch.txt"
+    assert f"Wrote its text into {file}" in traced("show", "patch", patched[:6], "--into", file).out
+    assert file.read_text() == "Do all of it.\n\nAnd [bold]all[/].\n"
+    file.write_text("mine")
+    again = traced("show", "patch", patched[:6], "--into", file)
+    assert (again.code, file.read_text()) == (1, "mine")
+    assert "is there already" in again.err
+    assert "cannot be written" in traced("show", "patch", patched[:6], "--into", tmp_path / "no" / "patch").err
+
+
+def test_a_patch_that_is_not_there_or_not_one_names_what_lists_them(traced: Traced, patched: str) -> None:
+    ran = traced("show", "patch", "zz")
+    assert ran.code == 1
+    assert "Try: traced prompts" in ran.err
+    both = traced("show", "patch", "")
+    assert both.code == 1
+    assert "2 prompt patches have ids that begin with ''" in both.err
+    assert patched[:12] in both.err
+
+
+FIGURES: dict[str, Any] = {
+    "enough": "a prompt is enough",
+    "environment": "e" * 64,
+    "evolution": {
+        "validation": 0.6,
+        "first": 0.4,
+        "kept": 2,
+        "proposed": 5,
+        "rollouts": 60,
+        "stopped_by": "rollouts",
+        "budget": 64,
+        "seeds": 8,
+    },
+    "spent": {"calls": 5, "prompt_tokens": 5000, "completion_tokens": 500, "cost": 0.25, "seconds": 9.0},
+    "gates": {
+        "prompt": {
+            "adapter": "base+0123456789ab",
+            "answer": "pass",
+            "rounds": 1,
+            "comparisons": [
+                {
+                    "name": "environment",
+                    "seeds": 200,
+                    "base": 0.4,
+                    "adapter": 0.6,
+                    "difference": 0.2,
+                    "low": 0.1,
+                    "high": 0.3,
+                    "level": 0.95,
+                    "required": 0.02,
+                    "answer": "pass",
+                }
+            ],
+        }
+    },
+}

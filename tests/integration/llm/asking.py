@@ -1,0 +1,67 @@
+"""A model of the scripted server on a clock that takes no time, for these tests."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, SecretStr
+
+from agents.llm.budget import Budget
+from agents.llm.line import Line
+from agents.llm.model import Endpoint, Model
+from agents.llm.question import InMemory, Ledger, Purpose, Question, Said
+from tests.scripted_model import Scripted
+from tests.virtual_time import VirtualTime
+
+KEY = "sk-canary-5c1e77a9d2"
+PURPOSE = Purpose("c1", "analyze")
+
+
+class Fault(BaseModel):
+    """Whose fault it was."""
+
+    model_config = ConfigDict(extra="forbid")
+    fault: Literal["agent", "simulator"]
+    message: int
+
+
+GOOD = {"fault": "agent", "message": 3}
+ANSWER = Fault(fault="agent", message=3)
+
+
+def question(text: str = "Whose fault was it?", variant: int = 0, most: int = 100) -> Question:
+    said = (Said("system", "You judge. {braces} are text."), Said("user", text))
+    return Question(PURPOSE, said, variant, 0.5, most)
+
+
+def endpoint(server: Scripted, **changes: Any) -> Endpoint:
+    made = Endpoint(server.url, "scripted", SecretStr(KEY), prompt_price=2.0, completion_price=10.0)
+    return replace(made, **changes)
+
+
+def model(
+    server: Scripted,
+    time: VirtualTime | None = None,
+    ledger: Ledger | None = None,
+    budget: Budget | None = None,
+    **changes: Any,
+) -> Model:
+    time, of = time or VirtualTime(), endpoint(server, **changes)
+    line = Line(of, clock=time.clock, sleep=time.sleep, chance=random.Random(7))
+    return Model(of, ledger or InMemory(), budget=budget, line=line)
+
+
+def run(model: Model, act: Callable[[Model], Coroutine[Any, Any, Any]]) -> Any:
+    """What comes of an act with an open model."""
+
+    async def opened() -> Any:
+        async with model:
+            return await act(model)
+
+    return asyncio.run(opened())
+
+
+def ask(model: Model, asked: Question | None = None, **how: Any) -> Any:
+    return run(model, lambda opened: opened.ask(asked or question(), Fault, **how))

@@ -1,0 +1,89 @@
+"""What a real server answers to each form of asking, recorded byte by byte; test_recorded.py replays it.
+
+    KEY=... python -m tests.integration.llm.recording URL MODEL SERVER     writes tests/data/llm/CASE.json
+
+URL ends in /v1; SERVER says in words what it is. Each file has the request as ``agents.llm`` makes it, and status, type
+and body of the answer. The key is sent on and kept nowhere. Not covered: how a server behaves in time.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import BaseModel, SecretStr
+
+from agents.errors import ModelError
+from agents.llm.endpoint import Endpoint
+from agents.llm.line import Line
+from agents.llm.question import Purpose, Question, Reply, Said
+from agents.llm.wire import Heard, Misunderstood
+from tests.integration.llm.asking import Fault
+from tests.scripted_model import Recorded, Sent, served
+
+FILES = Path(__file__).parents[2] / "data" / "llm"
+SYSTEM = "You read a conversation and say whose fault its failure was, and the number of the message that shows it."
+TEXT = 'm1 user: A blue cup, please.\nm2 agent: {"ordered": "red cup"}\nm3 user: I said blue.'
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request; ``way`` is a position in ``forms.WAYS``."""
+
+    way: int = 0
+    form: type[BaseModel] | None = Fault
+    text: str = TEXT
+    model: str = ""  # another than the server's
+    most: int = 60
+
+
+CASES = {
+    "json_schema": Case(),
+    "tool_call": Case(way=1),
+    "json_in_text": Case(way=2),
+    "text": Case(form=None, text="Write one sentence about cups.", most=40),
+    "cut_off": Case(most=4),
+    "too_long": Case(text="cup " * 6000),
+    "no_such_model": Case(model="no-such-model"),
+    "wrong_key": Case(),
+}
+
+
+def told(name: str) -> dict[str, Any]:
+    """A recording."""
+    found: dict[str, Any] = json.loads((FILES / f"{name}.json").read_text("utf-8"))
+    return found
+
+
+async def send(url: str, model: str, case: Case, key: str = "none") -> tuple[Reply, Heard]:
+    """Ask as ``agents.llm`` does, once."""
+    line = Line(Endpoint(url, case.model or model, SecretStr(key), patience_s=0.0))
+    said = (Said("system", SYSTEM), Said("user", case.text))
+    schema = case.form.model_json_schema() if case.form else None
+    return await line.send_by(case.way, Question(Purpose("", "record"), said, max_tokens=case.most), schema)
+
+
+def record(url: str, model: str, server: str, name: str, key: str) -> None:
+    """Pass a case's request on to a real server and keep what it answers."""
+
+    def pass_on(body: dict[str, Any], nth: int) -> Sent:
+        headers = {"Authorization": f"Bearer {'wrong' if name == 'wrong_key' else key}"}
+        found = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=600)
+        kind = found.headers["content-type"]
+        kept = {"server": server, "request": body, "status": found.status_code, "type": kind, "body": found.text}
+        FILES.mkdir(parents=True, exist_ok=True)
+        (FILES / f"{name}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        return Recorded(found.content, found.status_code, kind)
+
+    with served(pass_on) as between, contextlib.suppress(ModelError, Misunderstood):
+        print(name, asyncio.run(send(between.url, model, CASES[name]))[0])
+
+
+if __name__ == "__main__":
+    for each in CASES:
+        record(*sys.argv[1:4], each, os.environ.get("KEY", "none"))

@@ -1,0 +1,183 @@
+"""``traced llm check`` on servers of every kind: what it finds, what it says, what it hints at."""
+
+import asyncio
+import re
+import socket
+from typing import Any
+
+import pytest
+
+from agents.llm.forms import WAYS
+from tests.integration.llm.asking import KEY
+from tests.integration.llm.test_forms import NO_SCHEMA, way
+from tests.scripted_model import (
+    Dropped,
+    Message,
+    NoChoices,
+    NotJson,
+    Prose,
+    Refusal,
+    Scripted,
+    Sent,
+    Silence,
+    Status,
+    Text,
+    Tool,
+    Truncated,
+    served,
+)
+from traced.llm.check import Found, Seen, check
+from traced.llm.settings import LlmSection
+
+GOOD = {"verdict": "no", "reason": "it is red"}
+NUMBERS = ", ".join(["one"] * 60)
+
+
+def able(body: dict[str, Any], nth: int) -> Sent:
+    """A server that takes everything."""
+    if "tools" in body:
+        return Tool(GOOD)
+    return GOOD if way(body) != "none" else Text(NUMBERS, (40, 120))
+
+
+def checked(server: Scripted, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Found:
+    monkeypatch.setenv("ADA_KEY", KEY)
+    section = LlmSection(**{"model": "scripted", "base_url": server.url, "api_key_env": "ADA_KEY", **settings})
+    told: list[Seen] = []
+    found = asyncio.run(check(section, told.append))
+    assert told == found.seen
+    assert KEY not in repr(found)
+    return found
+
+
+def seen(found: Found) -> dict[str, bool | None]:
+    return {one.name: one.passed for one in found.seen}
+
+
+def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(able, key=KEY) as server:
+        found = checked(server, monkeypatch)
+        assert len(server.asked) == 5  # a greeting, three ways, one that is timed
+    passed = ["server", "key", "context", *WAYS, "speed"]
+    assert (found.ok, seen(found)) == (True, dict.fromkeys(passed, True))
+    assert (found.way, found.context_tokens, found.estimated) == ("json_schema", 32768, False)
+    assert found.seconds is not None
+    assert "(40 + 120 tokens)" in found.seen[-1].told
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (Status(400, message=NO_SCHEMA), "refused: .*is not supported"),
+        ("I would say no.", "not in form: there is no JSON object"),
+        ({"verdict": "perhaps", "reason": ""}, "not in form: verdict: Input should be 'yes' or 'no'"),
+        (Truncated('{"verdict": "no", '), "not in form: cut off after 3 tokens"),
+        (Refusal(), "not in form: there is no JSON object"),
+        (Dropped(), "refused: .*broke off|refused: .*connection"),
+        (NotJson(), "refused: .*no answer in OpenAI's protocol"),
+    ],
+)
+def test_a_way_that_does_not_work_is_told_and_the_next_one_is_used(
+    monkeypatch: pytest.MonkeyPatch, answer: Sent, told: str
+) -> None:
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        return answer if way(body) == "json_schema" else able(body, nth)
+
+    with served(script) as server:
+        found = checked(server, monkeypatch)
+    assert (found.ok, found.way) == (True, "tool call")
+    [schema] = [one for one in found.seen if one.name == "json_schema"]
+    assert schema.passed is None
+    assert re.search(told, schema.told)
+
+
+def test_a_model_that_gives_no_answer_in_form_cannot_be_worked_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served("Ho hum.") as server:
+        found = checked(server, monkeypatch)
+    assert (found.ok, found.way) == (False, None)
+    assert "a more able one" in found.seen[-1].hint
+
+
+def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        return Prose(GOOD) if way(body) == "words" else "Ho hum."
+
+    with served(script) as server:
+        assert checked(server, monkeypatch).way == "JSON in text"
+
+
+@pytest.mark.parametrize(
+    ("answer", "name", "told", "hint"),
+    [
+        (Status(401, message="Incorrect API key provided"), "key", "status 401", "llm.api_key_env"),
+        (Status(404, message="no model scripted"), "answer", "status 404", "llm.model"),
+        (Status(400, message="bad"), "answer", "status 400: bad", "llm.base_url"),
+        (Status(429, retry_after=9), "answer", "status 429", "is the server there"),
+        (Status(503, message="asleep"), "answer", "status 503: asleep", "is the server there"),
+        (Status(307, message="over there"), "answer", "status 307: over there", "detour"),
+        (Dropped(midway=False), "answer", "connection failed", "is the server there"),
+        (NoChoices(), "answer", "held no choice", "is the server there"),
+        (Silence(60), "answer", "silence for 0.2 s", "is the server there"),
+    ],
+)
+def test_the_first_failure_of_the_connection_ends_it_without_patience(
+    monkeypatch: pytest.MonkeyPatch, answer: Sent, name: str, told: str, hint: str
+) -> None:
+    with served(answer) as server:
+        found = checked(server, monkeypatch, silence_s=0.2)
+        assert len(server.asked) == 1
+    last = found.seen[-1]
+    assert (found.ok, last.name, last.passed) == (False, name, False)
+    assert told in last.told
+    assert hint in last.hint
+
+
+def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as bound:  # taken, and nobody listens
+        bound.bind(("127.0.0.1", 0))
+        with served(able) as server:
+            nobody = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+            found = checked(server, monkeypatch, base_url=nobody)
+        assert server.asked == []
+    assert (found.ok, seen(found)) == (False, {"server": False})
+    assert "llm.base_url: is the server there?" in found.seen[0].hint
+
+
+def test_a_model_that_is_not_listed_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(Status(404, message="no such model"), models=[{"id": "scripted-2"}, {"id": "other"}]) as server:
+        found = checked(server, monkeypatch)
+    [model] = [one for one in found.seen if one.name == "model"]
+    assert model.told == "scripted is not among them; there are scripted-2, other"
+    assert not found.ok
+
+
+@pytest.mark.parametrize(
+    ("listed", "set_to", "passed", "told"),
+    [
+        ({"max_model_len": 4096}, 0, True, "4096 tokens, the server says"),
+        ({"meta": {"n_ctx_train": 2048}}, 0, True, "2048 tokens, the server says"),
+        ({}, 0, None, "not told"),
+        ({}, 8000, True, "8000 tokens by llm.context_tokens"),
+        ({"context_length": 4096}, 8000, False, "llm.context_tokens is 8000, the server says 4096"),
+        ({"max_model_len": "long"}, 0, None, "not told"),
+    ],
+)
+def test_the_context_is_the_settings_or_what_the_server_tells(
+    monkeypatch: pytest.MonkeyPatch, listed: dict[str, Any], set_to: int, passed: bool | None, told: str
+) -> None:
+    with served(able, models=[{"id": "scripted", **listed}]) as server:
+        found = checked(server, monkeypatch, context_tokens=set_to)
+    [context] = [one for one in found.seen if one.name == "context"]
+    assert context.passed is passed
+    assert told in context.told
+    assert found.ok is (passed is not False)
+
+
+def test_counts_that_are_not_told_are_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        return able(body, nth) if way(body) != "none" else Message(NUMBERS, usage=None)
+
+    with served(script) as server:
+        found = checked(server, monkeypatch)
+    assert found.estimated
+    assert "costs are estimates" in found.seen[-1].told

@@ -1,0 +1,318 @@
+"""Servers that are busy, broken, silent or gone: what is tried again, for how long, and what is said in the end."""
+
+import asyncio
+import math
+import re
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from agents.errors import BudgetSpent, ModelDenied, ModelRefused, ModelUnavailable
+from agents.llm.breaker import FAILURES, PAUSE_S
+from agents.llm.budget import Budget
+from agents.llm.question import InMemory, Purpose, Question, Said
+from tests.conftest import NetworkForbidden
+from tests.integration.llm.asking import ANSWER, GOOD, PURPOSE, Fault, ask, endpoint, model, question, run
+from tests.scripted_model import Dropped, Message, NotJson, Sent, Silence, Status, Text, served
+from tests.virtual_time import VirtualTime
+
+DOWN = Status(503, message="overloaded")
+
+
+@pytest.mark.parametrize(
+    "misbehaviour",
+    [
+        Status(500),
+        Status(502),
+        Status(408),
+        Status(409),
+        Status(429),
+        Dropped(midway=False),
+        Dropped(midway=True),
+        Dropped(of=GOOD),  # the piece that says that it is whole is missing
+        NotJson(),
+        NotJson(b"data: {nonsense\n\n"),
+        NotJson(b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'),
+        NotJson(b'data: {"choices": [{"delta": 5}]}\n\ndata: [DONE]\n\n'),
+    ],
+)
+def test_what_may_be_better_the_next_time_is_tried_again(misbehaviour: Sent) -> None:
+    time = VirtualTime()
+    with served(lambda body, nth: GOOD if nth > 2 else misbehaviour) as server:
+        assert ask(model(server, time)) == ANSWER
+        assert len(server.asked) == 4
+        assert [slept <= 2**n for n, slept in enumerate(time.slept)] == [True] * 3
+        assert len(set(time.slept)) == 3  # full jitter
+
+
+@pytest.mark.parametrize("midway", [False, True])
+def test_silence_is_noticed_before_an_answer_and_in_its_middle(midway: bool) -> None:
+    with served(lambda body, nth: GOOD if nth else Silence(60, GOOD, midway)) as server:
+        assert ask(model(server, silence_s=0.3)) == ANSWER
+        assert len(server.asked) >= 2
+
+
+@pytest.mark.parametrize("midway", [False, True])
+def test_silence_that_is_allowed_is_waited_out(midway: bool) -> None:
+    with served(Silence(0.2, GOOD, midway)) as server:
+        assert ask(model(server, silence_s=60.0)) == ANSWER
+        assert len(server.asked) == 1
+
+
+def test_an_answer_that_takes_too_long_as_a_whole_is_given_up() -> None:
+    with (
+        served(Silence(60)) as server,
+        pytest.raises(ModelUnavailable, match=r"no whole answer in 0.3 s \(llm.timeout_s\)"),
+    ):
+        ask(model(server, timeout_s=0.3, patience_s=1e-6))
+
+
+def test_patience_ends_and_the_error_names_the_last_failure_and_what_to_do() -> None:
+    time = VirtualTime()
+    with served(Status(429, message="slow down, please")) as server, pytest.raises(ModelUnavailable) as raised:
+        ask(model(server, time, patience_s=100.0))
+    told = str(raised.value)
+    assert f"the model scripted at {server.url} is not available: tried {len(server.asked)} times" in told
+    assert "the last: status 429" in told
+    assert "slow down, please" in told
+    assert "llm.patience_s" in told
+    assert len(server.asked) > 5
+    assert time.now - 1000 <= 100
+
+
+@pytest.mark.parametrize("after", ["30", "30.5"])
+def test_a_busy_servers_wish_is_heeded_by_all(after: str) -> None:
+    time = VirtualTime()
+    moments: list[float] = []
+
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        moments.append(time.now)
+        return Status(429, retry_after=after) if nth == 0 else GOOD
+
+    async def several(opened: Any) -> None:
+        assert await opened.ask(question("first"), Fault) == ANSWER
+        await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(5)))
+
+    with served(script) as server:
+        run(model(server, time), several)
+    assert moments[0] == 1000
+    assert min(moments[1:]) >= 1000 + math.floor(float(after))
+
+
+def test_a_broken_servers_wish_is_heeded_by_the_one_who_asked() -> None:
+    time = VirtualTime()
+    with served(lambda body, nth: GOOD if nth else Status(503, retry_after=40)) as server:
+        assert ask(model(server, time)) == ANSWER
+    assert time.slept == [40.0]
+
+
+def test_a_wish_beyond_all_patience_is_told_at_once() -> None:
+    time = VirtualTime()
+    with served(Status(429, retry_after=3600)) as server:
+        with pytest.raises(ModelUnavailable, match="is not available: status 429"):
+            ask(model(server, time))
+        assert (len(server.asked), time.slept) == (1, [])
+
+
+def test_a_storm_of_429_passes_and_everybody_gets_an_answer() -> None:
+    time = VirtualTime()
+
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        return Status(429, retry_after=1 if nth % 2 else None) if nth < 40 else GOOD
+
+    async def many(opened: Any) -> list[Fault]:
+        return list(await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(12))))
+
+    with served(script) as server:
+        assert run(model(server, time, concurrency=4), many) == [ANSWER] * 12
+        assert len(server.asked) == 52
+        assert server.most_at_once <= 4
+
+
+def test_a_server_that_fails_often_is_left_alone_then_probed_by_one_and_taken_up_again() -> None:
+    time = VirtualTime()
+    up = threading.Event()
+
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        return GOOD if up.is_set() else DOWN
+
+    async def story(opened: Any) -> None:
+        answers = await asyncio.gather(
+            *(opened.ask(question("x", variant), Fault) for variant in range(3 * FAILURES)), return_exceptions=True
+        )
+        told = [str(one) for one in answers]
+        assert {type(one) for one in answers} == {ModelUnavailable}
+        assert all(re.search(r"failed \d+ times in a row and is left alone|tried", one) for one in told)
+        assert any("one request will try it" in one for one in told)
+        assert all("status 503: overloaded" in one for one in told)
+        assert len(server.asked) <= 2 * FAILURES + 5  # those under way when it opened, then one at a time
+        up.set()
+        time.now += 1000
+        before = len(server.asked)
+        assert await opened.ask(question("again"), Fault) == ANSWER
+        assert len(server.asked) == before + 1
+
+    with served(script) as server:
+        run(model(server, time, concurrency=FAILURES, patience_s=2 * PAUSE_S), story)
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [
+        (Status(401, message="Incorrect API key provided"), "llm.api_key_env or llm.api_key_file"),
+        (Status(403, message="no access"), "no permission"),
+        (Status(404, message="The model `scripted` does not exist"), "llm.base_url.*llm.model"),
+        (Status(402, message="pay first"), "account"),
+        (Status(413, message="too large"), "llm.context_tokens"),
+        (Status(429, message="You exceeded your quota", error_code="insufficient_quota"), "account"),
+    ],
+)
+def test_what_will_never_be_answered_is_told_at_once(status: Status, hint: str) -> None:
+    time = VirtualTime()
+    with served(status) as server:
+        with pytest.raises(ModelRefused, match=f"status {status.code}: {status.message}.*{hint}") as raised:
+            ask(model(server, time))
+        assert isinstance(raised.value, ModelDenied) is (status.code != 413)  # another question may be shorter
+        assert (len(server.asked), time.slept) == (1, [])
+
+
+def test_nobody_at_the_address() -> None:
+    with socket.socket() as bound:  # taken, and nobody listens
+        bound.bind(("127.0.0.1", 0))
+        with served(GOOD) as server:
+            nobody = model(server, base_url=f"http://127.0.0.1:{bound.getsockname()[1]}/v1", patience_s=5.0)
+        with pytest.raises(ModelUnavailable, match=r"the connection failed: .*llm check"):
+            ask(nobody)
+
+
+def test_a_stray_call_fails_the_test_at_once() -> None:
+    time = VirtualTime()
+    for address in ("http://192.0.2.7:8000/v1", "https://api.example.com/v1"):
+        with served(GOOD) as server, pytest.raises(NetworkForbidden, match=r"192\.0\.2\.7|api\.example\.com"):
+            ask(model(server, time, base_url=address))
+    assert time.slept == []
+
+
+def test_one_pool_serves_all_and_no_more_are_under_way_than_allowed() -> None:
+    release = threading.Barrier(5, timeout=60)
+
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        release.wait()  # until five are there
+        return GOOD
+
+    async def many(opened: Any) -> None:
+        await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(20)))
+
+    with served(script) as server:
+        run(model(server, concurrency=5), many)
+        assert (len(server.asked), server.most_at_once) == (20, 5)
+        assert server.connections <= 5
+
+
+@pytest.mark.parametrize("limits", [{"requests_per_minute": 3}, {"tokens_per_minute": 400}])
+def test_requests_and_tokens_a_minute_are_kept(limits: dict[str, Any]) -> None:
+    async def many(opened: Any) -> None:
+        await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(7)))
+
+    time = VirtualTime()
+    with served(Message('{"fault": "agent", "message": 3}', usage=(60, 60))) as server:
+        run(model(server, time, **limits), many)
+    assert 120 <= time.now - 1000 < 180  # three at once, three a minute later, and one
+
+
+def test_the_same_question_at_the_same_time_is_sent_once() -> None:
+    ledger = InMemory()
+
+    async def same(opened: Any) -> None:
+        await asyncio.gather(*(opened.ask(question(), Fault) for _ in range(8)))
+        await asyncio.gather(*(opened.ask(question(variant=1), Fault) for _ in range(8)))
+
+    with served(GOOD) as server:
+        run(model(server, ledger=ledger), same)
+        ask(model(server, ledger=ledger))
+        assert len(server.asked) == len(ledger.replies) == 2
+
+
+def test_whoever_waits_for_the_same_answer_gets_it_when_the_one_who_asked_is_stopped() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        begun.set()
+        release.wait(60)
+        return GOOD
+
+    async def story(opened: Any) -> Fault:
+        first = asyncio.create_task(opened.ask(question(), Fault))
+        await asyncio.to_thread(begun.wait, 60)
+        second = asyncio.create_task(opened.ask(question(), Fault))
+        await asyncio.sleep(0)
+        first.cancel()
+        release.set()
+        return await second
+
+    with served(script) as server:
+        assert run(model(server), story) == ANSWER
+        assert len(server.asked) == 2
+
+
+def test_what_a_reply_took_is_counted_and_what_the_server_does_not_tell_is_estimated() -> None:
+    ledger = InMemory()
+    with served(lambda body, nth: Text('{"fault": "agent", "message": 3}', None if nth else (1000, 20))) as server:
+        for text in ("told", "untold"):
+            ask(model(server, ledger=ledger), question(text))
+    told, untold = (reply for _, reply in ledger.kept)
+    assert (told.prompt_tokens, told.completion_tokens, told.estimated) == (1000, 20, False)
+    assert told.cost == pytest.approx((1000 * 2 + 20 * 10) / 1e6)
+    assert untold.estimated
+    assert 10 <= untold.prompt_tokens <= 40
+    assert 5 <= untold.completion_tokens <= 20
+    assert ledger.spent(PURPOSE).calls == 2
+
+
+def test_counts_that_lie_do_no_harm() -> None:
+    ledger = InMemory()
+    with served(Text('{"fault": "agent", "message": 3}', (-5, 10**30))) as server:
+        assert ask(model(server, ledger=ledger)) == ANSWER
+    [(_, reply)] = ledger.kept
+    assert (reply.prompt_tokens, reply.completion_tokens) == (0, 2**31 - 1)
+
+
+def test_a_budget_ends_the_asking_and_what_was_answered_stays_free() -> None:
+    ledger = InMemory()
+
+    def asked(number: int) -> Question:
+        return Question(Purpose("c1", "synthesize", "dates"), (Said("user", f"question {number}"),))
+
+    async def until_spent(opened: Any) -> None:
+        bounded = opened.within(Budget(tokens=40))
+        for number in range(9):
+            await bounded.ask(asked(number), Fault)
+
+    with served(GOOD) as server:
+        with pytest.raises(BudgetSpent, match="42 tokens of 40 spent on synthesize of dates, in 3 replies"):
+            run(model(server, ledger=ledger), until_spent)
+        assert len(server.asked) == 3
+        kept = model(server, ledger=ledger, budget=Budget(tokens=40))
+        assert ask(kept, asked(2)) == ANSWER
+        assert len(server.asked) == 3
+
+
+def test_no_second_is_counted_in_which_a_question_waits_for_its_turn() -> None:
+    time = VirtualTime()
+    ledger = InMemory()
+
+    async def many(opened: Any) -> None:
+        await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(4)))
+
+    with served(GOOD) as server:
+        run(model(server, time, ledger=ledger, concurrency=1, requests_per_minute=1), many)
+    assert time.now >= 1180
+    assert sum(reply.seconds for _, reply in ledger.kept) == 0
+
+
+def test_an_endpoint_tells_nobody_its_key() -> None:
+    with served(GOOD) as server:
+        made = endpoint(server)
+    assert made.key.get_secret_value() not in f"{made!r} {made} {made.name}"

@@ -1,0 +1,130 @@
+"""The key goes to its server in one header and nowhere else, whatever the server does with it."""
+
+import logging
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from agents.errors import ModelError
+from store.database import open_store, reading, session, sqlite_url
+from store.repositories.cycles import save_cycle
+from store.repositories.thinking import list_replies
+from tests.conftest import NetworkForbidden
+from tests.integration.llm.asking import ANSWER, GOOD, KEY, ask, model, question, run
+from tests.scripted_model import (
+    Dropped,
+    Message,
+    NotJson,
+    Recorded,
+    Refusal,
+    Sent,
+    Silence,
+    Status,
+    Text,
+    Tool,
+    Truncated,
+    served,
+)
+from tests.unit.store.chain import CYCLE, T0
+from traced.llm.ledger import StoreLedger
+
+BEARER = f"Bearer {KEY}"
+EVENT = f'data: {{"error": {{"message": "{BEARER}", "code": 500}}}}\n\n'
+ECHOES: list[Sent] = [
+    *(Status(code, message=f"You sent {BEARER}.") for code in (307, 400, 401, 403, 404, 413, 422, 429, 500, 503)),
+    Status(401, message="x" * 490 + KEY),  # a message that is cut in the middle of it
+    Status(400, message=f"{KEY} is no model", error_code=KEY),
+    Status(429, message=BEARER, error_code="insufficient_quota"),
+    Recorded(f'{{"error": "{BEARER}"}}'.encode(), 401, "application/json"),
+    Recorded(BEARER.encode(), 502, "text/plain"),
+    NotJson(BEARER.encode()),
+    NotJson(EVENT.encode()),
+    Refusal(f"I will not answer {KEY}."),
+    Text(f"Your key is {KEY}, is it not?"),
+    Text("x" * 30 + KEY),  # over two pieces
+    Tool(f'{{"fault": "{KEY}", "message": 3}}'),
+    Truncated(f'{{"fault": "{KEY}'),
+    Message('{"fault": "nobody", "message": 3}', finish_reason=KEY),
+    Dropped(of=BEARER * 20),
+]
+
+
+def with_locals(error: BaseException) -> str:
+    """A traceback as tools show it that tell every variable; without the tests' own frames."""
+    told = traceback.TracebackException.from_exception(error, capture_locals=True)
+    told.stack = traceback.StackSummary([one for one in told.stack if "/tests/" not in one.filename])
+    assert told.stack
+    return "".join(told.format())
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    made = open_store(sqlite_url(tmp_path / "traced.db"))
+    with session(made) as opened:
+        save_cycle(opened, CYCLE)
+    yield made
+    made.dispose()
+
+
+@pytest.mark.parametrize("echo", ECHOES, ids=lambda one: f"{type(one).__name__}-{getattr(one, 'code', '')}")
+def test_a_server_that_says_the_key_back_gets_it_nowhere(
+    echo: Sent, store: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with served(echo, key=KEY) as server:
+        asked = model(server, ledger=StoreLedger(store, lambda: T0), patience_s=3.0)
+        with pytest.raises(ModelError) as raised:
+            ask(asked)
+        assert server.headers[0]["authorization"] == BEARER
+        assert KEY not in str(server.asked)  # it does not go back with a complaint either
+    error = raised.value
+    shown = {
+        "the error": f"{error} {error!r} {error.hint} {error.args}",
+        "its traceback": with_locals(error),
+        "the log": caplog.text,
+        "the model": f"{asked!r} {vars(asked)} {asked.endpoint} {asked.line!r} {vars(asked.line)}",
+    }
+    assert [place for place, text in shown.items() if KEY in text or KEY[:10] in text] == []
+    store.dispose()
+    assert [file.name for file in tmp_path.iterdir() if KEY.encode() in file.read_bytes()] == []
+
+
+def test_what_is_kept_of_an_answer_that_holds_the_key_has_it_struck_out(store: Engine) -> None:
+    with served(f"import os\nKEY = '{KEY}'\n") as server:
+        ledger = StoreLedger(store, lambda: T0)
+        assert run(model(server, ledger=ledger), lambda opened: opened.write(question())) == "import os\nKEY = '***'\n"
+    with reading(store) as opened:
+        [kept] = list_replies(opened, "c1")
+    assert kept.text == "import os\nKEY = '***'\n"
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_detour_is_not_followed(code: int) -> None:
+    with served(GOOD) as elsewhere, served(Status(code, location=f"{elsewhere.url}/chat/completions")) as server:
+        with pytest.raises(ModelError, match=rf"status {code}.*sends to {elsewhere.url}.*llm.base_url"):
+            ask(model(server))
+        assert (len(server.asked), elsewhere.connections) == (1, 0)
+
+
+def test_what_a_person_stops_tells_no_key(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def stopped(opened: Any) -> None:
+        raise KeyboardInterrupt
+
+    with served(Silence(60)) as server, pytest.raises(KeyboardInterrupt) as raised:
+        run(model(server), stopped)
+    assert KEY not in with_locals(raised.value) + caplog.text
+
+
+def test_a_key_goes_to_its_own_server_alone() -> None:
+    with served(GOOD, key=KEY) as server:
+        assert ask(model(server)) == ANSWER
+        [headers] = server.headers
+        assert [name for name, value in headers.items() if KEY in value] == ["authorization"]
+        with pytest.raises(NetworkForbidden):
+            ask(model(server, base_url="http://192.0.2.7/v1"))

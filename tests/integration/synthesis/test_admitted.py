@@ -1,0 +1,169 @@
+"""A model's files through real admission: refused for every reason there is, mended each time, admitted at the end.
+
+The containers are real, the model is a script over HTTP, and the base model whose rewards are asked for at the end is
+the bundled one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agents.synthesizer.llm.prompt import example
+from benchmarks.admission import unsound
+from sandbox.admission import Thresholds, refusals
+from sandbox.admission.admit import NAMES
+from sandbox.admission.report import MEANS
+from tests.integration.synthesis.test_candidates import FAMILIES, NO_FILE, said, worked
+from tests.integration.synthesis.way import on
+from tests.integration.synthesis.world import CANARIES, fenced, fixture, made, prepared, refused_by, reports
+from tests.scripted_model import served
+from tests.unit.agents.synthesis.conversations import environment_class
+from traced.admission import thresholds
+from traced.config import Settings
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
+ROOT = Path(__file__).parents[3]
+SOUND = fixture("cloakroom")
+KIND = SOUND.replace("round(0.4 * right, 3)", "round(0.1 + 0.4 * right, 3)")  # coming at all is worth a little
+TIRED = """        RESETS[0] += 1
+        if RESETS[0] > 900 and seed % 2:
+            sum(range(40_000_000))
+        rng = random.Random(seed)
+"""
+LOUD = "self.turn += 1\n        re.compile(f'a{self.turn}', re.DEBUG)"
+FLAWED = {one.expected: one.source for one in unsound() if one.base == "cloakroom"} | {
+    "latency": SOUND.replace("class Env", "RESETS = [0]\n\n\nclass Env", 1).replace(
+        "        rng = random.Random(seed)\n", TIRED, 1
+    ),
+    "effects": SOUND.replace("self.turn += 1", LOUD, 1).replace("import random", "import random\nimport re", 1),
+    "spread": SOUND,  # the base model cannot solve it
+}
+IN_TURN = {name: FLAWED[name] for name in NAMES}
+
+
+def sooner(settings: Settings) -> Thresholds:
+    return replace(thresholds(settings), seeds=12, diversity_seeds=60, reset_seconds=0.1)
+
+
+def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traced.stages.admit.thresholds", sooner)
+    answers = [fenced(source) for source in [*IN_TURN.values(), KIND]]
+    overrides = {"synthesis.starts": 1, "synthesis.repairs": len(IN_TURN)}
+    with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:
+        told = worked(tmp_path, server, overrides)
+        records = on(told["cycle"], tmp_path, server.url, overrides, made)
+        refused = on(told["cycle"], tmp_path, server.url, overrides, refused_by)
+    assert [name in checks for name, checks in zip(IN_TURN, refused, strict=False)] == [True] * len(IN_TURN), refused
+    assert (refused[-1], told["admitted"]) == ([], records[-1].hash)
+    for body, (name, source) in zip(server.asked[1:], IN_TURN.items(), strict=True):
+        assert f"Failed: {name} ({MEANS[name]})" in said(body)
+        assert source.strip() in said(body, 2)
+    assert [record.repairs for record in records] == [None, *(record.hash for record in records[:-1])]
+    assert all(
+        record.source_code.startswith("# Written by scripted for finding-out-first: start 1, ") for record in records
+    )
+
+
+def test_the_worked_example_is_admitted(tmp_path: Path) -> None:
+    assert len(example().splitlines()) < 200
+    file = tmp_path / "example.py"
+    file.write_text(example(), "utf-8")
+    command = [sys.executable, "-m", "traced", "admit", str(file), "--json", "--data-dir", str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["admitted"], [(check["name"], check["advice"]) for check in told["checks"] if not check["passed"]]
+    tools = environment_class(example())().reset(0).tools
+    assert {tool["function"]["name"] for tool in tools} == {"find_bikes", "book_repair", "hand_out", "order_part"}
+
+
+def test_the_best_of_three_candidates_is_mended(tmp_path: Path) -> None:
+    """Whichever of them comes first: one is no file, one does not run, one fails late."""
+    candidates = [NO_FILE, fenced(IN_TURN["runs"]), fenced(IN_TURN["interface"])]
+    overrides = {"synthesis.candidates": 3, "synthesis.starts": 1, "synthesis.repairs": 1}
+    with served(lambda body, nth: candidates[nth] if nth < 3 else NO_FILE, canaries=CANARIES) as server:
+        told = worked(tmp_path, server, overrides)
+        refused = on(told["cycle"], tmp_path, server.url, overrides, refused_by)
+        records = on(told["cycle"], tmp_path, server.url, overrides, made)
+    assert told["reason"] == "admit: none of 4 candidate environments was admitted"
+    assert sorted(refused[:3]) == [["interface"], ["runs"], ["source"]]
+    assert len(server.asked) == 4
+    assert IN_TURN["interface"].strip() in said(server.asked[3], 2)
+    assert "Failed: interface" in said(server.asked[3])
+    assert records[3].repairs == records[refused.index(["interface"])].hash
+
+
+def test_nothing_of_a_file_that_reading_does_not_refuse_runs_outside_its_container(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    writes = f"(random,)[0]._os.open({str(marker)!r}, 0o101)\n"
+    attack = SOUND.replace("\nTHINGS = ", f"\n{writes}THINGS = ", 1)
+    overrides = {"synthesis.starts": 1, "synthesis.repairs": 0}
+    with served(fenced(attack)) as server:
+        told = worked(tmp_path, server, overrides)
+        (report,) = on(told["cycle"], tmp_path, server.url, overrides, reports)
+    assert report.checks[0].passed
+    assert set(refusals(report)) & {"runs", "effects"}
+    assert not marker.exists()
+    assert environment_class(attack)
+    assert marker.exists(), "outside a container it would have been written"
+
+
+FROM_WITHIN = ["fork_bomb", "memory_bomb", "endless_loop", "flood_of_lines", "leave_after_a_fake_score", "poison"]
+
+
+def test_what_attacks_its_container_is_refused_and_mended_like_any_other(tmp_path: Path) -> None:
+    """The attacks of tests/data/attacks, past what reading finds."""
+    code = "\n".join((FAMILIES / f"{name}.py").read_text() for name in ("escapes", "forgery", "resources"))
+    begin = "        NAMES or (random,)[0]._os.sys.modules['builtins'].exec(CODE, NAMES)\n        NAMES[{!r}]()\n"
+    answers = []
+    for attack in FROM_WITHIN:
+        reset = begin.format(attack) + "        rng = random.Random(seed)\n"
+        source = SOUND.replace("        rng = random.Random(seed)\n", reset, 1)
+        answers.append(source.replace("\nTHINGS = ", f"\nNAMES = {{}}\nCODE = {code!r}\nTHINGS = ", 1))
+    overrides = {"synthesis.starts": 1, "synthesis.repairs": len(answers) - 1, "sandbox.call_seconds": 5}
+    with served(lambda body, nth: fenced(answers[nth]), canaries=CANARIES) as server:
+        told = worked(tmp_path, server, overrides)
+        judged = on(told["cycle"], tmp_path, server.url, overrides, reports)
+    assert told["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
+    assert all(report.checks[0].passed and not report.admitted for report in judged), "none was run"
+    for nth, body in enumerate(server.asked[1:]):
+        assert all(f"Failed: {name} ({MEANS[name]})" in said(body) for name in refusals(judged[nth]))
+
+
+CUTS = ["kept 2", "saved 2", "judging 1", "judging 2", "kept 3"]
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_way_that_is_killed_goes_on_and_asks_nothing_twice(tmp_path: Path, cut: str) -> None:
+    answers = [fenced(IN_TURN["runs"]), NO_FILE, fenced(IN_TURN["source"]), fenced(IN_TURN["runs"] + "\n# again\n")]
+    overrides = {"synthesis.starts": 1, "synthesis.repairs": 3}
+    with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:
+        cycle = prepared(tmp_path, server.url, overrides)
+        assert in_process(tmp_path, server.url, cut, cycle, overrides).returncode == -signal.SIGKILL
+        second = in_process(tmp_path, server.url, "-", cycle, overrides)
+        assert second.returncode == 0, second.stderr
+        refused = on(cycle, tmp_path, server.url, overrides, refused_by)
+    told = json.loads(second.stdout.splitlines()[-1])
+    assert told["reason"] == "admit: none of 4 candidate environments was admitted"
+    assert refused == [["runs"], ["source"], ["source"], ["runs"]]
+    requests = Counter(json.dumps(body, sort_keys=True) for body in server.asked)
+    assert (len(server.asked), set(requests.values())) == (4, {1})
+
+
+def in_process(
+    directory: Path, url: str, cut: str, cycle: str, overrides: Mapping[str, Any]
+) -> "subprocess.CompletedProcess[str]":
+    pairs = [f"{key}={value}" for key, value in overrides.items()]
+    command = [sys.executable, "-m", "tests.integration.synthesis.way", str(directory), url, cut, cycle, *pairs]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=240)

@@ -1,0 +1,204 @@
+"""What a model's answers lead to before any container: refused candidates, repairs, fresh starts, and budgets."""
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.repositories.thinking import stage_costs
+from tests.integration.synthesis.way import on, walk
+from tests.integration.synthesis.world import CANARIES, NAME, fenced, fixture, made, prepared, refused_by
+from tests.scripted_model import Refusal, Scripted, Sent, Text, Truncated, served
+from traced.stages.context import Context
+from traced.stages.errors import CapabilityError
+from traced.stages.synthesize import synthesize
+
+NO_FILE = "I think that an environment about coats would be best."
+
+
+def said(body: Mapping[str, Any], place: int = -1) -> str:
+    """One message of a request."""
+    return str(body["messages"][place]["content"])
+
+
+def worked(tmp_path: Path, server: Scripted, overrides: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """A prepared cycle's way, to its end; the cycle is told in the answer."""
+    cycle = prepared(tmp_path, server.url, overrides)
+    return {"cycle": cycle, **on(cycle, tmp_path, server.url, overrides or {}, walk)}
+
+
+def look(tmp_path: Path, server: Scripted, told: Mapping[str, str], overrides: Mapping[str, Any], work: Any) -> Any:
+    return on(told["cycle"], tmp_path, server.url, overrides, work)
+
+
+def test_five_repairs_and_then_a_fresh_start_three_times(tmp_path: Path) -> None:
+    with served(lambda body, nth: f"{NO_FILE} ({nth})", canaries=CANARIES) as server:
+        told = worked(tmp_path, server)
+        records = look(tmp_path, server, told, {}, made)
+    assert told["reason"] == "admit: none of 18 candidate environments was admitted"
+    assert [len(body["messages"]) for body in server.asked] == [2, 4, 4, 4, 4, 4] * 3
+    for nth, body in enumerate(server.asked):
+        if nth % 6:
+            assert f"{NO_FILE} ({nth - 1})" in said(body, 2)
+            assert "Failed: source" in said(body)
+            assert ("refused by source" in said(body)) == (nth % 6 > 1)
+    starts = {said(body, 1) for body in server.asked}
+    assert len(starts) == 1
+    assert len({record.hash for record in records}) == 18
+    assert [record.seed for record in records] == list(range(18))
+    assert {record.synthesizer for record in records} == {"llm"}
+    assert [record.repairs for record in records[:3]] == [None, records[0].hash, records[1].hash]
+    assert [record.repairs is None for record in records] == [nth % 6 == 0 for nth in range(18)]
+
+
+HUGE = "class Environment:\n    pass\n" + "# " + "x" * 1_000_000
+FAMILIES = Path(__file__).parents[2] / "data/attacks"  # what sandboxes are attacked with
+ATTACKS = {
+    "writes a file": "open({marker!r}, 'w').write('x')\n",
+    "starts a program": "import os\nos.system('touch ' + {marker!r})\n",
+    "speaks to the network": "import socket\nsocket.create_connection(('127.0.0.1', 9))\n",
+    "forks for ever": "import os\nwhile True:\n    os.fork()\n",
+    "reads proc": "print(open('/proc/self/environ').read())\n",
+    "imports by name": "__import__('pathlib').Path({marker!r}).touch()\n",
+}
+ANSWERS: dict[str, Sent] = {
+    "a refusal": Refusal("I will not write that."),
+    "prose": NO_FILE,
+    "nothing": "",
+    "an empty file": "```python\n```",
+    "a sketch": "```python\nclass Env: ...\n```",
+    "cut off": Truncated(fenced(fixture("cloakroom"))[:900]),
+    "cut off and not said": fenced(fixture("cloakroom"))[:900],
+    "too large": f"```python\n{HUGE}\n```",
+    "JSON": '{"file": "class Environment: pass"}',
+    "null and half a character": "```python\nclass Environment:\n    x = '\0\ud800'\n    y = (\n```",
+}
+
+
+def test_whatever_is_no_sound_file_is_kept_refused_and_mended_and_nothing_of_it_runs(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    attacks = [source.format(marker=str(marker)) + "class Environment:\n    pass\n" for source in ATTACKS.values()]
+    attacks += [(FAMILIES / "environment.py").read_text() + path.read_text() for path in sorted(FAMILIES.glob("*.py"))]
+    answers = [*ANSWERS.values(), *map(fenced, attacks)]
+    overrides = {"synthesis.repairs": len(answers) - 1, "synthesis.starts": 1, "synthesis.file_tokens": 1000}
+    given: list[int] = []
+
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        if not _doubled(body):  # an answer that was cut off is asked for once more, with room for twice as much
+            given.append(nth)
+        return answers[len(given) - 1]
+
+    with served(script, canaries=CANARIES) as server:
+        told = worked(tmp_path, server, overrides)
+        refused = look(tmp_path, server, told, overrides, refused_by)
+        records = look(tmp_path, server, told, overrides, made)
+    assert told["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
+    assert refused == [["source"]] * len(answers)
+    assert not marker.exists()
+    sources = dict(zip(ANSWERS, [record.source_code for record in records], strict=False))
+    assert "I will not write that." in sources["a refusal"]
+    assert NO_FILE in sources["prose"]
+    assert "was cut off after 3 tokens" in sources["cut off"]
+    assert sources["null and half a character"].count("\ufffd") == 2
+    assert (
+        max(len(said(body, place)) for body in server.asked for place in (2, 3) if len(body["messages"]) > 2) < 90_000
+    )
+    assert server.url not in "".join(sources.values())
+    assert len([body for body in server.asked if _doubled(body)]) == 2  # "cut off", and "too large", which never ends
+    assert len(server.asked) == len(answers) + 2
+
+
+def _doubled(body: Mapping[str, Any]) -> bool:
+    return 2000 in (body.get("max_tokens"), body.get("max_completion_tokens"))
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"),
+    [
+        ({"synthesis.max_tokens": 6_000}, "6000 tokens of 6000"),
+        ({"synthesis.max_cost": 0.5, "llm.prompt_price": 1e2}, "of 0.5 in money"),
+    ],
+)
+def test_a_budget_that_is_spent_ends_the_capability_and_can_be_raised(
+    tmp_path: Path, bound: dict[str, float], words: str
+) -> None:
+    with served(Text(NO_FILE, usage=(2_000, 0) if "synthesis.max_tokens" in bound else (1_700, 0))) as server:
+        told = worked(tmp_path, server, bound)
+        assert f"{words} spent on synthesize of finding-out-first, in 3 replies; those are kept" in told["reason"]
+        assert told["reason"].endswith(f"(try: raise {next(iter(bound))})")
+        assert len(server.asked) == 3
+        raised = {**bound, "synthesis.max_tokens": 8_000, "synthesis.max_cost": 0.6}
+        look(tmp_path, server, told, raised, lambda context: synthesize(context, NAME, 3))
+        assert len(server.asked) == 4
+        with pytest.raises(CapabilityError, match="spent on synthesize of finding-out-first"):
+            look(tmp_path, server, told, raised, lambda context: synthesize(context, NAME, 4))
+        assert len(server.asked) == 4
+
+
+def test_minutes_of_waiting_are_bounded_too(tmp_path: Path) -> None:
+    with served(NO_FILE) as server:
+        told = worked(tmp_path, server, {"synthesis.max_minutes": 1e-9})
+    assert "seconds spent on synthesize" in told["reason"]
+    assert told["reason"].endswith("(try: raise synthesis.max_minutes)")
+    assert len(server.asked) == 1
+
+
+def test_the_cost_of_an_environment_is_that_of_its_capability(tmp_path: Path) -> None:
+    with served(Text(NO_FILE, usage=(1_000, 10))) as server:
+        told = worked(tmp_path, server, {"synthesis.starts": 1, "synthesis.repairs": 1})
+
+        def costs(context: Context) -> Any:
+            with context.reading() as opened:
+                return stage_costs(opened, context.cycle_id)
+
+        (cost,) = look(tmp_path, server, told, {"synthesis.starts": 1, "synthesis.repairs": 1}, costs)
+    assert (cost.stage, cost.capability, cost.calls, cost.prompt_tokens) == ("synthesize", NAME, 2, 2_000)
+
+
+def test_an_attempt_that_is_stored_is_not_asked_for_again(tmp_path: Path) -> None:
+    with served(lambda body, nth: f"{NO_FILE} ({nth})") as server:
+        cycle = prepared(tmp_path, server.url)
+        both = [on(cycle, tmp_path, server.url, {}, lambda context: synthesize(context, NAME, 0)) for _ in range(2)]
+    assert both[0] == both[1]
+    assert len(server.asked) == 1
+
+
+def test_starts_that_are_used_up_are_told_and_may_be_raised(tmp_path: Path) -> None:
+    few = {"synthesis.starts": 1, "synthesis.repairs": 0}
+    with served(lambda body, nth: f"{NO_FILE} ({nth})") as server:
+        cycle = prepared(tmp_path, server.url, few)
+        on(cycle, tmp_path, server.url, few, lambda context: synthesize(context, NAME, 0))
+        with pytest.raises(CapabilityError, match=r"began 1 times .* raise synthesis\.starts"):
+            on(cycle, tmp_path, server.url, few, lambda context: synthesize(context, NAME, 1))
+        on(cycle, tmp_path, server.url, {**few, "synthesis.starts": 2}, lambda context: synthesize(context, NAME, 1))
+    assert len(server.asked) == 2
+
+
+def test_three_candidates_are_written_at_once_and_the_best_is_mended(tmp_path: Path) -> None:
+    together = threading.Barrier(3)
+    spoilt = fixture("cloakroom").replace("import random", "import random\nimport os")
+    candidates: list[Sent] = [NO_FILE, fenced(spoilt), fenced("class Environment:\n    pass\n")]
+
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        if nth < 3:
+            together.wait(timeout=60)
+            return candidates[nth]
+        return NO_FILE
+
+    overrides = {"synthesis.candidates": 3, "synthesis.starts": 1, "synthesis.repairs": 2}
+    with served(script, canaries=CANARIES) as server:
+        cycle = prepared(tmp_path, server.url, overrides)
+        on(cycle, tmp_path, server.url, overrides, lambda context: synthesize(context, NAME, 0))
+        assert server.most_at_once == 3
+        assert [record.seed for record in on(cycle, tmp_path, server.url, overrides, made)] == [0, 1, 2]
+        for attempt in (1, 2):
+            on(
+                cycle,
+                tmp_path,
+                server.url,
+                overrides,
+                lambda context, number=attempt: synthesize(context, NAME, number),
+            )
+        assert len(server.asked) == 3

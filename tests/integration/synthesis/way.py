@@ -1,0 +1,112 @@
+"""The way of one capability through the real graph: real synthesis and admission, the other stations do nothing.
+
+``python -m tests.integration.synthesis.way DIR URL CUT CYCLE [KEY=VALUE]...`` does it in a process of its own, which
+kills itself as ``kill -9`` does at CUT: "kept N" (the Nth reply is kept and nothing else), "saved N" (the Nth
+environment is), "judging N" (the Nth admission has begun) or "-" (never). Prints how the way ended as JSON.
+"""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tests.integration.synthesis.world import NAME, settings_for
+from traced.commands.options import parse_pair
+from traced.cycle import Stages, advance, build_graph, checkpoints
+from traced.llm.ledger import StoreLedger
+from traced.meter import Meter
+from traced.progress import Progress
+from traced.running import cycle_stages
+from traced.stages import admit, candidates
+from traced.stages.context import Context, opened
+
+ENDED = {"admitted": "", "reason": ""}
+
+
+def on(cycle_id: str, directory: Path, url: str, overrides: Mapping[str, Any], work: Callable[[Context], Any]) -> Any:
+    """What ``work`` answers in the surroundings of the cycle's stages."""
+
+    async def run() -> Any:
+        settings = settings_for(directory, url, overrides)
+        with Meter() as meter:
+            async with opened(settings, cycle_id, Progress(Console(stderr=True, quiet=True)), meter) as context:
+                answer = work(context)
+                return await answer if asyncio.iscoroutine(answer) else answer
+
+    return asyncio.run(run())
+
+
+async def walk(context: Context) -> dict[str, str]:
+    """How the capability's way ends: the admitted environment, or why there is none."""
+    ended = dict(ENDED)
+
+    async def nothing(*_: Any) -> Any:
+        return []
+
+    async def asked(cycle_id: str, adapters: list[str]) -> dict[str, int]:
+        return {}
+
+    async def analyze(cycle_id: str) -> list[str]:
+        return [NAME]
+
+    async def train(cycle_id: str, capability: str, environment: str) -> str:
+        ended["admitted"] = environment
+        return f"{capability}@v1"
+
+    async def gate(cycle_id: str, adapter: str) -> bool:
+        return False
+
+    async def drop(cycle_id: str, capability: str, stage: str, reason: str) -> None:
+        ended["reason"] = f"{stage}: {reason}"
+
+    real = cycle_stages(context)
+    others = {field.name: nothing for field in dataclasses.fields(Stages)}
+    stages = Stages(**{**others, "synthesize": real.synthesize, "admit": real.admit, "analyze": analyze})
+    stages = dataclasses.replace(stages, train=train, gate=gate, drop=drop, asked=asked)
+    async with checkpoints(context.data_dir, context.settings.store_url) as saver:
+        graph = build_graph(stages, saver, attempts=context.settings.synthesis.most)
+        await advance(graph, context.cycle_id)
+    return ended
+
+
+def cut_at(cut: str) -> None:
+    """Have this process killed at a point of its way."""
+    what, _, number = cut.partition(" ")
+    passed: Counter[str] = Counter()
+
+    def at(point: str) -> None:
+        passed[point] += 1
+        if what == point and passed[point] == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def then(point: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def working(*given: Any, **named: Any) -> Any:
+            answer = work(*given, **named)
+            at(point)
+            return answer
+
+        return working
+
+    StoreLedger.keep = then("kept", StoreLedger.keep)  # type: ignore[method-assign]
+    candidates.save_environment = then("saved", candidates.save_environment)
+    judge = admit.admission.admit
+
+    async def judging(*given: Any, **named: Any) -> Any:
+        at("judging")
+        return await judge(*given, **named)
+
+    admit.admission.admit = judging
+
+
+if __name__ == "__main__":
+    directory, url, cut, cycle, *pairs = sys.argv[1:]
+    cut_at(cut)
+    print(json.dumps(on(cycle, Path(directory), url, dict(map(parse_pair, pairs)), walk)))

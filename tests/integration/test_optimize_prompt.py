@@ -1,0 +1,181 @@
+"""``optimize-prompt`` on the bundled model behind its real engine, a real container and a scripted language model.
+
+The bundled model follows no new instruction, so nothing here is bettered; what is asked, kept and compared is real.
+"""
+
+import asyncio
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from sandbox.hashing import environment_hash
+from store.database import open_store, session
+from store.records import PromptPatch, RunState
+from store.repositories.thinking import list_patches
+from store.repositories.training import set_training_state
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories
+from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
+from tests.scripted_model import Scripted, Silence, served
+from tests.unit.store.chain import T0
+from traced.config import load_settings
+from traced.meter import Meter
+from traced.models import BUNDLED, ModelFiles
+from traced.progress import Progress
+from traced.prompting.enough import Enough
+from traced.serving.client import EngineClient
+from traced.serving.process import EngineProcess, start_embedded
+from traced.stages.context import Context, EngineSlot
+from traced.stages.gate import GATE_SEEDS
+from traced.stages.optimize_prompt import VALIDATION_SEEDS, optimize_prompt
+from traced.targets.registry import target
+
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
+
+CANARY = "CANARY-5521"
+SHOP = LAMP_SHOP.replace('{"requests": share}', f'{{"{CANARY}": share}}')
+SOURCE = f"env:{environment_hash(SHOP)[:12]}"
+ROLLOUTS = 28
+TINY = {
+    "prompting.minibatch": 2,
+    "prompting.validation": 4,
+    "gate.seeds": 2,
+    "gate.max_rounds": 1,
+    "training.iterations": 4,
+    "training.groups": 4,
+    "engine.start_timeout_s": 300,
+    "engine.threads": 1,
+    "collect.max_turns": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    with start_embedded(BUNDLED, data_dir=tmp_path_factory.mktemp("engine"), threads=1, timeout_s=300) as process:
+        yield process
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """Of a cycle with an admitted environment, an adapter, and the rollouts that its training took."""
+    save_cycle(tmp_path, SHOP)
+    store = open_store(f"sqlite:///{tmp_path / 'traced.db'}")
+    with session(store) as on:
+        set_training_state(on, f"{CYCLE}/{COMPOUND}", RunState.FINISHED, at=T0, rollouts=ROLLOUTS)
+    store.dispose()
+    return tmp_path
+
+
+def advice(body: dict[str, Any], nth: int) -> str:
+    return f"Of course!\n```\nLook every order up first, please ({nth}).\n```"
+
+
+async def optimized(data_dir: Path, engine: EngineProcess, server: Scripted, **changed: Any) -> PromptPatch:
+    """One process' work on it."""
+    told = {"llm.base_url": server.url, "llm.model": "scripted"} | changed
+    settings = load_settings(data_dir, TINY | told)
+    client = EngineClient(engine.url)
+    store = open_store(settings.store_url)
+    progress, model = Progress(Console(file=io.StringIO())), ModelFiles("bundled", BUNDLED)
+    context = Context(settings, store, target("desk"), model, CYCLE, progress, Meter(), slot=EngineSlot(client=client))
+    try:
+        return await optimize_prompt(context, COMPOUND, environment_hash(SHOP))
+    finally:
+        await client.aclose()
+        store.dispose()
+
+
+def stored(data_dir: Path, **wanted: Any) -> list[Any]:
+    store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
+    with session(store) as on:
+        found = list_trajectories(on, TrajectoryFilter(**wanted))
+    store.dispose()
+    return found
+
+
+def test_a_prompt_is_evolved_compared_and_kept_and_again_costs_nothing(data_dir: Path, engine: EngineProcess) -> None:
+    with served(advice, canaries=[CANARY]) as server:
+        patch = asyncio.run(optimized(data_dir, engine, server))
+        asked, played = len(server.asked), stored(data_dir)
+        again = asyncio.run(optimized(data_dir, engine, server))
+        assert len(server.asked) == asked
+    assert [one.id for one in stored(data_dir)] == [one.id for one in played]
+    assert (again.id, again.figures) == (patch.id, patch.figures)
+    check_figures(patch, asked)
+    check_seeds(data_dir)
+    store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
+    with session(store) as on:
+        assert [one.id for one in list_patches(on, cycle_id=CYCLE)] == [patch.id]
+    store.dispose()
+
+
+def check_figures(patch: PromptPatch, asked: int) -> None:
+    figures = patch.figures
+    evolution, gates = figures["evolution"], figures["gates"]
+    assert evolution["proposed"] == asked >= 2
+    assert 12 < evolution["rollouts"] <= evolution["budget"] == ROLLOUTS
+    assert figures["spent"]["calls"] == asked
+    assert figures["enough"] in set(Enough)
+    assert gates["adapter"]["adapter"] == ADAPTER
+    assert set(gates) == {"prompt", "adapter", "comparison"}
+    for gate in gates.values():
+        compared = {one["name"]: one for one in gate["comparisons"]}
+        assert compared["environment"]["seeds"] == compared["target"]["seeds"] == TINY["gate.seeds"]
+    assert [one["base"] for one in gates["prompt"]["comparisons"]] == [
+        one["base"] for one in gates["adapter"]["comparisons"]
+    ]
+    assert [one["adapter"] for one in gates["prompt"]["comparisons"]] == [
+        one["adapter"] for one in gates["comparison"]["comparisons"]
+    ]
+
+
+def check_seeds(data_dir: Path) -> None:
+    """Nobody was asked for a better text on a seed of the gate, and no test seed was played."""
+    gate = range(GATE_SEEDS, GATE_SEEDS + int(TINY["gate.seeds"]))
+    validation = range(VALIDATION_SEEDS, VALIDATION_SEEDS + int(TINY["prompting.validation"]))
+    evolved = [one for one in stored(data_dir, source=SOURCE) if one.model.startswith("base+")]
+    seeds = {int(one.task_id) for one in evolved}
+    assert set(gate) < seeds
+    assert set(validation) < seeds
+    training = seeds - {*gate, *validation}
+    assert training
+    assert max(training) < GATE_SEEDS
+    assert not stored(data_dir, split="test")
+    played_on_gate = {one.model for one in evolved if int(one.task_id) in gate}
+    assert len(played_on_gate) == 1  # the best text alone
+
+
+def test_stopped_while_it_waits_for_an_answer_it_goes_on_and_asks_for_nothing_twice(
+    data_dir: Path, engine: EngineProcess
+) -> None:
+    async def stopped(server: Scripted, reached: asyncio.Event) -> None:
+        work = asyncio.create_task(optimized(data_dir, engine, server))
+        await reached.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    async def until_the_second_question() -> list[dict[str, Any]]:
+        loop, reached = asyncio.get_running_loop(), asyncio.Event()
+
+        def answer(body: dict[str, Any], nth: int) -> Any:
+            if nth == 1:
+                loop.call_soon_threadsafe(reached.set)
+                return Silence(60)
+            return advice(body, nth)
+
+        with served(answer) as server:
+            await stopped(server, reached)
+            return server.asked
+
+    first = asyncio.run(until_the_second_question())
+    before = {one.id for one in stored(data_dir)}
+    assert len(first) == 2
+    with served(advice) as server:
+        asyncio.run(optimized(data_dir, engine, server))
+        assert server.asked[0] == first[1]  # what was not answered, and not what was
+        assert first[0] not in server.asked
+    assert before < {one.id for one in stored(data_dir)}

@@ -1,0 +1,350 @@
+"""A model's server that does what a test's script says: OpenAI's protocol over real HTTP, misbehaviour included.
+
+``served(script)`` answers ``POST /v1/chat/completions`` (streamed where asked) with what ``script(body, nth)`` returns:
+a text, a dict (its JSON), a ``Message`` or a ``Misbehaviour``; ``nth`` counts requests from 0. ``GET /v1/models`` tells
+``models``. A request with one of ``canaries``, or on which the script fails, gets a 400, and the test the failure.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from agents.llm.forms import habits
+
+USAGE = (11, 3)
+PIECE = 40  # characters of a streamed piece
+MODELS: list[dict[str, Any]] = [{"id": "scripted", "object": "model", "max_model_len": 32768}]
+
+
+@dataclass(frozen=True)
+class Message:
+    """An answer with status 200; ``usage`` is (prompt, completion) tokens, None where the server tells none."""
+
+    content: str | None = None
+    refusal: str | None = None
+    arguments: str | None = None  # of a tool call
+    finish_reason: str = "stop"
+    usage: tuple[int, int] | None = USAGE
+    choices: int = 1
+
+
+@dataclass(frozen=True)
+class Status:
+    """A refusal by the server; ``retry_after`` and ``location`` as the headers have them."""
+
+    code: int
+    retry_after: str | float | None = None
+    message: str = "not now"
+    error_code: str | None = None
+    location: str | None = None
+
+
+@dataclass(frozen=True)
+class Silence:
+    """Nothing for so long (the end of the test ends it), then an answer; ``midway``: in the middle of the answer."""
+
+    seconds: float
+    then: "str | dict[str, Any] | Message" = "{}"
+    midway: bool = False
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A connection that ends before the answer does, or before it begins."""
+
+    midway: bool = True
+    of: "str | dict[str, Any] | Message" = "a long answer that nobody sees the end of " * 8
+
+
+@dataclass(frozen=True)
+class NotJson:
+    """Status 200 and a body that is no JSON."""
+
+    body: bytes = b"<html>It works!</html>"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What another server once sent, byte by byte."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "text/event-stream; charset=utf-8"
+
+
+Misbehaviour = Status | Silence | Dropped | NotJson | Recorded
+Sent = str | dict[str, Any] | Message | Misbehaviour
+Headers = Mapping[str, object]  # None is none
+Script = Callable[[dict[str, Any], int], Sent]
+
+
+def Text(content: str, usage: tuple[int, int] | None = USAGE) -> Message:
+    return Message(content, usage=usage)
+
+
+def Tool(arguments: Mapping[str, Any] | str) -> Message:
+    """An answer as a call of the tool that the request offers."""
+    told = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return Message(arguments=told, finish_reason="tool_calls")
+
+
+def Refusal(why: str = "I will not help with that.") -> Message:
+    return Message(refusal=why)
+
+
+def Prose(answer: Mapping[str, Any] | str, before: str = "Sure! Here it is:", after: str = "Anything else?") -> Message:
+    """JSON in a code fence, with words around it."""
+    told = answer if isinstance(answer, str) else json.dumps(answer)
+    return Message(f"{before}\n\n```json\n{told}\n```\n\n{after}")
+
+
+def Truncated(content: str) -> Message:
+    return Message(content, finish_reason="length")
+
+
+def Filtered(content: str = "") -> Message:
+    return Message(content, finish_reason="content_filter")
+
+
+def NoChoices() -> Message:
+    return Message(choices=0)
+
+
+@dataclass
+class Scripted:
+    """What was asked: ``asked`` the bodies, ``headers`` in small letters; ``connections`` counts those opened."""
+
+    script: Script
+    canaries: Sequence[str] = ()
+    models: Sequence[Mapping[str, Any]] = ()
+    key: str | None = None
+    url: str = ""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    connections: int = 0
+    at_once: int = 0
+    most_at_once: int = 0
+    failures: list[BaseException] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    closing: threading.Event = field(default_factory=threading.Event)
+
+    def said(self, raw: str, headers: dict[str, str]) -> Sent:
+        """What the script says to a request, which is counted meanwhile."""
+        body = json.loads(raw)
+        with self.lock:
+            nth = len(self.asked)
+            self.asked.append(body)
+            self.headers.append(headers)
+        if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
+            return Status(401, message="Incorrect API key provided", error_code="invalid_api_key")
+        told = "\n".join([*_texts(body), *headers.values()])
+        try:
+            for canary in self.canaries:
+                assert canary not in told, f"request {nth} holds {canary!r}: {raw[:2000]}"
+            return self.script(body, nth)
+        except BaseException as failure:
+            self.failures.append(failure)
+            return Status(400, message=f"the test's script failed: {failure!r}")
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        with self.lock:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.at_once -= 1
+
+
+@contextmanager
+def served(
+    script: Script | Sent,
+    *,
+    canaries: Sequence[str] = (),
+    models: Sequence[Mapping[str, Any]] = MODELS,
+    key: str | None = None,
+) -> Iterator[Scripted]:
+    """Serve as long as the body runs; ``key`` is the only one that is accepted, where given."""
+    habits.cache_clear()  # another server may have had this port
+    answer: Script = script if callable(script) else lambda body, nth: script
+    made = Scripted(answer, canaries, models, key)
+
+    class Handler(_Handler):
+        scripted = made
+
+    with _Server(("127.0.0.1", 0), Handler) as server:
+        made.url = f"http://127.0.0.1:{server.server_port}/v1"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield made
+        finally:
+            made.closing.set()
+            server.shutdown()
+            thread.join()
+    if made.failures:
+        raise made.failures[0]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True  # a kept connection is nobody's concern at the end
+    request_queue_size = 128
+
+
+class _Handler(BaseHTTPRequestHandler):
+    scripted: Scripted
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        super().setup()
+        with self.scripted.lock:
+            self.scripted.connections += 1
+
+    def do_GET(self) -> None:
+        if self.path.rstrip("/") != "/v1/models":
+            return self._whole(404, {"error": {"message": f"no {self.path}", "type": "not_found", "code": None}})
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        if self.scripted.key is not None and headers.get("authorization") != f"Bearer {self.scripted.key}":
+            return self._whole(401, _error(Status(401, message="Incorrect API key provided")))
+        return self._whole(200, {"object": "list", "data": list(self.scripted.models)})
+
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        try:
+            if self.path != "/v1/chat/completions":
+                return self._whole(404, {"error": {"message": f"no {self.path}", "type": "not_found", "code": None}})
+            with self.scripted.counted():
+                self._answer(self.scripted.said(raw, headers), json.loads(raw))
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True  # whoever asked has gone
+
+    def _answer(self, said: Sent, body: dict[str, Any]) -> None:
+        match said:
+            case Status():
+                self._whole(said.code, _error(said), {"Retry-After": said.retry_after, "Location": said.location})
+            case NotJson():
+                self._bytes(200, said.body)
+            case Recorded():
+                self._bytes(said.status, said.body, {"Content-Type": said.content_type})
+            case Silence(midway=False):
+                self.scripted.closing.wait(said.seconds)
+                self._message(_message(said.then), body)
+            case Silence():
+                self._message(_message(said.then), body, pause=said.seconds)
+            case Dropped(midway=False):
+                self.close_connection = True
+            case Dropped():
+                self._message(_message(said.of), body, drop=True)
+            case _:
+                self._message(_message(said), body)
+
+    def _message(self, message: Message, body: dict[str, Any], pause: float = 0.0, drop: bool = False) -> None:
+        pieces = list(_pieces(message, body)) if body.get("stream") else [_completion(message, body)]
+        half = max(1, len(pieces) // 2)
+        if not body.get("stream"):
+            cut = len(pieces[0]) // 2
+            pieces, half = [pieces[0][:cut], pieces[0][cut:]], 1
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream" if body.get("stream") else "application/json")
+        self.send_header("Content-Length", str(sum(map(len, pieces))))
+        self.end_headers()
+        for number, piece in enumerate(pieces):
+            if number == half and drop:
+                self.close_connection = True
+                return
+            if number == half and pause:
+                self.scripted.closing.wait(pause)
+            self.wfile.write(piece)
+
+    def _whole(self, status: int, told: Mapping[str, Any], headers: Headers | None = None) -> None:
+        self._bytes(status, json.dumps(told).encode(), headers)
+
+    def _bytes(self, status: int, told: bytes, headers: Headers | None = None) -> None:
+        self.send_response(status)
+        sent = {"Content-Type": "application/json", "Content-Length": len(told), **(headers or {})}
+        for name, value in sent.items():
+            if value is not None:
+                self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(told)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for pair in value.items() for one in pair for text in _texts(one))
+    elif isinstance(value, list):
+        yield from (text for one in value for text in _texts(one))
+
+
+def _message(said: str | dict[str, Any] | Message) -> Message:
+    return said if isinstance(said, Message) else Message(said if isinstance(said, str) else json.dumps(said))
+
+
+def _error(status: Status) -> dict[str, Any]:
+    kind = "invalid_request_error" if status.code < 500 else "server_error"
+    return {"error": {"message": status.message, "type": kind, "code": status.error_code, "param": None}}
+
+
+def _call(message: Message, body: dict[str, Any]) -> dict[str, Any]:
+    offered = [tool["function"]["name"] for tool in body.get("tools") or []]
+    function = {"name": offered[0] if offered else "answer", "arguments": message.arguments}
+    return {"id": "call-1", "type": "function", "function": function}
+
+
+def _usage(message: Message) -> dict[str, Any] | None:
+    if message.usage is None:
+        return None
+    prompt, completion = message.usage
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _completion(message: Message, body: dict[str, Any]) -> bytes:
+    said: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": message.refusal}
+    if message.arguments is not None:
+        said["tool_calls"] = [_call(message, body)]
+    choice = {"index": 0, "message": said, "finish_reason": message.finish_reason, "logprobs": None}
+    made = {"id": "c-1", "object": "chat.completion", "created": 1, "model": body["model"]}
+    told = {**made, "choices": [choice] * message.choices, "usage": _usage(message)}
+    return json.dumps(told).encode()
+
+
+def _pieces(message: Message, body: dict[str, Any]) -> Iterator[bytes]:
+    """The answer as server-sent events, at least two before the last."""
+    made = {"id": "c-1", "object": "chat.completion.chunk", "created": 1, "model": body["model"]}
+
+    def event(delta: dict[str, Any] | None, finish: str | None = None, **more: Any) -> bytes:
+        choices = [{"index": 0, "delta": delta, "finish_reason": finish}] if delta is not None else []
+        return f"data: {json.dumps({**made, 'choices': choices[: message.choices], **more})}\n\n".encode()
+
+    yield event({"role": "assistant", "content": ""})
+    if message.arguments is not None:
+        call = _call(message, body)
+        opened = {**call, "index": 0, "function": {**call["function"], "arguments": ""}}
+        yield event({"tool_calls": [opened]})
+        for part in _cut(message.arguments):
+            yield event({"tool_calls": [{"index": 0, "function": {"arguments": part}}]})
+    for name, text in (("content", message.content), ("refusal", message.refusal)):
+        for part in _cut(text or ""):
+            yield event({name: part})
+    yield event({}, message.finish_reason)
+    if (body.get("stream_options") or {}).get("include_usage") and message.usage is not None:
+        yield event(None, usage=_usage(message))
+    yield b"data: [DONE]\n\n"
+
+
+def _cut(text: str) -> Iterator[str]:
+    size = max(1, min(PIECE, (len(text) + 1) // 2))
+    return (text[start : start + size] for start in range(0, len(text), size))

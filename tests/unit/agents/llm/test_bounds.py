@@ -1,0 +1,210 @@
+"""Pace, breaker and budget on a clock of their own."""
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.errors import BudgetSpent
+from agents.llm.breaker import FAILURES, LONGEST_S, PAUSE_S, Breaker, Open
+from agents.llm.budget import Budget, InFlight
+from agents.llm.pace import MINUTE, Pace
+from agents.llm.question import InMemory, Purpose, Question, Reply, Spent
+from agents.llm.wire import waiting
+from tests.virtual_time import VirtualTime
+
+HERE = Purpose("c1", "analyze")
+FOREVER = float("inf")
+
+
+class Down(Exception):
+    """The server failed."""
+
+
+async def turns(pace: Pace, time: VirtualTime, tokens: list[int]) -> list[float]:
+    begun = []
+    for each in tokens:
+        begun.append((await pace.turn(each)).at)
+        time.now += 0.25
+    return begun
+
+
+@given(st.integers(1, 5), st.integers(0, 100), st.lists(st.integers(1, 60), max_size=20))
+def test_no_minute_has_more_than_its_requests_and_tokens(requests: int, tokens: int, wanted: list[int]) -> None:
+    time = VirtualTime()
+    begun = asyncio.run(turns(Pace(requests, tokens, time.clock, time.sleep), time, wanted))
+    assert begun == sorted(begun)
+    for first, at in enumerate(begun):
+        minute = [each for begin, each in zip(begun[first:], wanted[first:], strict=True) if begin < at + MINUTE]
+        assert len(minute) <= requests
+        assert not tokens or sum(minute) <= tokens or len(minute) == 1
+
+
+def test_without_limits_nobody_waits() -> None:
+    time = VirtualTime()
+    asyncio.run(turns(Pace(0, 0, time.clock, time.sleep), time, [10**9] * 50))
+    assert time.slept == []
+
+
+def test_a_reply_that_was_shorter_than_feared_makes_room() -> None:
+    async def two() -> float:
+        pace = Pace(0, 1000, time.clock, time.sleep)
+        first = await pace.turn(900)
+        first.tokens = 100
+        return (await pace.turn(900)).at - first.at
+
+    time = VirtualTime()
+    assert asyncio.run(two()) == 0
+
+
+def test_nobody_asks_before_the_moment_that_the_server_named() -> None:
+    async def held() -> float:
+        pace = Pace(0, 0, time.clock, time.sleep)
+        pace.hold(17)
+        pace.hold(3)
+        return (await pace.turn(1)).at
+
+    time = VirtualTime()
+    assert asyncio.run(held()) == 1017
+
+
+async def ask(breaker: Breaker, answers: bool, deadline: float = FOREVER) -> None:
+    with suppress(Down):
+        async with breaker.passed(deadline, Down):
+            if not answers:
+                raise Down("status 503")
+
+
+def test_it_opens_after_so_many_failures_in_a_row_and_only_a_probe_closes_it() -> None:
+    async def story() -> None:
+        for answers in [False] * (FAILURES - 1) + [True] + [False] * FAILURES:
+            await ask(breaker, answers)
+        assert time.slept == []  # one answer in between begins a new row
+        with pytest.raises(Open, match=f"failed {FAILURES} times in a row.*15 s more.*one request.*status 503"):
+            await ask(breaker, True, deadline=time.now + PAUSE_S - 1)
+        await ask(breaker, False)
+        await ask(breaker, True)
+        assert time.slept == [PAUSE_S, 2 * PAUSE_S]
+        await ask(breaker, True)
+        assert len(time.slept) == 2
+
+    time = VirtualTime()
+    breaker = Breaker(time.clock, time.sleep)
+    asyncio.run(story())
+
+
+def test_its_pause_grows_to_a_bound() -> None:
+    async def story() -> None:
+        for _ in range(FAILURES + 6):
+            await ask(breaker, False)
+
+    time = VirtualTime()
+    breaker = Breaker(time.clock, time.sleep)
+    asyncio.run(story())
+    assert time.slept == [15, 30, 60, 120, 120, 120] == [min(LONGEST_S, PAUSE_S * 2**n) for n in range(6)]
+
+
+def test_one_probe_goes_at_a_time_and_one_that_is_given_up_leaves_its_place() -> None:
+    async def story() -> None:
+        for _ in range(FAILURES):
+            await ask(breaker, False)
+        going: list[int] = []
+        gone: asyncio.Queue[int] = asyncio.Queue()
+        release = asyncio.Event()
+
+        async def one(number: int) -> None:
+            async with breaker.passed(FOREVER, Down):
+                going.append(number)
+                gone.put_nowait(number)
+                await release.wait()
+
+        tasks = [asyncio.create_task(one(number)) for number in range(5)]
+        await gone.get()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert going == [0]
+        tasks[0].cancel()
+        await gone.get()
+        assert len(going) == 2
+        release.set()
+        await asyncio.gather(*tasks[1:])
+        assert sorted(going) == [0, 1, 2, 3, 4]
+
+    time = VirtualTime()
+    breaker = Breaker(time.clock, time.sleep)
+    asyncio.run(story())
+
+
+def reply(tokens: int = 10, cost: float = 0.5, seconds: float = 2.0) -> Reply:
+    return Reply("{}", "stop", tokens, 0, cost, seconds)
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [
+        (Budget(tokens=20), "20 tokens of 20 spent on synthesize of dates, in 2 replies"),
+        (Budget(cost=1.0, tokens=1000), "1 of 1 in money"),
+        (Budget(seconds=3), "4 of 3 seconds"),
+    ],
+)
+def test_what_is_used_up_is_named(budget: Budget, told: str) -> None:
+    async def story() -> None:
+        async with InFlight().within(budget, ledger, dates, Spent()):
+            raise AssertionError("the budget is spent")
+
+    dates, ledger = Purpose("c1", "synthesize", "dates"), InMemory()
+    for key in ("a", "b"):
+        ledger.keep(key, Question(dates, ()), "m", reply())
+    ledger.keep("c", Question(Purpose("c1", "synthesize", "other"), ()), "m", reply(10**6))
+    with pytest.raises(BudgetSpent, match=told):
+        asyncio.run(story())
+
+
+def test_what_is_in_flight_counts_and_who_has_to_wait_for_it_waits() -> None:
+    async def story() -> list[str]:
+        flight, ledger, told = InFlight(), InMemory(), list[str]()
+        landing = asyncio.Event()
+
+        async def one(name: str, tokens: int) -> None:
+            async with flight.within(Budget(tokens=100), ledger, HERE, Spent(1, 60)):
+                told.append(f"{name} went")
+                await landing.wait()
+                ledger.keep(name, Question(HERE, ()), "m", reply(tokens))
+
+        tasks = [asyncio.create_task(one(name, tokens)) for name, tokens in (("a", 30), ("b", 30), ("c", 60))]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert told == ["a went", "b went"]  # 0 and 60 are less than 100, 120 is not
+        landing.set()
+        await asyncio.gather(*tasks)
+        with pytest.raises(BudgetSpent, match="120 tokens of 100"):
+            await one("d", 1)
+        return told
+
+    assert asyncio.run(story()) == ["a went", "b went", "c went"]
+
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, None),
+        ("0", 0.0),
+        ("2.5", 2.5),
+        ("-3", 0.0),
+        (format_datetime(NOW + timedelta(seconds=90), usegmt=True), 90.0),
+        (format_datetime(NOW - timedelta(seconds=90), usegmt=True), 0.0),
+        ("soon", None),
+        ("nan", None),
+        ("1e400", 1e9),
+        ("Sun, 06 Nov 1994 08:49:37", None),  # without a zone
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(header: str | None, seconds: float | None) -> None:
+    assert waiting(header, NOW) == seconds

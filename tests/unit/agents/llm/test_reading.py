@@ -1,0 +1,65 @@
+"""The one JSON object of an answer: found in prose, mended where that is unambiguous, never guessed."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.llm.reading import Unreadable, object_in
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+OBJECTS = st.dictionaries(st.text(max_size=6), VALUES, max_size=4)
+PROSE = st.text(alphabet=st.characters(exclude_characters='{}"'), max_size=30)
+
+
+@given(OBJECTS, PROSE, PROSE, st.sampled_from([None, 2]))
+def test_any_object_is_found_in_any_prose(told: dict[str, object], before: str, after: str, indent: int | None) -> None:
+    if before.lstrip().startswith("["):
+        before = ""
+    assert object_in(f"{before}{json.dumps(told, indent=indent)}{after}") == told
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_an_object_or_is_unreadable(text: str) -> None:
+    with suppress(Unreadable):
+        assert isinstance(object_in(text), dict)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"a": [1, {"b": "x,]}"}]}',
+        'Sure!\n```json\n{"a": [1, {"b": "x,]}"}]}\n```\nBye',
+        '```\n{"a": [1, {"b": "x,]}"},],}\n```',
+        '<think>{"a": 2} or {"a": 3}?</think>\n{"a": [1, {"b": "x,]}"}]}',
+        'Of the set {x, y} I choose {"a": [1, {"b": "x,]}"}, ] , }',
+    ],
+)
+def test_what_stands_around_it_does_not_matter(answer: str) -> None:
+    assert object_in(answer) == {"a": [1, {"b": "x,]}"}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("", "no JSON object"),
+        ("I would say lacking.", "no JSON object"),
+        ('[{"a": 1}]', "no JSON object"),
+        ('{"a": 1} or rather {"a": 2}', "2 JSON objects"),
+        ('{"a": 1, "a": 2}', "'a' is there twice"),
+        ('{"a": NaN}', "NaN is no JSON"),
+        ('{"a": {"b": 1}, "c": ', "cannot be read"),  # what is inside of it is no answer
+        ("{'a': 1}", "no JSON object"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ('{"a": "' + "x" * 5_000_000, "too long"),
+    ],
+)
+def test_nothing_is_guessed(answer: str, why: str) -> None:
+    with pytest.raises(Unreadable, match=why):
+        object_in(answer)

@@ -1,0 +1,95 @@
+"""The language model that the settings describe, ready to be asked.
+
+Invariants: the key is read here and goes into the endpoint's ``SecretStr``, nowhere else; all who ask the same model on
+one event loop (a cycle's capabilities at once) are bound by one concurrency, one pace and one breaker. How it fails:
+``LlmError`` says what is not set and the command that shows it. Not covered: whether the server is there
+(``traced llm check``), and several processes that share an account.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from pydantic import SecretStr
+
+from agents.llm.budget import Budget
+from agents.llm.catalogue import Unlisted, listed
+from agents.llm.line import Line
+from agents.llm.model import Endpoint, Model
+from agents.llm.question import Ledger
+from traced.config import Settings
+from traced.llm.errors import LlmError
+from traced.llm.settings import LlmSection
+
+OPENAI = "https://api.openai.com/v1"
+NO_KEY = "none"  # what a server of one's own is sent
+
+_LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Line]] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def model(settings: Settings, ledger: Ledger, budget: Budget | None = None) -> AsyncIterator[Model]:
+    """The model of ``[llm]``, with a connection pool as long as the body runs; raises ``LlmError``."""
+    line = _line(endpoint(settings.llm))
+    if not line.endpoint.context_tokens:
+        line.endpoint = replace(line.endpoint, context_tokens=await _told_context(line.endpoint))
+    async with Model(line.endpoint, ledger, budget=budget, line=line) as made:
+        yield made
+
+
+def _line(described: Endpoint) -> Line:
+    """The one line that all on this event loop have to an endpoint: they share its slots, its pace and its breaker."""
+    lines = _LINES.setdefault(asyncio.get_running_loop(), {})
+    return lines.setdefault(described, Line(described))
+
+
+def endpoint(section: LlmSection) -> Endpoint:
+    """The endpoint that the settings describe; raises ``LlmError``."""
+    if not section.model:
+        raise LlmError(
+            "no language model is set",
+            hint='llm.model = "NAME" in traced.toml, llm.base_url where it is served, then: traced llm check',
+        )
+    key = api_key(section)
+    shared = section.model_dump(exclude={"api_key_env", "api_key_file", "base_url"})
+    return Endpoint(base_url=section.base_url or OPENAI, key=SecretStr(key or NO_KEY), **shared)
+
+
+def api_key(section: LlmSection) -> str:
+    """The key, "" where a server of one's own is asked without one; raises ``LlmError``."""
+    if section.api_key_file:
+        try:
+            key = Path(section.api_key_file).expanduser().read_text("utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            hint = f"ls -l {section.api_key_file}"
+            raise LlmError(f"llm.api_key_file {section.api_key_file} cannot be read: {why}", hint=hint) from None
+        if not key:
+            raise LlmError(f"llm.api_key_file {section.api_key_file} is empty", hint="write the API key into it")
+    else:
+        key = os.environ.get(section.api_key_env, "").strip() if section.api_key_env else ""
+    if not key and not section.base_url:
+        raise LlmError(
+            f"there is no API key: the environment variable {section.api_key_env or '(none)'} is not set",
+            hint="set it, or llm.api_key_file, or llm.base_url for a server of your own; then: traced llm check",
+        )
+    if not key.isascii() or not key.isprintable():
+        raise LlmError("the API key has characters that no key has", hint="look at the variable or file that holds it")
+    return key
+
+
+def key_from(section: LlmSection) -> str:
+    """Where the key is kept, in words."""
+    return f"from {section.api_key_file}" if section.api_key_file else f"from the variable {section.api_key_env}"
+
+
+async def _told_context(described: Endpoint) -> int:
+    """The context that the server tells of the model; 0 where it tells none."""
+    try:
+        return (await listed(described)).get(described.model, 0)
+    except Unlisted:
+        return 0
