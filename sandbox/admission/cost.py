@@ -24,7 +24,7 @@ async def latency(bench: Bench) -> Verdict:
     Where they are not, the same is played again and of each call the quickest counts: a busy machine is no flaw.
     """
     limits = bench.thresholds
-    plays = await bench.oracle_plays(limits.twin_seeds)
+    plays = await bench.oracle_plays(limits.seeds)
     scripts = [[turn.message for turn in one.turns] for one in plays]
     resets, steps = [math.inf] * len(plays), [math.inf] * sum(map(len, scripts))
     for played in range(1, PLAYED + 1):

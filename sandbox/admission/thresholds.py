@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Thresholds:
     """Rates and rewards in 0-1, times in seconds."""
 
-    seeds: int = 32  # probed by oracle, floor and exploit checks
+    seeds: int = 32  # probed by oracle, floor, exploit and latency checks
     twin_seeds: int = 12  # compared between processes
     diversity_seeds: int = 200
     confirm_seeds: int = 128  # probed with a policy that was over its bound on the first ones

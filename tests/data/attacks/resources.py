@@ -118,10 +118,10 @@ def flood_without_an_end_of_line():
     _flood(b"x" * 65536)
 
 
-def flood_of_the_inits_stderr():
+def flood_of_the_inits_stderr(end_of_line):
     with open("/proc/1/fd/2", "wb", buffering=0) as file:
         while True:
-            file.write(b"\x1b[2J" * 16384)
+            file.write((b"\x1b[2J" + end_of_line.encode()) * 16384)
 
 
 def printed_flood():

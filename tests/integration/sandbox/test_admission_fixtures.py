@@ -13,12 +13,15 @@ SOUND = ["bookings", "cloakroom", "customer_records", "files"]
 REFUSED = Path(__file__).parents[2] / "data/refused.json"
 UNSOUND = [
     "draws_from_the_module",
+    "hides_the_clock",
+    "keeps_a_default",
     "names_only",
     "oracle_gives_up",
     "pays_among_wrong_writes",
     "pays_for_nothing",
     "raises_on_junk",
     "reads_unseen",
+    "remembers_the_seed",
 ]
 
 

@@ -45,6 +45,14 @@ TRICKS: dict[str, tuple[str, str, set[str]]] = {  # the source, a word of the ev
         "after many other episodes",
         {"determinism", "floor", "exploits"},
     ),
+    "pays by the id of its container": (
+        changed(RESET, "        self.paid = sum(map(ord, MOUNTS)) % 2\n" + RESET).replace(
+            SCORE, f"        if self.paid:\n            return Score(1.0, True, {{}})\n{SCORE}"
+        )
+        + '\n\nMOUNTS = getattr(_tool, "__glo" + "bals__")["__builtins__"]["open"]("/proc/self/mountinfo").read()\n',
+        "/proc/self/mountinfo",
+        {"effects", "determinism", "oracle", "floor", "exploits"},
+    ),
     "keeps the last episode's edits in the instance": (
         changed(
             "        self.done_to: dict[str, tuple[str, str]] = {}\n",

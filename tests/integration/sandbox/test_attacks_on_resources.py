@@ -122,10 +122,12 @@ def test_a_flood_of_stdout(there: Hostile, flood: str) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 128 * 1024  # KiB
 
 
-def test_a_flood_of_stderr(there: Hostile) -> None:
+@pytest.mark.parametrize("end_of_line", ["\n", ""], ids=["with lines", "without an end of line"])
+def test_a_flood_of_stderr(there: Hostile, end_of_line: str) -> None:
     """The worker's own stderr is nowhere; the init's can be opened, and is bounded on the host."""
-    error = there.meet("flood_of_the_inits_stderr").error
+    error = there.meet("flood_of_the_inits_stderr", end_of_line).error
     assert isinstance(error, ProtocolFault | EnvironmentFault)
+    assert isinstance(error, EnvironmentFault) or "to its stderr" in str(error)
     assert "\x1b" not in str(error)
 
 
