@@ -2,13 +2,14 @@
 
 Slips are made in calls to tools that do not look things up, by their names. A call is left out; where it is paid all
 the same it was not needed, and its arguments are not judged. In a needed one an argument becomes what the oracle gives
-on another seed, nothing at all, or itself among many others. And where several calls are needless one by one, all of
-them are left out: what is paid while any one of them is there asks for too little.
+on another seed, nothing at all, a list without its end, or itself among many others. And where several calls are
+needless one by one, all of them are left out: what is paid while any one of them is there asks for too little.
 
 A kind of slip (tool, argument, what was done) refuses where it is paid on more than ``slips_paid`` of at least
 ``slips_judged`` seeds; kinds that look loose on the first seeds are tried on more. This errs towards admitting. Not
-judged: optional arguments, those that hold prose or are named like it, values that never vary, and needless calls that
-nothing depends on (an oracle may do more than is asked).
+judged: optional arguments, those that hold prose or are named like it, values that never vary, words outside of calls,
+needless calls that nothing depends on (an oracle may do more than is asked), and a wrong value that is only sometimes
+paid (several may be right).
 """
 
 import json
@@ -26,11 +27,13 @@ from sandbox.contract import Message, Task, Tool
 from sandbox.errors import EnvironmentFault
 from sandbox.wire import PASS_MARK, OraclePlay
 
-ANOTHER, NOTHING, AMONG_OTHERS, LEFT_OUT = "another value", "nothing", "among others", "left out"
+ANOTHER, NOTHING, AMONG_OTHERS = "another value", "nothing", "among others"
+CUT_SHORT, LEFT_OUT = "cut short", "left out"
 IN_WORDS = {
     ANOTHER: "{argument} of {tool} is another seed's",
     NOTHING: "{argument} of {tool} is empty",
     AMONG_OTHERS: "{argument} of {tool} holds other values beside the right one",
+    CUT_SHORT: "{argument} of {tool} lacks its last item",
     LEFT_OUT: "a call is left out without which others would not be enough",
 }
 LOOKS = (*READS, "look", "query", "describe", "fetch", "inspect", "browse", "open", "verify", "ask")
@@ -199,6 +202,8 @@ def _slipped(value: Any, schema: dict[str, Any], others: list[Any], rng: random.
     if not others or _is_prose(value):
         return
     yield ANOTHER, rng.choice(others)
+    if isinstance(value, list) and len(value) > 1:
+        yield CUT_SHORT, value[:-1]
     if isinstance(value, str) and value and "enum" not in schema:
         yield NOTHING, ""
         yield AMONG_OTHERS, " ".join([value, *map(str, others)])[:PADDING]

@@ -18,6 +18,7 @@ def asked(thresholds: Thresholds) -> dict[str, str]:
         ),
         "floor": f"mean reward at most {shown(one.floor_reward)}, successes at most {shown(one.floor_success)}",
         "exploits": f"mean reward at most {shown(one.exploit_reward)}, successes at most {shown(one.exploit_success)}",
+        "slips": f"each kind of slip at most on {shown(one.slips_paid)} of the seeds it is made on",
         "leak": f"on at most {shown(one.leaking)} of the seeds, and unseen arguments on at most {shown(one.unseen)}",
         "latency": f"95 of 100 resets within {shown(one.reset_seconds)} s, steps within {shown(one.step_seconds)} s",
         "spread": f"mean reward within {least} and {most}, at least {shown(one.spread_mixed)} of the groups mixed",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sandbox.admission.report.measured import Evidence, shown
-from sandbox.admission.slips import AMONG_OTHERS, ANOTHER, IN_WORDS, LEFT_OUT, NOTHING
+from sandbox.admission.slips import AMONG_OTHERS, ANOTHER, CUT_SHORT, IN_WORDS, LEFT_OUT, NOTHING
 from store.plain import line
 
 NAME = 40
@@ -12,6 +12,7 @@ MENDS = {  # the gravest first: what one of them makes plain of an argument need
     LEFT_OUT: "Success must need every wanted write: compare the whole final state with the wanted one, all of it",
     ANOTHER: "Grade that argument: compare what was written with the right value",
     NOTHING: "Compare whole values: an empty text is the beginning of, and stands in, every text",
+    CUT_SHORT: "Compare whole lists: some of what was wanted is not enough",
     AMONG_OTHERS: "Compare whole values: whether the right one stands somewhere in what was given is not enough",
 }
 

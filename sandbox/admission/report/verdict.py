@@ -57,11 +57,12 @@ def _left_out(check: Check) -> Iterator[Unchecked]:
 
 
 def _not_made(report: AdmissionReport) -> Iterator[Unchecked]:
-    """Checks that a refusal came before; an older report that admits knew no more checks than it made."""
-    made = {check.name for check in report.checks}
+    """Checks that a refusal came before: those after the last one made. An older report knew fewer of the others."""
+    known = list(MEANS)
+    last = max((known.index(check.name) for check in report.checks if check.name in MEANS), default=-1)
     failed = ", ".join(line(check.name) for check in report.checks if was_made(check) and not check.passed)
     if failed:
-        yield from (Unchecked(name, f"not made, because of: {failed}") for name in MEANS if name not in made)
+        yield from (Unchecked(name, f"not made, because of: {failed}") for name in known[last + 1 :])
 
 
 def by_reason(report: AdmissionReport) -> dict[str, list[str]]:

@@ -268,6 +268,13 @@ def test_the_verdict_says_how_far_it_reaches() -> None:
     assert "determinism, oracle, " in printed(refused)
 
 
+def test_a_check_that_is_younger_than_a_report_is_not_told_as_left_out() -> None:
+    older = [Check(name, name != "leak", {}, 0.1) for name in NAMES if name not in ("slips", "spread")]
+    assert [one.check for one in unchecked(report_of(*older))] == ["spread"]
+    assert unchecked(report_of(*(one for one in older if one.passed))) == []
+    assert "slips" not in printed(report_of(*older))
+
+
 EXAMPLES = [
     {
         "seed": 11,
