@@ -40,7 +40,8 @@ TIRED = """        RESETS[0] += 1
         rng = random.Random(seed)
 """
 LOUD = "self.turn += 1\n        re.compile(f'a{self.turn}', re.DEBUG)"
-FLAWED = {one.expected: one.source for one in unsound() if one.base == "cloakroom"} | {
+CLOSEST = sorted(unsound(), key=lambda one: one.base == "cloakroom")  # with the target's tools, where there is one
+FLAWED = {one.expected: one.source for one in CLOSEST} | {
     "latency": SOUND.replace("class Env", "RESETS = [0]\n\n\nclass Env", 1).replace(
         "        rng = random.Random(seed)\n", TIRED, 1
     ),
