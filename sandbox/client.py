@@ -2,7 +2,9 @@
 
 Invariants: environment code never runs in this process; every value is checked here (``wire.py``) before anyone sees
 it; a container that died is replaced for later episodes, at most ``limits.restarts`` times, while its own episodes
-raise the error that ended them. Not covered: concurrency limits (the rollout's) and turning errors into outcomes.
+raise the error that ended them. An episode's answers together are no longer than one line may be (else
+EnvironmentFault), so the host holds no more than that of it. Not covered: concurrency limits (the rollout's) and
+turning errors into outcomes.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ from sandbox.container import Sandbox
 from sandbox.contract import Message, Score, Task
 from sandbox.docker_engine import reap_orphans
 from sandbox.episodes import Step
-from sandbox.errors import SandboxError
+from sandbox.errors import EnvironmentFault, SandboxError
 from sandbox.hashing import environment_hash
 from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
 from sandbox.wire import OraclePlay, read_effects, read_oracle, read_score, read_step, read_task
@@ -93,7 +95,7 @@ class SandboxSource:
         sandbox = await self.sandbox()
         budget = self.limits.call_seconds * ORACLE_CALLS
         answer = await sandbox.call("oracle", budget=budget, seed=seed, turns=turns)
-        return read_oracle(answer.value, answer.seconds)
+        return read_oracle(answer.value, answer.seconds, answer.bytes)
 
     async def effects(self) -> dict[str, Any]:
         """What the environment did besides computing since it was loaded (``effects.py``), in the living container.
@@ -116,17 +118,23 @@ class SandboxEpisode:
         self._name = name
         self._sandbox: Sandbox | None = None
         self.seconds = 0.0
+        self._bytes = 0  # of its answers since it was reset
 
     async def _call(self, op: str, **fields: Any) -> dict[str, Any]:
         if self._sandbox is None:
             raise RuntimeError(f"reset the episode before '{op}'")
         answer = await self._sandbox.call(op, episode=self._name, **fields)
         self.seconds = answer.seconds
+        self._bytes += answer.bytes
+        most = self._source.limits.message_kb
+        if self._bytes > most * 1024:
+            raise EnvironmentFault(op, f"the episode's answers hold more than {most:,} KiB together; shorten them")
         return answer.value or {}
 
     async def reset(self, seed: int) -> Task:
         """Begin the task instance of ``seed``."""
         self._sandbox = await self._source.sandbox()
+        self._bytes = 0
         return read_task((await self._call("reset", seed=seed)).get("task"))
 
     async def step(self, message: Message) -> Step:

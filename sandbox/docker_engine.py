@@ -7,6 +7,7 @@ needs a plain unix or TCP socket).
 """
 
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,6 +34,7 @@ from sandbox.policy import (
 ENGINE_TIMEOUT_SECONDS = 120
 CLEARING_SECONDS = 15  # for each answer while orphans are cleared away: where an engine hangs, the next time does it
 API_NEEDED = "1.40"  # Docker 19.03: all of the policy, private cgroups apart
+FILTERS_VSOCK = 23  # the major version of Docker since which the default seccomp filter refuses AF_VSOCK
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 START_FIELD = 22 - 3  # of what follows the command's closing parenthesis, which holds field 3 first
@@ -46,7 +48,13 @@ def engine_errors(tag: str = "") -> Iterator[None]:
     except ImageNotFound as error:
         raise ImageMissing(tag) from error
     except (DockerException, RequestException) as error:
-        raise EngineDown(error) from error
+        raise EngineDown(_said(error)) from error
+
+
+def _said(error: Exception) -> str:
+    """What the system said, where that can be told from the layers of the client's libraries around it."""
+    found = re.search(r"\[Errno \d+\] ([^'\")]+)", str(error))
+    return found[1] if found else str(error)
 
 
 def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> Any:
@@ -65,6 +73,25 @@ def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> Any:
             client.close()
             raise
         return client
+
+
+def weaknesses(client: Any) -> list[str]:
+    """What this engine lets a container do that the policy counts on an engine to refuse; [] where nothing is known.
+
+    Told from what the engine says of itself: Docker's version, and whether it filters system calls.
+    """
+    with engine_errors():
+        info, version = client.info(), client.version()
+    if runtime(info.get("Runtimes") or {}):
+        return []  # gVisor's kernel, whatever the engine filters
+    options = [str(option) for option in info.get("SecurityOptions") or []]
+    if not any(option.startswith("name=seccomp") and "unconfined" not in option for option in options):
+        return ["it filters no system calls (seccomp)"]
+    names = [part.get("Name") for part in version.get("Components") or []]
+    major = str(version.get("Version", "")).partition(".")[0]
+    if "Engine" in names and major.isdecimal() and int(major) < FILTERS_VSOCK:
+        return [f"Docker {FILTERS_VSOCK} and newer refuse AF_VSOCK sockets, this one lets environments open them"]
+    return []
 
 
 def _knock() -> None:

@@ -41,7 +41,12 @@ def harmless(text: str) -> str:
 
 
 class SandboxError(Exception):
-    """The sandbox failed; nothing is known about the agent's answer."""
+    """The sandbox failed; nothing is known about the agent's answer. ``hint``: what to try next, where that helps."""
+
+    def __init__(self, message: str, *, hint: str = ""):
+        super().__init__(f"{message} Try {hint}." if hint else message)
+        self.message = message
+        self.hint = hint
 
 
 class EngineDown(SandboxError):
@@ -50,15 +55,14 @@ class EngineDown(SandboxError):
     remedy = "scripts/docker-engine.sh"
 
     def __init__(self, cause: object):
+        message = f"no Docker engine answers ({cause}). Untrusted environments run nowhere else."
         script = f"{self.remedy} (as root on Debian it installs and starts one)"
         if named := os.environ.get("DOCKER_HOST"):
             self.remedy = "unset DOCKER_HOST"
-            hint = (
-                f"DOCKER_HOST is {clipped(named, 200)}: start the engine there, or try '{self.remedy}', then {script}."
-            )
+            message += f" DOCKER_HOST is {clipped(named, 200)}: start the engine there, or use another."
+            super().__init__(message, hint=f"'{self.remedy}', then {script}")
         else:
-            hint = f"Try {script}, or set DOCKER_HOST."
-        super().__init__(f"no Docker engine answers ({cause}). Untrusted environments run nowhere else. {hint}")
+            super().__init__(message, hint=f"{script}, or set DOCKER_HOST")
 
 
 class EngineForbidden(EngineDown):
@@ -69,8 +73,8 @@ class EngineForbidden(EngineDown):
     def __init__(self, host: str):
         SandboxError.__init__(
             self,
-            f"the Docker engine at {host} refuses this user (permission denied). "
-            f"Try '{self.remedy}' and log in again, or run as a user who may.",
+            f"the Docker engine at {host} refuses this user (permission denied).",
+            hint=f"'{self.remedy}' and log in again, or run as a user who may",
         )
 
 
@@ -82,8 +86,8 @@ class EngineTooOld(EngineDown):
     def __init__(self, found: str, needed: str):
         SandboxError.__init__(
             self,
-            f"the Docker engine speaks API {found}; the sandbox's policy needs {needed} (Docker 19.03) or newer. "
-            f"Try '{self.remedy}' (on Debian) and start it again, or set DOCKER_HOST to a newer engine.",
+            f"the Docker engine speaks API {found}; the sandbox's policy needs {needed} (Docker 19.03) or newer.",
+            hint=f"'{self.remedy}' (on Debian) and start it again, or set DOCKER_HOST to a newer engine",
         )
 
 
@@ -92,8 +96,8 @@ class ImageMissing(SandboxError):
 
     def __init__(self, tag: str, cause: object = "the engine does not know it"):
         super().__init__(
-            f"sandbox image {tag} is missing ({cause}). "
-            "Try 'traced sandbox image', or 'traced sandbox image --from-host' where no registry can be reached."
+            f"sandbox image {tag} is missing ({cause}).",
+            hint="'traced sandbox image', or 'traced sandbox image --from-host' where no registry can be reached",
         )
 
 

@@ -15,6 +15,12 @@ Known, and left open because the engine offers nothing against it:
                             the container's id: no secret, and nothing there can be opened. A masked path covers the
                             first process alone, for every process has a file of its own.
     System V IPC            in a namespace of its own; what it holds counts as the container's memory.
+    AF_VSOCK                has no namespace in Linux, so that having no network does not cover it: in a virtual machine
+                            what its hypervisor listens on there is within reach. The default seccomp filter refuses
+                            such sockets since Docker 23.0 (moby 44562; of the 20.10 series 20.10.22 alone did), yet not
+                            to a 32-bit program's socketcall(2). ``traced doctor`` tells an engine that is older.
+    /proc                   tells the kernel's version and command line, the boot's id, block devices and the load: what
+                            the engine masks is hidden, these are not.
 
 Where the engine has gVisor (a runtime named runsc), the container runs on its kernel instead of the host's.
 
@@ -50,7 +56,7 @@ class SandboxLimits:
     pids: int = 32
     tmp_mb: int = 16
     open_files: int = 64
-    message_kb: int = 4096  # one line of the protocol, either way
+    message_kb: int = 1024  # one line of the protocol, either way, and all answers of one episode
     call_seconds: float = 5.0  # reset, step or score of one episode
     start_seconds: float = 60.0  # from the started container to the worker's first answer
     episodes: int = 4096  # open at once

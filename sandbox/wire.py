@@ -19,6 +19,8 @@ PASS_MARK = 1.0  # success needs at least this reward
 MAX_TOOLS = 128
 MAX_SCHEMA_VALUES = 10_000  # in all tools of a task: small ones take the host many times their text
 MAX_CALLS = 128  # in one assistant message
+MAX_MESSAGES = 1024  # in a task, an answer, or the oracle's whole play
+MAX_PARTS = 256  # of a score
 MAX_DEPTH = 64
 MAX_SECONDS = 1e6
 MAX_EVENTS = 20
@@ -98,9 +100,7 @@ def read_task(value: object, op: str = "reset") -> Task:
     """The contract's Task, or EnvironmentFault."""
     fields = _object(value, op, "task")
     system = _text(fields.get("system"), op, "task.system")
-    messages = [
-        _message(item, op, {"user", "assistant", "tool"}) for item in _list(fields.get("messages"), op, "messages")
-    ]
+    messages = _messages(fields.get("messages"), op, {"user", "assistant", "tool"})
     if not any(message["role"] == "user" for message in messages):
         raise EnvironmentFault(op, "the task's messages hold none from the user")
     tools = [_tool(item, op) for item in _list(fields.get("tools"), op, "tools")]
@@ -125,6 +125,8 @@ def read_score(value: object, op: str = "score") -> Score:
     if success and reward < PASS_MARK:
         raise EnvironmentFault(op, f"success with reward {reward}; success needs {PASS_MARK}")
     parts = _object(fields.get("parts"), op, "parts")
+    if len(parts) > MAX_PARTS:
+        raise EnvironmentFault(op, f"the score has {len(parts)} parts, more than {MAX_PARTS}")
     return Score(reward, success, {name: _unit(part, op, f"parts[{name!r}]") for name, part in parts.items()})
 
 
@@ -135,6 +137,8 @@ def read_oracle(value: object, seconds: float = 0.0, size: int = 0) -> OraclePla
         OracleTurn(_message(turn.get("message"), "oracle", {"assistant"}), _replies(turn.get("replies"), "oracle"))
         for turn in (_object(item, "oracle", "turn") for item in _list(fields.get("turns"), "oracle", "turns"))
     ]
+    calls = sum(len(turn.message.get("tool_calls") or []) for turn in turns)
+    _refuse_more_messages(calls + sum(1 + len(turn.replies) for turn in turns), "oracle")
     done = _boolean(fields.get("done"), "oracle", "done")
     task, score = read_task(fields.get("task"), "oracle"), read_score(fields.get("score"))
     return OraclePlay(task, turns, done, score, seconds, size)
@@ -154,7 +158,18 @@ def read_effects(value: object, op: str = "effects") -> dict[str, Any]:
 
 
 def _replies(value: object, op: str) -> list[Message]:
-    return [_message(item, op, {"tool", "user"}) for item in _list(value, op, "messages")]
+    return _messages(value, op, {"tool", "user"})
+
+
+def _messages(value: object, op: str, roles: set[str]) -> list[Message]:
+    given = _list(value, op, "messages")
+    _refuse_more_messages(len(given), op)
+    return [_message(item, op, roles) for item in given]
+
+
+def _refuse_more_messages(count: int, op: str) -> None:
+    if count > MAX_MESSAGES:
+        raise EnvironmentFault(op, f"it holds {count:,} messages and calls, more than {MAX_MESSAGES:,}")
 
 
 def _message(value: object, op: str, roles: set[str]) -> Message:

@@ -27,7 +27,7 @@ from traced.commands import (
     tui,
     upkeep,
 )
-from traced.commands.boundary import Verbs, stop_on_sigterm
+from traced.commands.boundary import Verbs, stop_on_signals
 
 app = typer.Typer(
     name="traced",
@@ -86,5 +86,5 @@ app.add_typer(service.service, name="service")
 
 def main() -> None:
     """Run the command line; exits."""
-    stop_on_sigterm()
+    stop_on_signals()
     app()

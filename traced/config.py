@@ -113,7 +113,7 @@ class SandboxSection(Section):
     pids: int = Field(default=32, ge=4, le=1024, description="processes and threads in one container")
     tmp_mb: int = Field(default=16, ge=1, le=1024, description="files of one container, MiB; they count as its memory")
     open_files: int = Field(default=64, ge=16, le=4096, description="files that one process may have open")
-    message_kb: int = Field(default=4096, ge=16, le=65536, description="one message of an agent or an environment, KiB")
+    message_kb: int = Field(default=1024, ge=16, le=65536, description="one message, and one episode's answers, KiB")
     call_seconds: float = Field(default=5.0, ge=0.05, le=600, description="seconds for one reset, step or score")
     start_seconds: float = Field(default=60.0, ge=1, le=600, description="seconds for a container to start")
 

@@ -26,12 +26,13 @@ FREE_BYTES = 2 * 1024**3
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check saw; ``fix`` is the next command, empty when ``ok``."""
+    """What one check saw; ``fix`` is the next command, empty when ``ok``; ``warning`` is what could be better."""
 
     name: str
     ok: bool
     seen: str
     fix: str = ""
+    warning: str = ""
 
 
 def examine(settings: Settings) -> Iterator[Finding]:
@@ -72,16 +73,18 @@ def check_torch(settings: Settings) -> Finding:
 
 def check_docker(settings: Settings) -> Finding:
     """A Docker engine that answers; untrusted environments run nowhere else."""
-    from sandbox.docker_engine import connect
+    from sandbox.docker_engine import connect, weaknesses
     from sandbox.errors import EngineDown
 
     try:
         client = connect()
-        seen = f"engine {client.version()['Version']}"
-        client.close()
+        try:
+            seen, weak = f"engine {client.version()['Version']}", weaknesses(client)
+        finally:
+            client.close()
     except EngineDown as error:
         return Finding("docker", False, str(error), error.remedy)
-    return Finding("docker", True, seen)
+    return Finding("docker", True, seen, warning="; ".join(weak))
 
 
 def check_image(settings: Settings) -> Finding:

@@ -72,8 +72,8 @@ async def admit(
     ``target_tools`` are the target's OpenAI schemas; with None nothing is compared with a target, and the evidence of
     "interface" says so. ``target_error_examples`` are contents of its tool messages that tell an error.
     ``base_rewards(source, seeds, k)`` answers the base model's rewards, one group of k per seed; with None the check
-    "spread" is left out and its evidence says so (``left_out``). ``limits`` are the container's; a call gets
-    the thresholds' seconds where those are fewer. ``begins`` hears each check's name as it begins.
+    "spread" is left out and its evidence says so (``left_out``). ``limits`` are the container's, as training
+    will have them. ``begins`` hears each check's name as it begins.
     """
     thresholds = thresholds or Thresholds()
     sources = _Sources(source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples)
@@ -92,8 +92,12 @@ class _Sources:
     target_error_examples: list[str]
 
     def bench(self, thresholds: Thresholds) -> Bench:
-        """Two sandboxes of the environment, which differ in the hash seed of their interpreters."""
-        limits = replace(self.limits, call_seconds=min(thresholds.call_seconds, self.limits.call_seconds), restarts=0)
+        """Two sandboxes of the environment, which differ in the hash seed of their interpreters.
+
+        Both are started and asked as in training, to the last word of the worker's command line and the last second
+        of a call: by nothing that it is given can an environment tell that it is judged.
+        """
+        limits = replace(self.limits, restarts=0)
         source, twin = (
             SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed) for seed in HASH_SEEDS
         )

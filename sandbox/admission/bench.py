@@ -2,7 +2,8 @@
 
 The panel is drawn from the environment's hash, so that no source can know the seeds it is probed with: every other seed
 over 31 bits, the rest from the low numbers that training and gates use.
-A play that fails raises the SandboxError with its seed noted; siblings started with it are cancelled.
+A play that fails raises the SandboxError with its seed noted; siblings started with it are cancelled. All plays of the
+oracle are kept, and together at most ``KEPT_BYTES``: EnvironmentFault beyond.
 """
 
 import asyncio
@@ -15,13 +16,14 @@ from sandbox.admission.policies import Policy
 from sandbox.admission.thresholds import Thresholds
 from sandbox.client import SandboxEpisode, SandboxSource
 from sandbox.contract import Message, Score, Task, Tool
-from sandbox.errors import SandboxError
+from sandbox.errors import EnvironmentFault, SandboxError
 from sandbox.hashing import environment_hash
 from sandbox.wire import OraclePlay
 
 T = TypeVar("T")
 
 LOW_SEEDS = 200_000
+KEPT_BYTES = 64 * 1024 * 1024  # of 200 episodes: 80,000 tokens in each of them
 
 
 @dataclass
@@ -34,6 +36,7 @@ class Bench:
     target_tools: list[Tool] | None  # None: there is no target to compare with
     target_error_examples: list[str]
     plays: dict[int, OraclePlay] = field(default_factory=dict)
+    kept: int = 0  # bytes of these
     playing: asyncio.Lock = field(default_factory=asyncio.Lock)  # checks that run at once play no seed twice
 
     def panel(self, count: int) -> list[int]:
@@ -48,9 +51,17 @@ class Bench:
         """The oracle's episodes on the panel's first ``count`` seeds, each played once and kept."""
         async with self.playing:
             missing = [seed for seed in self.panel(count) if seed not in self.plays]
-            played = await together(noting(seed, self.source.oracle(seed)) for seed in missing)
+            played = await together(noting(seed, self._kept(seed)) for seed in missing)
             self.plays.update(zip(missing, played, strict=True))
         return [self.plays[seed] for seed in self.panel(count)]
+
+    async def _kept(self, seed: int) -> OraclePlay:
+        play = await self.source.oracle(seed)
+        self.kept += play.bytes
+        if self.kept > KEPT_BYTES:
+            most = f"more than {KEPT_BYTES >> 20} MiB of text together"
+            raise EnvironmentFault("oracle", f"its oracle's episodes hold {most}; shorten prompts and answers")
+        return play
 
     @staticmethod
     def chat(play: OraclePlay) -> list[Message]:

@@ -91,7 +91,8 @@ def _needing_arguments(tools: list[Tool], rng: random.Random) -> Tool | None:
 
 def _required(tool: Tool) -> list[Any]:
     parameters = tool["function"]["parameters"]
-    return list(parameters.get("required") or [])
+    required = parameters.get("required")
+    return required if isinstance(required, list) else []
 
 
 def _odd_errors(texts: list[str], examples: list[str]) -> list[str]:

@@ -4,25 +4,27 @@ Simple steps are: a date or time where dates or times were read; a number that i
 percentage of two read ones, a total of one field over records of an answer, what such a total leaves of a read number,
 or any of these in another unit; a word that shares its stem with a read one, yes and no; words in a text of three or
 more; a code that is read but for its marks and spaces, or put together of read numbers and words ("INV-2026-00123").
-Values of at most two digits are never strange: they can be counted. So this errs towards calling a value known. Its
-cost is bounded, whatever an environment answers: what pairs of numbers make is reckoned at most ``RECKONED`` times an
-episode (after that a number is known), and at most ``TOTALS`` totals are kept. Pure.
+Values of at most two digits are never strange: they can be counted. So this errs towards calling a value known.
+
+Its cost is bounded, whatever an environment answers: at most ``JUDGED`` values of an episode are looked for, and what
+pairs of numbers make is reckoned at most ``RECKONED`` times (after that every value is known); at most ``NUMBERS`` of a
+message and ``TOTALS`` totals are kept. Pure.
 """
 
 import itertools
 import json
 import math
 import re
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 PAIRS = 150  # numbers that are combined with one another
 RECORDS = 12  # of which every selection may be added up
-TOTALS = 200_000
-RECKONED = 16
+TOTALS = 50_000
 NUMBERS = 2000  # of one message
-CENT = 0.011
+RECKONED = 16
+JUDGED = 1000
+LARGEST = 1e15  # beyond it cents are no longer told apart
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _WORD = re.compile(r"[\w.:-]+")
 _DIGIT = re.compile(r"\d")
@@ -46,32 +48,39 @@ class Known:
         self._bare = ""  # the same without marks and spaces
         self.numbers: dict[float, None] = {}
         self.totals: set[float] = set()
-        self._sorted: list[float] = []  # numbers and totals, and what pairs of numbers make; empty until asked for
-        self._made: list[float] = []
-        self._reckoned = 0
+        self._cents: set[int] = set()  # numbers and totals
+        self._made: set[int] = set()  # what pairs of the last numbers make, in cents; empty until asked for
+        self._reckoned = self._judged = 0
+        self._dated = self._timed = False
 
     def read(self, text: str) -> None:
         """Take in a message."""
-        self.text += "\n" + text.casefold()
-        self._bare += _MARKS.sub("", text.casefold())
-        self._sorted, self._made = [], []
+        folded = text.casefold()
+        self.text += "\n" + folded
+        self._bare += _MARKS.sub("", folded)
+        self._dated = self._dated or bool(_DATED.search(folded))
+        self._timed = self._timed or bool(_TIMED.search(folded))
         found = itertools.islice(_NUMBER.finditer(text), NUMBERS)
-        self.numbers |= dict.fromkeys(float(number[0].replace(",", "")) for number in found)
+        numbers = dict.fromkeys(float(number[0].replace(",", "")) for number in found)
+        self.numbers |= numbers
+        self._cents |= _in_cents(numbers)
+        self._made = set()
         try:
-            value = json.loads(text)
+            columns = _columns(json.loads(text))
         except (ValueError, RecursionError):
             return
-        for column in _columns(value).values():
+        for column in columns.values():
             if len(self.totals) < TOTALS:
-                self.totals |= {round(total, 2) for total in _sums(column)}
+                totals = {round(total, 2) for total in _sums(column)}
+                self.totals |= totals
+                self._cents |= _in_cents(totals)
 
     def explains(self, value: Any) -> bool:
         """Whether an agent could have come to this argument."""
-        if isinstance(value, dict):
-            return all(self.explains(item) for item in value.values())
-        if isinstance(value, list):
-            return all(self.explains(item) for item in value)
-        if isinstance(value, bool) or value is None:
+        return all(self._explains(leaf) for _, leaf in leaves(value))
+
+    def _explains(self, value: Any) -> bool:
+        if isinstance(value, bool) or value is None or self._is_enough():
             return True
         if isinstance(value, int | float):
             return self._counts(_real(value))
@@ -80,7 +89,11 @@ class Known:
     def strangers(self, text: str) -> Iterator[str]:
         """The words with digits in a text that are not explained."""
         words = (found.rstrip(".:-") for found in _WORD.findall(text) if _DIGIT.search(found))
-        return (word for word in words if not self._spells(word))
+        return (word for word in words if not self._is_enough() and not self._spells(word))
+
+    def _is_enough(self) -> bool:
+        self._judged += 1
+        return self._judged > JUDGED
 
     def _reads(self, text: str) -> bool:
         if text.strip().casefold() in self.text or text.startswith("="):  # a formula is the agent's own
@@ -98,9 +111,9 @@ class Known:
         if folded in self.text or sum(letter.isdigit() for letter in word) <= 2:
             return True
         if _DATE.fullmatch(word):
-            return bool(_DATED.search(self.text))
+            return self._dated
         if _TIME.fullmatch(word):
-            return bool(_TIMED.search(self.text))
+            return self._timed
         if _NUMBER.fullmatch(word):
             return self._counts(float(word.replace(",", "")))
         return not folded.isdigit() and (_MARKS.sub("", folded) in self._bare or self._is_put_together(folded))
@@ -108,18 +121,24 @@ class Known:
     def _is_put_together(self, word: str) -> bool:
         """Whether every number in it was read, and every word was or is a mere mark of up to three letters."""
         runs = _RUN.findall(word)
-        return len(runs) > 1 and all(
-            (len(run) <= 2 or run.lstrip("0") in self.text) if run.isdigit() else len(run) <= 3 or self._stems(run)
-            for run in runs
-        )
+        return len(runs) > 1 and all(self._has_part(run) for run in runs)
+
+    def _has_part(self, run: str) -> bool:
+        if run.isdigit():
+            return len(run) <= 2 or run in self.text or self._is_padded(run)
+        return len(run) <= 3 or self._stems(run)
+
+    def _is_padded(self, run: str) -> bool:
+        """Whether the number was read without the zeros before it."""
+        bare = run.lstrip("0")
+        return len(bare) > 2 and bare in self.text
 
     def _counts(self, number: float) -> bool:
         number = abs(number)
         if number < 100 or not math.isfinite(number):
             return True
-        self._sorted = self._sorted or sorted({*self.numbers, *self.totals})
         near = [number, number * 100, number / 100, number * 60, number / 60, number * 1000, number / 1000]
-        if any(_holds(self._sorted, one) for one in near):
+        if any(_holds(self._cents, one) for one in near):
             return True
         recent = list(self.numbers)[-PAIRS:]
         if any(round(abs(one + sign * number), 2) in self.totals for one in recent for sign in (1, -1)):
@@ -129,7 +148,7 @@ class Known:
             if self._reckoned > RECKONED:
                 return True
             pairs = itertools.permutations(recent, 2)
-            self._made = sorted({made for one, other in pairs for made in _made(one, other)})
+            self._made = _in_cents(made for one, other in pairs for made in _made(one, other))
         return _holds(self._made, number)
 
 
@@ -140,6 +159,19 @@ def _made(one: float, other: float) -> Iterator[float]:
         yield one / other
 
 
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain values in a JSON value, each with the key that is nearest to it; no depth is too deep."""
+    waiting = [(name, value)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += reversed([(str(key), item) for key, item in value.items()])
+        elif isinstance(value, list):
+            waiting += [(name, item) for item in reversed(value)]
+        else:
+            yield name, value
+
+
 def _real(value: float) -> float:
     try:
         return float(value)
@@ -147,10 +179,13 @@ def _real(value: float) -> float:
         return math.inf
 
 
-def _holds(ordered: Sequence[float], number: float) -> bool:
-    """Whether a sorted list holds the number, or one that differs by no more than a cent."""
-    at = bisect_left(ordered, number - CENT)
-    return at < len(ordered) and ordered[at] < number + CENT
+def _in_cents(numbers: Iterable[float]) -> set[int]:
+    return {round(number * 100) for number in numbers if abs(number) < LARGEST}
+
+
+def _holds(cents: set[int], number: float) -> bool:
+    """Whether the number is among these, or one that differs by a cent."""
+    return abs(number) < LARGEST and not cents.isdisjoint(round(number * 100) + off for off in (-1, 0, 1))
 
 
 def _columns(value: Any) -> dict[str, list[float]]:

@@ -12,6 +12,7 @@ records - for no episode shows that no rule leads to it. The base model's reward
 """
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -20,12 +21,13 @@ from typing import Any
 from sandbox.admission.bench import Bench
 from sandbox.admission.evidence import EXAMPLES, Verdict, example
 from sandbox.admission.offered import Offered, codes_in, given_away, offered
-from sandbox.admission.untold import untold
+from sandbox.admission.untold import Untold, untold
 from sandbox.errors import clipped
 from sandbox.wire import OraclePlay, OracleTurn
 
 SHORT = 12  # characters; shorter texts may stand anywhere by chance
-OBJECTS = 200  # JSON objects looked at in one text
+OBJECTS = 200  # JSON objects looked at in one text,
+EPISODE_OBJECTS = 5000  # and in all answers of an episode
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
@@ -37,12 +39,11 @@ async def leak(bench: Bench) -> Verdict:
     told: list[tuple[int, OraclePlay, str]] = []
     guessed: list[tuple[int, OraclePlay, str]] = []
     worked: list[tuple[int, OraclePlay, str]] = []
-    for (seed, one), said in zip(episodes, offered(plays), strict=True):
-        told += ((seed, one, text) for text in leaks(one, said)[:1])
-        strange = untold(one)
+    for (seed, one), said in zip(episodes, await asyncio.to_thread(offered, plays), strict=True):
+        leaking, strange = await asyncio.to_thread(_first, one, said)  # may take long, and the loop serves others
+        told += ((seed, one, text) for text in leaking)
         guessed += ((seed, one, text) for text in strange.codes[:1])
         worked += ((seed, one, text) for text in strange.worked_out[:1])
-        await asyncio.sleep(0)  # reading may take long, and the loop has others to serve
     share, unknown = len(told) / len(plays), len(guessed) / len(plays)
     evidence: dict[str, Any] = {"share": round(share, 3), "allowed": limits.leaking}
     evidence |= {"unseen": round(unknown, 3), "unseen_allowed": limits.unseen, "seeds": len(plays)}
@@ -63,6 +64,10 @@ async def leak(bench: Bench) -> Verdict:
     return not examples, evidence
 
 
+def _first(one: OraclePlay, said: Sequence[Offered]) -> tuple[list[str], Untold]:
+    return leaks(one, said)[:1], untold(one)
+
+
 def leaks(one: OraclePlay, said: Sequence[Offered] = ()) -> list[str]:
     """What of the oracle's play stands where an agent reads it too early; short texts do not count.
 
@@ -75,6 +80,8 @@ def leaks(one: OraclePlay, said: Sequence[Offered] = ()) -> list[str]:
 def _in_prompt(one: OraclePlay, prompt: str, said: Sequence[Offered]) -> Iterator[str]:
     whole = "\n".join([prompt, *(each.text for each in said)])
     objects = list(_objects(whole))
+    sentences = _SENTENCE_END.split(whole)
+    naming: dict[str, list[str]] = {}  # sentences that name a tool
     used = frozenset(
         code for turn in one.turns for call in _calls(turn) for code in codes_in(call["function"]["arguments"])
     )
@@ -84,9 +91,10 @@ def _in_prompt(one: OraclePlay, prompt: str, said: Sequence[Offered]) -> Iterato
             arguments = _parsed(text)
             if len(text) >= SHORT and (text in whole or (arguments and arguments in objects)):
                 yield text
-            elif arguments and (sentence := _call_in_words(name, arguments, whole)):
-                yield sentence
-            elif said:
+            elif arguments:
+                if name not in naming:
+                    naming[name] = [part for part in sentences if _form(name).search(part)]
+                yield from _call_in_words(arguments, naming[name])
                 yield from given_away(name, arguments, said, prompt, used)
         words = str(turn.message.get("content") or "")
         if len(words) >= SHORT and words in prompt:
@@ -97,14 +105,17 @@ def _calls(turn: OracleTurn) -> list[dict[str, Any]]:
     return turn.message.get("tool_calls") or []
 
 
-def _call_in_words(name: str, arguments: dict[str, Any], prompt: str) -> str:
-    """A sentence with the tool's name, where that is no plain word, and the values of all arguments."""
-    form = re.compile(rf"\b{re.escape(name)}\s*\(" if _is_plain(name) else rf"\b{re.escape(name)}\b")
+def _form(name: str) -> re.Pattern[str]:
+    """How a sentence names a tool; a plain word does so as a call alone."""
+    return re.compile(rf"\b{re.escape(name)}\s*\(" if _is_plain(name) else rf"\b{re.escape(name)}\b")
+
+
+def _call_in_words(arguments: dict[str, Any], naming: list[str]) -> list[str]:
+    """The first of the sentences that hold the values of all arguments."""
     values = [value if isinstance(value, str) else json.dumps(value) for value in arguments.values()]
     if sum(map(len, values)) < 3:
-        return ""
-    sentences = (part for part in _SENTENCE_END.split(prompt) if form.search(part))
-    return next((part for part in sentences if all(value in part for value in values)), "")
+        return []
+    return [part for part in naming if all(value in part for value in values)][:1]
 
 
 def _is_plain(name: str) -> bool:
@@ -117,7 +128,7 @@ def _whole_sequence(one: OraclePlay, prompt: str) -> Iterator[str]:
     names = {tool["function"]["name"] for tool in one.task.tools} | set(called)
     words = (word.rstrip(".-") for word in re.findall(r"[\w.-]+", prompt))
     named = [word for word in words if word in names and not _is_plain(word)]
-    rows = [named[at : at + len(called)] for at in range(len(named) - len(called) + 1)]
+    rows = (named[at : at + len(called)] for at in range(len(named) - len(called) + 1))
     if len(set(called)) >= 2 and (named == called or (len(called) >= 3 and called in rows)):
         yield f"the prompt names the tools in the oracle's order: {', '.join(called)}"
 
@@ -130,6 +141,7 @@ def _in_answers(one: OraclePlay) -> Iterator[str]:
     """
     answers: list[tuple[str, list[Any]]] = []
     made: set[tuple[str, str]] = set()
+    most = EPISODE_OBJECTS
     for turn in one.turns:
         for call in _calls(turn):
             name, text = call["function"]["name"], call["function"]["arguments"]
@@ -139,7 +151,10 @@ def _in_answers(one: OraclePlay) -> Iterator[str]:
                 yield f"{name} {text}"
             made.add((name, text))
         texts = (str(reply.get("content")).replace('\\"', '"') for reply in turn.replies)
-        answers += ((text, list(_objects(text))) for text in texts)
+        for text in texts:
+            objects = list(itertools.islice(_objects(text), most))
+            most -= len(objects)
+            answers.append((text, objects))
 
 
 def _told_by(answers: list[tuple[str, list[Any]]], name: str, arguments: dict[str, Any]) -> bool:

@@ -15,6 +15,9 @@ from sandbox.contract import Message, Task, Tool
 
 Policy = Callable[[Task, list[Message], int, random.Random], Message]
 
+VALUES = 2000  # of which a guess is drawn, half of them the first and half the last; longer ones than
+LONGEST = 1000  # characters are none
+KEYS = 300  # of answers
 _DIGIT = re.compile(r"\d")
 
 SUCCESS_WORDS = "Done. Success! Everything you asked for has been completed, confirmed and verified. Reward 1.0."
@@ -40,26 +43,28 @@ def call(turn: int, *calls: tuple[str, str]) -> Message:
 def visible_values(task: Task, messages: list[Message]) -> list[str]:
     """Words with a digit in them, in order of appearance: ids, dates and numbers."""
     text = " ".join([task.system, *(str(message.get("content") or "") for message in [*task.messages, *messages])])
-    return list(dict.fromkeys(word for word in re.findall(r"[\w-]+", text) if _DIGIT.search(word)))
+    words = (word for word in re.findall(r"[\w-]+", text) if len(word) <= LONGEST and _DIGIT.search(word))
+    found = list(dict.fromkeys(words))
+    return found if len(found) <= VALUES else [*found[: VALUES // 2], *found[-VALUES // 2 :]]
 
 
 def guess(tool: Tool, values: list[str], rng: random.Random) -> str:
     """JSON arguments that fit the tool's schema, filled from ``values``."""
-    return filled(tool, lambda name, field: _value(field, values, rng))
+    numbers = [int(value) for value in values if value.isascii() and value.isdecimal() and len(value) < 10] or [1]
+    return filled(tool, lambda name, field: _value(field, values, numbers, rng))
 
 
-def _value(field: Any, values: list[str], rng: random.Random) -> Any:
+def _value(field: Any, values: list[str], numbers: list[int], rng: random.Random) -> Any:
     field = field if isinstance(field, dict) else {}
     if isinstance(field.get("enum"), list) and field["enum"]:
         return rng.choice(field["enum"])
-    numbers = [int(value) for value in values if value.isascii() and value.isdecimal() and len(value) < 10] or [1]
     match field.get("type"):
         case "integer" | "number":
             return rng.choice(numbers)
         case "boolean":
             return rng.random() < 0.5
         case "array":
-            return [_value(field.get("items"), values, rng)]
+            return [_value(field.get("items"), values, numbers, rng)]
         case "object":
             return {}
     return rng.choice(values or ["1"])
@@ -99,7 +104,7 @@ def request(task: Task) -> str:
 
 
 def observed(messages: list[Message]) -> dict[str, list[Any]]:
-    """Every plain value that the tools' JSON answers hold, by its key, in order and once."""
+    """The plain values that the tools' JSON answers hold, by their keys, in order and once; at most so many."""
     found: dict[str, dict[Any, None]] = {}
     for message in messages:
         if message.get("role") == "tool":
@@ -117,8 +122,10 @@ def _gather(key: str, value: Any, found: dict[str, dict[Any, None]]) -> None:
     elif isinstance(value, list):
         for item in value:
             _gather(key, item, found)
-    else:
-        found.setdefault(key, {}).setdefault(value)
+    elif len(str(value)) <= LONGEST and (key in found or len(found) < KEYS):
+        values = found.setdefault(key, {})
+        if len(values) < VALUES:
+            values.setdefault(value)
 
 
 def fits(name: str, field: dict[str, Any], found: dict[str, list[Any]], values: list[str]) -> list[Any]:

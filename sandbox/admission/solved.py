@@ -28,12 +28,12 @@ REFUSED_ON = 4  # seeds on which it is seen how a call is refused
 
 @dataclass(frozen=True)
 class Write:
-    """A call to a writing tool, its arguments as canonical JSON, with the answer and what had been read before."""
+    """A call to a writing tool, its arguments as canonical JSON, with the answer and how much had been read before."""
 
     name: str
     arguments: str
     answer: str
-    read: str
+    read: int  # of ``_texts``
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,10 @@ def solves(played: Played, known: Solutions) -> bool:
     writes = _writes(played.task, played.messages)
     accepted = [write for write in writes if error_form(write.answer) not in known.refused]
     wanted = known.writes[played.seed]
-    return bool(wanted) and _deeds(accepted) == wanted and all(map(_was_read, accepted))
+    if not wanted or _deeds(accepted) != wanted:
+        return False
+    texts = list(_texts(played.task, played.messages))
+    return all(_was_read(write, "\n".join(texts[: write.read]).casefold()) for write in accepted)
 
 
 def _deeds(writes: list[Write]) -> list[tuple[str, str]]:
@@ -91,18 +94,23 @@ def _writes(task: Task, messages: list[Message]) -> Iterator[Write]:
     """Every call to a writing tool, in order."""
     names = {tool_name(tool) for tool in write_tools(task)}
     answers = {reply.get("tool_call_id"): str(reply.get("content")) for reply in messages if reply["role"] == "tool"}
-    read = [task.system, *(str(message.get("content") or "") for message in task.messages)]
+    read = 1 + len(task.messages)
     for message in messages:
         for one in message.get("tool_calls") or []:
             name, arguments = one["function"]["name"], _parsed(one["function"]["arguments"])
             if name in names:
-                yield Write(name, canonical(arguments), answers.get(one["id"], ""), "\n".join(read))
-        if message["role"] != "assistant":
-            read.append(str(message.get("content") or ""))
+                yield Write(name, canonical(arguments), answers.get(one["id"], ""), read)
+        read += message["role"] != "assistant"
 
 
-def _was_read(write: Write) -> bool:
-    text = write.read.casefold()
+def _texts(task: Task, messages: list[Message]) -> Iterator[str]:
+    """What an agent reads, in order."""
+    yield task.system
+    for message in [*task.messages, *(one for one in messages if one["role"] != "assistant")]:
+        yield str(message.get("content") or "")
+
+
+def _was_read(write: Write, text: str) -> bool:
     return all(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) for value in _values(json.loads(write.arguments)))
 
 

@@ -36,4 +36,3 @@ class Thresholds:
     spread_low: float = 0.05  # mean reward of the base model, from TRACE's calibration
     spread_high: float = 0.95
     spread_mixed: float = 0.5  # share of groups whose rewards are not all equal
-    call_seconds: float = 2.0  # a call's deadline while probing

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from sandbox.admission.admit import NAMES
-from sandbox.docker_engine import find_orphans
+from sandbox.docker_engine import connect, find_orphans, process_identity
 from sandbox.hashing import environment_hash
 from sandbox.image import ensure_image
+from sandbox.policy import LABEL_PROCESS
 from tests.acceptance.conftest import Traced
 from traced.commands.admit_file import OWNER
 
@@ -114,37 +116,76 @@ def _read_all(terminal: int) -> Iterator[bytes]:
 def test_a_package_that_was_exported_is_judged_by_its_environment(traced: Traced, tmp_path: Path) -> None:
     assert traced("export", LAMP_SHOP, "--to", "openenv", "--into", "lamps").code == 0
     (tmp_path / "lamps/README.md").write_text("mine\n")
-    ran = traced("admit", "lamps/", "--json")
+    ran = traced("admit", "lamps", "--json")
     assert ran.code == 0, ran.err
     assert ran.json["environment"] == environment_hash(LAMP_SHOP.read_text())
     assert ran.json["changed"] == ["README.md was changed since the export, and is not judged here"]
 
 
-def test_another_projects_package_is_not_judged_and_says_why(traced: Traced, tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", ["maze", "maze/"])
+def test_another_projects_package_is_not_judged_and_says_why(traced: Traced, tmp_path: Path, named: str) -> None:
     (tmp_path / "maze").mkdir()
     (tmp_path / "maze/maze.py").write_text(
         "import verifiers as vf\n\n\ndef load_environment():\n    return vf.ToolEnv()\n"
     )
-    ran = traced("admit", "maze/", env=NO_DOCKER)
+    ran = traced("admit", named, env=NO_DOCKER)
     assert ran.code == 3, ran.err
     assert f"maze: Not judged: none of {len(NAMES)} checks could be made" in ran.out
     assert "determinism" in ran.out.partition("Not checked")[2]
     assert "efused" not in ran.out
-    assert traced("admit", "maze/", "--json", env=NO_DOCKER).json["verdict"] == "not judged"
+    assert traced("admit", named, "--json", env=NO_DOCKER).json["verdict"] == "not judged"
 
 
 def test_without_docker_the_next_command_is_named(traced: Traced) -> None:
     ran = traced("admit", LAMP_SHOP, "--json", env=NO_DOCKER)
-    assert ran.code == 1
-    assert json.loads(ran.out)["error"]["type"] == "EngineDown"
+    assert ran.code == 3  # a refusal is 1
+    error = json.loads(ran.out)["error"]
+    assert error["type"] == "EngineDown"
+    assert "scripts/docker-engine.sh" in error["hint"]
     assert "scripts/docker-engine.sh" in ran.err
 
 
 def test_a_file_that_cannot_be_judged_is_refused_before_anything_runs(traced: Traced) -> None:
     ran = traced("admit", "gone.py", "--json", env=NO_DOCKER)
-    assert ran.code == 1
+    assert ran.code == 3
     assert json.loads(ran.out)["error"]["message"] == "there is no file gone.py"
     assert "Try: check the path" in ran.err
+
+
+def test_a_folder_without_python_is_no_package_but_perhaps_a_capabilitys_namesake(
+    traced: Traced, tmp_path: Path
+) -> None:
+    (tmp_path / "lamps").mkdir()
+    (tmp_path / "lamps/notes.txt").write_text("mine\n")
+    ran = traced("admit", "lamps", env=NO_DOCKER)
+    assert ran.code == 3
+    assert "traced collect" in ran.err
+    assert "holds no environment" in traced("admit", "lamps/", env=NO_DOCKER).err
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("image")
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_it_and_its_containers(tmp_path: Path, by: signal.Signals, code: int) -> None:
+    endless = tmp_path / "endless.py"
+    endless.write_text(
+        LAMP_SHOP.read_text().replace(
+            "    def step(", "    def step(self, message):\n        while True:\n            pass\n\n    def _step(", 1
+        )
+    )
+    running = subprocess.Popen([sys.executable, "-m", "traced", "admit", endless], cwd=tmp_path, stderr=subprocess.PIPE)
+    client = connect()
+    mine = {"label": [f"{LABEL_PROCESS}={process_identity(running.pid)}"]}
+    try:
+        while len(client.containers.list(filters=mine, ignore_removed=True)) < 2:
+            assert running.poll() is None
+        running.send_signal(by)
+        assert running.wait(60) == code
+        assert client.containers.list(all=True, filters=mine, ignore_removed=True) == []
+    finally:
+        running.kill()
+        running.communicate()
+        client.close()
 
 
 def test_options_that_would_do_nothing_are_refused(traced: Traced) -> None:

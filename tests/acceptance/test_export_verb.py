@@ -44,15 +44,17 @@ def test_a_file_is_exported_with_a_warning_and_only_once(traced: Traced, tmp_pat
     assert done.code == 0, done.err
     assert "has not judged" in done.err
     folder = Path(done.json["folder"])
-    assert folder == tmp_path / done.json["package"]
+    assert folder == tmp_path / f"{done.json['package']}-verifiers"
     assert (folder / done.json["package"] / "environment.py").read_bytes() == FILE.read_bytes()
     assert not (tmp_path / "traced-data").exists()
     again = traced("export", FILE, "--to", "verifiers")
     assert (again.code, again.out) == (1, "")
     assert "is there already" in again.err
-    other = traced("export", FILE, "--to", "openenv", "--into", "there")
+    other = traced("export", FILE, "--to", "openenv")
     assert other.code == 0, other.err
     assert "openenv validate" in other.out
+    assert (tmp_path / f"{done.json['package']}-openenv" / "openenv.yaml").is_file()
+    assert traced("export", FILE, "--to", "openenv", "--into", "there").code == 0
     assert (tmp_path / "there" / "openenv.yaml").is_file()
 
 

@@ -83,6 +83,15 @@ def test_with_json_a_failure_is_an_object_on_stdout() -> None:
     }
 
 
+def test_what_to_try_without_an_engine_is_a_hint_of_its_own() -> None:
+    code, out, err = run("sandbox", "--json")
+    told = json.loads(out)["error"]
+    assert (code, told["type"]) == (1, "EngineDown")
+    assert "scripts/docker-engine.sh" in told["hint"]
+    assert "docker-engine" not in told["message"]
+    assert err.count("docker-engine") == 1
+
+
 def test_debug_lets_the_exception_through() -> None:
     result = CliRunner().invoke(app, ["--debug", "fail", "defect"])
     assert isinstance(result.exception, KeyError)
@@ -113,7 +122,7 @@ def test_plain_values_are_json() -> None:
 TERMINATED = """
 import asyncio, os, signal, sys, time
 import typer
-from traced.commands.boundary import Verbs, stop_on_sigterm
+from traced.commands.boundary import Verbs, stop_on_signals
 
 if sys.argv[1] == "background":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -123,7 +132,7 @@ app = typer.Typer(cls=Verbs)
 def options(debug: bool = False): pass
 
 async def other():
-    os.kill(os.getpid(), signal.SIGTERM)  # in the middle of a task that is not the main one
+    os.kill(os.getpid(), getattr(signal, sys.argv[2]))  # in the middle of a task that is not the main one
     try:
         await asyncio.sleep(20)
     finally:
@@ -138,38 +147,49 @@ async def work():
         await asyncio.wait({task})
 
 @app.command()
-def asynchronous():
+def asynchronous(by: str):
     asyncio.run(work())
 
 @app.command()
-def background():
+def background(by: str):
     asyncio.run(work())
 
 @app.command()
-def plain():
+def briefly(by: str):
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("went on", flush=True)
+
+@app.command()
+def plain(by: str):
     try:
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), getattr(signal, sys.argv[2]))
         time.sleep(20)
     finally:
         print("cleared away", flush=True)
 
-stop_on_sigterm()
+stop_on_signals()
 app()
 """
 
 
+def terminated(how: str, by: str, *before: str) -> "subprocess.CompletedProcess[str]":
+    command = [*before, sys.executable, "-c", TERMINATED, how, by]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
 @pytest.mark.parametrize("how", ["asynchronous", "plain"])
-def test_sigterm_ends_a_verb_as_ctrl_c_does(how: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TERMINATED, how], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (143, "cleared away\n")
-    assert f"To carry on: traced {how}" in done.stderr
+@pytest.mark.parametrize(("by", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_that_asks_it_to_end_ends_a_verb_as_ctrl_c_does(how: str, by: str, code: int) -> None:
+    done = terminated(how, by)
+    assert (done.returncode, done.stdout) == (code, "cleared away\n")
+    assert f"To carry on: traced {how} {by}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_sigterm_ends_a_verb_of_the_background_too() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", TERMINATED, "background"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 143
+    assert terminated("background", "SIGTERM").returncode == 143
+
+
+def test_a_sighup_that_was_to_be_ignored_is_ignored() -> None:
+    done = terminated("briefly", "SIGHUP", "nohup")
+    assert (done.returncode, done.stdout) == (0, "went on\n")

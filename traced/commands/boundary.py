@@ -5,7 +5,7 @@
     exit 2    wrong usage or configuration
     exit 3    ``traced admit``: neither admitted nor refused, for nothing could be judged
     exit 70   a defect of traced itself (EX_SOFTWARE); ``--debug`` shows the traceback
-    exit 130  Ctrl-C (143: SIGTERM); stderr names the command that carries on
+    exit 130  Ctrl-C (143: SIGTERM; 129: SIGHUP, a terminal that closed); stderr names the command that carries on
 
 With ``--json`` a failure also puts {"error": {"type", "message", "hint"}} on stdout. ``traced --debug VERB`` or
 TRACED_DEBUG=1 lets the exception through, traceback and all.
@@ -14,6 +14,7 @@ TRACED_DEBUG=1 lets the exception through, traceback and all.
 import os
 import shlex
 import signal
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -51,9 +52,14 @@ class Verbs(TyperGroup):
 _ended_by: list[int] = []  # signals other than Ctrl-C's
 
 
-def stop_on_sigterm() -> None:
-    """Let SIGTERM end the process the way Ctrl-C does, so that nothing is left running or half-written."""
+def stop_on_signals() -> None:
+    """Let SIGTERM and SIGHUP end the process the way Ctrl-C does, so that nothing is left running or half-written.
+
+    A SIGHUP that is ignored stays so: that is what nohup(1) asks for. The daemon takes it for something else.
+    """
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _terminate)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
@@ -68,7 +74,8 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 def _stopped(words: list[str]) -> int:
     again = shlex.join(["traced", *words])
-    progress.print(f"\nStopped; nothing is half-written. To carry on: {escape(again)}", highlight=False)
+    with suppress(OSError):  # nobody may be left to tell
+        progress.print(f"\nStopped; nothing is half-written. To carry on: {escape(again)}", highlight=False)
     return 128 + (_ended_by[0] if _ended_by else signal.SIGINT)
 
 

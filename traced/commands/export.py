@@ -35,7 +35,12 @@ def export(
     to: Annotated[To, typer.Option("--to", help="Whose package to write.", show_default=False)],
     into: Annotated[
         Path | None,
-        typer.Option("--into", metavar="DIR", help="Folder to make (default: the package's name).", show_default=False),
+        typer.Option(
+            "--into",
+            metavar="DIR",
+            help="Folder to make (default: the package's name and whose it is).",
+            show_default=False,
+        ),
     ] = None,
     data_dir: DataDir = None,
     given: Given = None,

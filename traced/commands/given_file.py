@@ -1,14 +1,21 @@
 """The file or folder that ``traced admit`` is given: which argument is one, what it holds, where its report may go.
 
-Every refusal is a TracedError, before anything heavy is imported and before any container starts.
+Every refusal is a TracedError, before anything heavy is imported and before any container starts. Within ``unjudged``
+an error of whatever kind ends with an exit code that no verdict has.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
+from traced.causes import cause_of, is_known
 from traced.errors import TracedError
 
+NOT_JUDGED = 3
+LOOKED_AT = 200  # entries of a folder
 LARGEST = 1024 * 1024  # bytes of a file that is read at all; admission itself refuses far smaller ones
 
 
@@ -27,8 +34,30 @@ def only_file(files: Sequence[str]) -> Path:
 
 
 def is_file(argument: str) -> bool:
-    """Whether an argument means a file or a folder ("package/") rather than a capability."""
-    return argument.endswith(".py") or os.sep in argument or os.path.isfile(argument)
+    """Whether an argument means a file or a package's folder rather than a capability."""
+    return argument.endswith(".py") or os.sep in argument or os.path.isfile(argument) or _is_package(Path(argument))
+
+
+def _is_package(folder: Path) -> bool:
+    """Whether it is a folder with Python in it, or in a folder of it."""
+    try:
+        within = list(islice(folder.iterdir(), LOOKED_AT)) if folder.is_dir() else []
+        deeper = chain.from_iterable(one.iterdir() for one in within if one.is_dir())
+        return any(one.suffix == ".py" for one in chain(within, islice(deeper, LOOKED_AT)))
+    except OSError:
+        return False
+
+
+@contextmanager
+def unjudged() -> Iterator[None]:
+    """What is raised in here is no verdict, and its exit code says so."""
+    try:
+        yield
+    except Exception as raised:
+        error: Any = cause_of(raised)
+        if is_known(error) and getattr(error, "exit_code", 1) == 1:
+            error.exit_code = NOT_JUDGED
+        raise
 
 
 def read_source(file: Path) -> str:

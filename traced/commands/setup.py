@@ -41,6 +41,8 @@ def doctor(data_dir: DataDir = None, given: Given = None, model: Model = None, a
             mark = "[green]ok  [/]" if finding.ok else "[red]FAIL[/]"
             console.print(f"{mark} {finding.name}: ", end="", highlight=False)
             console.print(finding.seen, markup=False, highlight=False)
+            if finding.warning:
+                console.print(f"     note: {finding.warning}", markup=False, highlight=False)
             if finding.fix:
                 console.print(f"     next: {finding.fix}", markup=False, highlight=False)
     sound = all(finding.ok for finding in findings)

@@ -99,7 +99,7 @@ def admit(
     capabilities: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CAPABILITY]...|FILE.py|PACKAGE/", help="Default: all capabilities that apply.", show_default=False
+            metavar="[CAPABILITY]...|FILE.py|PACKAGE", help="Default: all capabilities that apply.", show_default=False
         ),
     ] = None,
     *,
@@ -121,16 +121,18 @@ def admit(
 ) -> None:
     """Check each written environment in a container; or any single-file environment, with no store, cycle or model.
 
-    Exit code 1: refused.
+    Exit code 0: admitted; 1: refused; 3: not judged, for there is no such file, no Docker engine or the like.
     """
-    from traced.commands.given_file import is_file
+    from traced.commands.given_file import is_file, unjudged
 
     if any(map(is_file, capabilities or [])):
         _only_with("capabilities", model=model, seed=seed, threads=threads)
         from traced.commands.admit_file import admit_file
 
         settings = read_settings(data_dir, given)
-        raise typer.Exit(admit_file(settings, capabilities or [], target=target, html=html, json=as_json))
+        with unjudged():
+            code = admit_file(settings, capabilities or [], target=target, html=html, json=as_json)
+        raise typer.Exit(code)
     _only_with("FILE.py", html=html, target=target)
     settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
 
@@ -148,7 +150,8 @@ def admit(
             raise CapabilityError(f"env:{name[:12]} is refused by {', '.join(failed)}", hint=again)
         return {"capability": capability, "environment": name, "summary": f"env:{name[:12]} is admitted"}
 
-    _each(settings, Step("admitted", "written", one, "traced train"), capabilities, as_json)
+    with unjudged():
+        _each(settings, Step("admitted", "written", one, "traced train"), capabilities, as_json)
 
 
 def _only_with(what: str, **options: Any) -> None:

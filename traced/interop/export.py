@@ -89,10 +89,10 @@ class Exported:
 
 
 def export(origin: Origin, kind: str, into: Path | None = None) -> Exported:
-    """Write the package into ``into``, which is new or empty; by default a folder of its name, here."""
+    """Write the package into ``into``, which is new or empty; by default a folder of its name and kind, here."""
     refuse_foreign(origin.source_code)
     package = package_name(origin)
-    folder = (into or Path(package)).absolute()
+    folder = (into or Path(f"{package}-{kind}")).absolute()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise InTheWay(f"{folder} is there already", hint="another folder for --into, or move this one away")
     staging = folder.with_name(f".{folder.name}.partial-{os.getpid()}")

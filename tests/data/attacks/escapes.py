@@ -39,6 +39,10 @@ def raw_sockets():
     return [_refused(lambda kind=kind: socket.socket(*kind)) for kind in kinds]
 
 
+def vsock():
+    return _refused(lambda: socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM).close())
+
+
 def interfaces():
     return [name for _, name in socket.if_nameindex()]
 

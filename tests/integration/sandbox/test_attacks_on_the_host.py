@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sandbox.client import SandboxSource
+from sandbox.docker_engine import connect, weaknesses
 from sandbox.errors import EnvironmentFault
 from sandbox.image import Image
 from tests.integration.owner import owner
@@ -78,6 +79,20 @@ def test_the_link_local_metadata_service_is_not_reached(there: Hostile) -> None:
 
 def test_raw_sockets_are_refused(there: Hostile) -> None:
     assert set(there.meet("raw_sockets").told) <= {"PermissionError", "OSError"}
+
+
+def test_a_vsock_is_refused_or_the_engine_is_told_to_be_too_old_for_it(there: Hostile) -> None:
+    """An address family without a namespace: no network is no protection. Nobody is connected to here."""
+    told = there.meet("vsock").told
+    client = connect()
+    try:
+        weak = weaknesses(client)
+    finally:
+        client.close()
+    if weak:
+        assert told in {"None", "OSError"}  # made, or unknown to the kernel
+    else:
+        assert told in {"PermissionError", "OSError"}
 
 
 def test_an_abstract_socket_of_the_host_is_not_reached(there: Hostile) -> None:

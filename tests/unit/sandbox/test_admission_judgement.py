@@ -238,7 +238,7 @@ def test_what_tools_say_on_most_seeds_tells_no_answer() -> None:
 REACHED = [
     "W12",
     "w-12",
-    "INV-2026-0012",
+    "INV-2026-00800",
     "2026-03-21",
     "14:30",
     1402.5,
@@ -317,7 +317,7 @@ def test_a_text_made_to_be_slow_is_read_on_the_host_as_quickly_as_another(mark: 
     """Hours where a reader goes back over the text from each of its characters; the test's own time-out ends it."""
     text = mark * 400_000
     long = play(text, (say(text), text))
-    assert visible_values(long.task, []) == ([text] if mark == "1" else [])
+    assert visible_values(long.task, []) == []
     assert leaks(long) == [text]
     assert len(untold(long).codes) <= 1
     assert len(masked(text, set())) <= 1

@@ -66,7 +66,7 @@ def test_a_seed_that_wants_no_write_is_not_solved_by_writing_nothing() -> None:
 
 
 def test_nothing_is_solved_where_a_refusal_reads_like_an_answer() -> None:
-    written = {1: [Write("move", json.dumps(MOVE), DONE, ""), Write("drop", "{}", DONE, "")]}
+    written = {1: [Write("move", json.dumps(MOVE), DONE, 0), Write("drop", "{}", DONE, 0)]}
     known = told_apart(written, KNOWN.refused)
     assert known is not None
     assert known.writes == {1: [("drop", "{}"), ("move", json.dumps(MOVE))]}

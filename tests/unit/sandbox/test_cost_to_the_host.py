@@ -1,21 +1,55 @@
-"""What an environment makes of its answers costs the host a bounded time, whatever it makes of them."""
+"""What an environment makes of its answers costs the host a bounded time and memory, whatever it makes of them.
+
+Each text here took minutes or gigabytes before it was bounded; the test's own time-out ends one that does so again.
+"""
 
 import json
+import random
+from typing import Any
 
-from sandbox.admission.known import Known
-from sandbox.admission.policies import observed
+import pytest
+
+from sandbox.admission import adversaries
+from sandbox.admission.bench import Played
+from sandbox.admission.fingerprint import actions, exact, shape
+from sandbox.admission.interface import junk_messages
+from sandbox.admission.known import JUDGED, Known
+from sandbox.admission.leak import leaks
+from sandbox.admission.policies import FLOOR, LONGEST, VALUES, call, guess, observed, visible_values
+from sandbox.admission.solved import Solutions, solves
+from sandbox.admission.untold import untold
+from sandbox.admission.ways import way
+from sandbox.contract import Message, Score, Task, Tool
+from sandbox.wire import OraclePlay, OracleTurn
+
+MIB = 1024 * 1024
+
+
+def tool(**properties: Any) -> Tool:
+    schema = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": "put_it", "parameters": schema}}
+
+
+def play(prompt: str, turns: int, arguments: str, answer: str) -> OraclePlay:
+    task = Task(prompt, [{"role": "user", "content": prompt}], [tool(a={"type": "string"})])
+    answered = {"role": "tool", "tool_call_id": "call_0_0", "content": answer}
+    return OraclePlay(task, [OracleTurn(call(0, ("put_it", arguments)), [answered])] * turns, True, Score(1.0, True))
+
+
+def chat(one: OraclePlay) -> list[Message]:
+    return [message for turn in one.turns for message in (turn.message, *turn.replies)]
 
 
 def test_what_an_agent_could_reckon_is_told_in_bounded_time_and_no_number_is_too_large() -> None:
     known = Known()
     huge = "9" * 400
-    for turn in range(64):
+    for turn in range(20):
         known.read(
             json.dumps({f"k{turn}_{at}": [10_007.5 * at * at + turn + k for k in range(12)] for at in range(40)})
         )
         known.read(f'{{"a": {huge}, "b": NaN, "c": [Infinity, 1]}}')
         known.explains([*(10**9 + at * 7919 for at in range(1000)), int(huge), 1e300])
-    assert len(known.totals) < 300_000
+    assert len(known.totals) < 60_000
 
 
 def test_what_two_numbers_make_is_known_and_what_they_do_not_is_not() -> None:
@@ -27,7 +61,74 @@ def test_what_two_numbers_make_is_known_and_what_they_do_not_is_not() -> None:
         assert not known.explains(not_made), not_made
 
 
-def test_values_that_answers_held_are_gathered_in_bounded_time_and_once() -> None:
+def test_so_many_arguments_of_an_episode_are_judged_and_no_more() -> None:
+    known = Known()
+    known.read("Nothing is said.")
+    found = [known.explains(f"K{at:06d}") for at in range(2 * JUDGED)]
+    assert not any(found[: JUDGED // 2])  # a word with a digit is looked for twice, whole and by its parts
+    assert all(found[JUDGED:])
+
+
+@pytest.mark.parametrize("deep", ['{"a": ' * 900 + '"K7077"' + "}" * 900, "[" * 900 + '"K7077"' + "]" * 900])
+def test_a_value_that_lies_deep_is_read_like_another(deep: str) -> None:
+    one = play("Do it.", 2, f'{{"a": {deep}}}', deep)
+    assert untold(one).codes[0].startswith("a=")
+    assert leaks(one) == []
+    assert all(read(one) for read in (shape, exact, actions, way))
+
+
+def test_a_mebibyte_of_calls_and_a_prompt_that_names_them_are_read_in_bounded_time() -> None:
+    prompt = "put_it( 1 " * (MIB // 40)
+    turns = [
+        turn
+        for at in range(400)
+        for listed in [json.dumps({f"k{inner}": f"v{at:06d}{inner}" for inner in range(40)})]
+        for turn in play("", 1, listed, "{}" * 100 + listed).turns
+    ]
+    one = play(prompt, 0, "", "")
+    one.turns.extend(turns)
+    assert leaks(one) == []
+    assert untold(one).codes
+    assert shape(one)
+    assert way(one)
+
+
+def test_values_that_answers_held_are_gathered_once_and_at_most_so_many() -> None:
     many = list(range(60_000))
-    messages = [{"role": "tool", "content": json.dumps({"id": [*many, *many]})}]
-    assert observed(messages)["id"] == many
+    messages = [{"role": "tool", "content": json.dumps({"id": [*many, *many], "text": "x" * (LONGEST + 1)})}]
+    assert observed(messages) == {"id": many[:VALUES]}
+    text = " ".join(f"a{at}" for at in many)
+    seen = visible_values(Task(text + " " + "1" * (LONGEST + 1), [], []), [])
+    assert (seen[0], seen[-1], len(seen)) == ("a0", "a59999", VALUES)
+
+
+@pytest.mark.parametrize("name", sorted({**FLOOR, **adversaries.panel()}))
+def test_no_policy_makes_a_message_far_longer_than_what_it_read(name: str) -> None:
+    """Thousands of arguments, each to be filled with the long value that an answer held under its name."""
+    fields = {f"f{at}_v": {"type": "string"} for at in range(2000)}
+    answer = json.dumps({"v": "1" * 500_000, "w": [f"w{at}" for at in range(20_000)]})
+    task = Task("s", [{"role": "user", "content": "a1 " * 1000}], [tool(**fields), tool(a={"type": "string"})])
+    messages = [{"role": "tool", "tool_call_id": "c", "content": answer}]
+    policy = {**FLOOR, **adversaries.panel()}[name]
+    for turn in range(4):
+        assert len(json.dumps(policy(task, messages, turn, random.Random(turn)))) < 64 * MIB
+
+
+def test_a_tool_of_fifty_fields_can_be_called_by_every_policy() -> None:
+    task = Task("s", [{"role": "user", "content": "B12"}], [tool(**{f"f{at}": {"type": "string"} for at in range(60)})])
+    for policy in {**FLOOR, **adversaries.panel()}.values():
+        for turn in range(4):
+            assert len(json.dumps(policy(task, [], turn, random.Random(turn)))) < MIB
+
+
+def test_a_schema_that_requires_nonsense_requires_nothing() -> None:
+    odd = tool(a={"type": "string"})
+    odd["function"]["parameters"]["required"] = 5
+    assert len(junk_messages(Task("s", [], [odd]), 1)) == 2
+    assert json.loads(guess(odd, ["B12"], random.Random(1))) == {"a": "B12"}
+
+
+def test_an_episode_of_many_writes_is_looked_through_without_a_copy_of_it_for_each() -> None:
+    one = play("Put B12.", 1000, '{"a": "B12"}', "B12 " * 250)
+    known = Solutions({1: [("put_it", '{"a": "B12"}')] * 1000}, frozenset())
+    assert solves(Played(1, one.task, chat(one), Score(1.0, True)), known)

@@ -7,7 +7,7 @@ import pytest
 from docker.errors import APIError, NotFound
 from requests import Response
 
-from sandbox.docker_engine import create, remove
+from sandbox.docker_engine import create, remove, weaknesses
 from sandbox.errors import EngineDown
 from sandbox.policy import SandboxLimits, container_options
 
@@ -49,3 +49,33 @@ def test_only_a_removal_that_will_not_come_about_is_told(status: int, told: bool
             remove(container)
     else:
         remove(container)
+
+
+FILTERED = {"SecurityOptions": ["name=seccomp,profile=default"]}
+
+
+def engine(version: str, *, by: str = "Engine", **info: object) -> Any:
+    told = {"Version": version, "Components": [{"Name": by}]}
+    return SimpleNamespace(info=lambda: {**FILTERED, **info}, version=lambda: told)
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        engine("20.10.24+dfsg1"),
+        engine("19.03.8"),
+        engine("27.0.1", SecurityOptions=["name=cgroupns"]),
+        engine("27.0.1", SecurityOptions=["name=seccomp,profile=unconfined"]),
+        engine("27.0.1", SecurityOptions=None),
+    ],
+)
+def test_an_engine_that_refuses_too_little_is_told(old: Any) -> None:
+    assert len(weaknesses(old)) == 1
+
+
+@pytest.mark.parametrize(
+    "fine",
+    [engine("23.0.0"), engine("4.9.3", by="Podman Engine"), engine("20.10.24", Runtimes={"runsc": {}}), engine("dev")],
+)
+def test_of_any_other_nothing_is_known(fine: Any) -> None:
+    assert weaknesses(fine) == []

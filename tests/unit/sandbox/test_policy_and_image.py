@@ -180,10 +180,11 @@ def test_an_engine_that_does_not_answer_names_the_script(monkeypatch: pytest.Mon
 def test_a_docker_host_that_leads_nowhere_is_named_first(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     """The script would find the engine that DOCKER_HOST hides, and change nothing."""
     monkeypatch.setenv("DOCKER_HOST", host)
-    with pytest.raises(EngineDown, match=r"try 'unset DOCKER_HOST', then scripts/docker-engine\.sh") as raised:
+    with pytest.raises(EngineDown, match=r"Try 'unset DOCKER_HOST', then scripts/docker-engine\.sh") as raised:
         connect()
     assert raised.value.remedy == "unset DOCKER_HOST"
     assert f"DOCKER_HOST is {clipped(host)}: " in str(raised.value)
+    assert "HTTPConnectionPool" not in str(raised.value)
 
 
 def test_a_missing_image_names_the_command() -> None:
