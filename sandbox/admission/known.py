@@ -77,7 +77,7 @@ class Known:
 
     def explains(self, value: Any) -> bool:
         """Whether an agent could have come to this argument."""
-        return all(self._explains(leaf) for leaf in _leaves(value))
+        return all(self._explains(leaf) for _, leaf in leaves(value))
 
     def _explains(self, value: Any) -> bool:
         if isinstance(value, bool) or value is None or self._is_enough():
@@ -121,10 +121,17 @@ class Known:
     def _is_put_together(self, word: str) -> bool:
         """Whether every number in it was read, and every word was or is a mere mark of up to three letters."""
         runs = _RUN.findall(word)
-        return len(runs) > 1 and all(
-            (len(run) <= 2 or run.lstrip("0") in self.text) if run.isdigit() else len(run) <= 3 or self._stems(run)
-            for run in runs
-        )
+        return len(runs) > 1 and all(self._has_part(run) for run in runs)
+
+    def _has_part(self, run: str) -> bool:
+        if run.isdigit():
+            return len(run) <= 2 or run in self.text or self._is_padded(run)
+        return len(run) <= 3 or self._stems(run)
+
+    def _is_padded(self, run: str) -> bool:
+        """Whether the number was read without the zeros before it."""
+        bare = run.lstrip("0")
+        return len(bare) > 2 and bare in self.text
 
     def _counts(self, number: float) -> bool:
         number = abs(number)
@@ -152,15 +159,17 @@ def _made(one: float, other: float) -> Iterator[float]:
         yield one / other
 
 
-def _leaves(value: Any) -> Iterator[Any]:
-    """The plain values in it, however deep they lie."""
-    waiting = [value]
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain values in a JSON value, each with the key that is nearest to it; no depth is too deep."""
+    waiting = [(name, value)]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict | list):
-            waiting += one.values() if isinstance(one, dict) else one
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += reversed([(str(key), item) for key, item in value.items()])
+        elif isinstance(value, list):
+            waiting += [(name, item) for item in reversed(value)]
         else:
-            yield one
+            yield name, value
 
 
 def _real(value: float) -> float:

@@ -39,9 +39,9 @@ async def leak(bench: Bench) -> Verdict:
     told: list[tuple[int, OraclePlay, str]] = []
     guessed: list[tuple[int, OraclePlay, str]] = []
     worked: list[tuple[int, OraclePlay, str]] = []
-    for (seed, one), said in zip(episodes, offered(plays), strict=True):
-        leaking, strange = await asyncio.to_thread(_read, one, said)  # it may take long, and the loop serves others
-        told += ((seed, one, text) for text in leaking[:1])
+    for (seed, one), said in zip(episodes, await asyncio.to_thread(offered, plays), strict=True):
+        leaking, strange = await asyncio.to_thread(_first, one, said)  # may take long, and the loop serves others
+        told += ((seed, one, text) for text in leaking)
         guessed += ((seed, one, text) for text in strange.codes[:1])
         worked += ((seed, one, text) for text in strange.worked_out[:1])
     share, unknown = len(told) / len(plays), len(guessed) / len(plays)
@@ -64,8 +64,8 @@ async def leak(bench: Bench) -> Verdict:
     return not examples, evidence
 
 
-def _read(one: OraclePlay, said: Sequence[Offered]) -> tuple[list[str], Untold]:
-    return leaks(one, said), untold(one)
+def _first(one: OraclePlay, said: Sequence[Offered]) -> tuple[list[str], Untold]:
+    return leaks(one, said)[:1], untold(one)
 
 
 def leaks(one: OraclePlay, said: Sequence[Offered] = ()) -> list[str]:
@@ -94,10 +94,8 @@ def _in_prompt(one: OraclePlay, prompt: str, said: Sequence[Offered]) -> Iterato
             elif arguments:
                 if name not in naming:
                     naming[name] = [part for part in sentences if _form(name).search(part)]
-                if sentence := _call_in_words(arguments, naming[name]):
-                    yield sentence
-                elif said:
-                    yield from given_away(name, arguments, said, prompt, used)
+                yield from _call_in_words(arguments, naming[name])
+                yield from given_away(name, arguments, said, prompt, used)
         words = str(turn.message.get("content") or "")
         if len(words) >= SHORT and words in prompt:
             yield words
@@ -112,12 +110,12 @@ def _form(name: str) -> re.Pattern[str]:
     return re.compile(rf"\b{re.escape(name)}\s*\(" if _is_plain(name) else rf"\b{re.escape(name)}\b")
 
 
-def _call_in_words(arguments: dict[str, Any], naming: list[str]) -> str:
+def _call_in_words(arguments: dict[str, Any], naming: list[str]) -> list[str]:
     """The first of the sentences that hold the values of all arguments."""
     values = [value if isinstance(value, str) else json.dumps(value) for value in arguments.values()]
     if sum(map(len, values)) < 3:
-        return ""
-    return next((part for part in naming if all(value in part for value in values)), "")
+        return []
+    return [part for part in naming if all(value in part for value in values)][:1]
 
 
 def _is_plain(name: str) -> bool:

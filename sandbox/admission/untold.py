@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox.admission.known import Known
+from sandbox.admission.known import Known, leaves
 from sandbox.contract import Message
 from sandbox.wire import OraclePlay
 
@@ -62,24 +62,11 @@ def _strange(message: Message, known: Known) -> Iterator[tuple[str, bool]]:
     """What is not explained, and whether it is a code."""
     for call in message.get("tool_calls") or []:
         tool = call["function"]["name"]
-        for name, value in _leaves("", _parsed(call["function"]["arguments"])):
+        for name, value in leaves(_parsed(call["function"]["arguments"])):
             if not known.explains(value):
                 yield f"{name}={json.dumps(value, ensure_ascii=False)} in {tool}", _is_code(name, value, known)
     for word in known.strangers(str(message.get("content") or "")):
         yield f"{word} in the oracle's words", not _MEASURE.fullmatch(word)
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The plain values of an argument, each with the name that is nearest to it."""
-    waiting = [(name, value)]
-    while waiting:
-        name, value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += ((str(key), value[key]) for key in reversed(value))
-        elif isinstance(value, list):
-            waiting += ((name, item) for item in reversed(value))
-        else:
-            yield name, value
 
 
 def _is_code(name: str, value: Any, known: Known) -> bool:

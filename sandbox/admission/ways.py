@@ -7,12 +7,13 @@ is no part of it. Pure; its cost is bounded (``CHOICES``, ``structure``).
 Not covered: choices that only greater numbers tell apart; a text that the oracle words by chance counts as a choice.
 """
 
-import itertools
 import re
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 from sandbox.admission.fingerprint import digest, parsed, structure
+from sandbox.admission.known import leaves
 from sandbox.wire import OraclePlay
 
 CHOICES = 200  # looked at in one episode
@@ -29,7 +30,7 @@ def way(play: OraclePlay) -> str:
     for turn in play.turns:
         for call in turn.message.get("tool_calls") or []:
             arguments = parsed(call["function"]["arguments"])
-            values = list(itertools.islice(_plain(arguments), left))
+            values = [value for _, value in sorted(leaves(arguments), key=itemgetter(0))][:left]
             left -= len(values)
             told.append([call["function"]["name"], structure(arguments), [_made(value, read) for value in values]])
         told.append([(reply["role"], structure(parsed(str(reply["content"])))) for reply in turn.replies])
@@ -40,18 +41,6 @@ def way(play: OraclePlay) -> str:
 def _parts(text: str) -> Iterator[str]:
     """Words, numbers and marks."""
     return (found[0] for found in _PART.finditer(text.casefold()))
-
-
-def _plain(value: Any) -> Iterator[Any]:
-    """The values in an argument object, by key."""
-    if isinstance(value, dict):
-        for key in sorted(value):
-            yield from _plain(value[key])
-    elif isinstance(value, list):
-        for item in value:
-            yield from _plain(item)
-    else:
-        yield value
 
 
 def _made(value: Any, read: set[str]) -> Any:

@@ -133,7 +133,7 @@ def test_another_projects_package_is_not_judged_and_says_why(traced: Traced, tmp
     assert f"maze: Not judged: none of {len(NAMES)} checks could be made" in ran.out
     assert "determinism" in ran.out.partition("Not checked")[2]
     assert "efused" not in ran.out
-    assert traced("admit", "maze/", "--json", env=NO_DOCKER).json["verdict"] == "not judged"
+    assert traced("admit", named, "--json", env=NO_DOCKER).json["verdict"] == "not judged"
 
 
 def test_without_docker_the_next_command_is_named(traced: Traced) -> None:

@@ -22,7 +22,6 @@ from sandbox.admission import admit
 from sandbox.admission.interface import junk_messages
 from sandbox.admission.report import as_data, means, on_terminal
 from sandbox.admission.report.page import page
-from sandbox.admission.report.verdict import NOT_JUDGED, verdict
 from sandbox.contract import Tool
 from sandbox.docker_engine import reap_orphans
 from sandbox.image import ensure_image
@@ -52,7 +51,9 @@ def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, 
     if html is not None:
         _write(html, page(report, file.name, datetime.now(UTC)))
     _tell(report, file, html, _since_export(found, report), json)
-    return 0 if report.admitted else NOT_JUDGED_CODE if verdict(report) == NOT_JUDGED else 1
+    if isinstance(found, Foreign):
+        return NOT_JUDGED_CODE
+    return 0 if report.admitted else 1
 
 
 def _judged(settings: Settings, source_code: str, target: str | None, quiet: bool) -> AdmissionReport:

@@ -238,7 +238,7 @@ def test_what_tools_say_on_most_seeds_tells_no_answer() -> None:
 REACHED = [
     "W12",
     "w-12",
-    "INV-2026-0012",
+    "INV-2026-00800",
     "2026-03-21",
     "14:30",
     1402.5,

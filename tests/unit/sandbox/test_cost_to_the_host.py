@@ -18,6 +18,7 @@ from sandbox.admission.leak import leaks
 from sandbox.admission.policies import FLOOR, LONGEST, VALUES, call, guess, observed, visible_values
 from sandbox.admission.solved import Solutions, solves
 from sandbox.admission.untold import untold
+from sandbox.admission.ways import way
 from sandbox.contract import Message, Score, Task, Tool
 from sandbox.wire import OraclePlay, OracleTurn
 
@@ -63,7 +64,7 @@ def test_what_two_numbers_make_is_known_and_what_they_do_not_is_not() -> None:
 def test_so_many_arguments_of_an_episode_are_judged_and_no_more() -> None:
     known = Known()
     known.read("Nothing is said.")
-    found = [known.explains(f"K{7000 + at}") for at in range(2 * JUDGED)]
+    found = [known.explains(f"K{at:06d}") for at in range(2 * JUDGED)]
     assert not any(found[: JUDGED // 2])  # a word with a digit is looked for twice, whole and by its parts
     assert all(found[JUDGED:])
 
@@ -73,7 +74,7 @@ def test_a_value_that_lies_deep_is_read_like_another(deep: str) -> None:
     one = play("Do it.", 2, f'{{"a": {deep}}}', deep)
     assert untold(one).codes[0].startswith("a=")
     assert leaks(one) == []
-    assert all(read(one) for read in (shape, exact, actions))
+    assert all(read(one) for read in (shape, exact, actions, way))
 
 
 def test_a_mebibyte_of_calls_and_a_prompt_that_names_them_are_read_in_bounded_time() -> None:
@@ -89,6 +90,7 @@ def test_a_mebibyte_of_calls_and_a_prompt_that_names_them_are_read_in_bounded_ti
     assert leaks(one) == []
     assert untold(one).codes
     assert shape(one)
+    assert way(one)
 
 
 def test_values_that_answers_held_are_gathered_once_and_at_most_so_many() -> None:
