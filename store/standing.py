@@ -64,7 +64,7 @@ PATCHES = f"""
 SELECT p.id, p.cycle_id, p.capability, p.figures
 FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {CYCLES_SHOWN}) c
 JOIN prompt_patches p ON p.cycle_id = c.id
-ORDER BY c.created_at DESC, p.cycle_id DESC, p.capability, p.at DESC, p.id DESC
+ORDER BY p.at DESC, p.id DESC
 """
 CANNOT_BEGIN = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <> '' ORDER BY name"
 ASKED_FOR = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
@@ -100,7 +100,7 @@ class CostStanding:
 
 @dataclass(frozen=True)
 class PatchStanding:
-    """The newest prompt patch of a cycle's capability, and which is enough, in words."""
+    """The newest prompt patch of a capability, and which is enough, in words."""
 
     id: str
     cycle: str
@@ -247,10 +247,9 @@ def _held_up(row: Any) -> HeldUp:
 
 
 def _patches(rows: list[Any]) -> list[PatchStanding]:
-    newest: dict[tuple[str, str], PatchStanding] = {}
+    newest: dict[str, PatchStanding] = {}
     for key, cycle, capability, figures in rows:
-        found = PatchStanding(key, cycle, capability, str(_json(figures).get("enough", "")))
-        newest.setdefault((cycle, capability), found)
+        newest.setdefault(capability, PatchStanding(key, cycle, capability, str(_json(figures).get("enough", ""))))
     return list(newest.values())
 
 

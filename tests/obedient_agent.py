@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -131,13 +131,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @dataclass(frozen=True)
-class _Process:
+class Process:
     """Where the agent's engine is; whoever started it stops it."""
 
     url: str
 
     def stop(self) -> None:
         """Leave it."""
+
+
+def at_work(url: str) -> AbstractContextManager[Any]:
+    """Stages of this process have that engine."""
+    return patch("traced.serving.process.start_embedded", lambda *_, **__: Process(url))
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -151,5 +156,5 @@ if __name__ == "__main__":
     from traced.cli import main
 
     sys.addaudithook(_note)
-    with patch("traced.serving.process.start_embedded", lambda *_, **__: _Process(os.environ["OBEDIENT_URL"])):
+    with at_work(os.environ["OBEDIENT_URL"]):
         main()

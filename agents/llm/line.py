@@ -69,16 +69,25 @@ class Line:
         self._slots = asyncio.Semaphore(endpoint.concurrency)
         self._pace = Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute, clock, sleep)
         self._breaker = Breaker(clock, sleep)
+        self._opening = asyncio.Lock()
+        self._users = 0
+        self._pool = contextlib.AsyncExitStack()
         self._chat: ChatOpenAI | None = None
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """One connection pool for all requests as long as the body runs; without it each request has its own."""
-        async with wire.chat(self.endpoint) as self._chat:
-            try:
-                yield
-            finally:
-                self._chat = None
+        """One connection pool for all requests as long as anybody's body runs; without it each request has its own."""
+        async with self._opening:
+            if not self._users:
+                self._chat = await self._pool.enter_async_context(wire.chat(self.endpoint))
+            self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                pool, self._pool, self._chat = self._pool, contextlib.AsyncExitStack(), None
+                await pool.aclose()
 
     async def send(self, question: Question, form: Schema | None) -> tuple[Reply, int]:
         """The reply to a question, and the way (``forms.WAYS``) by which it was asked for."""

@@ -92,7 +92,7 @@ class Model:
             question = question.going_on(_shortened(reply.text), _asked_again(complaint, schema))
         raise OutOfForm(
             f"{self.endpoint.name} gave no usable answer for {question.purpose.stage}: {complaint}",
-            hint=f"another {self.endpoint.section}.model, or the same question once more",
+            hint=f"another {self.endpoint.section}.model; what this one said is kept, and not asked for again",
         )
 
     async def write(self, question: Question) -> str:

@@ -95,6 +95,7 @@ async def _attempt(source: SandboxSource, seed: int, policy: Policy, turns: int)
     try:
         return await play(source, seed, watched, turns)
     except EnvironmentFault as error:
+        error.add_note(f"seed {seed}")
         task, messages = seen[-1] if seen else (None, [])
         return Broken(seed, task, messages, error)
 

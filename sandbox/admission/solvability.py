@@ -10,9 +10,10 @@ import json
 import statistics
 from typing import Any
 
-from sandbox.admission.bench import Bench, noting, replay, together
-from sandbox.admission.evidence import EXAMPLES, Verdict, example
+from sandbox.admission.bench import Bench, Replay, noting, replay, together
+from sandbox.admission.evidence import EXAMPLES, Verdict, example, plain
 from sandbox.contract import Message
+from sandbox.wire import OraclePlay
 
 
 async def oracle(bench: Bench) -> Verdict:
@@ -26,24 +27,53 @@ async def oracle(bench: Bench) -> Verdict:
     failed: list[dict[str, Any]] = []
     unearned: list[dict[str, Any]] = []
     examples: list[dict[str, Any]] = []
-    for seed, one, again in zip(seeds, plays, replays, strict=True):
+    for seed, one, script, again in zip(seeds, plays, scripts, replays, strict=True):
         found = {"seed": seed, "reward": one.score.reward, "success": one.score.success, "done": one.done}
         reward, success = again.score.reward, again.score.success
+        chat = bench.chat(one)
         if one.score.reward < 1.0 or not one.score.success or not one.done:
             failed.append(found)
             what = f"the oracle ends with reward {one.score.reward:g}, success {one.score.success}, done {one.done}"
         elif reward < 1.0 or not success:
+            told = parting(one, again)
             unearned.append({**found, "as_agent": {"reward": reward, "success": success}})
+            unearned[-1] |= {"parting": told} if told else {}
             what = f"the oracle's own messages, sent by an agent, earn reward {reward:g}, success {success}"
+            what += f"; {told or 'every answer is the same'}. The transcript is the agent's."
+            chat = [message for turn in zip(script, _answers(again), strict=False) for message in (turn[0], *turn[1])]
         else:
             continue
-        examples.append(example(seed, what, one.task, Bench.chat(one)))
+        examples.append(example(seed, what, one.task, chat))
     lengths = [len(one.turns) for one in plays]
     evidence: dict[str, Any] = {"seeds": len(plays), "failed": len(failed), "unearned": len(unearned)}
     evidence |= {"mean_turns": round(statistics.fmean(lengths), 2)}
     if examples:
-        evidence |= {"first": (failed or unearned)[0], "examples": examples[:EXAMPLES]}
+        telling = sorted(failed or unearned, key=lambda found: "parting" not in found)
+        evidence |= {"first": telling[0], "examples": examples[:EXAMPLES]}
     return not examples, evidence
+
+
+def parting(one: OraclePlay, again: Replay) -> str:
+    """Where an agent's episode first parts from the oracle's, as a sentence; empty where all answers are the same."""
+    answers = _answers(again)
+    for number, (turn, replies) in enumerate(zip(one.turns, answers, strict=False), 1):
+        ours, theirs = _said(turn.replies), _said(replies)
+        if ours != theirs:
+            at = next((at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), 0)
+            return f"to message {number} the agent is answered {_shown(theirs[at:])}, the oracle {_shown(ours[at:])}"
+    return f"the agent's episode ends after message {len(answers)}" if len(answers) < len(one.turns) else ""
+
+
+def _answers(again: Replay) -> list[list[Message]]:
+    return [step[0] for step in again.data[3:-1]]
+
+
+def _said(replies: list[Message]) -> list[list[Any]]:
+    return [[reply["role"], reply["content"]] for reply in replies]
+
+
+def _shown(said: list[list[Any]]) -> str:
+    return plain(said[0][1]) if said else "nothing"
 
 
 def as_an_agent(messages: list[Message]) -> list[Message]:

@@ -27,7 +27,7 @@ class Thresholds:
     slip_more_seeds: int = 64  # and with the kinds that look loose
     slips_judged: int = 8  # seeds that a kind of slip needs
     slips_paid: float = 0.9  # share of them on which one kind may be paid in full
-    leaking: float = 0.05  # share of seeds whose prompt holds the oracle's own words
+    leaking: float = 0.05  # share of seeds whose prompt or answers hold the oracle's own words too early
     unseen: float = 0.2  # share of seeds whose oracle uses what it cannot know
     step_seconds: float = 0.25  # 95th percentile
     reset_seconds: float = 0.5

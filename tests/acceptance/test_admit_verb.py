@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.admission.admit import NAMES
 from sandbox.docker_engine import find_orphans
 from sandbox.hashing import environment_hash
 from sandbox.image import ensure_image
@@ -119,15 +120,17 @@ def test_a_package_that_was_exported_is_judged_by_its_environment(traced: Traced
     assert ran.json["changed"] == ["README.md was changed since the export, and is not judged here"]
 
 
-def test_another_projects_package_is_refused_with_what_cannot_be_checked(traced: Traced, tmp_path: Path) -> None:
+def test_another_projects_package_is_not_judged_and_says_why(traced: Traced, tmp_path: Path) -> None:
     (tmp_path / "maze").mkdir()
     (tmp_path / "maze/maze.py").write_text(
         "import verifiers as vf\n\n\ndef load_environment():\n    return vf.ToolEnv()\n"
     )
     ran = traced("admit", "maze/", env=NO_DOCKER)
-    assert ran.code == 1, ran.err
-    assert "maze: Refused: 0 of 1 checks passed, 11 not made" in ran.out
+    assert ran.code == 3, ran.err
+    assert f"maze: Not judged: none of {len(NAMES)} checks could be made" in ran.out
     assert "determinism" in ran.out.partition("Not checked")[2]
+    assert "efused" not in ran.out
+    assert traced("admit", "maze/", "--json", env=NO_DOCKER).json["verdict"] == "not judged"
 
 
 def test_without_docker_the_next_command_is_named(traced: Traced) -> None:

@@ -4,6 +4,7 @@ The agent is scripted, behind a real engine's API; environments, episodes, gates
 are what they always are.
 """
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from sqlmodel import Session
 
 from sandbox.hashing import environment_hash
@@ -26,13 +28,22 @@ from store.tables import CycleRow
 from store.types import AdmissionReport
 from tests.acceptance.conftest import Ran
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
-from tests.obedient_agent import HINT, Agent, obedient, tasks_of
+from tests.obedient_agent import HINT, Agent, at_work, obedient, tasks_of
 from tests.scripted_model import Scripted, Silence, served
-from tests.unit.store.chain import T0
-from traced.config import configuration, load_settings
+from tests.unit.store.chain import CAPABILITY, T0
+from traced.config import Settings, configuration, load_settings
+from traced.cycle import PROMPT
+from traced.executor.child import Reporter
+from traced.figures import CycleFigures
+from traced.meter import Meter
+from traced.progress import Progress
+from traced.report import prompt_sentence
 from traced.rollout.seeds import derive_seed
+from traced.service.station import work
+from traced.stages.context import opened
 from traced.stages.gate import GATE_SEEDS
 from traced.stages.optimize_prompt import VALIDATION_SEEDS
+from traced.stages.report import gather
 from traced.stages.train import TRAINING_SEEDS
 from traced.targets.desk import SPLITS
 
@@ -192,6 +203,38 @@ def test_where_both_help_the_prompt_is_enough_because_it_is_no_worse(data_dir: P
         told = optimized(data_dir, agent)[0].json
         assert told["enough"] == "a prompt is enough"
         assert answers(told["gates"]) == {"prompt": "pass", "adapter": "pass", "comparison": "pass"}
+
+
+def test_in_a_cycle_of_the_service_no_adapter_is_trained_where_a_prompt_is_enough_and_the_report_says_so(
+    data_dir: Path, tasks: dict[str, Any]
+) -> None:
+    async def figures(settings: Settings) -> CycleFigures:
+        async with opened(settings, CYCLE, Progress(Console(quiet=True)), Meter()) as context:
+            return gather(context)
+
+    with obedient(tasks, obeys=True, trained=False) as agent, served(proposals) as server:
+        overrides = SMALL | {"llm.base_url": server.url, "llm.model": "scripted"}
+        station = {"stage": PROMPT, "given": [COMPOUND, environment_hash(LAMP_SHOP)], "cycle_id": CYCLE}
+        with at_work(agent.url), open(os.devnull, "wb") as nobody:
+            why_not = work(Reporter(nobody.fileno()), {"data_dir": str(data_dir), "overrides": overrides, **station})[
+                "value"
+            ]
+    [prompt] = asyncio.run(figures(load_settings(data_dir, overrides))).prompts
+    assert why_not == f"a prompt is enough: traced show patch {prompt.patch}"
+    assert prompt.is_enough
+    assert "a prompt is enough (" in prompt_sentence(prompt)
+
+
+def test_where_no_more_tokens_may_be_spent_the_best_so_far_is_compared(data_dir: Path, tasks: dict[str, Any]) -> None:
+    with obedient(tasks, obeys=True, trained=False) as agent, served(proposals) as server:
+        none = ["--set", "prompting.max_tokens=1"]
+        ran = run(data_dir, agent, "optimize-prompt", COMPOUND, *words(server), *none)
+    assert ran.code == 0, ran.err
+    assert len(server.asked) == 1  # a budget is overrun by less than one reply
+    assert "14 tokens of 1 spent on optimize-prompt" in ran.out
+    assert "(prompting.max_tokens, max_cost and max_minutes allow more)" in ran.out
+    assert "texts proposed: 1, better than the one before: 0" in ran.out
+    assert CAPABILITY.description in ran.out
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])

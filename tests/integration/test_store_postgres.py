@@ -16,6 +16,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect
 from sqlalchemy.engine import make_url
 
+from agents.llm.question import Purpose, Question, Reply, Said, Spent
 from benchmarks.chaos.postgres import missing
 from store.database import open_store, reading, session
 from store.errors import BrokenReference, StoreUnavailable
@@ -34,10 +35,12 @@ from store.repositories.trajectories import (
     save_trajectories,
 )
 from store.schema import migrate
+from store.standing import CostStanding, standing
 from store.tables import Row
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, GATE, later, save_chain, trajectory
 from tests.unit.store.test_database import MADE_BEFOREHAND
+from traced.llm.ledger import StoreLedger
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -64,6 +67,25 @@ def test_the_evidence_chain_is_the_same_as_on_sqlite(engine: Engine) -> None:
         assert newest_environments(here, limit=9, after=newest.hash) == []
         assert chain.missing == []
         assert [gate.result for gate in chain.gates] == [GATE]
+
+
+def test_what_a_model_took_is_added_up_as_on_sqlite(engine: Engine, url: str) -> None:
+    purpose = Purpose("c1", "synthesize", "dates")
+    with session(engine) as opened:
+        save_chain(opened)
+    ledger = StoreLedger(engine, lambda: later(1))
+    for number in range(3):
+        asked = Question(purpose, (Said("user", f"{number} \0 \ud800"),))
+        reply = Reply("half \ud800", "stop", 900, 12, 0.25, 1.5, estimated=number == 0)
+        for _ in range(2):
+            ledger.keep(f"{number:064}", asked, "m", reply)
+    found = ledger.find(f"{0:064}")
+    assert found is not None
+    assert (found.text, found.estimated) == ("half \ufffd", True)
+    assert ledger.spent(purpose) == Spent(3, 2700, 36, 0.75, 4.5)
+    first, last = standing(url).costs
+    assert (first.stage, first.calls) == ("analyze", 1)
+    assert last == CostStanding("c1", "synthesize", 3, 2700, 36, 0.75, 4.5, 1)
 
 
 def test_a_trajectory_comes_back_as_it_was(engine: Engine) -> None:

@@ -31,6 +31,7 @@ from traced.client.models import (
     Status,
 )
 from traced.client.overview import OverviewCalls
+from traced.client.prompts import Prompts
 from traced.client.serving import Serving
 from traced.client.trainings import Trainings
 from traced.client.trajectories import Trajectories
@@ -53,6 +54,7 @@ class Client:
         self.trajectories = Trajectories(self._daemon)
         self.serving = Serving(self._daemon)
         self.approvals = Approvals(self._daemon)
+        self.prompts = Prompts(self._daemon)
 
     async def __aenter__(self) -> "Client":
         return self

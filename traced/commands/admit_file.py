@@ -1,7 +1,7 @@
 """``traced admit FILE.py``: whether a single-file environment may train a model, without a store, a cycle or a model.
 
-A package of verifiers or OpenEnv is taken too: one that ``traced export`` wrote comes down to its file, of any other
-it is said what cannot be checked, and it is refused.
+A package of verifiers or OpenEnv is taken too: one that ``traced export`` wrote comes down to its file; of any other
+it is said, check by check, why it is not judged.
 Invariants: the file is read as text and runs in containers only; nothing is stored but the page that ``--html`` names,
 which appears by rename. How it fails: a file that cannot be judged is a TracedError, before any container starts; no
 engine or no image is the sandbox's error with its next command, and no verdict.
@@ -22,6 +22,7 @@ from sandbox.admission import admit
 from sandbox.admission.interface import junk_messages
 from sandbox.admission.report import as_data, means, on_terminal
 from sandbox.admission.report.page import page
+from sandbox.admission.report.verdict import NOT_JUDGED, verdict
 from sandbox.contract import Tool
 from sandbox.docker_engine import reap_orphans
 from sandbox.image import ensure_image
@@ -39,10 +40,11 @@ from traced.targets.registry import target as target_named
 
 OWNER = f"traced-admit-{platform.node()}"
 TARGET_SEEDS = 8
+NOT_JUDGED_CODE = 3  # neither a refusal (1) nor wrong usage (2)
 
 
 def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, html: Path | None, json: bool) -> int:
-    """Judge the one file and say so; the exit code: 0 admitted, 1 refused."""
+    """Judge the one file and say so; the exit code: 0 admitted, 1 refused, 3 not judged."""
     file = only_file(files)
     found = recognise_folder(file) if file.is_dir() else recognise_file(file, read_source(file))
     if html is not None:
@@ -51,7 +53,7 @@ def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, 
     if html is not None:
         _write(html, page(report, file.name, datetime.now(UTC)))
     _tell(report, file, html, _since_export(found, report), json)
-    return 0 if report.admitted else 1
+    return 0 if report.admitted else NOT_JUDGED_CODE if verdict(report) == NOT_JUDGED else 1
 
 
 def _judged(settings: Settings, source_code: str, target: str | None, quiet: bool) -> AdmissionReport:

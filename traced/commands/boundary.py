@@ -3,6 +3,7 @@
     exit 0    done
     exit 1    a TracedError, StoreError, SandboxError or AgentsError: its text (and hint) on stderr, no traceback
     exit 2    wrong usage or configuration
+    exit 3    ``traced admit``: neither admitted nor refused, for nothing could be judged
     exit 70   a defect of traced itself (EX_SOFTWARE); ``--debug`` shows the traceback
     exit 130  Ctrl-C (143: SIGTERM); stderr names the command that carries on
 

@@ -83,7 +83,7 @@ def next_attempt(context: Context, capability: str) -> int:
     """The number of the attempt that comes next: that of an environment which is not refused, else of a new one."""
     settings = context.settings
     made = written(context, capability, settings.synthesis.synthesizer)
-    open_ones = [one for one in made if not _refused(context, one.hash)]
+    open_ones = [one for one in made if not refused(context, one.hash)]
     following = made[-1].seed + 1 if made else settings.seed
     return (open_ones[0].seed if open_ones else following) - settings.seed
 
@@ -106,7 +106,8 @@ def to_judge(context: Context, capability: str) -> EnvironmentRecord:
     return [newest[-1], *waiting[:1], *admitted][-1]
 
 
-def _refused(context: Context, environment: str) -> bool:
+def refused(context: Context, environment: str) -> bool:
+    """Whether the cycle has judged the environment and not admitted it."""
     report = stored_report(context, environment)
     return report is not None and not report.admitted
 

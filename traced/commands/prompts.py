@@ -133,10 +133,11 @@ def patch_lines(patch: "PromptPatch") -> Iterator[str]:
 
 
 def _evolution(told: dict[str, Any], spent: dict[str, Any]) -> Iterator[str]:
+    ended = ENDS.get(told["stopped_by"]) or told["stopped_by"] + ALLOW
     yield (
         f"evolved      {told['rollouts']} of {told['budget']} rollouts; reward on {told['seeds']} seeds "
-        f"{told['first']:.2f} to {told['validation']:.2f}; {told['proposed']} texts proposed, {told['kept']} better "
-        f"than the one before; ended because {ENDS.get(told['stopped_by']) or told['stopped_by'] + ALLOW}"
+        f"{told['first']:.2f} to {told['validation']:.2f}; texts proposed: {told['proposed']}, better "
+        f"than the one before: {told['kept']}; ended because {ended}"
     )
     tokens = spent["prompt_tokens"] + spent["completion_tokens"]
     yield (

@@ -83,11 +83,13 @@ def synthesize(
     settings = read_settings(data_dir, given, model__spec=model, seed=seed)
 
     async def one(context: "Context", capability: str) -> dict[str, Any]:
-        from traced.commands.current import next_attempt, written_by
+        from traced.commands.current import next_attempt, refused, written_by
         from traced.stages.synthesize import synthesize as station
 
         chosen = written_by(context, synthesizer.value if synthesizer else None)
         made = await station(chosen, capability, next_attempt(chosen, capability))
+        while refused(chosen, made):  # by what it says already: no container is needed
+            made = await station(chosen, capability, next_attempt(chosen, capability))
         return {"capability": capability, "environment": made, "summary": f"env:{made[:12]}"}
 
     _each(settings, Step("environments", "retained", one, "traced admit"), capabilities, as_json)

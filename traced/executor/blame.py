@@ -52,6 +52,12 @@ BY_ERROR = {
     "ModelError": Blame.SURROUNDINGS,
     "EngineStartError": Blame.SURROUNDINGS,
     "EngineError": Blame.UNCLEAR,
+    # agents.errors, traced.llm.errors; what cannot be mended by waiting or by a person is the input's
+    "OutOfForm": Blame.INPUT,
+    "BudgetSpent": Blame.INPUT,
+    "ModelUnavailable": Blame.SURROUNDINGS,
+    "ModelRefused": Blame.SURROUNDINGS,
+    "LlmError": Blame.SURROUNDINGS,
     # traced.rollout.errors
     "SimulatorError": Blame.UNCLEAR,
     # traced.stages.errors

@@ -54,6 +54,8 @@ class Declared:
 
     def why_not(self, check: str) -> str:
         """Why a check of admission could not run."""
+        if check == "source":
+            return f"read, not run: a package of {self.kind} is written by the rules of {self.kind}, not by admission's"
         reasons = [NO_DEPENDENCIES.format(", ".join(self.imports[:6]) or self.kind)]
         reasons += [self.lacks[need] for need in NEEDS.get(check, ()) if need in self.lacks]
         return "; ".join(reasons)

@@ -5,8 +5,8 @@ contract, comes down to that file: admission judges it like every other. What el
 admission cannot play: their environments bring dependencies (the sandbox's image has the standard library alone, and
 no network to fetch more), those of verifiers begin from rows of a dataset instead of a seed, neither tells a solution
 as messages, and OpenEnv's actions may be anything. Such a package is read, never imported; ``unproved`` makes the
-report of it: the check "source" as it is, every other one not passed and left out for its reason (``left_out``), and
-never admitted.
+report of it: no check is made or passed, each is left out for its reason (``left_out``), and "source" tells what was
+read. So it is not judged: neither admitted nor refused. Its imports are its own project's, and nothing against it.
 
 Invariants: nothing of the folder is executed, links are not followed, at most ``MOST_FILES`` files are read.
 How it fails: ``NotRecognised``. Not covered: a server of OpenEnv that runs already, which could be asked for more.
@@ -15,6 +15,7 @@ How it fails: ``NotRecognised``. Not covered: a server of OpenEnv that runs alre
 import hashlib
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from traced.interop.export import RECORD, refuse_foreign
 
 MOST_FILES = 500
 PASSED_OVER = {"build", "dist", "node_modules", "outputs", "venv", "__pycache__"}
+
+_OF_ITS_KIND = re.compile(r": imports |defines no class Environment$")  # what no such package can do without
 
 Sources = dict[str, str]  # path inside the folder -> text
 
@@ -86,16 +89,19 @@ def recognise_folder(folder: Path) -> Recognised | Foreign:
 
 
 def unproved(foreign: Foreign) -> AdmissionReport:
-    """The report on a package that cannot be played: never admitted, each check with what it lacks."""
-    refused = [
+    """The report on a package that cannot be played: not judged, each check with what it lacks."""
+    noted = [
         f"{name} {line}"
         for name, text in foreign.sources.items()
         for line in inspect_source(text)[1]["refused"]
-        if not line.endswith("defines no class Environment")  # which only one of an environment's files would
+        if not _OF_ITS_KIND.search(line)
     ]
-    evidence = {"files": len(foreign.sources), "refused": [clipped(line, 200) for line in refused[:20]]}
-    checks = [Check("source", False, {**foreign.declared.as_evidence(), **evidence}, 0.0)]
-    checks += [Check(name, False, {"left_out": foreign.declared.why_not(name)}, 0.0) for name in NAMES[1:]]
+    read = {**foreign.declared.as_evidence(), "files": len(foreign.sources)}
+    read["noted"] = [clipped(line, 200) for line in noted[:20]]
+    lacks = {name: {"left_out": foreign.declared.why_not(name)} for name in NAMES}
+    checks = [
+        Check(name, False, {**evidence, **(read if name == "source" else {})}, 0.0) for name, evidence in lacks.items()
+    ]
     digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
     return AdmissionReport(digest, False, checks)
 

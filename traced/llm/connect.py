@@ -1,19 +1,24 @@
 """The language model that the settings describe, ready to be asked.
 
-Invariant: the key is read here and goes into the endpoint's ``SecretStr``, nowhere else. How it fails: ``LlmError``
-says what is not set and the command that shows it. Not covered: whether the server is there (``traced llm check``).
+Invariants: the key is read here and goes into the endpoint's ``SecretStr``, nowhere else; all who ask the same model on
+one event loop (a cycle's capabilities at once) are bound by one concurrency, one pace and one breaker. How it fails:
+``LlmError`` says what is not set and the command that shows it. Not covered: whether the server is there
+(``traced llm check``), and several processes that share an account.
 """
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 from pydantic import SecretStr
 
 from agents.llm.budget import Budget
 from agents.llm.catalogue import Unlisted, listed
+from agents.llm.line import Line
 from agents.llm.model import Endpoint, Model
 from agents.llm.question import Ledger
 from traced.config import Settings
@@ -23,15 +28,23 @@ from traced.llm.settings import LlmSection
 OPENAI = "https://api.openai.com/v1"
 NO_KEY = "none"  # what a server of one's own is sent
 
+_LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Line]] = WeakKeyDictionary()
+
 
 @asynccontextmanager
 async def model(settings: Settings, ledger: Ledger, budget: Budget | None = None) -> AsyncIterator[Model]:
-    """The model of ``[llm]``, with one connection pool as long as the body runs; raises ``LlmError``."""
-    described = endpoint(settings.llm)
-    if not described.context_tokens:
-        described = replace(described, context_tokens=await _told_context(described))
-    async with Model(described, ledger, budget=budget) as made:
+    """The model of ``[llm]``, with a connection pool as long as the body runs; raises ``LlmError``."""
+    line = _line(endpoint(settings.llm))
+    if not line.endpoint.context_tokens:
+        line.endpoint = replace(line.endpoint, context_tokens=await _told_context(line.endpoint))
+    async with Model(line.endpoint, ledger, budget=budget, line=line) as made:
         yield made
+
+
+def _line(described: Endpoint) -> Line:
+    """The one line that all on this event loop have to an endpoint: they share its slots, its pace and its breaker."""
+    lines = _LINES.setdefault(asyncio.get_running_loop(), {})
+    return lines.setdefault(described, Line(described))
 
 
 def endpoint(section: LlmSection) -> Endpoint:

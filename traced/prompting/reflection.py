@@ -2,13 +2,15 @@
 
 Invariants: an episode is shown by its messages, its tools and its reward alone (never what the environment knows
 besides: parts, task, detail); everything that others wrote stands between marks, as data. How it fails: an answer that
-holds no text, or one longer than ``LONGEST``, is no proposal ("").
+holds no text, or one longer than ``LONGEST``, is no proposal (""). Where the language model's context is known, what is
+shown is cut to it; what does not fit even so is refused by the model's line.
 """
 
 import json
 from collections.abc import Sequence
 from typing import Any
 
+from agents.llm.endpoint import prompt_tokens
 from agents.llm.question import Purpose, Question, Said
 from agents.llm.untrusted import IS_DATA, marked
 from agents.transcript import tool_function
@@ -17,9 +19,11 @@ from store.types import Capability, Message, Trajectory
 
 STAGE = "optimize-prompt"
 LONGEST = 3000  # characters of a patch
-MESSAGE, CONVERSATION = 1500, 8000  # characters that are shown of each
+MESSAGE = 1500  # characters that are shown of a message
+SHOWN = (8000, 4000, 2000, 1000, 500)  # of a conversation, and of the tools: the most that fits
 TEMPERATURE = 1.0  # the same patch may have to be bettered again: another answer then
 ANSWER_TOKENS = 2048
+FULL = 0.85  # of a context: tokens are estimated
 
 SYSTEM = (
     "You improve what an agent that works with tools is told. Its system prompt stays as it is; at its end stands a "
@@ -33,22 +37,39 @@ At most {LONGEST} characters. Answer with the whole new guidance between ``` and
 
 
 def question(
-    purpose: Purpose, capability: Capability, patch: str, episodes: Sequence[Trajectory], number: int
+    purpose: Purpose,
+    capability: Capability,
+    patch: str,
+    episodes: Sequence[Trajectory],
+    number: int,
+    *,
+    context: int = 0,
 ) -> Question:
-    """What is asked for the proposal of this ``number``; ``episodes`` (at least one) were played with ``patch``."""
+    """What is asked for the proposal of this ``number``; ``episodes`` (at least one) were played with ``patch``.
+
+    ``context`` is what question and answer may take together, in tokens; 0 is not known.
+    """
+    answer = min(ANSWER_TOKENS, context // 4) if context else ANSWER_TOKENS
+    for most in SHOWN:
+        said = (Said("system", SYSTEM), Said("user", _asked(capability, patch, episodes, most)))
+        if not context or prompt_tokens(said) + answer <= context * FULL:
+            break
+    return Question(purpose, said, variant=number, temperature=TEMPERATURE, max_tokens=answer)
+
+
+def _asked(capability: Capability, patch: str, episodes: Sequence[Trajectory], most: int) -> str:
     first = episodes[0]
     meant = [capability.title, capability.description, capability.when_needed, capability.exercised, capability.lacking]
     tools = [json.dumps(tool_function(tool), ensure_ascii=False) for tool in first.tools]
     parts = [
         "What the agent has to be able to do:\n" + marked("capability", "\n".join(filter(None, meant))),
         "Its system prompt, without the guidance:\n" + marked("system-prompt", _system(first)),
-        "Its tools:\n" + marked("tools", _cut("\n".join(tools), CONVERSATION)),
+        "Its tools:\n" + marked("tools", _cut("\n".join(tools), most)),
         "The guidance as it is now:\n" + marked("guidance", patch),
-        *(_shown(place, episode) for place, episode in enumerate(episodes, start=1)),
+        *(_shown(place, episode, most) for place, episode in enumerate(episodes, start=1)),
         TASK,
     ]
-    said = (Said("system", SYSTEM), Said("user", "\n\n".join(parts)))
-    return Question(purpose, said, variant=number, temperature=TEMPERATURE, max_tokens=ANSWER_TOKENS)
+    return "\n\n".join(parts)
 
 
 def written(answer: str) -> str:
@@ -59,9 +80,9 @@ def written(answer: str) -> str:
     return text if len(text) <= LONGEST else ""
 
 
-def _shown(place: int, episode: Trajectory) -> str:
+def _shown(place: int, episode: Trajectory, most: int) -> str:
     lines = [_line(message) for message in episode.messages if message["role"] != "system"]
-    text = _cut("\n".join(lines), CONVERSATION)
+    text = _cut("\n".join(lines), most)
     return f"Conversation {place}, reward {episode.reward:g}:\n" + marked("conversation", text)
 
 

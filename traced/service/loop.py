@@ -40,7 +40,7 @@ from store.repositories.gates import latest_gate
 from store.repositories.targets import note_cannot_begin, note_start, target_standing
 from store.service_records import Event
 from traced.client.models import DOING, PROGRESS, WAITS
-from traced.config import APART, Settings, configuration, load_settings
+from traced.config import APART, Settings, configuration, filled, load_settings
 from traced.errors import ConfigError, TracedError
 from traced.executor.blame import Blame, blame, describe
 from traced.executor.job import Ended, Executor, Report, ReportKind
@@ -353,7 +353,7 @@ class CycleLoop:
 def overrides_of(cycle: Cycle) -> dict[str, Any]:
     """The settings that the cycle began with, dotted, and its seed."""
     flat: dict[str, Any] = {"seed": cycle.seed}
-    for section, values in cycle.config.items():
+    for section, values in filled(cycle.config).items():
         if isinstance(values, dict):
             flat |= {f"{section}.{key}": value for key, value in values.items()}
         else:

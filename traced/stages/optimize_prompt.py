@@ -148,8 +148,11 @@ class _Work:
 
     async def propose(self, patch: str, episodes: list[Trajectory], number: int) -> str:
         """What the language model makes of a patch; "" where it refuses to, or never ends."""
+        self.shown.advance(0, f"text {number + 1} is being written")
+        context = self.model.endpoint.context_tokens
+        asked = question(self.purpose, self.meant, patch, episodes, number, context=context)
         with contextlib.suppress(OutOfForm):
-            return written(await self.model.write(question(self.purpose, self.meant, patch, episodes, number)))
+            return written(await self.model.write(asked))
         return ""
 
     async def play(self, patch: str, seeds: list[int]) -> list[Trajectory]:

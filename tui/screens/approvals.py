@@ -1,14 +1,17 @@
-"""Adapters that wait for a decision: the whole case of each on one screen, and the decision itself.
+"""Adapters that wait for a decision: the whole case of each on one screen, and the decision itself. Above them the
+prompts that are enough instead of one.
 
 Invariants: a decision is made in a dialog that names the adapter, on the figures that were on the screen: the daemon
 refuses it where they are no longer the newest or somebody else was first. What others decide while one looks is told.
 With a read-only connection no act is offered. Not covered: adapters that are live (Serving rolls them back).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -18,9 +21,11 @@ from textual.widgets import DataTable, Static
 from traced.client import Client, ClientError
 from traced.client.approvals import ApprovalView, Case, PairView
 from traced.client.models import Done, EventView, Policy
+from traced.client.prompts import PatchView
 from tui.plain import cell, line
 from tui.screens.decision import ACTS, Decision
 from tui.screens.live import WIDTHS, Live
+from tui.screens.patch import Patches, enough, offer
 from tui.screens.side_by_side import SideBySide
 from tui.widgets.case import decided, lineage, moved, pair_row, standing
 from tui.widgets.forest import Forest
@@ -32,6 +37,7 @@ STANDINGS = {
     "rejected": ("✗ rejected", "red"),
     "not passed": ("– not passed", "dim"),
 }
+OFFERED = 3  # prompts that have a line
 NOBODY = "No adapter waits for a decision and none was decided: a cycle brings one here once its gate has passed."
 
 
@@ -48,6 +54,7 @@ class Found:
     all: list[ApprovalView]
     case: Case | None
     paused: bool = False  # the service
+    prompts: Sequence[PatchView] = ()  # that fix their capability, newest first
 
 
 class Approvals(Live):
@@ -57,6 +64,8 @@ class Approvals(Live):
     CONCERNS = ("approve", "reject", "more-episodes", "rollback", "stage", "cycle", "pause", "resume")
     DEFAULT_CSS = """
     Approvals #desk { height: 1fr; }
+    Approvals #offered { display: none; height: auto; padding: 0 1; background: $boost; }
+    Approvals #offered { text-wrap: nowrap; text-overflow: ellipsis; }
     Approvals.-wide #desk { layout: horizontal; }
     Approvals #adapters { height: auto; max-height: 5; }
     Approvals.-wide #adapters { width: auto; max-width: 45; height: 1fr; max-height: 100%; }
@@ -75,6 +84,7 @@ class Approvals(Live):
         Binding("a", "decide('approve')", "Approve"),
         Binding("r", "decide('reject')", "Reject"),
         Binding("m", "decide('more')", "More episodes"),
+        Binding("p", "read_prompts", "Read prompts"),
     ]
 
     def __init__(self) -> None:
@@ -86,6 +96,7 @@ class Approvals(Live):
 
     def contents(self) -> ComposeResult:
         """Who waits, and the case of the one under the cursor."""
+        yield Static("", id="offered", markup=False)
         with Container(id="desk"):
             yield Opening("adapter", "stands", id="adapters")
             with VerticalScroll(id="case"):
@@ -99,14 +110,15 @@ class Approvals(Live):
     async def load(self, client: Client) -> Found:
         """All that wait or were decided, and the case that is looked at."""
         every = await client.approvals.list()
+        prompts = enough(await client.prompts.list())
         names = [one.name for one in every]
         chosen = self._wanted or self.query_one("#adapters", KeyedTable).selected
         if chosen not in names:
             chosen = names[0] if names else None
         if not chosen:
-            return Found(every, None)
+            return Found(every, None, prompts=prompts)
         case, status = await client.approvals.case(chosen), await client.status()
-        return Found(every, case, status.target.paused_at is not None)
+        return Found(every, case, status.target.paused_at is not None, prompts)
 
     def show(self, found: Found) -> None:
         """All of it."""
@@ -116,10 +128,13 @@ class Approvals(Live):
         if self._wanted and table.point_at(self._wanted):
             self._wanted = None
         self.query_one("#case").display = found.case is not None
-        if found.case is None:
-            self.note(NOBODY)
-        else:
+        offered = self.query_one("#offered", Static)
+        offered.display = bool(found.prompts)
+        offered.update(_offers(found.prompts))
+        if found.case is not None:
             self._show_case(found.case)
+        elif not found.prompts:
+            self.note(NOBODY)
         self.refresh_bindings()
 
     def look_at(self, adapter: str) -> None:
@@ -164,6 +179,8 @@ class Approvals(Live):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Only what waits can be decided, and by nobody who only looks."""
+        if action == "read_prompts":
+            return bool(self._found.prompts)
         if action != "decide":
             return True
         case = self._found.case
@@ -172,6 +189,10 @@ class Approvals(Live):
         if case.asked is not None:
             return parameters == ("reject",)
         return parameters != ("more",) or case.gates[0].rounds < case.looks
+
+    def action_read_prompts(self) -> None:
+        """Show the texts, and how to take them."""
+        self.app.push_screen(Patches(self._found.prompts))
 
     def action_decide(self, what: str) -> None:
         """Ask for the reason and whether it is meant."""
@@ -221,6 +242,13 @@ class Approvals(Live):
         table.display = bool(pairs)
         self.query_one("#lineage", Static).update(lineage(case))
         self.query_one("#decided", Static).update(decided(case))
+
+
+def _offers(prompts: Sequence[PatchView]) -> Text:
+    lines = [offer(one) for one in prompts[:OFFERED]]
+    if len(prompts) > OFFERED:
+        lines[-1].append(f"; and {len(prompts) - OFFERED} more", "dim")
+    return Text("\n").join(lines)
 
 
 def _row(one: ApprovalView) -> Row:

@@ -50,6 +50,7 @@ def oracle(evidence: Evidence) -> Iterator[str]:
             "rewarded: oracle() must only yield messages and change nothing itself, and score() must look at what "
             "was done, not at who did it or at ids and spacing of calls."
         )
+        yield from _parting(evidence.get("first"))
     if not failed and unearned:
         return
     if failed == seeds:
@@ -65,6 +66,15 @@ def oracle(evidence: Evidence) -> Iterator[str]:
         yield (
             f"Seed {shown(first.get('seed'))} ends with reward {shown(reward)}, "
             f"{'success' if success else 'no success'} and the episode {'done' if done else 'not done'}. {_end(first)}"
+        )
+
+
+def _parting(first: object) -> Iterator[str]:
+    """Where the two episodes part: then it is an answer that differs, and not the score alone."""
+    if isinstance(first, dict) and first.get("parting"):
+        yield (
+            f"On seed {shown(first.get('seed'))} {line(first['parting'], 2 * QUOTED)}: step() must answer both alike, "
+            "whatever other episodes have done and however a call is written."
         )
 
 
@@ -152,8 +162,9 @@ def leak(evidence: Evidence) -> Iterator[str]:
             return
     yield (
         f"On {_percent(evidence.get('share'))} of the seeds the prompt, a tool's description or an answer holds the "
-        f"oracle's own words or calls, at most {_percent(evidence.get('allowed'))} is allowed: say what the user wants "
-        "in the user's words, describe tools alike on all seeds, and let ids and arguments be found with the tools."
+        f"oracle's own words before it says them, at most {_percent(evidence.get('allowed'))} is allowed: say what the "
+        "user wants in the user's words, describe tools alike on all seeds, let ids and arguments be found with the "
+        "tools, and let no answer spell out a call."
     )
     yield from _given_away(evidence, "first", "gives away")
 

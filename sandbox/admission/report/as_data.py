@@ -2,7 +2,7 @@
 
     environment   the environment's hash
     admitted      true or false
-    verdict       "admitted", "admitted as far as could be checked" or "refused"
+    verdict       "admitted", "admitted as far as could be checked", "refused" or "not judged"
     seconds       of all checks together
     not_checked   [{check, why}]: what the verdict does not rest on
     checks        in the order in which they were made, each
@@ -55,7 +55,7 @@ def _check(check: Check) -> dict[str, Any]:
             }
             for one in examples(check.evidence)
         ],
-        "advice": advice(check),
+        "advice": advice(check) if was_made(check) else [],
         "evidence": _finite(in_unicode(check.evidence)),
     }
 

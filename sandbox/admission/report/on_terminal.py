@@ -15,11 +15,12 @@ from rich.text import Text
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.meanings import means
 from sandbox.admission.report.measured import Example, Figure, Panel, details, examples, panel, single_figures
-from sandbox.admission.report.verdict import by_reason, headline, mark, was_made
+from sandbox.admission.report.verdict import NOT_JUDGED, REFUSED, by_reason, headline, mark, verdict, was_made
 from store.plain import line
 from store.types import AdmissionReport, Check
 
 SIGNS = {"✓": "green", "✗": "bold red", "·": "dim"}
+COLOURS = {REFUSED: "bold red", NOT_JUDGED: "bold yellow"}
 FIGURES = 90  # characters of what stands beside a check
 NAME = 24
 DETAIL = 2_000  # characters of a text of the evidence
@@ -36,7 +37,7 @@ def on_terminal(report: AdmissionReport, what: str) -> Group:
     if left:
         parts += [Text(), Text("Not checked", "bold")]
         parts += [Padding(Text(f"{', '.join(names)}: {why}"), (0, 2), expand=False) for why, names in left.items()]
-    parts += [Text(), Text(f"{line(what)}: {headline(report)}", "bold green" if report.admitted else "bold red")]
+    parts += [Text(), Text(f"{line(what)}: {headline(report)}", COLOURS.get(verdict(report), "bold green"))]
     return Group(*parts)
 
 

@@ -11,10 +11,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.meanings import means
 from sandbox.admission.report.measured import details, examples, panel, single_figures
-from sandbox.admission.report.verdict import by_reason, failed_first, headline, mark, verdict, was_made
+from sandbox.admission.report.verdict import (
+    NOT_JUDGED,
+    REFUSED,
+    by_reason,
+    failed_first,
+    headline,
+    mark,
+    verdict,
+    was_made,
+)
 from store.plain import line
 from store.types import AdmissionReport
 
+VERDICTS = {REFUSED: "fail", NOT_JUDGED: "left"}
 KINDS = {"✓": "pass", "✗": "fail", "·": "left"}  # classes in the page
 
 
@@ -48,7 +58,7 @@ def page(report: AdmissionReport, what: str, at: datetime) -> str:
         at=at,
         verdict=verdict(report),
         headline=headline(report),
-        admitted=report.admitted,
+        kind=VERDICTS.get(verdict(report), "pass"),
         checks=checks,
         unchecked=by_reason(report),
     )

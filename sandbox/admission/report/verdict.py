@@ -1,4 +1,7 @@
-"""What a report comes down to: admitted, admitted as far as could be checked, or refused; and what was not checked."""
+"""What a report comes down to: admitted, as far as could be checked or wholly, refused or not judged; and what is open.
+
+Not judged is what no check could be made of: it is not admitted, and nothing was found against it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,6 +11,8 @@ from store.plain import line
 from store.types import AdmissionReport, Check
 
 ADMITTED, AS_FAR, REFUSED = "admitted", "admitted as far as could be checked", "refused"
+NOT_JUDGED = "not judged"
+WHY = 600  # characters of a reason
 NOT_COMPARED = "not compared: "
 
 
@@ -20,9 +25,9 @@ class Unchecked:
 
 
 def verdict(report: AdmissionReport) -> str:
-    """One of the three."""
+    """One of the four."""
     if not report.admitted:
-        return REFUSED
+        return REFUSED if any(map(was_made, report.checks)) else NOT_JUDGED
     return AS_FAR if unchecked(report) else ADMITTED
 
 
@@ -45,17 +50,17 @@ def mark(check: Check) -> str:
 
 def _left_out(check: Check) -> Iterator[Unchecked]:
     if not was_made(check):
-        yield Unchecked(line(check.name), line(check.evidence["left_out"]))
+        yield Unchecked(line(check.name), line(check.evidence["left_out"], WHY))
     for value in check.evidence.values():
         if isinstance(value, str) and value.startswith(NOT_COMPARED):
-            yield Unchecked(line(check.name), line(value))
+            yield Unchecked(line(check.name), line(value, WHY))
 
 
 def _not_made(report: AdmissionReport) -> Iterator[Unchecked]:
     """Checks that a refusal came before: those after the last one made. An older report knew fewer of the others."""
     known = list(MEANS)
     last = max((known.index(check.name) for check in report.checks if check.name in MEANS), default=-1)
-    failed = ", ".join(line(check.name) for check in report.checks if not check.passed)
+    failed = ", ".join(line(check.name) for check in report.checks if was_made(check) and not check.passed)
     if failed:
         yield from (Unchecked(name, f"not made, because of: {failed}") for name in known[last + 1 :])
 
@@ -71,6 +76,8 @@ def by_reason(report: AdmissionReport) -> dict[str, list[str]]:
 def headline(report: AdmissionReport) -> str:
     """The verdict with its counts."""
     made = [check for check in report.checks if was_made(check)]
+    if verdict(report) == NOT_JUDGED:
+        return f"Not judged: none of {len(report.checks)} checks could be made"
     passed = sum(check.passed for check in made)
     seconds = sum(check.seconds for check in report.checks)
     left = len(report.checks) - len(made)

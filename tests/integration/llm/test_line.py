@@ -54,6 +54,13 @@ def test_silence_is_noticed_before_an_answer_and_in_its_middle(midway: bool) -> 
         assert len(server.asked) >= 2
 
 
+@pytest.mark.parametrize("midway", [False, True])
+def test_silence_that_is_allowed_is_waited_out(midway: bool) -> None:
+    with served(Silence(0.2, GOOD, midway)) as server:
+        assert ask(model(server, silence_s=60.0)) == ANSWER
+        assert len(server.asked) == 1
+
+
 def test_an_answer_that_takes_too_long_as_a_whole_is_given_up() -> None:
     with (
         served(Silence(60)) as server,
@@ -92,6 +99,13 @@ def test_a_busy_servers_wish_is_heeded_by_all(after: str) -> None:
         run(model(server, time), several)
     assert moments[0] == 1000
     assert min(moments[1:]) >= 1000 + math.floor(float(after))
+
+
+def test_a_broken_servers_wish_is_heeded_by_the_one_who_asked() -> None:
+    time = VirtualTime()
+    with served(lambda body, nth: GOOD if nth else Status(503, retry_after=40)) as server:
+        assert ask(model(server, time)) == ANSWER
+    assert time.slept == [40.0]
 
 
 def test_a_wish_beyond_all_patience_is_told_at_once() -> None:

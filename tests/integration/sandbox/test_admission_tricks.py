@@ -150,6 +150,11 @@ def test_a_failed_check_shows_an_episode_with_its_seed() -> None:
         assert any(message["role"] == "assistant" for message in shown["transcript"])
 
 
+def test_an_episode_that_an_agent_broke_is_told_with_its_seed() -> None:
+    broken = refusals(judge(changed("except (KeyError, TypeError, ValueError)", "except ZeroDivisionError")))
+    assert broken["exploits"]["at"] in {f"seed {one['seed']}" for one in broken["exploits"]["examples"]}
+
+
 def test_a_guess_does_not_draw_the_numbers_that_the_environment_draws() -> None:
     async def first_words(seed: int) -> str:
         async with SandboxSource(LAMP_SHOP, owner=OWNER) as source:

@@ -119,7 +119,7 @@ def test_one_is_shown_with_its_origins_and_every_admission(control: Control, pat
         assert [(one.name, one.evidence, one.seconds) for one in case.admissions[0].checks] == [("leak", evidence, 2.5)]
         [leak] = case.admissions[0].checks
         assert leak.means == means("leak")
-        assert leak.advice[0].startswith("On 50 % of the seeds the prompt holds the oracle's own words, at most 5 %")
+        assert leak.advice[0].startswith("On 50 % of the seeds the prompt or an answer holds the oracle's own words")
         assert leak.bounds == {"share": BoundView(key="allowed", sign="≤")}
         said = SaidView(role="user", text="W1")
         assert leak.examples == [ExampleView(seed="3", what="The prompt says it.", transcript=[said])]

@@ -11,52 +11,55 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agents.synthesizer.llm.prompt import example
-from sandbox.admission import refusals
+from benchmarks.admission import unsound
+from sandbox.admission import Thresholds, refusals
 from sandbox.admission.admit import NAMES
 from sandbox.admission.report import MEANS
-from tests.integration.synthesis.test_candidates import NO_FILE, said, worked
+from tests.integration.synthesis.test_candidates import FAMILIES, NO_FILE, said, worked
 from tests.integration.synthesis.way import on
 from tests.integration.synthesis.world import CANARIES, fenced, fixture, made, prepared, refused_by, reports
 from tests.scripted_model import served
 from tests.unit.agents.synthesis.conversations import environment_class
+from traced.admission import thresholds
+from traced.config import Settings
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 ROOT = Path(__file__).parents[3]
 SOUND = fixture("cloakroom")
 KIND = SOUND.replace("round(0.4 * right, 3)", "round(0.1 + 0.4 * right, 3)")  # coming at all is worth a little
 TIRED = """        RESETS[0] += 1
-        if RESETS[0] > 1200:
-            sum(range(30_000_000))
+        if RESETS[0] > 900 and seed % 2:
+            sum(range(40_000_000))
         rng = random.Random(seed)
 """
-IN_TURN = {
-    "source": fixture("imports_the_host"),
-    "runs": fixture("raises_in_step"),
-    "determinism": fixture("draws_from_the_module"),
-    "oracle": fixture("oracle_gives_up"),
-    "diversity": fixture("names_only"),
-    "floor": fixture("pays_for_effort"),
-    "exploits": fixture("pays_for_promises"),
-    "interface": fixture("answers_one_call"),
-    "leak": fixture("nobody_could_know"),
+LOUD = "self.turn += 1\n        re.compile(f'a{self.turn}', re.DEBUG)"
+FLAWED = {one.expected: one.source for one in unsound() if one.base == "cloakroom"} | {
     "latency": SOUND.replace("class Env", "RESETS = [0]\n\n\nclass Env", 1).replace(
         "        rng = random.Random(seed)\n", TIRED, 1
     ),
-    "effects": SOUND.replace("self.turn += 1", "self.turn += 1\n        (random,)[0]._os.listdir('/')", 1),
-    "spread": SOUND,
+    "effects": SOUND.replace("self.turn += 1", LOUD, 1).replace("import random", "import random\nimport re", 1),
+    "spread": SOUND,  # the base model cannot solve it
 }
+IN_TURN = {name: FLAWED[name] for name in NAMES}
 
 
-def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(tmp_path: Path) -> None:
+def sooner(settings: Settings) -> Thresholds:
+    return replace(thresholds(settings), seeds=12, diversity_seeds=60, reset_seconds=0.1)
+
+
+def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("traced.stages.admit.thresholds", sooner)
     answers = [fenced(source) for source in [*IN_TURN.values(), KIND]]
-    overrides = {"synthesis.starts": 1, "synthesis.repairs": len(IN_TURN), "admission.seeds": 12}
-    assert list(IN_TURN) == list(NAMES)
+    overrides = {"synthesis.starts": 1, "synthesis.repairs": len(IN_TURN)}
     with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:
         told = worked(tmp_path, server, overrides)
         records = on(told["cycle"], tmp_path, server.url, overrides, made)
@@ -113,6 +116,28 @@ def test_nothing_of_a_file_that_reading_does_not_refuse_runs_outside_its_contain
     assert not marker.exists()
     assert environment_class(attack)
     assert marker.exists(), "outside a container it would have been written"
+
+
+FROM_WITHIN = ["fork_bomb", "memory_bomb", "endless_loop", "flood_of_lines", "leave_after_a_fake_score", "poison"]
+
+
+def test_what_attacks_its_container_is_refused_and_mended_like_any_other(tmp_path: Path) -> None:
+    """The attacks of tests/data/attacks, past what reading finds."""
+    code = "\n".join((FAMILIES / f"{name}.py").read_text() for name in ("escapes", "forgery", "resources"))
+    begin = "        NAMES or (random,)[0]._os.sys.modules['builtins'].exec(CODE, NAMES)\n        NAMES[{!r}]()\n"
+    answers = []
+    for attack in FROM_WITHIN:
+        reset = begin.format(attack) + "        rng = random.Random(seed)\n"
+        source = SOUND.replace("        rng = random.Random(seed)\n", reset, 1)
+        answers.append(source.replace("\nTHINGS = ", f"\nNAMES = {{}}\nCODE = {code!r}\nTHINGS = ", 1))
+    overrides = {"synthesis.starts": 1, "synthesis.repairs": len(answers) - 1, "sandbox.call_seconds": 5}
+    with served(lambda body, nth: fenced(answers[nth]), canaries=CANARIES) as server:
+        told = worked(tmp_path, server, overrides)
+        judged = on(told["cycle"], tmp_path, server.url, overrides, reports)
+    assert told["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
+    assert all(report.checks[0].passed and not report.admitted for report in judged), "none was run"
+    for nth, body in enumerate(server.asked[1:]):
+        assert all(f"Failed: {name} ({MEANS[name]})" in said(body) for name in refusals(judged[nth]))
 
 
 CUTS = ["kept 2", "saved 2", "judging 1", "judging 2", "kept 3"]

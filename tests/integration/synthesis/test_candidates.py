@@ -54,6 +54,7 @@ def test_five_repairs_and_then_a_fresh_start_three_times(tmp_path: Path) -> None
 
 
 HUGE = "class Environment:\n    pass\n" + "# " + "x" * 1_000_000
+FAMILIES = Path(__file__).parents[2] / "data/attacks"  # what sandboxes are attacked with
 ATTACKS = {
     "writes a file": "open({marker!r}, 'w').write('x')\n",
     "starts a program": "import os\nos.system('touch ' + {marker!r})\n",
@@ -79,6 +80,7 @@ ANSWERS: dict[str, Sent] = {
 def test_whatever_is_no_sound_file_is_kept_refused_and_mended_and_nothing_of_it_runs(tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     attacks = [source.format(marker=str(marker)) + "class Environment:\n    pass\n" for source in ATTACKS.values()]
+    attacks += [(FAMILIES / "environment.py").read_text() + path.read_text() for path in sorted(FAMILIES.glob("*.py"))]
     answers = [*ANSWERS.values(), *map(fenced, attacks)]
     overrides = {"synthesis.repairs": len(answers) - 1, "synthesis.starts": 1, "synthesis.file_tokens": 1000}
     given: list[int] = []
@@ -95,7 +97,7 @@ def test_whatever_is_no_sound_file_is_kept_refused_and_mended_and_nothing_of_it_
     assert told["reason"] == f"admit: none of {len(answers)} candidate environments was admitted"
     assert refused == [["source"]] * len(answers)
     assert not marker.exists()
-    sources = dict(zip([*ANSWERS, *ATTACKS], [record.source_code for record in records], strict=True))
+    sources = dict(zip(ANSWERS, [record.source_code for record in records], strict=False))
     assert "I will not write that." in sources["a refusal"]
     assert NO_FILE in sources["prose"]
     assert "was cut off after 3 tokens" in sources["cut off"]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from agents.errors import SynthesisError
+from agents.errors import BudgetSpent, ModelRefused, ModelUnavailable, OutOfForm, SynthesisError
 from sandbox.errors import (
     AgentFault,
     Deadline,
@@ -28,6 +28,7 @@ from traced.executor.blame import BY_ERROR, Blame, blame, describe
 from traced.executor.errors import StartError
 from traced.executor.job import Ended
 from traced.gates.errors import GateError
+from traced.llm.errors import LlmError
 from traced.rollout.errors import SimulatorError, TemplateError
 from traced.serving.errors import EngineError, EngineStartError, ModelError, RequestError, RouterFitError
 from traced.stages.errors import CapabilityError, StageError
@@ -62,6 +63,9 @@ ERRORS: list[tuple[Exception, Blame]] = [
     (EngineTooOld("1.39", "1.40"), SURROUNDINGS),
     (ModelError("no model directory"), SURROUNDINGS),
     (EngineStartError("silent"), SURROUNDINGS),
+    (ModelUnavailable("503 for 300 s"), SURROUNDINGS),
+    (ModelRefused("the key is not accepted"), SURROUNDINGS),
+    (LlmError("no language model is set"), SURROUNDINGS),
     (StoreUnavailable("locked"), SURROUNDINGS),
     (StoreVersionError("newer"), SURROUNDINGS),
     (ConfigError("unknown key"), SURROUNDINGS),
@@ -86,6 +90,8 @@ ERRORS: list[tuple[Exception, Blame]] = [
     (StageError("no trajectories"), INPUT),
     (GateError("pairs are missing"), INPUT),
     (SynthesisError("too few"), INPUT),
+    (OutOfForm("no usable answer"), INPUT),
+    (BudgetSpent("1000 tokens of 1000"), INPUT),
     (RequestError("too long"), INPUT),
     (RouterFitError("too few"), INPUT),
     (TemplateError("no"), INPUT),
@@ -126,7 +132,7 @@ def test_an_ends_blame(ended: Ended, signal: str | None, expected: Blame) -> Non
 
 MODULES = ["traced.errors", "traced.executor.errors", "store.errors", "sandbox.errors", "agents.errors"]
 MODULES += [
-    f"traced.{package}.errors" for package in ("training", "serving", "rollout", "stages", "gates", "importers")
+    f"traced.{package}.errors" for package in ("training", "serving", "rollout", "stages", "gates", "importers", "llm")
 ]
 
 

@@ -1,10 +1,16 @@
+import io
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from agents.synthesizer.builtin import synthesize
 from sandbox.admission.admit import NAMES
+from sandbox.admission.report import as_data, on_terminal
+from sandbox.admission.report.page import page
+from sandbox.admission.report.verdict import verdict, was_made
 from sandbox.hashing import environment_hash
 from store.types import Check
 from tests.unit.agents.synthesis.conversations import capability, demonstrations
@@ -75,7 +81,8 @@ def folder(tmp_path: Path, **files: str) -> Path:
 def judged(found: Recognised | Foreign) -> dict[str, Check]:
     assert isinstance(found, Foreign)
     report = unproved(found)
-    assert not report.admitted
+    assert verdict(report) == "not judged"
+    assert not any(map(was_made, report.checks))
     json.dumps([check.evidence for check in report.checks])
     return {check.name: check for check in report.checks}
 
@@ -146,9 +153,10 @@ def test_a_taskset_of_verifiers_says_what_it_declares_and_what_left_out(tmp_path
     assert told["kind"] == "verifiers"
     assert (told["environments"], told["rewards"], told["tools"]) == (["SumTaskset"], ["right"], ["search"])
     assert told["imports"] == ["datasets", "numpy", "verifiers"]
-    assert any("taskset.py line" in line and "numpy" in line for line in told["refused"])
+    assert told["noted"] == []  # its imports are its project's own affair
     assert set(found) == {"source", "runs", *NAMES, "spread"}
     assert not any(check.passed for check in found.values())
+    assert "read, not run" in found["source"].evidence["left_out"]
     assert "standard library" in found["runs"].evidence["left_out"]
     assert "it tells no solution" in found["oracle"].evidence["left_out"]
     assert "seed" in found["determinism"].evidence["left_out"]
@@ -180,6 +188,26 @@ def test_an_environment_of_openenv_lacks_messages_but_may_have_a_seed(tmp_path: 
     unseeded = OPENENV.replace("seed=None, ", "")
     found = judged(recognise(folder(tmp_path, openenv="name: maze\n", server__maze=unseeded)))
     assert "names no seed" in found["determinism"].evidence["left_out"]
+
+
+def test_what_a_foreign_source_reaches_for_is_noted_and_its_imports_are_not(tmp_path: Path) -> None:
+    reaching = TASKSET + "\nfrom . import other\nimport datetime\nstamp = datetime.datetime.now()\n"
+    noted = judged(recognise(folder(tmp_path, sums__taskset=reaching)))["source"].evidence["noted"]
+    assert [one.partition(": ")[2] for one in noted] == ["reads the clock: now()"]
+
+
+def test_not_judged_is_told_on_every_page(tmp_path: Path) -> None:
+    found = recognise(folder(tmp_path, sums__taskset=TASKSET))
+    assert isinstance(found, Foreign)
+    report = unproved(found)
+    console = Console(file=io.StringIO(), width=120)
+    console.print(on_terminal(report, "sums"))
+    shown = console.file.getvalue()
+    assert f"sums: Not judged: none of {len(NAMES)} checks could be made" in shown
+    assert "efused" not in shown + page(report, "sums", datetime(2026, 1, 1, tzinfo=UTC))
+    assert "characters)" not in shown  # every reason is told in full
+    told = as_data(report)
+    assert (told["verdict"], [check for check in told["checks"] if check["advice"]]) == ("not judged", [])
 
 
 @pytest.mark.parametrize("text", ["", "import os\n", "def (", "class Environment:\n    pass\n"])

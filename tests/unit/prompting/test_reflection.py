@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from agents.llm.endpoint import prompt_tokens
 from agents.llm.question import Purpose, Question
 from store.types import Trajectory
 from tests.unit.store.chain import CAPABILITY, trajectory
-from traced.prompting.reflection import CONVERSATION, LONGEST, question, written
+from traced.prompting.reflection import FULL, LONGEST, SHOWN, question, written
 
 CANARY = "CANARY-7193"
 PURPOSE = Purpose("c1", "optimize-prompt", CAPABILITY.name)
@@ -74,7 +75,7 @@ def test_what_users_say_stays_between_marks() -> None:
 def test_a_long_conversation_is_cut_in_the_middle() -> None:
     long = episode(messages=[{"role": "user", "content": f"{n} " + "x" * 900} for n in range(60)])
     text = asked(long).said[1].text
-    assert len(text) < CONVERSATION + 4000
+    assert len(text) < SHOWN[0] + 4000
     assert "user: 0 x" in text
     assert "user: 59 x" in text
     assert "characters left out" in text
@@ -99,3 +100,17 @@ def test_every_proposal_is_a_request_of_its_own() -> None:
 )
 def test_the_patch_in_an_answer(answer: str, patch: str) -> None:
     assert written(answer) == patch
+
+
+@pytest.mark.parametrize("context", [6000, 12_000, 24_000])
+def test_what_is_shown_is_cut_to_the_context_of_the_language_model_where_it_is_known(context: int) -> None:
+    long = episode(messages=[{"role": "user", "content": f"{place} {'x' * 1400}"} for place in range(20)])
+    whole = question(PURPOSE, CAPABILITY, "Count.", [long] * 8, 0)
+    cut = question(PURPOSE, CAPABILITY, "Count.", [long] * 8, 0, context=context)
+    assert prompt_tokens(whole.said) + whole.max_tokens > context * FULL
+    assert context * FULL / 4 < prompt_tokens(cut.said) + cut.max_tokens <= context * FULL
+    assert cut.said[1].text.count("characters left out") == 8
+    assert (
+        question(PURPOSE, CAPABILITY, "Count.", [episode()], 0, context=context).said
+        == asked(episode(), patch="Count.").said
+    )

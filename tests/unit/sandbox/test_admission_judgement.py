@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from sandbox.admission import Thresholds
-from sandbox.admission.bench import LOW_SEEDS, Bench
+from sandbox.admission.bench import LOW_SEEDS, Bench, Replay
 from sandbox.admission.evidence import EXAMPLES, SHOWN_CHARACTERS, SHOWN_MESSAGES, example
 from sandbox.admission.fingerprint import masked
 from sandbox.admission.known import Known
 from sandbox.admission.leak import leak, leaks
 from sandbox.admission.offered import offered
 from sandbox.admission.policies import call, say, visible_values
-from sandbox.admission.solvability import as_an_agent
+from sandbox.admission.solvability import as_an_agent, parting
 from sandbox.admission.spread import spread
 from sandbox.admission.untold import Untold, untold
 from sandbox.admission.ways import way
@@ -289,6 +289,18 @@ def test_an_agents_hand_changes_ids_spaces_and_marks_but_not_the_sense() -> None
     assert function["arguments"] != '{"a": 1, "b": "ü"}'
     assert json.loads(function["arguments"]) == {"a": 1, "b": "ü"}
     assert rewritten["tool_calls"][0]["id"] != marked["tool_calls"][0]["id"]
+
+
+def test_where_an_agents_episode_parts_from_the_oracles_is_told() -> None:
+    one = play("Hello", (one_call("take", name="hat"), "taken"), (one_call("take", name="cap"), "taken"))
+
+    def told(*answers: str) -> str:
+        steps = [[[{"role": "tool", "tool_call_id": "another", "content": text}], False] for text in answers]
+        return parting(one, Replay(["", [], [], *steps, [0.0, False, {}]], Score(0.0, False), 0.0, []))
+
+    assert told("taken", "taken") == ""
+    assert told("taken", "no such hat") == 'to message 2 the agent is answered "no such hat", the oracle "taken"'
+    assert told("taken") == "the agent's episode ends after message 1"
 
 
 def test_an_example_is_cut_but_keeps_its_ends() -> None:

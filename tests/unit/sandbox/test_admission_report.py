@@ -151,6 +151,11 @@ def test_figures_stand_beside_their_bounds() -> None:
             ["On 2 of 8 seeds an agent that sends the oracle's own messages is not rewarded"],
         ),
         (
+            "oracle",
+            {"seeds": 8, "unearned": 2, "first": {"seed": 5, "parting": 'to message 2 the agent is answered "no"'}},
+            ['On seed 5 to message 2 the agent is answered "no": step() must answer both alike'],
+        ),
+        (
             "determinism",
             {"seed": 7, "where": "the oracle's messages with its score asked for after every message"},
             ["score() must only look"],

@@ -1,6 +1,7 @@
 """A small, complete evidence chain for tests, saved through the repositories in the order of the data's way."""
 
 import hashlib
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from sqlmodel import Session
@@ -80,6 +81,10 @@ REPLY = ModelReply(
     "a" * 64, "c1", "analyze", "", "gpt", SAID, '{"fault": "agent"}', "stop", 900, 12, False, 0.0024, 1.5, later(1)
 )
 PATCH = PromptPatch("c1", "date-reasoning", "Count the days one by one.", {"base": 0.4, "patched": 0.5}, later(12))
+WON = {"name": "environment", "seeds": 24, "base": 0.25, "adapter": 1.0, "difference": 0.75, "low": 0.5, "high": 0.9}
+WON |= {"level": 0.95, "required": 0.02, "answer": "pass"}
+OF_PROMPT = {"adapter": "base+0123456789ab", "answer": "pass", "rounds": 1, "comparisons": [WON]}
+FIXING = replace(PATCH, figures={"enough": "a prompt is enough", "gates": {"prompt": OF_PROMPT}})
 
 
 def trajectory(key: str = "t1", outcome: Outcome = Outcome.FAILURE, **changes: object) -> Trajectory:

@@ -15,6 +15,7 @@ from traced.service.looks import (
     events,
     glance,
     overview,
+    prompts,
     serving,
     trainings,
     trajectories,
@@ -23,5 +24,5 @@ from traced.service.looks import (
 
 def routers(control: Control, door: Door) -> list[APIRouter]:
     """The paths of every subject; ``door`` says who asks, where an answer tells."""
-    subjects = (approvals, capabilities, environments, events, overview, serving, trainings, trajectories)
+    subjects = (approvals, capabilities, environments, events, overview, prompts, serving, trainings, trajectories)
     return [glance.router(control, door), *(subject.router(control) for subject in subjects)]

@@ -1,0 +1,66 @@
+"""The model of the settings over real HTTP: those who ask at once share one line, and the context is the server's."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from agents.llm.budget import Budget
+from agents.llm.question import InMemory, Purpose, Question, Said
+from tests.integration.llm.asking import ANSWER, GOOD, Fault
+from tests.scripted_model import Scripted, Sent, served
+from traced.config import Settings, load_settings
+from traced.llm.connect import model
+
+
+@pytest.fixture(autouse=True)
+def clean_place(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def settings(server: Scripted, **more: Any) -> Settings:
+    chosen = {"model": "scripted", "base_url": server.url, **more}
+    return load_settings(overrides={f"llm.{key}": value for key, value in chosen.items()})
+
+
+def asked(capability: str, number: int) -> Question:
+    said = (Said("user", f"{number} of {capability}"),)
+    return Question(Purpose("c1", "synthesize", capability), said, max_tokens=100_000)
+
+
+def test_capabilities_that_ask_at_once_share_the_slots_and_no_budget() -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def script(body: dict[str, Any], nth: int) -> Sent:
+        both.wait()  # until two are there
+        return GOOD
+
+    async def one(capability: str, with_settings: Settings, ledger: InMemory) -> None:
+        async with model(with_settings, ledger, Budget(tokens=10**9)) as made:
+            answers = await asyncio.gather(*(made.ask(asked(capability, number), Fault) for number in range(4)))
+        assert answers == [ANSWER] * 4
+
+    async def all_at_once(server: Scripted) -> None:
+        ledger, given = InMemory(), settings(server, concurrency=2)
+        await asyncio.gather(*(one(name, given, ledger) for name in ("dates", "names", "sums")))
+        await asyncio.gather(*(one(name, given, ledger) for name in ("tables", "words")))  # opened again
+        assert ledger.spent(Purpose("c1", "synthesize", "dates")).calls == 4
+
+    with served(script) as server:
+        asyncio.run(all_at_once(server))
+        assert (len(server.asked), server.most_at_once) == (20, 2)
+
+
+def test_the_servers_context_bounds_the_answer_and_is_asked_for_until_it_is_told() -> None:
+    async def twice(server: Scripted) -> list[int]:
+        for number in range(2):
+            async with model(settings(server), InMemory()) as made:
+                await made.ask(asked("dates", number), Fault)
+            server.models = [{"id": "scripted", "max_model_len": 1000}]
+        return [body["max_completion_tokens"] for body in server.asked]
+
+    with served(GOOD, models=[]) as server:
+        unbounded, bounded = asyncio.run(twice(server))
+    assert unbounded == 100_000
+    assert 500 < bounded < 1000

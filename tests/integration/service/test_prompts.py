@@ -1,0 +1,34 @@
+"""Prompt patches over the control API."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from store.database import session
+from store.repositories.thinking import save_patch
+from tests.integration.service.served import served
+from tests.unit.store.chain import CAPABILITY, CYCLE, FIXING, PATCH
+from traced.service.control import Control
+
+
+def test_the_newest_patch_of_each_cycles_capability_is_told_with_its_gates_and_text(
+    control: Control, path: Path
+) -> None:
+    with session(control.store) as opened:
+        older = replace(FIXING, cycle_id=CYCLE.id, capability=CAPABILITY.name, at=PATCH.at + timedelta(hours=1))
+        save_patch(opened, older)
+        save_patch(opened, replace(older, text="Better.", at=PATCH.at + timedelta(hours=2)))
+
+    async def ask() -> None:
+        async with served(control, path) as client:
+            [told] = await client.prompts.list()
+            assert (told.cycle_id, told.capability, told.text) == (CYCLE.id, CAPABILITY.name, "Better.")
+            assert (told.enough, told.fixes) == ("a prompt is enough", True)
+            [gate] = told.gates
+            assert (gate.of, gate.answer, gate.rounds) == ("prompt", "pass", 1)
+            assert [(one.name, one.base, one.adapter, one.seeds) for one in gate.comparisons] == [
+                ("environment", 0.25, 1.0, 24)
+            ]
+
+    asyncio.run(ask())

@@ -1,0 +1,65 @@
+"""Prompts that are enough, on the approvals screen: who is offered what, and its text."""
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from store.database import session
+from store.records import PromptPatch
+from store.repositories.thinking import save_patch
+from tests.integration.tui.approving import KEY, shown, there
+from tests.integration.tui.conftest import AT, Opened, Running
+from tests.integration.tui.screens import until
+from tests.unit.store.chain import FIXING
+from tui.screens.approvals import Approvals
+from tui.screens.patch import Patches
+
+FIXED = "✓ a prompt is enough for policy-checks: 25 % → 100 % in its environment"
+
+
+def save(on: Running, **changed: Any) -> PromptPatch:
+    patch = replace(FIXING, cycle_id="c-0003", capability="policy-checks", at=AT, **changed)
+    with session(on.control.store) as store:
+        save_patch(store, patch)
+    return patch
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_a_prompt_that_is_enough_stands_above_the_adapters_and_is_read_with_its_gates(
+    opened: Opened, size: tuple[int, int]
+) -> None:
+    async def look() -> None:
+        async with opened(size) as on:
+            patch = save(on, text="Check the [bold]policy[/] first.\x1b[2J")
+            await there(on)
+            assert FIXED in shown(on)
+            await on.pilot.press("p")
+            await until(on.pilot, lambda: isinstance(on.app.screen, Patches))
+            text = shown(on)
+            assert "Check the [bold]policy[/] first." in text
+            assert "prompt against base: pass" in text
+            assert "environment  25 % → 100 %, +75.0 points [+50.0, +90.0] on 24 seeds" in text
+            assert f"traced show patch {patch.id[:12]} --into FILE" in text
+            await on.pilot.press("escape")
+            await until(on.pilot, lambda: isinstance(on.app.screen, Approvals))
+
+    asyncio.run(look())
+
+
+def test_what_was_found_last_counts_and_without_an_offer_there_is_no_line_and_no_key(opened: Opened) -> None:
+    async def look() -> None:
+        async with opened() as on:
+            save(on)
+            later = replace(FIXING, text="Other.", figures={"enough": "neither"}, cycle_id="c-0003")
+            with session(on.control.store) as store:
+                save_patch(store, replace(later, capability="policy-checks", at=AT + timedelta(hours=1)))
+            await there(on)
+            assert "a prompt is enough" not in shown(on)
+            assert "Read prompts" not in shown(on)
+            await on.pilot.press("p", KEY)
+            assert isinstance(on.app.screen, Approvals)
+
+    asyncio.run(look())

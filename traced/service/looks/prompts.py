@@ -1,0 +1,41 @@
+"""Prompt patches that were evolved, with what the gates say of them and their texts."""
+
+from dataclasses import asdict
+
+from fastapi import APIRouter
+
+from store.database import reading
+from store.records import PromptPatch
+from store.repositories.thinking import list_patches
+from traced.client.prompts import PatchGateView, PatchView
+from traced.prompting.patches import enough, gates, newest, offered
+from traced.service.control import Control
+from traced.service.looks.paging import Limit
+
+
+def router(control: Control) -> APIRouter:
+    """Its path."""
+    router = APIRouter()
+
+    @router.get("/prompts")
+    def prompts(limit: Limit = 100) -> list[PatchView]:
+        """The newest patch of each cycle's capability, newest first."""
+        with reading(control.store) as opened:
+            found = newest(list_patches(opened))
+        return [_view(one) for one in sorted(found, key=lambda one: one.at, reverse=True)[:limit]]
+
+    return router
+
+
+def _view(one: PromptPatch) -> PatchView:
+    told = [{"of": of, **asdict(result)} for of, result in gates(one).items()]
+    return PatchView(
+        id=one.id,
+        cycle_id=one.cycle_id,
+        capability=one.capability,
+        enough=enough(one),
+        fixes=bool(offered([one])),
+        text=one.text,
+        gates=[PatchGateView.model_validate(each) for each in told],
+        at=one.at,
+    )
