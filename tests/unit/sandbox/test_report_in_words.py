@@ -18,7 +18,7 @@ def test_what_to_change_comes_before_what_was_seen() -> None:
         "- empty reward is 0.41, needs ≤ 0.2",
         advice(floor)[0],
         "Failed: leak",
-        "Not checked: runs, determinism",
+        "Not checked: latency, effects, spread",
         "What was seen:",
         "floor, seed 11: Success without a write.",
         '  assistant: get_order({"order_id": "W1"})',
