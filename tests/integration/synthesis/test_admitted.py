@@ -36,7 +36,7 @@ SOUND = fixture("cloakroom")
 KIND = SOUND.replace("round(0.4 * right, 3)", "round(0.1 + 0.4 * right, 3)")  # coming at all is worth a little
 TIRED = """        RESETS[0] += 1
         if RESETS[0] > 900 and seed % 2:
-            sum(range(40_000_000))
+            sum(range(12_000_000))
         rng = random.Random(seed)
 """
 LOUD = "self.turn += 1\n        re.compile(f'a{self.turn}', re.DEBUG)"
@@ -52,7 +52,7 @@ IN_TURN = {name: FLAWED[name] for name in NAMES}
 
 
 def sooner(settings: Settings) -> Thresholds:
-    return replace(thresholds(settings), seeds=12, diversity_seeds=60, reset_seconds=0.1)
+    return replace(thresholds(settings), seeds=12, diversity_seeds=60, reset_seconds=0.05)
 
 
 def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(
