@@ -1,28 +1,18 @@
 """How a report reads: every check has its words, figures stand beside their bounds, hostile text harms nobody."""
 
 import json
-import re
-import unicodedata
-from datetime import UTC, datetime
-from html.parser import HTMLParser
-from io import StringIO
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
-from rich.console import Console
 
 from sandbox.admission.admit import NAMES
-from sandbox.admission.report import MEANS, advice, as_data, bounds, means, on_terminal, unchecked, verdict
+from sandbox.admission.report import MEANS, advice, as_data, bounds, means, unchecked, verdict
 from sandbox.admission.report.advice import ADVICE
-from sandbox.admission.report.measured import details, examples, figures
+from sandbox.admission.report.measured import details, figures
 from sandbox.admission.report.page import page
-from store.types import AdmissionReport, Check
+from store.types import Check
+from tests.unit.sandbox.reports import AT, failed, printed, report_of, told
 
-AT = datetime(2026, 3, 14, 9, 26, tzinfo=UTC)
-NASTY = "\x1b[31m[red]boo[/red] \u202eeno\u202c\x07 <script>alert(1)</script>\ud800 & \"'\u200b"
-HARMFUL = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 RATES = {"reward": 1.0, "success": 1.0}
 FLOOR = {
     "empty": {"reward": 0.41, "success": 0.4},
@@ -44,26 +34,6 @@ DIVERSITY = {
 
 
 SLIP = {"tool": "hang_up", "argument": "hook", "slip": "another value", "paid": 51, "seeds": 52}
-
-
-def failed(name: str, **evidence: Any) -> Check:
-    return Check(name, False, evidence, 0.5)
-
-
-def told(name: str, **evidence: Any) -> str:
-    return " ".join(advice(failed(name, **evidence)))
-
-
-def report_of(*checks: Check) -> AdmissionReport:
-    return AdmissionReport("ab" * 32, all(check.passed for check in checks), list(checks))
-
-
-def printed(report: AdmissionReport, what: str = "lamp_shop.py") -> str:
-    console = Console(file=StringIO(), width=100, force_terminal=True, color_system=None)
-    console.print(on_terminal(report, what))
-    file = console.file
-    assert isinstance(file, StringIO)
-    return file.getvalue()
 
 
 def test_every_check_that_admission_makes_has_its_words() -> None:
@@ -348,7 +318,7 @@ def test_what_was_not_made_is_neither_passed_nor_failed() -> None:
 
 
 def test_the_data_is_one_json_object_with_the_documented_keys() -> None:
-    report = report_of(failed("floor", **FLOOR, odd=float("nan"), text=NASTY))
+    report = report_of(failed("floor", **FLOOR, odd=float("nan"), text="\ud800 & \u200b"))
     data = json.loads(json.dumps(as_data(report), allow_nan=False))
     assert list(data) == ["environment", "admitted", "verdict", "seconds", "not_checked", "checks"]
     [check] = data["checks"]
@@ -358,105 +328,3 @@ def test_the_data_is_one_json_object_with_the_documented_keys() -> None:
     assert check["evidence"]["odd"] is None
     assert check["evidence"]["empty"] == FLOOR["empty"]
     json.dumps(data, ensure_ascii=False).encode("utf-8")
-
-
-class Elements(HTMLParser):
-    """The elements of a page, and what it would load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-def nasty_report() -> AdmissionReport:
-    evidence: dict[str, Any] = {
-        NASTY: NASTY,
-        "all": [NASTY] * 30,
-        "of": {NASTY: {"a": NASTY}},
-        "long": NASTY * 400,
-        "allowed": {NASTY: 1, "a": 0},
-        "refused": [NASTY],
-        "events": [NASTY],
-        "first": {"seed": NASTY, "text": NASTY},
-        "difference": NASTY,
-        "where": NASTY,
-        "left_out": NASTY,
-        "examples": [{"seed": NASTY, "what": NASTY, "transcript": [{"role": NASTY, "content": NASTY}, NASTY]}, NASTY],
-    }
-    fault = {
-        "fault": "EnvironmentFault",
-        "text": NASTY,
-        "at": NASTY,
-        "traceback": f'File "environment.py", line 1, in {NASTY}',
-    }
-    return report_of(*(failed(name, **given) for name in [*NAMES, NASTY] for given in (evidence, fault)))
-
-
-def harmful(text: str, but: str = "\n") -> set[str]:
-    return {sign for sign in text if unicodedata.category(sign) in HARMFUL and sign not in but}
-
-
-def test_hostile_text_is_harmless_on_a_terminal() -> None:
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", printed(nasty_report(), NASTY))  # the styles of rich itself
-    assert harmful(shown) == set()
-    assert "[red]boo[/red]" in shown
-    assert "\x1b[31m" not in printed(nasty_report(), NASTY).replace("\x1b[1;31m", "")
-
-
-def test_hostile_text_is_harmless_on_a_page() -> None:
-    made = page(nasty_report(), NASTY, AT)
-    made.encode("utf-8")
-    assert harmful(made) == set()
-    found = Elements()
-    found.feed(made)
-    assert not found.tags & {"script", "img", "link", "iframe", "red", "a", "object", "base"}
-    assert found.attributes <= {"lang", "charset", "name", "content", "http-equiv", "class"}
-    assert found.open == []
-    assert "url(" not in made
-    assert "default-src 'none'" in made
-
-
-def test_hostile_text_is_harmless_as_data() -> None:
-    data = as_data(nasty_report())
-    written = json.dumps(data)
-    assert harmful(written) == set()
-    json.dumps(data, ensure_ascii=False).encode("utf-8")
-    for check in data["checks"]:
-        assert harmful(json.dumps([check["advice"], check["figures"], check["examples"]], ensure_ascii=False)) == set()
-
-
-JSON = some.recursive(
-    some.none() | some.booleans() | some.integers() | some.floats() | some.text(some.characters(), max_size=60),
-    lambda inner: some.lists(inner, max_size=4) | some.dictionaries(some.text(max_size=12), inner, max_size=4),
-    max_leaves=12,
-)
-KNOWN_KEYS = (
-    "allowed examples first refused events failed seeds share mean mean_allowed fault mixed mixed_required distinct "
-    "distinct_required shapes shapes_required reset_p95 reset_allowed difference where left_out empty text foreign "
-    "printed printed_characters loose"
-)
-
-
-@settings(max_examples=50)
-@given(
-    name=some.sampled_from(NAMES),
-    evidence=some.dictionaries(some.sampled_from(KNOWN_KEYS.split()) | some.text(max_size=8), JSON, max_size=6),
-)
-def test_any_evidence_can_be_read(name: str, evidence: dict[str, Any]) -> None:
-    report = report_of(Check(name, False, evidence, 0.5))
-    assert all(sentence and harmful(sentence, but="") == set() for sentence in advice(report.checks[0]))
-    assert isinstance(examples(evidence), list)
-    json.dumps(as_data(report), allow_nan=False)
-    assert harmful(page(report, "x.py", AT)) == set()
-    assert harmful(re.sub(r"\x1b\[[0-9;]*m", "", printed(report))) == set()
