@@ -4,7 +4,9 @@ from sandbox.admission.admit import NAMES
 from sandbox.admission.report import MEANS, advice, asked, in_words
 from sandbox.admission.thresholds import Thresholds
 from store.types import AdmissionReport, Check
-from tests.unit.sandbox.test_admission_report import EXAMPLES, FLOOR, failed, harmful, nasty_report, report_of
+from tests.unit.sandbox.reports import failed, report_of
+from tests.unit.sandbox.test_admission_report import EXAMPLES, FLOOR
+from tests.unit.sandbox.test_hostile_report import harmful, nasty_report
 
 LONG = [{"role": "user", "content": f"message {n}"} for n in range(30)]
 
