@@ -197,9 +197,13 @@ def test_effects_outside_are_recorded_and_imports_are_not(worker: Child, deed: s
 
 def test_a_text_that_does_not_parse_touches_no_file(worker: Child) -> None:
     parse = "def parse():\n    try:\n        ast.parse('x = (')\n    except SyntaxError:\n        pass\n\n"
-    worker.load(parse + tiny(reset="parse()").replace("import sys", "import ast, sys"))
+    elsewhere = tiny(reset="parse()").replace(
+        "import sys", "import ast, os, sys; os.chdir('/')"
+    )  # no library lies there
+    worker.load(parse + elsewhere)
+    before = worker.ask("effects")["ok"]["count"]
     assert "ok" in worker.ask("reset", episode="a", seed=1)
-    assert worker.ask("effects")["ok"]["events"] == []
+    assert worker.ask("effects")["ok"]["count"] == before
 
 
 def test_a_library_opened_for_writing_is_recorded_as_no_import_is(worker: Child) -> None:
