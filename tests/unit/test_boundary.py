@@ -173,8 +173,13 @@ app()
 
 
 def terminated(how: str, by: str, *before: str) -> "subprocess.CompletedProcess[str]":
+    """The verb, begun as from a terminal, whether or not the tests' own hang-ups are ignored (nohup)."""
     command = [*before, sys.executable, "-c", TERMINATED, how, by]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, preexec_fn=_hears_hangups)
+
+
+def _hears_hangups() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("how", ["asynchronous", "plain"])
