@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import subprocess
 import sys
 import time
@@ -43,9 +44,9 @@ class Child:
     def __init__(self, call_seconds: float = 0.5, episodes: int = 8, message_kb: int = 64) -> None:
         command = [sys.executable, "-m", "sandbox.worker", "--call-seconds", str(call_seconds)]
         command += ["--episodes", str(episodes), "--message-kb", str(message_kb)]
-        root = Path(__file__).parents[3]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=root)
+        around = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+        pipe = subprocess.PIPE  # and, as in a container, not in the folder that the code is in
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd="/", env=around)
         self.count = 0
         self.line_bytes = 0  # of the last answer
 
@@ -193,6 +194,16 @@ def test_effects_outside_are_recorded_and_imports_are_not(worker: Child, deed: s
     events = worker.ask("effects")["ok"]["events"]
     assert len(events) == bool(event)
     assert "".join(events).startswith(event)
+
+
+def test_code_that_does_not_parse_is_no_effect(worker: Child) -> None:
+    worker.load(
+        tiny(reset="exec('try: ast.parse(\\'def f(:\\')\\nexcept SyntaxError: 0')").replace(
+            "import sys", "import ast, sys"
+        )
+    )
+    assert "ok" in worker.ask("reset", episode="a", seed=1)
+    assert worker.ask("effects")["ok"]["events"] == []
 
 
 def test_a_library_opened_for_writing_is_recorded_as_no_import_is(worker: Child) -> None:
