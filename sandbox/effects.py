@@ -19,7 +19,7 @@ MAX_TEXT = 200
 _PREFIXES = ("os.", "socket.", "subprocess.", "ctypes.", "shutil.", "tempfile.", "urllib.", "http.")
 _NAMES = frozenset({"_thread.start_new_thread", "signal.pthread_kill", "mmap.__new__", "sqlite3.connect"})
 _READS = frozenset({"open", "os.listdir", "os.scandir"})  # the import system reads too, below these folders:
-_NAMELESS = "<unknown>"  # ast.parse's text: to show a wrong line of it, CPython looks for a file of that name
+_NO_FILE = "<unknown>"  # what ast.parse looks for, to show the line, when a text does not parse
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARY = tuple(os.path.join(os.path.realpath(path), "") for path in (sys.base_prefix, _HERE))
 
@@ -78,7 +78,7 @@ def _reads_library(args: tuple[Any, ...]) -> bool:
         return False
     mode = args[1] if len(args) > 1 else "r"
     reading = mode is None or (isinstance(mode, str) and set(mode) <= set("rbtU"))
-    return reading and (path == _NAMELESS or (os.path.abspath(path) + "/").startswith(_LIBRARY))
+    return reading and (path == _NO_FILE or (os.path.abspath(path) + "/").startswith(_LIBRARY))
 
 
 def _described(event: str, args: tuple[Any, ...]) -> str:

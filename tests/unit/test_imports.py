@@ -51,6 +51,12 @@ def test_the_command_line_starts_without_anything_heavy() -> None:
     assert modules & heavy == set()
 
 
+def test_the_service_at_rest_holds_nothing_that_only_a_stage_needs() -> None:
+    modules = set(loaded_by("import json, sys, traced.service.daemon; print(json.dumps(sorted(sys.modules)))"))
+    of_a_stage = {"torch", "transformers", "trl", "peft", "scipy", "sklearn", "langgraph", "openai", "gepa"}
+    assert modules & of_a_stage == set()
+
+
 def test_help_answers_at_once() -> None:
     """CPU seconds, because wall-clock seconds measure what else the machine does."""
     assert min(_help_seconds() for _ in range(3)) < 0.5

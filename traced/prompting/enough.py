@@ -14,9 +14,12 @@ margin decide nothing, so more episodes can turn inconclusive into an answer, an
 import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from store.types import GateAnswer, GateResult
-from traced.gates.gate import GatePolicy
+
+if TYPE_CHECKING:
+    from traced.gates.gate import GatePolicy  # it brings scipy, and the service tells of patches
 
 PASS, FAIL = GateAnswer.PASS, GateAnswer.FAIL
 
@@ -57,7 +60,7 @@ def which(prompt: GateAnswer, adapter: GateAnswer | None, comparison: GateAnswer
     return Enough.NEITHER if prompt is FAIL and adapter in (FAIL, None) else Enough.INCONCLUSIVE
 
 
-def no_worse(policy: GatePolicy) -> GatePolicy:
+def no_worse(policy: "GatePolicy") -> "GatePolicy":
     """The gate's policy for a rival that need not be better: no loss beyond ``untouched_margin`` anywhere."""
     margin = policy.untouched_margin
     return dataclasses.replace(policy, environment_margin=-margin, target_margin=-margin)

@@ -73,9 +73,7 @@ class SynthesisSection(Section):
 class AdmissionSection(Section):
     """What a synthetic environment passes before anything trains on it."""
 
-    seeds: Positive = Field(
-        default=20, description="seeds probed for determinism, diversity, the oracle and the floor policies"
-    )
+    seeds: Positive = Field(default=32, description="seeds that the oracle, the policies and the adversaries play")
     base_seeds: Positive = Field(default=16, description="groups of the base model's rollouts")
     base_rollouts: int = Field(default=16, ge=2, description="rollouts in each group")
     mean_low: Share = Field(default=0.05, description="least mean reward of the base model")

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import subprocess
 import sys
 import time
@@ -44,9 +43,9 @@ class Child:
     def __init__(self, call_seconds: float = 0.5, episodes: int = 8, message_kb: int = 64) -> None:
         command = [sys.executable, "-m", "sandbox.worker", "--call-seconds", str(call_seconds)]
         command += ["--episodes", str(episodes), "--message-kb", str(message_kb)]
-        around = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-        pipe = subprocess.PIPE  # and, as in a container, not in the folder that the code is in
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd="/", env=around)
+        root = Path(__file__).parents[3]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=root)
         self.count = 0
         self.line_bytes = 0  # of the last answer
 
@@ -196,14 +195,15 @@ def test_effects_outside_are_recorded_and_imports_are_not(worker: Child, deed: s
     assert "".join(events).startswith(event)
 
 
-def test_code_that_does_not_parse_is_no_effect(worker: Child) -> None:
-    worker.load(
-        tiny(reset="exec('try: ast.parse(\\'def f(:\\')\\nexcept SyntaxError: 0')").replace(
-            "import sys", "import ast, sys"
-        )
-    )
+def test_a_text_that_does_not_parse_touches_no_file(worker: Child) -> None:
+    parse = "def parse():\n    try:\n        ast.parse('x = (')\n    except SyntaxError:\n        pass\n\n"
+    elsewhere = tiny(reset="parse()").replace(
+        "import sys", "import ast, os, sys; os.chdir('/')"
+    )  # no library lies there
+    worker.load(parse + elsewhere)
+    before = worker.ask("effects")["ok"]["count"]
     assert "ok" in worker.ask("reset", episode="a", seed=1)
-    assert worker.ask("effects")["ok"]["events"] == []
+    assert worker.ask("effects")["ok"]["count"] == before
 
 
 def test_a_library_opened_for_writing_is_recorded_as_no_import_is(worker: Child) -> None:
