@@ -1,5 +1,6 @@
 import errno
 import json
+import signal
 import subprocess
 import sys
 from datetime import UTC, datetime
