@@ -83,7 +83,7 @@ def test_the_same_mend_is_told_once_for_all_who_need_it() -> None:
 def test_what_breaks_the_environment_is_no_reward_and_stands_with_the_fault() -> None:
     sentences = told("exploits", REFUSED["raises_on_junk"]["exploits"])
     assert "fails in a share of the episodes of broken_json (1), confused_types (1), huge_arguments (1)" in sentences[0]
-    assert sentences[1].startswith("It failed: environment failed in 'step': JSONDecodeError")
+    assert sentences[1].startswith("It failed (seed 99470): environment failed in 'step': JSONDecodeError")
     assert not any(words in " ".join(sentences) for words in ("reaches", "rewarded", POLICIES["confused_types"][1]))
 
 
