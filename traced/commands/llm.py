@@ -14,7 +14,7 @@ MARKS = {True: "[green]ok[/]", False: "[bold red]no[/]", None: "[dim]--[/]"}
 WIDTH = 14
 TOLD = 600  # characters
 
-llm = typer.Typer(no_args_is_help=True, help="The language model of analyst and synthesizer: [llm] in the settings.")
+llm = typer.Typer(no_args_is_help=True, help="The language model of analyst and synthesizer: \\[llm] in the settings.")
 
 
 @llm.command("check")

@@ -77,7 +77,7 @@ def prune(
     given: Given = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what the settings' [retention] lets go; what evidence refers to always stays."""
+    """Delete what the settings' \\[retention] lets go; what evidence refers to always stays."""
     from rich.table import Table
 
     from traced.commands.stored import opened_store
