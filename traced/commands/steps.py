@@ -70,7 +70,9 @@ def synthesize(
     synthesizer: Annotated[
         Synthesizer | None,
         typer.Option(
-            "--synthesizer", help="Who writes, whatever the cycle's settings say (llm: see \\[llm]).", show_default=False
+            "--synthesizer",
+            help="Who writes, whatever the cycle's settings say (llm: see \\[llm]).",
+            show_default=False,
         ),
     ] = None,
     data_dir: DataDir = None,
