@@ -17,7 +17,7 @@ import json
 import select
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ class _Open:
 
 
 class Channel(asyncio.Protocol):
-    """One stream to one worker. ``on_failure`` is awaited once, with the failure, to end the container.
+    """One stream to one worker. ``on_failure`` is called once, at the first failure, to begin the container's end.
 
     ``post_mortem`` is awaited when the stream ends by itself; it answers with the failure to report.
     """
@@ -53,7 +53,7 @@ class Channel(asyncio.Protocol):
         *,
         max_bytes: int,
         post_mortem: Callable[[str], Awaitable[SandboxError]],
-        on_failure: Callable[[], Coroutine[Any, Any, None]],
+        on_failure: Callable[[], object],
     ) -> None:
         self._max_bytes = max_bytes
         self._post_mortem, self._on_failure = post_mortem, on_failure
@@ -69,7 +69,6 @@ class Channel(asyncio.Protocol):
         self._stderr = b""
         self._stderr_most = STDERR_MOST
         self._judging: asyncio.Task[None] | None = None
-        self._ending: asyncio.Task[None] | None = None
         self.failure: SandboxError | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -216,14 +215,13 @@ class Channel(asyncio.Protocol):
         self._open.clear()
         if self._transport is not None:
             self._transport.abort()
-        self._ending = asyncio.create_task(self._on_failure(), name="sandbox end")
+        self._on_failure()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End the stream; open calls raise WorkerDied."""
         if self._judging is not None:
             self._judging.cancel()
         self._end(WorkerDied(None, False, "the sandbox was closed"))
-        await asyncio.gather(*(task for task in (self._judging, self._ending) if task), return_exceptions=True)
 
 
 class _Frames:

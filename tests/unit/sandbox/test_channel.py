@@ -30,7 +30,7 @@ async def out_of_memory(stderr: str) -> SandboxError:
     return WorkerDied(137, True, stderr)
 
 
-async def nothing() -> None:
+def nothing() -> None:
     pass
 
 
@@ -41,7 +41,7 @@ def talk(
     ends: list[str] = []
     unhandled: list[dict[str, Any]] = []
 
-    async def on_failure() -> None:
+    def on_failure() -> None:
         ends.append("ended")
 
     async def main() -> Any:
@@ -56,7 +56,7 @@ def talk(
         except SandboxError as error:
             return error
         finally:
-            await channel.close()
+            channel.close()
             other.cancel()
             await asyncio.gather(other, return_exceptions=True)
             their_writer.close()
@@ -219,7 +219,7 @@ def test_an_answer_that_waits_when_the_alarm_rings_is_in_time(monkeypatch: pytes
             assert theirs.send(data) == len(data)
             hold_up()
             await asyncio.wait([call])
-            await channel.close()
+            channel.close()
         return call.result().value
 
     with asyncio.Runner(loop_factory=HeldUp) as runner:

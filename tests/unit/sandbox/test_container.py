@@ -1,0 +1,119 @@
+"""A sandbox that is given up at any moment of its start and its end: its container is removed all the same.
+
+The engine and the worker are scripted: what is asked is which container outlives its asker, at moments that no real
+engine can be made to meet.
+"""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from sandbox import container as container_module
+from sandbox.container import Sandbox
+from sandbox.errors import EnvironmentFault
+from sandbox.policy import SandboxLimits
+from tests.unit.sandbox.test_channel import frame
+
+TURNS = 24  # of the loop: more than a start that is refused takes
+REFUSAL = {"kind": "raised", "error": "SyntaxError: '(' was never closed", "traceback": ""}
+
+
+class Engine:
+    """Containers whose worker refuses every source; ``left`` are those started and not removed."""
+
+    def __init__(self) -> None:
+        self.started = self.left = 0
+        self.ready = threading.Event()
+        self.worker: socket.socket
+
+    def start(self, *given: Any) -> "Engine.Container":
+        """What ``container._start`` does, at once."""
+        ours, self.worker = socket.socketpair()
+        self.worker.setblocking(False)
+        self.started, self.left = self.started + 1, self.left + 1
+        self.ready.set()
+        return Engine.Container(self, ours)
+
+    def work(self) -> None:
+        """Answer what has been asked."""
+        with suppress(OSError):  # nothing was, or nobody listens any more
+            for line in self.worker.recv(1 << 16).splitlines():
+                request = json.loads(line)
+                said = {"ok": {"events": [], "count": 0}} if request["op"] == "effects" else {"fault": REFUSAL}
+                self.worker.send(frame(json.dumps({"id": request["id"], "seconds": 0.0, **said}).encode() + b"\n"))
+
+    class Container:
+        """In the place of ``container._Started``."""
+
+        def __init__(self, engine: "Engine", raw: socket.socket) -> None:
+            self.engine, self.raw = engine, raw
+            self.discarded = False
+
+        def discard(self) -> None:
+            """Takes as long as no loop's turn does."""
+            assert not self.discarded, "removed twice"
+            self.discarded = True
+            time.sleep(0.05)
+            self.raw.close()
+            self.engine.left -= 1
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    made = Engine()
+    monkeypatch.setattr(container_module, "_start", made.start)
+    yield made
+    made.worker.close()
+
+
+async def refused() -> None:
+    with pytest.raises(EnvironmentFault):
+        await Sandbox.start("class Environment(:", limits=SandboxLimits(), owner="test")
+
+
+async def given_up(engine: Engine, turns: int, cancels: int) -> None:
+    """Leave the loop so many turns after the container has started; what is still under way is cancelled then."""
+    task = asyncio.ensure_future(refused())
+    await asyncio.sleep(0)
+    engine.ready.wait()  # the loop stands still
+    for _ in range(turns):
+        engine.work()
+        await asyncio.sleep(0)
+    for _ in range(cancels):
+        task.cancel()
+        await asyncio.sleep(0)
+
+
+def joined() -> None:
+    """As at the interpreter's end: every thread of an executor has done its work."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("sandbox "):
+            thread.join()
+
+
+@pytest.mark.parametrize("cancels", [0, 1, 2])
+@pytest.mark.parametrize("turns", range(TURNS))
+def test_whoever_gives_up_a_start_that_is_refused_leaves_no_container(engine: Engine, turns: int, cancels: int) -> None:
+    asyncio.run(given_up(engine, turns, cancels))
+    joined()
+    assert (engine.started, engine.left) == (1, 0)
+
+
+def test_the_refusal_is_told_when_the_container_is_gone(engine: Engine) -> None:
+    async def main() -> int:
+        task = asyncio.ensure_future(refused())
+        while not task.done():
+            await asyncio.sleep(0.001)
+            if engine.started:
+                engine.work()
+        await task
+        return engine.left
+
+    assert asyncio.run(main()) == 0
