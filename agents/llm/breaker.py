@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agents.llm.pace import Clock, Sleep
+from agents.llm.pace import Clock, Held, Sleep
 
 FAILURES = 8
 PAUSE_S = 15.0
@@ -41,6 +41,8 @@ class Breaker:
         except counts as error:
             self._failed(str(error), probing=probe is not None)
             raise
+        except Held:
+            raise  # it was not asked
         except Exception:
             self._close()  # it answered
             raise

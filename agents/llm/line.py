@@ -2,7 +2,8 @@
 
 Invariants: at most ``concurrency`` requests are under way at once; a request that failed is tried again, after a pause
 by full jitter or by what the server said, until its patience (counted from its first failure) ends; a server that is
-busy (429) is not asked by anybody before the moment that it named. Waiting between tries holds no slot.
+busy (429) is not asked by anybody before the moment that it named, and nobody waits for one that is further away than
+that patience. Waiting between tries holds no slot.
 How it fails: ``ModelUnavailable`` with the last failure and the setting to raise; ``ModelRefused``. Clock, sleep and
 chance are passed in. Not covered: what a dropped answer cost, which no server tells.
 Source of full jitter: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
@@ -24,7 +25,7 @@ from agents.llm.breaker import Breaker, Open
 from agents.llm.budget import InFlight
 from agents.llm.endpoint import Endpoint, estimated_tokens, prompt_tokens
 from agents.llm.forms import IN_WORDS, Schema
-from agents.llm.pace import Clock, Pace, Sleep
+from agents.llm.pace import Clock, Held, Pace, Sleep
 from agents.llm.question import Question, Reply, Said
 from agents.llm.wire import Broken, Heard, Misunderstood, Transient
 
@@ -126,7 +127,7 @@ class Line:
             try:
                 async with self._slots:
                     return await self._once(asked, deadline)
-            except Open as error:
+            except (Open, Held) as error:
                 raise self._gave_up(str(error)) from None
             except Transient as error:
                 failures += 1
@@ -141,7 +142,7 @@ class Line:
 
     async def _once(self, asked: "_Asked", deadline: float) -> Heard:
         async with self._breaker.passed(min(deadline, self._clock() + self.endpoint.patience_s), Broken):
-            turn = await self._pace.turn(prompt_tokens(asked.said) + asked.most)
+            turn = await self._pace.turn(prompt_tokens(asked.said) + asked.most, self.endpoint.patience_s)
             asked.begun = asked.begun or self._clock()
             async with self._client() as chat:
                 heard = await wire.hear(chat, self.endpoint, asked.said, asked.body, asked.most)
@@ -161,7 +162,7 @@ class Line:
         if isinstance(error, Broken):
             return max(jitter, error.after or 0.0)
         if error.after is not None:
-            self._pace.hold(error.after)
+            self._pace.hold(error.after, str(error))
             return error.after + jitter
         return jitter
 

@@ -2,10 +2,12 @@
 
 Invariants: in any minute no more than the allowed requests begin, and no more than the allowed tokens (counted by
 estimate until the reply tells) unless a single request has more; whoever came first goes first. Clock and sleep are
-passed in. Not covered: several processes that share an account; what the server then says (429) is heeded.
+passed in. How it fails: ``Held``, for a caller who has no patience for the pause that the server asked for.
+Not covered: several processes that share an account; what the server then says (429) is heeded.
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,6 +17,10 @@ LOOK_AGAIN_S = 1.0  # replies may turn out shorter than was feared
 
 Clock = Callable[[], float]
 Sleep = Callable[[float], Awaitable[object]]
+
+
+class Held(Exception):
+    """The server asked to be left alone for longer than the caller has patience."""
 
 
 @dataclass
@@ -33,21 +39,26 @@ class Pace:
         self._clock, self._sleep = clock, sleep
         self._begun: deque[Turn] = deque()
         self._not_before = 0.0
+        self._why = ""
         self._queue = asyncio.Lock()
 
-    async def turn(self, tokens: int) -> Turn:
-        """Wait for a turn for a request of about so many tokens."""
+    async def turn(self, tokens: int, patience: float = math.inf) -> Turn:
+        """Wait for a turn for a request of about so many tokens; raises ``Held``."""
         async with self._queue:
             while (wait := self._wait(tokens)) > 0:
+                if (held := self._not_before - self._clock()) > patience:
+                    raise Held(f"it asked to be left alone, for {held:.0f} s more: {self._why}")
                 await self._sleep(min(wait, LOOK_AGAIN_S))
             begun = Turn(self._clock(), tokens)
             if self._requests or self._tokens:
                 self._begun.append(begun)
             return begun
 
-    def hold(self, seconds: float) -> None:
+    def hold(self, seconds: float, why: str) -> None:
         """Give out no turn for so long: the server said so."""
-        self._not_before = max(self._not_before, self._clock() + seconds)
+        until = self._clock() + seconds
+        if until > self._not_before:
+            self._not_before, self._why = until, why
 
     def _wait(self, tokens: int) -> float:
         now = self._clock()

@@ -116,6 +116,21 @@ def test_a_wish_beyond_all_patience_is_told_at_once() -> None:
         assert (len(server.asked), time.slept) == (1, [])
 
 
+@pytest.mark.parametrize("wish", ["1e12", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_wish_beyond_all_patience_holds_up_nobody_else_for_longer_than_his_own(wish: str) -> None:
+    time = VirtualTime()
+
+    async def many(opened: Any) -> list[Any]:
+        asked = (opened.ask(question("x", variant), Fault) for variant in range(20))
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    with served(lambda body, nth: GOOD if nth else Status(429, retry_after=wish)) as server:
+        answers = run(model(server, time, concurrency=1), many)
+        assert {type(one) for one in answers} == {ModelUnavailable}
+        assert "left alone, for" in str(answers[-1])
+        assert (len(server.asked), time.slept) == (1, [])
+
+
 def test_a_storm_of_429_passes_and_everybody_gets_an_answer() -> None:
     time = VirtualTime()
 
