@@ -5,7 +5,8 @@ end was dropped. Every way to fail is one of three: ``Transient`` (asking again 
 otherwise may), ``ModelRefused`` (neither; nor asking anything else, where it is ``ModelDenied``). Their texts hold the
 server's words without the key; the library's exceptions, whose frames hold the key, are not chained. What is asked goes
 into the body as it is: the library's own way with response formats would raise on truncated answers and lose them.
-Nothing is sent to an address other than the endpoint's: one that sends elsewhere (3xx) is told, not followed.
+Nothing is sent to an address other than the endpoint's: one that sends elsewhere (3xx) is told, not followed; the
+environment's tracing (LangSmith) sees nothing; its proxies (HTTPS_PROXY, NO_PROXY) are for other machines only.
 """
 
 import asyncio
@@ -78,15 +79,21 @@ class Heard:
 
 @contextlib.asynccontextmanager
 async def chat(endpoint: Endpoint) -> "AsyncIterator[ChatOpenAI]":
-    """A client with a connection pool of its own."""
-    from openai import DefaultAsyncHttpxClient, Timeout
+    """A client with a connection pool of its own; raises ``ModelDenied`` where the environment allows none."""
+    from openai import DefaultAsyncHttpxClient, DefaultHttpxClient, Timeout
 
     times = Timeout(endpoint.silence_s, connect=endpoint.connect_s, pool=None)
-    async with DefaultAsyncHttpxClient(timeout=times, follow_redirects=False) as http:
-        yield _client(endpoint, http, times)
+    try:
+        made = DefaultAsyncHttpxClient(timeout=times, follow_redirects=False, trust_env=not endpoint.is_here)
+    except Exception as error:  # what else is given is the same everywhere
+        told = f"{endpoint.name} cannot be asked from here: {error}"
+        raise ModelDenied(told, hint="the variables HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE") from None
+    with DefaultHttpxClient(trust_env=False) as unused:  # or the library makes one, by the environment
+        async with made as http:
+            yield _client(endpoint, http, unused, times)
 
 
-def _client(endpoint: Endpoint, http: Any, times: Any) -> "ChatOpenAI":
+def _client(endpoint: Endpoint, http: Any, unused: Any, times: Any) -> "ChatOpenAI":
     from langchain_core.outputs import ChatGenerationChunk
     from langchain_openai import ChatOpenAI
 
@@ -114,6 +121,9 @@ def _client(endpoint: Endpoint, http: Any, times: Any) -> "ChatOpenAI":
         stream_chunk_timeout=None,
         default_headers={"X-Traced-Record": "no"},
         http_async_client=http,
+        http_client=unused,
+        http_socket_options=(),  # or the library warns of proxies that it would not use
+        openai_proxy=None,
     )
 
 
@@ -150,16 +160,19 @@ async def models(chat: "ChatOpenAI", endpoint: Endpoint, patience: float) -> lis
 
 
 async def _read(chat: "ChatOpenAI", said: Sequence[Said], asked: dict[str, Any], limit: int) -> Heard:
+    from langsmith import tracing_context
+
     heard, loop = Heard(), asyncio.get_running_loop()
     begun, length = loop.time(), 0
     pieces: Any = chat.astream([_literal(one) for one in said], extra_body=asked)
-    async with contextlib.aclosing(pieces):
-        async for piece in pieces:
-            heard.first_s = heard.first_s or loop.time() - begun
-            length += _take(heard, piece)
-            if length > limit:
-                heard.finish_reason = "length"
-                break
+    with tracing_context(enabled=False):
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                heard.first_s = heard.first_s or loop.time() - begun
+                length += _take(heard, piece)
+                if length > limit:
+                    heard.finish_reason = "length"
+                    break
     return heard
 
 

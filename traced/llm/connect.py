@@ -56,7 +56,11 @@ def endpoint(section: LlmSection) -> Endpoint:
         )
     key = api_key(section)
     shared = section.model_dump(exclude={"api_key_env", "api_key_file", "base_url"})
-    return Endpoint(base_url=section.base_url or OPENAI, key=SecretStr(key or NO_KEY), **shared)
+    made = Endpoint(base_url=section.base_url or OPENAI, key=SecretStr(key or NO_KEY), **shared)
+    for name, value in (("base_url", section.base_url), ("model", section.model)):
+        if made.holds_key(value):
+            raise LlmError(f"llm.{name} holds the API key", hint=f"write llm.{name} without it, and ask for a new key")
+    return made
 
 
 def api_key(section: LlmSection) -> str:
