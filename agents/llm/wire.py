@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import math
 import warnings
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -205,14 +205,16 @@ def _failure(error: Exception, endpoint: Endpoint) -> Exception:
     """What an exception of the library means."""
     import openai
 
-    cause = _root(error)
+    *_, cause = _chain(error)
     if isinstance(cause, RuntimeError) and not isinstance(cause, RecursionError):
         return cause  # no server's doing: a closed loop, a guard against stray calls
     told = endpoint.clean(" ".join(_words(error).split()))[:TOLD]
     if isinstance(error, openai.APIStatusError):
         return _status(error, told, endpoint)
     if isinstance(error, openai.APITimeoutError):
-        return Broken(f"no connection in {endpoint.connect_s:g} s, or silence for {endpoint.silence_s:g} s ({told})")
+        if "ConnectTimeout" in {type(one).__name__ for one in _chain(error)}:  # of httpx, whichever the library has
+            return Broken(f"no connection in {endpoint.connect_s:g} s ({endpoint.section}.connect_s)")
+        return Broken(f"silence for {endpoint.silence_s:g} s ({endpoint.section}.silence_s)")
     if isinstance(error, openai.APIConnectionError):
         return Broken(f"the connection failed: {endpoint.clean(str(cause)) or type(cause).__name__}")
     return Broken(f"what came is no answer in OpenAI's protocol: {type(error).__name__}: {told}")
@@ -257,12 +259,11 @@ def waiting(retry_after: str | None, now: datetime) -> float | None:
     return min(max(0.0, seconds), 1e9) if not math.isnan(seconds) else None
 
 
-def _root(error: BaseException) -> BaseException:
-    while True:
-        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
-        if inner is None:
-            return error
-        error = inner
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, what caused it, what caused that."""
+    while error is not None:
+        yield error
+        error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
 
 
 def _words(error: Exception) -> str:

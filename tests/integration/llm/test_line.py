@@ -202,6 +202,21 @@ def test_nobody_at_the_address() -> None:
             ask(nobody)
 
 
+def test_an_address_that_takes_no_connection_is_given_up_soon() -> None:
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for waiting in (first, second):  # nobody accepts them, and there is no place for a third
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        with served(GOOD) as server:
+            nobody = model(
+                server, base_url=f"http://127.0.0.1:{full.getsockname()[1]}/v1", connect_s=0.2, patience_s=0.0
+            )
+        with pytest.raises(ModelUnavailable, match=r"no connection in 0.2 s \(llm.connect_s\)"):
+            ask(nobody)
+
+
 def test_a_stray_call_fails_the_test_at_once() -> None:
     time = VirtualTime()
     for address in ("http://192.0.2.7:8000/v1", "https://api.example.com/v1"):
