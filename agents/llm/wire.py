@@ -12,6 +12,7 @@ environment's tracing (LangSmith) sees nothing; its proxies (HTTPS_PROXY, NO_PRO
 import asyncio
 import contextlib
 import math
+import re
 import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ SPARE = 65_536
 MOST_TOKENS = 2**31 - 1
 BUSY, CONFLICT, SLOW, NOT_IMPLEMENTED = 429, 409, 408, 501
 NO_MONEY = ("insufficient_quota", "billing_not_active", "billing_hard_limit_reached")
+
+PAGE, TAG = re.compile(r"\s*<(!doctype|html|head|body|\?xml)\b", re.IGNORECASE), re.compile(r"<[^<>]*>")
 
 SAID_BY_US = ("This model does not support OpenAI's structured", "Invalid schema for OpenAI's structured")  # otherwise
 
@@ -154,6 +157,8 @@ async def models(chat: "ChatOpenAI", endpoint: Endpoint, patience: float) -> lis
             return [one.model_dump() for one in page.data]
     except TimeoutError:
         raise Broken(f"no list of models in {patience:g} s") from None
+    except (AttributeError, TypeError, ValueError):  # the library takes whatever came for a list
+        failure: Exception = Misunderstood("what came is no list of models in OpenAI's protocol")
     except Exception as error:
         failure = _failure(error, endpoint)
     raise failure
@@ -269,4 +274,5 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _words(error: Exception) -> str:
     body = getattr(error, "body", None)
     said = body.get("message") or body.get("detail") if isinstance(body, dict) else body  # OpenAI's, FastAPI's, vLLM's
-    return str(said or getattr(error, "message", "") or error)
+    told = str(said or getattr(error, "message", "") or error)
+    return f"a page: {TAG.sub(' ', told)}" if PAGE.match(told) else told

@@ -27,7 +27,7 @@ def on_store(directory: Path) -> Iterator[Session]:
 
 
 def analysed(directory: Path, settings: Mapping[str, Any]) -> Path:
-    """A new data directory of a cycle with these settings, with an adapter, and an environment that nothing has admitted."""
+    """A new data directory of a cycle with these settings, an adapter, and an environment that nothing admitted."""
     directory.mkdir()
     save_cycle(directory)
     with on_store(directory) as on:
