@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -62,6 +63,7 @@ class Line:
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
         chance: random.Random | None = None,
+        pace_file: Path | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.habits = forms.habits(endpoint.base_url, endpoint.model)
@@ -69,7 +71,8 @@ class Line:
         self.asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # who asks the same waits
         self._clock, self._sleep, self._chance = clock, sleep, chance or random.Random()
         self._slots = asyncio.Semaphore(endpoint.concurrency)
-        self._pace = Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute, clock, sleep)
+        a_minute = (endpoint.requests_per_minute, endpoint.tokens_per_minute)
+        self._pace = Pace(*a_minute, clock, sleep, pace_file if any(a_minute) else None)
         self._breaker = Breaker(clock, sleep)
         self._opening = asyncio.Lock()
         self._users = 0
@@ -148,7 +151,8 @@ class Line:
             asked.begun = asked.begun or self._clock()
             async with self._client() as chat:
                 heard = await wire.hear(chat, self.endpoint, asked.said, asked.body, asked.most)
-            turn.tokens = (heard.prompt_tokens or prompt_tokens(asked.said)) + (heard.completion_tokens or 0)
+            took = (heard.prompt_tokens or prompt_tokens(asked.said)) + (heard.completion_tokens or 0)
+            self._pace.took(turn, took)
             return heard
 
     @contextlib.asynccontextmanager

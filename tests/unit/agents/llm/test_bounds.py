@@ -58,7 +58,7 @@ def test_a_reply_that_was_shorter_than_feared_makes_room() -> None:
     async def two() -> float:
         pace = Pace(0, 1000, time.clock, time.sleep)
         first = await pace.turn(900)
-        first.tokens = 100
+        pace.took(first, 100)
         return (await pace.turn(900)).at - first.at
 
     time = VirtualTime()
