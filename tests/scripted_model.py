@@ -2,7 +2,8 @@
 
 ``served(script)`` answers ``POST /v1/chat/completions`` (streamed where asked) with what ``script(body, nth)`` returns:
 a text, a dict (its JSON), a ``Message`` or a ``Misbehaviour``; ``nth`` counts requests from 0. ``GET /v1/models`` tells
-``models``. A request with one of ``canaries``, or on which the script fails, gets a 400, and the test the failure.
+``models``, or ``listing`` instead. A request with one of ``canaries``, or on which the script fails, gets a 400, and
+the test the failure.
 """
 
 import json
@@ -17,6 +18,7 @@ from agents.llm.forms import habits
 
 USAGE = (11, 3)
 PIECE = 40  # characters of a streamed piece
+LISTED = object()  # the models, as the protocol has it
 MODELS: list[dict[str, Any]] = [{"id": "scripted", "object": "model", "max_model_len": 32768}]
 
 
@@ -121,6 +123,7 @@ class Scripted:
     script: Script
     canaries: Sequence[str] = ()
     models: Sequence[Mapping[str, Any]] = ()
+    listing: Any = LISTED
     key: str | None = None
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -173,7 +176,7 @@ def served(
     """Serve as long as the body runs; ``key`` is the only one that is accepted, where given."""
     habits.cache_clear()  # another server may have had this port
     answer: Script = script if callable(script) else lambda body, nth: script
-    made = Scripted(answer, canaries, models, key)
+    made = Scripted(answer, canaries, models, key=key)
 
     class Handler(_Handler):
         scripted = made
@@ -213,7 +216,10 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         if self.scripted.key is not None and headers.get("authorization") != f"Bearer {self.scripted.key}":
             return self._whole(401, _error(Status(401, message="Incorrect API key provided")))
-        return self._whole(200, {"object": "list", "data": list(self.scripted.models)})
+        listing = self.scripted.listing
+        return self._whole(
+            200, {"object": "list", "data": list(self.scripted.models)} if listing is LISTED else listing
+        )
 
     def do_POST(self) -> None:
         raw = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -264,7 +270,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.scripted.closing.wait(pause)
             self.wfile.write(piece)
 
-    def _whole(self, status: int, told: Mapping[str, Any], headers: Headers | None = None) -> None:
+    def _whole(self, status: int, told: Any, headers: Headers | None = None) -> None:
         self._bytes(status, json.dumps(told).encode(), headers)
 
     def _bytes(self, status: int, told: bytes, headers: Headers | None = None) -> None:

@@ -54,7 +54,8 @@ from traced.upkeep.settings import RetentionSection
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
-SECRET = ("notify.", "llm.base_url", "llm.api_key")  # they may hold secrets themselves: no error shows one
+_ASKED = ("llm", "outcomes.judge")
+SECRET = ("notify.", *(f"{one}.{key}" for one in _ASKED for key in ("base_url", "api_key")))  # no error shows one
 SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
 APART = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE)
 WITHOUT_EFFECT: dict[str, Any] = {  # on what a cycle's stations find: how fast, how often, and when to give up
@@ -347,5 +348,5 @@ def _bad_value(error: ValidationError, path: Path | None, raw: dict[str, Any], g
         where = f"in the variable {_variable(key)}"
     elif key not in _dotted(raw):
         where = "in the settings"
-    value = "" if key.startswith(SECRET) else f" = {first['input']!r}"
+    value = "" if key.startswith(SECRET) or isinstance(first["input"], dict) else f" = {first['input']!r}"
     return ConfigError(f"{key}{value} {where}: {said[:1].lower()}{said[1:]}", hint="traced init --print")

@@ -7,6 +7,8 @@ Not covered: exact token counts, which only the server has.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
@@ -42,14 +44,27 @@ class Endpoint:
         """How errors call it."""
         return f"the model {self.model} at {self.base_url}"
 
+    @property
+    def is_here(self) -> bool:
+        """Whether its server is on this machine."""
+        host = urlsplit(self.base_url).hostname or ""
+        try:
+            return host == "localhost" or ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    def holds_key(self, text: str) -> bool:
+        """Whether a text has the key in it."""
+        key = self.key.get_secret_value()
+        return len(key) >= SHORTEST_KEY and key in text
+
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
         """What so many tokens cost."""
         return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
 
     def clean(self, text: str) -> str:
         """Others' text as it may be kept and shown: without the key, NUL and halves of characters."""
-        key = self.key.get_secret_value()
-        told = text.replace(key, STRUCK) if len(key) >= SHORTEST_KEY else text
+        told = text.replace(self.key.get_secret_value(), STRUCK) if self.holds_key(text) else text
         return told.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

@@ -2,7 +2,8 @@
 
 Invariants: at most ``concurrency`` requests are under way at once; a request that failed is tried again, after a pause
 by full jitter or by what the server said, until its patience (counted from its first failure) ends; a server that is
-busy (429) is not asked by anybody before the moment that it named. Waiting between tries holds no slot.
+busy (429) is not asked by anybody before the moment that it named, and nobody waits for one that is further away than
+that patience. Waiting between tries holds no slot.
 How it fails: ``ModelUnavailable`` with the last failure and the setting to raise; ``ModelRefused``. Clock, sleep and
 chance are passed in. Not covered: what a dropped answer cost, which no server tells.
 Source of full jitter: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
@@ -15,6 +16,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -24,7 +26,7 @@ from agents.llm.breaker import Breaker, Open
 from agents.llm.budget import InFlight
 from agents.llm.endpoint import Endpoint, estimated_tokens, prompt_tokens
 from agents.llm.forms import IN_WORDS, Schema
-from agents.llm.pace import Clock, Pace, Sleep
+from agents.llm.pace import Clock, Held, Pace, Sleep
 from agents.llm.question import Question, Reply, Said
 from agents.llm.wire import Broken, Heard, Misunderstood, Transient
 
@@ -61,6 +63,7 @@ class Line:
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
         chance: random.Random | None = None,
+        pace_file: Path | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.habits = forms.habits(endpoint.base_url, endpoint.model)
@@ -68,7 +71,8 @@ class Line:
         self.asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # who asks the same waits
         self._clock, self._sleep, self._chance = clock, sleep, chance or random.Random()
         self._slots = asyncio.Semaphore(endpoint.concurrency)
-        self._pace = Pace(endpoint.requests_per_minute, endpoint.tokens_per_minute, clock, sleep)
+        a_minute = (endpoint.requests_per_minute, endpoint.tokens_per_minute)
+        self._pace = Pace(*a_minute, clock, sleep, pace_file if any(a_minute) else None)
         self._breaker = Breaker(clock, sleep)
         self._opening = asyncio.Lock()
         self._users = 0
@@ -127,7 +131,7 @@ class Line:
             try:
                 async with self._slots:
                     return await self._once(asked, deadline)
-            except Open as error:
+            except (Open, Held) as error:
                 raise self._gave_up(str(error)) from None
             except Transient as error:
                 failures += 1
@@ -143,11 +147,12 @@ class Line:
     async def _once(self, asked: "_Asked", deadline: float) -> Heard:
         deadline = min(deadline, self._clock() + self.endpoint.patience_s)
         async with self._breaker.passed(deadline, failed=Broken, answered=ANSWERED):
-            turn = await self._pace.turn(prompt_tokens(asked.said) + asked.most)
+            turn = await self._pace.turn(prompt_tokens(asked.said) + asked.most, self.endpoint.patience_s)
             asked.begun = asked.begun or self._clock()
             async with self._client() as chat:
                 heard = await wire.hear(chat, self.endpoint, asked.said, asked.body, asked.most)
-            turn.tokens = (heard.prompt_tokens or prompt_tokens(asked.said)) + (heard.completion_tokens or 0)
+            took = (heard.prompt_tokens or prompt_tokens(asked.said)) + (heard.completion_tokens or 0)
+            self._pace.took(turn, took)
             return heard
 
     @contextlib.asynccontextmanager
@@ -163,7 +168,7 @@ class Line:
         if isinstance(error, Broken):
             return max(jitter, error.after or 0.0)
         if error.after is not None:
-            self._pace.hold(error.after)
+            self._pace.hold(error.after, str(error))
             return error.after + jitter
         return jitter
 

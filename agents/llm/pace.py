@@ -1,53 +1,86 @@
 """How often a server may be asked: requests and tokens a minute, and a pause that it asked for.
 
 Invariants: in any minute no more than the allowed requests begin, and no more than the allowed tokens (counted by
-estimate until the reply tells) unless a single request has more; whoever came first goes first. Clock and sleep are
-passed in. Not covered: several processes that share an account; what the server then says (429) is heeded.
+estimate until the reply tells) unless a single request has more; whoever came first goes first. With a ``file`` that
+holds for all processes on this machine that share it (a process that is killed leaves what it began, for its minute).
+Clock and sleep are passed in; with a file the clock is the machine's. How it fails: ``Held``, for a caller who has no
+patience for the pause that the server asked for. Not covered: other machines that share an account; what the server
+then says (429) is heeded.
 """
 
 import asyncio
+import fcntl
+import json
+import math
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from uuid import uuid4
 
 MINUTE = 60.0
 LOOK_AGAIN_S = 1.0  # replies may turn out shorter than was feared
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Clock = Callable[[], float]
 Sleep = Callable[[float], Awaitable[object]]
 
 
+class Held(Exception):
+    """The server asked to be left alone for longer than the caller has patience."""
+
+
 @dataclass
 class Turn:
-    """A request that began ``at`` a moment; set ``tokens`` to what it really took."""
+    """A request that began ``at`` a moment, and the tokens that it took or may take."""
 
     at: float
     tokens: int
+    id: str = field(default_factory=lambda: uuid4().hex)
 
 
 class Pace:
     """Gives out turns; 0 is no limit."""
 
-    def __init__(self, requests: int, tokens: int, clock: Clock, sleep: Sleep) -> None:
+    def __init__(self, requests: int, tokens: int, clock: Clock, sleep: Sleep, file: Path | None = None) -> None:
         self._requests, self._tokens = requests, tokens
         self._clock, self._sleep = clock, sleep
+        self._file = file
         self._begun: deque[Turn] = deque()
         self._not_before = 0.0
+        self._why = ""
         self._queue = asyncio.Lock()
 
-    async def turn(self, tokens: int) -> Turn:
-        """Wait for a turn for a request of about so many tokens."""
+    async def turn(self, tokens: int, patience: float = math.inf) -> Turn:
+        """Wait for a turn for a request of about so many tokens; raises ``Held``."""
         async with self._queue:
-            while (wait := self._wait(tokens)) > 0:
+            while True:
+                with self._shared():
+                    wait = self._wait(tokens)
+                    if wait <= 0:
+                        begun = Turn(self._clock(), tokens)
+                        if self._requests or self._tokens:
+                            self._begun.append(begun)
+                        return begun
+                    if (held := self._not_before - self._clock()) > patience:
+                        raise Held(f"it asked to be left alone, for {held:.0f} s more: {self._why}")
                 await self._sleep(min(wait, LOOK_AGAIN_S))
-            begun = Turn(self._clock(), tokens)
-            if self._requests or self._tokens:
-                self._begun.append(begun)
-            return begun
 
-    def hold(self, seconds: float) -> None:
+    def took(self, turn: Turn, tokens: int) -> None:
+        """A turn's request took so many tokens."""
+        with self._shared():
+            for one in self._begun:
+                if one.id == turn.id:
+                    one.tokens = tokens
+
+    def hold(self, seconds: float, why: str) -> None:
         """Give out no turn for so long: the server said so."""
-        self._not_before = max(self._not_before, self._clock() + seconds)
+        with self._shared():
+            until = self._clock() + seconds
+            if until > self._not_before:
+                self._not_before, self._why = until, why
 
     def _wait(self, tokens: int) -> float:
         now = self._clock()
@@ -67,3 +100,35 @@ class Pace:
             if over <= 0:
                 return turn.at + MINUTE - now
         return self._begun[-1].at + MINUTE - now if self._begun else 0.0
+
+    @contextmanager
+    def _shared(self) -> Iterator[None]:
+        """What all who share the pace know, to read and to change."""
+        if self._file is None:
+            yield
+            return
+        with self._file.open("a+", encoding="utf-8") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            opened.seek(0)
+            self._read(opened.read())
+            yield
+            told = {"boot": _boot(), "begun": [asdict(one) for one in self._begun]}
+            opened.truncate(0)
+            json.dump({**told, "not_before": self._not_before, "why": self._why}, opened)
+
+    def _read(self, text: str) -> None:
+        """Take over what is written; nothing where it was cut off, or is from before the machine's clock began anew."""
+        self._begun, self._not_before, self._why = deque(), 0.0, ""
+        with suppress(ValueError, TypeError, KeyError):
+            told = json.loads(text)
+            if told["boot"] == _boot():
+                self._begun = deque(Turn(**one) for one in told["begun"])
+                self._not_before, self._why = float(told["not_before"]), str(told["why"])
+
+
+@cache
+def _boot() -> str:
+    try:
+        return BOOT.read_text()
+    except OSError:
+        return ""

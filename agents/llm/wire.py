@@ -5,14 +5,16 @@ end was dropped. Every way to fail is one of three: ``Transient`` (asking again 
 otherwise may), ``ModelRefused`` (neither; nor asking anything else, where it is ``ModelDenied``). Their texts hold the
 server's words without the key; the library's exceptions, whose frames hold the key, are not chained. What is asked goes
 into the body as it is: the library's own way with response formats would raise on truncated answers and lose them.
-Nothing is sent to an address other than the endpoint's: one that sends elsewhere (3xx) is told, not followed.
+Nothing is sent to an address other than the endpoint's: one that sends elsewhere (3xx) is told, not followed; the
+environment's tracing (LangSmith) sees nothing; its proxies (HTTPS_PROXY, NO_PROXY) are for other machines only.
 """
 
 import asyncio
 import contextlib
 import math
+import re
 import warnings
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -34,6 +36,8 @@ SPARE = 65_536
 MOST_TOKENS = 2**31 - 1
 BUSY, CONFLICT, SLOW, NOT_IMPLEMENTED = 429, 409, 408, 501
 NO_MONEY = ("insufficient_quota", "billing_not_active", "billing_hard_limit_reached")
+
+PAGE, TAG = re.compile(r"\s*<(!doctype|html|head|body|\?xml)\b", re.IGNORECASE), re.compile(r"<[^<>]*>")
 
 SAID_BY_US = ("This model does not support OpenAI's structured", "Invalid schema for OpenAI's structured")  # otherwise
 
@@ -78,15 +82,21 @@ class Heard:
 
 @contextlib.asynccontextmanager
 async def chat(endpoint: Endpoint) -> "AsyncIterator[ChatOpenAI]":
-    """A client with a connection pool of its own."""
-    from openai import DefaultAsyncHttpxClient, Timeout
+    """A client with a connection pool of its own; raises ``ModelDenied`` where the environment allows none."""
+    from openai import DefaultAsyncHttpxClient, DefaultHttpxClient, Timeout
 
     times = Timeout(endpoint.silence_s, connect=endpoint.connect_s, pool=None)
-    async with DefaultAsyncHttpxClient(timeout=times, follow_redirects=False) as http:
-        yield _client(endpoint, http, times)
+    try:
+        made = DefaultAsyncHttpxClient(timeout=times, follow_redirects=False, trust_env=not endpoint.is_here)
+    except Exception as error:  # what else is given is the same everywhere
+        told = f"{endpoint.name} cannot be asked from here: {error}"
+        raise ModelDenied(told, hint="the variables HTTPS_PROXY, ALL_PROXY, NO_PROXY and SSL_CERT_FILE") from None
+    with DefaultHttpxClient(trust_env=False) as unused:  # or the library makes one, by the environment
+        async with made as http:
+            yield _client(endpoint, http, unused, times)
 
 
-def _client(endpoint: Endpoint, http: Any, times: Any) -> "ChatOpenAI":
+def _client(endpoint: Endpoint, http: Any, unused: Any, times: Any) -> "ChatOpenAI":
     from langchain_core.outputs import ChatGenerationChunk
     from langchain_openai import ChatOpenAI
 
@@ -114,6 +124,9 @@ def _client(endpoint: Endpoint, http: Any, times: Any) -> "ChatOpenAI":
         stream_chunk_timeout=None,
         default_headers={"X-Traced-Record": "no"},
         http_async_client=http,
+        http_client=unused,
+        http_socket_options=(),  # or the library warns of proxies that it would not use
+        openai_proxy=None,
     )
 
 
@@ -144,22 +157,27 @@ async def models(chat: "ChatOpenAI", endpoint: Endpoint, patience: float) -> lis
             return [one.model_dump() for one in page.data]
     except TimeoutError:
         raise Broken(f"no list of models in {patience:g} s") from None
+    except (AttributeError, TypeError, ValueError):  # the library takes whatever came for a list
+        failure: Exception = Misunderstood("what came is no list of models in OpenAI's protocol")
     except Exception as error:
         failure = _failure(error, endpoint)
     raise failure
 
 
 async def _read(chat: "ChatOpenAI", said: Sequence[Said], asked: dict[str, Any], limit: int) -> Heard:
+    from langsmith import tracing_context
+
     heard, loop = Heard(), asyncio.get_running_loop()
     begun, length = loop.time(), 0
     pieces: Any = chat.astream([_literal(one) for one in said], extra_body=asked)
-    async with contextlib.aclosing(pieces):
-        async for piece in pieces:
-            heard.first_s = heard.first_s or loop.time() - begun
-            length += _take(heard, piece)
-            if length > limit:
-                heard.finish_reason = "length"
-                break
+    with tracing_context(enabled=False):
+        async with contextlib.aclosing(pieces):
+            async for piece in pieces:
+                heard.first_s = heard.first_s or loop.time() - begun
+                length += _take(heard, piece)
+                if length > limit:
+                    heard.finish_reason = "length"
+                    break
     return heard
 
 
@@ -192,14 +210,16 @@ def _failure(error: Exception, endpoint: Endpoint) -> Exception:
     """What an exception of the library means."""
     import openai
 
-    cause = _root(error)
+    *_, cause = _chain(error)
     if isinstance(cause, RuntimeError) and not isinstance(cause, RecursionError):
         return cause  # no server's doing: a closed loop, a guard against stray calls
     told = endpoint.clean(" ".join(_words(error).split()))[:TOLD]
     if isinstance(error, openai.APIStatusError):
         return _status(error, told, endpoint)
     if isinstance(error, openai.APITimeoutError):
-        return Broken(f"no connection in {endpoint.connect_s:g} s, or silence for {endpoint.silence_s:g} s ({told})")
+        if "ConnectTimeout" in {type(one).__name__ for one in _chain(error)}:  # of httpx, whichever the library has
+            return Broken(f"no connection in {endpoint.connect_s:g} s ({endpoint.section}.connect_s)")
+        return Broken(f"silence for {endpoint.silence_s:g} s ({endpoint.section}.silence_s)")
     if isinstance(error, openai.APIConnectionError):
         return Broken(f"the connection failed: {endpoint.clean(str(cause)) or type(cause).__name__}")
     return Broken(f"what came is no answer in OpenAI's protocol: {type(error).__name__}: {told}")
@@ -244,15 +264,15 @@ def waiting(retry_after: str | None, now: datetime) -> float | None:
     return min(max(0.0, seconds), 1e9) if not math.isnan(seconds) else None
 
 
-def _root(error: BaseException) -> BaseException:
-    while True:
-        inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
-        if inner is None:
-            return error
-        error = inner
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception, what caused it, what caused that."""
+    while error is not None:
+        yield error
+        error = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__ or error.__context__
 
 
 def _words(error: Exception) -> str:
     body = getattr(error, "body", None)
     said = body.get("message") or body.get("detail") if isinstance(body, dict) else body  # OpenAI's, FastAPI's, vLLM's
-    return str(said or getattr(error, "message", "") or error)
+    told = str(said or getattr(error, "message", "") or error)
+    return f"a page: {TAG.sub(' ', told)}" if PAGE.match(told) else told

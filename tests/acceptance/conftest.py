@@ -1,10 +1,15 @@
-"""The CLI as a user runs it: a process, its two streams and its exit code, and no call beyond this machine."""
+"""The CLI as a user runs it: a process, its two streams and its exit code, and no call beyond this machine.
+
+The guard (tests/guard) stands in the environment of every test of this folder, so it is in each process that a test
+starts, by ``traced`` or of its own, and in what these start; a call that it notes fails the test when it ends, if not
+before.
+"""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,23 +36,39 @@ class Ran:
 Traced = Callable[..., Ran]
 
 
+@pytest.fixture(autouse=True)
+def stray_calls(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where calls beyond this machine are noted, whichever process makes them."""
+    noted = tmp_path_factory.mktemp("stray") / "calls"
+    monkeypatch.setenv("PYTHONPATH", str(Path(sitecustomize.__file__).parent), prepend=os.pathsep)
+    monkeypatch.setenv(sitecustomize.NOTED_IN, str(noted))
+    yield noted
+    refuse(noted)
+
+
+def refuse(noted: Path) -> None:
+    """Fail when a stray call was noted; what has been told is forgotten."""
+    if noted.exists():
+        told = noted.read_text()
+        noted.unlink()
+        raise AssertionError(told)
+
+
 @pytest.fixture
-def traced(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Traced:
+def traced(tmp_path: Path, stray_calls: Path) -> Traced:
     """Run ``traced ARGS`` in an empty directory with its own data directory; ``env`` adds variables."""
-    stray = tmp_path_factory.mktemp("stray") / "calls"
-    guarded = {"PYTHONPATH": str(Path(sitecustomize.__file__).parent), sitecustomize.NOTED_IN: str(stray)}
 
     def run(*arguments: str | Path, env: dict[str, str] | None = None, timeout: float = 240) -> Ran:
         done = subprocess.run(
             [sys.executable, "-m", "traced", *map(str, arguments)],
             cwd=tmp_path,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"} | guarded | (env or {}),
+            env=os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"} | (env or {}),
             capture_output=True,
             text=True,
             timeout=timeout,
             check=False,
         )
-        assert not stray.exists(), stray.read_text()
+        refuse(stray_calls)
         return Ran(done.returncode, done.stdout, done.stderr)
 
     return run

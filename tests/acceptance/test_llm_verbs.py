@@ -56,6 +56,33 @@ def test_check_on_a_server_that_says_the_key_back(traced: Traced, debug: str) ->
     assert KEY not in ran.out + ran.err
 
 
+def test_what_the_surroundings_say_sends_nothing_elsewhere(traced: Traced) -> None:
+    with served("{}") as elsewhere, served(able, key=KEY) as server:
+        address = elsewhere.url.removesuffix("/v1")
+        env = {
+            "OPENAI_API_KEY": KEY,
+            **dict.fromkeys(["LANGSMITH_TRACING", "LANGCHAIN_TRACING_V2"], "true"),
+            **dict.fromkeys(["LANGSMITH_API_KEY", "LANGCHAIN_API_KEY"], "ls-1"),
+            **dict.fromkeys(["LANGSMITH_ENDPOINT", "LANGCHAIN_ENDPOINT", "OPENAI_BASE_URL", "OPENAI_PROXY"], address),
+            **dict.fromkeys(["HTTP_PROXY", "HTTPS_PROXY", "http_proxy"], address),
+            "ALL_PROXY": "socks5://127.0.0.1:9",
+            "SSL_CERT_FILE": "/nonexistent",
+        }
+        ran = traced("llm", "check", *at(server), env=env)
+        assert (ran.code, ran.err) == (0, ""), ran.err
+        assert (len(server.asked), elsewhere.connections) == (5, 0)
+
+
+@pytest.mark.parametrize("variable", ["ALL_PROXY=socks5://127.0.0.1:9", "SSL_CERT_FILE=/nonexistent"])
+def test_surroundings_that_allow_no_connection_are_named(traced: Traced, variable: str) -> None:
+    name, _, value = variable.partition("=")
+    chosen = ["--set", "llm.model=m", "--set", "llm.base_url=http://192.0.2.7/v1"]
+    ran = traced("llm", "check", *chosen, env={name: value})
+    assert ran.code == 1
+    assert "the model m at http://192.0.2.7/v1 cannot be asked from here" in ran.err
+    assert name in ran.err.partition("Try:")[2]
+
+
 @pytest.mark.parametrize(
     ("address", "told"),
     [("", r"looked up 'api\.openai\.com'"), ("http://192.0.2.7/v1", r"connected to \('192\.0\.2\.7', 80\)")],

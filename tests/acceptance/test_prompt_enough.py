@@ -10,28 +10,22 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from sqlmodel import Session
 
 from sandbox.hashing import environment_hash
-from store.database import open_store, session
-from store.records import Finding
-from store.repositories import analysis, environments
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from store.tables import CycleRow
-from store.types import AdmissionReport
 from tests.acceptance.conftest import Ran
-from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
+from tests.acceptance.prompted import admit, analysed, on_store
+from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP
 from tests.obedient_agent import HINT, Agent, at_work, obedient, tasks_of
 from tests.scripted_model import Scripted, Silence, served
-from tests.unit.store.chain import CAPABILITY, T0
-from traced.config import Settings, configuration, load_settings
+from tests.unit.store.chain import CAPABILITY
+from traced.config import Settings, load_settings
 from traced.cycle import PROMPT
 from traced.executor.child import Reporter
 from traced.figures import CycleFigures
@@ -80,27 +74,10 @@ def training_seeds() -> list[int]:
     return [low + one % (high - low) for one in drawn]
 
 
-@contextmanager
-def on_store(directory: Path) -> Iterator[Session]:
-    store = open_store(f"sqlite:///{directory / 'traced.db'}")
-    with session(store) as on:
-        yield on
-    store.dispose()
-
-
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     """Of a cycle that has analysed, admitted an environment and trained an adapter in it."""
-    directory = tmp_path / "traced-data"
-    directory.mkdir()
-    save_cycle(directory)
-    with on_store(directory) as on:
-        row = on.get_one(CycleRow, CYCLE)
-        row.config = configuration(load_settings(directory, SMALL))
-        on.add(row)
-        analysis.save_findings(on, [Finding(CYCLE, COMPOUND, 0.9, 0.5, 0.0, None, 2, 2, True)])
-        environments.save_admission(on, AdmissionReport(environment_hash(LAMP_SHOP), True, []), cycle_id=CYCLE, at=T0)
-    return directory
+    return admit(analysed(tmp_path / "traced-data", SMALL))
 
 
 def proposals(body: dict[str, Any], nth: int) -> str:

@@ -1,24 +1,16 @@
 """``traced optimize-prompt`` and ``traced show patch`` as a user runs them: what is missing, what is shown."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlmodel import Session
 
-from sandbox.hashing import environment_hash
-from store.database import open_store, session
-from store.records import Finding, PromptPatch
-from store.repositories import analysis, environments
+from store.records import PromptPatch
 from store.repositories.thinking import save_patch
-from store.tables import CycleRow
-from store.types import AdmissionReport
 from tests.acceptance.conftest import Traced
-from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
+from tests.acceptance.prompted import admit, analysed, on_store
+from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE
 from tests.unit.store.chain import T0, later
-from traced.config import configuration, load_settings
 
 TINY: dict[str, Any] = {
     "prompting.minibatch": 2,
@@ -34,34 +26,15 @@ TINY: dict[str, Any] = {
 SETTINGS = [word for key, value in TINY.items() for word in ("--set", f"{key}={value}")]
 
 
-@contextmanager
-def on_store(directory: Path) -> Iterator[Session]:
-    store = open_store(f"sqlite:///{directory / 'traced.db'}")
-    with session(store) as on:
-        yield on
-    store.dispose()
-
-
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     """Of the cycle that these settings carry on, with an environment that nothing has admitted."""
-    directory = tmp_path / "traced-data"
-    directory.mkdir()
-    save_cycle(directory)
-    with on_store(directory) as on:
-        row = on.get_one(CycleRow, CYCLE)
-        row.config = configuration(load_settings(directory, TINY))
-        on.add(row)
-        analysis.save_findings(on, [Finding(CYCLE, COMPOUND, 0.9, 0.5, 0.0, None, 2, 2, True)])
-    return directory
+    return analysed(tmp_path / "traced-data", TINY)
 
 
 @pytest.fixture
 def admitted(data_dir: Path) -> Path:
-    with on_store(data_dir) as on:
-        report = AdmissionReport(environment_hash(LAMP_SHOP), True, [])
-        environments.save_admission(on, report, cycle_id=CYCLE, at=T0)
-    return data_dir
+    return admit(data_dir)
 
 
 def test_without_a_cycle_it_says_how_to_begin(traced: Traced) -> None:

@@ -12,6 +12,7 @@ import pytest
 from store.database import open_store, reading
 from store.records import CycleState, StageEvent, StageState
 from store.repositories.cycles import get_cycle, list_stage_events
+from tests.scripted_model import served
 from traced.cycle import CHECKPOINTS
 from traced.stages.report import SESSION
 
@@ -73,3 +74,15 @@ def test_a_finished_cycle_is_followed_by_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "decisions").touch()
     assert work(tmp_path).stdout.split()[0] == CYCLE
     assert work(tmp_path).stdout.split()[0] == "desk-scripted-0-2"
+
+
+def test_a_cycle_tells_no_tracing_service_what_it_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served("{}") as elsewhere:
+        for name in ("LANGSMITH", "LANGCHAIN"):
+            monkeypatch.setenv(f"{name}_ENDPOINT", elsewhere.url)
+            monkeypatch.setenv(f"{name}_API_KEY", "ls-1")
+            monkeypatch.setenv(f"{name}_TRACING_V2", "true")
+        monkeypatch.setenv("LANGSMITH_TRACING", "true")
+        first = work(tmp_path)
+        assert first.stdout.split() == [CYCLE, "waiting"], first.stderr
+        assert elsewhere.connections == 0

@@ -7,6 +7,7 @@ How it fails: ``LlmError`` where there is nothing to try. Not covered: how good 
 """
 
 import difflib
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -27,9 +28,13 @@ from traced.llm.settings import LlmSection
 NEAR = 5  # names shown of the models that are there
 WORDS = 200  # tokens at most of the answer that is timed
 SHORT = 16
+CONTEXT = 6000  # tokens: what goes back with complaints, one conversation, and the words of ours about it
 GREETING = "Say hello in one word."
 TIMED = "Write the numbers from 1 to 60 in English words, separated by commas, and nothing else."
 NOT_THERE = "llm.base_url: is the server there?"
+NOT_ONE = "llm.base_url: is it a server of OpenAI's protocol? (it ends in /v1 as a rule)"
+BUSY = "later, or with another account: it is there, and busy"
+FAILING = "the server's own log: it is there, and fails"
 MADE_UP = "A customer asked for a blue cup and was sent a red one. Is that what was asked for?"
 
 
@@ -89,7 +94,7 @@ async def _findings(found: Found, described: Endpoint, section: LlmSection) -> A
     except Unlisted as error:
         told = f"{described.base_url} lists no models: {getattr(error.failure, 'message', error)}"
         if isinstance(error.failure, Transient):
-            yield Seen("server", False, told, NOT_THERE)
+            yield Seen("server", False, told, _advice(told))
             return
         yield Seen("server", None, told)
     if models and described.model not in models:
@@ -104,7 +109,8 @@ async def _findings(found: Found, described: Endpoint, section: LlmSection) -> A
             return
         except ModelError as error:
             name = "key" if "api_key" in error.hint else "answer"
-            yield Seen(name, False, error.message, NOT_THERE if isinstance(error, ModelUnavailable) else error.hint)
+            hint = _advice(error.message) if isinstance(error, ModelUnavailable) else error.hint
+            yield Seen(name, False, error.message, hint)
             return
         yield Seen("key", True, f"accepted, {key_from(section)}" if api_key(section) else "none is needed")
         yield _context(found, section, models.get(described.model, 0))
@@ -113,6 +119,15 @@ async def _findings(found: Found, described: Endpoint, section: LlmSection) -> A
         yield await _speed(found, line)
     if found.way is None:
         yield Seen("form", False, "it gives no answer in form in any of these ways", "llm.model: a more able one")
+
+
+def _advice(failure: str) -> str:
+    """What to look at when no answer came."""
+    if seconds := re.search(r"\((llm\.\w+_s)\)$", failure):
+        return f"{seconds[1]}, if it needs longer; {NOT_THERE}"
+    if status := re.search(r"\bstatus (\d)(\d\d): ", failure):
+        return BUSY if status[1] == "4" else FAILING
+    return NOT_ONE if "OpenAI's protocol" in failure or "held no choice" in failure else NOT_THERE
 
 
 async def _speed(found: Found, line: Line) -> Seen:
@@ -131,16 +146,16 @@ async def _speed(found: Found, line: Line) -> Seen:
 
 
 def _context(found: Found, section: LlmSection, told: int) -> Seen:
-    if section.context_tokens:
-        found.context_tokens = section.context_tokens
-        if told and told < section.context_tokens:
-            said = f"llm.context_tokens is {section.context_tokens}, the server says {told}"
-            return Seen("context", False, said, f"llm.context_tokens = {told}, or 0")
-        return Seen("context", True, f"{section.context_tokens} tokens by llm.context_tokens")
-    if told:
-        found.context_tokens = told
-        return Seen("context", True, f"{told} tokens, the server says")
-    return Seen("context", None, "not told; llm.context_tokens may say it")
+    found.context_tokens = section.context_tokens or told or None
+    if 0 < told < section.context_tokens:
+        said = f"llm.context_tokens is {section.context_tokens}, the server says {told}"
+        return Seen("context", False, said, f"llm.context_tokens = {told}, or 0")
+    if not found.context_tokens:
+        return Seen("context", None, "not told; llm.context_tokens may say it")
+    says = f"{found.context_tokens} tokens{' by llm.context_tokens' if section.context_tokens else ', the server says'}"
+    if found.context_tokens < CONTEXT:
+        return Seen("context", False, f"{says}; an analyst needs {CONTEXT}", "llm.model: one with a longer context")
+    return Seen("context", True, says)
 
 
 async def _way(found: Found, line: Line, way: int) -> Seen:

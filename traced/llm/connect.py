@@ -3,10 +3,11 @@
 Invariants: the key is read here and goes into the endpoint's ``SecretStr``, nowhere else; all who ask the same model on
 one event loop (a cycle's capabilities at once) are bound by one concurrency, one pace and one breaker. How it fails:
 ``LlmError`` says what is not set and the command that shows it. Not covered: whether the server is there
-(``traced llm check``), and several processes that share an account.
+(``traced llm check``), and several data directories that share an account: each has a pace of its own.
 """
 
 import asyncio
+import hashlib
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,17 +35,24 @@ _LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Line]] = Wea
 @asynccontextmanager
 async def model(settings: Settings, ledger: Ledger, budget: Budget | None = None) -> AsyncIterator[Model]:
     """The model of ``[llm]``, with a connection pool as long as the body runs; raises ``LlmError``."""
-    line = _line(endpoint(settings.llm))
+    line = _line(endpoint(settings.llm), settings.data_dir)
     if not line.endpoint.context_tokens:
         line.endpoint = replace(line.endpoint, context_tokens=await _told_context(line.endpoint))
     async with Model(line.endpoint, ledger, budget=budget, line=line) as made:
         yield made
 
 
-def _line(described: Endpoint) -> Line:
-    """The one line that all on this event loop have to an endpoint: they share its slots, its pace and its breaker."""
+def _line(described: Endpoint, data_dir: Path) -> Line:
+    """The one line that all on this event loop have to an endpoint: they share its slots, its pace and its breaker.
+
+    Its pace is shared by all processes on a data directory.
+    """
     lines = _LINES.setdefault(asyncio.get_running_loop(), {})
-    return lines.setdefault(described, Line(described))
+    if described not in lines:
+        account = hashlib.sha256(f"{described.base_url} {described.model}".encode()).hexdigest()[:12]
+        data_dir.mkdir(parents=True, exist_ok=True)
+        lines[described] = Line(described, pace_file=data_dir / f"llm-pace-{account}.json")
+    return lines[described]
 
 
 def endpoint(section: LlmSection) -> Endpoint:
@@ -56,7 +64,11 @@ def endpoint(section: LlmSection) -> Endpoint:
         )
     key = api_key(section)
     shared = section.model_dump(exclude={"api_key_env", "api_key_file", "base_url"})
-    return Endpoint(base_url=section.base_url or OPENAI, key=SecretStr(key or NO_KEY), **shared)
+    made = Endpoint(base_url=section.base_url or OPENAI, key=SecretStr(key or NO_KEY), **shared)
+    for name, value in (("base_url", section.base_url), ("model", section.model)):
+        if made.holds_key(value):
+            raise LlmError(f"llm.{name} holds the API key", hint=f"write llm.{name} without it, and ask for a new key")
+    return made
 
 
 def api_key(section: LlmSection) -> str:

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from traced.llm.settings import BaseUrl, Variable
 from traced.section import Margin, Positive, Section, Temperature
 
 
@@ -9,8 +10,8 @@ class JudgeSection(Section):
     """A model that says how a conversation went; it counts once its agreement with labels is measured and enough."""
 
     model: str = Field(default="", description='model that judges, as its server calls it; "" is no judge')
-    base_url: str = Field(default="", description='its server, e.g. "http://127.0.0.1:8000/v1"; "" is OpenAI\'s')
-    api_key_env: str = Field(default="OPENAI_API_KEY", description="environment variable that holds its API key")
+    base_url: BaseUrl = Field(default="", description='its server, e.g. "http://127.0.0.1:8000/v1"; "" is OpenAI\'s')
+    api_key_env: Variable = Field(default="OPENAI_API_KEY", description="environment variable that holds its API key")
     prompt: str = Field(default="", description='file with other instructions for it; "" is the built-in ones')
     temperature: Temperature = Field(default=0.0, description="sampling temperature")
     timeout_s: float = Field(default=60.0, gt=0, description="seconds for one answer")

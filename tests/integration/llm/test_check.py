@@ -16,6 +16,7 @@ from tests.scripted_model import (
     NoChoices,
     NotJson,
     Prose,
+    Recorded,
     Refusal,
     Scripted,
     Sent,
@@ -30,6 +31,7 @@ from traced.llm.check import Found, Seen, check
 from traced.llm.settings import LlmSection
 
 GOOD = {"verdict": "no", "reason": "it is red"}
+PAGE = "<!DOCTYPE html><html><head><title>Hello</title></head><body><p>there</p></body></html>"
 NUMBERS = ", ".join(["one"] * 60)
 
 
@@ -112,12 +114,19 @@ def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> No
         (Status(401, message="Incorrect API key provided"), "key", "status 401", "llm.api_key_env"),
         (Status(404, message="no model scripted"), "answer", "status 404", "llm.model"),
         (Status(400, message="bad"), "answer", "status 400: bad", "llm.base_url"),
-        (Status(429, retry_after=9), "answer", "status 429", "is the server there"),
-        (Status(503, message="asleep"), "answer", "status 503: asleep", "is the server there"),
+        (Status(429, retry_after=9), "answer", "status 429", "it is there, and busy"),
+        (Status(503, message="asleep"), "answer", "status 503: asleep", "the server's own log"),
         (Status(307, message="over there"), "answer", "status 307: over there", "detour"),
         (Dropped(midway=False), "answer", "connection failed", "is the server there"),
-        (NoChoices(), "answer", "held no choice", "is the server there"),
-        (Silence(60), "answer", "silence for 0.2 s", "is the server there"),
+        (NoChoices(), "answer", "held no choice", "is it a server of OpenAI's protocol"),
+        (Silence(60), "answer", "silence for 0.2 s", "llm.silence_s, if it needs longer"),
+        (Recorded(PAGE.encode(), 404, "text/html"), "answer", "status 404: a page: Hello there", "llm.base_url"),
+        (
+            Recorded(PAGE.encode(), 200, "text/html"),
+            "answer",
+            "OpenAI's protocol",
+            "is it a server of OpenAI's protocol",
+        ),
     ],
 )
 def test_the_first_failure_of_the_connection_ends_it_without_patience(
@@ -143,6 +152,15 @@ def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "llm.base_url: is the server there?" in found.seen[0].hint
 
 
+@pytest.mark.parametrize("listed", ["a page", None, [], ["a"], {"data": None}, {"data": ["a"]}, {"models": []}])
+def test_a_list_that_is_none_is_told_and_the_model_is_asked(monkeypatch: pytest.MonkeyPatch, listed: Any) -> None:
+    with served(able) as server:
+        server.listing = listed
+        found = checked(server, monkeypatch)
+    assert (found.ok, found.seen[0].passed) == (True, None)
+    assert found.seen[0].told.endswith("lists no models: what came is no list of models in OpenAI's protocol")
+
+
 def test_a_model_that_is_not_listed_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(Status(404, message="no such model"), models=[{"id": "scripted-2"}, {"id": "other"}]) as server:
         found = checked(server, monkeypatch)
@@ -154,8 +172,10 @@ def test_a_model_that_is_not_listed_is_told_with_those_that_are(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("listed", "set_to", "passed", "told"),
     [
-        ({"max_model_len": 4096}, 0, True, "4096 tokens, the server says"),
-        ({"meta": {"n_ctx_train": 2048}}, 0, True, "2048 tokens, the server says"),
+        ({"max_model_len": 8192}, 0, True, "8192 tokens, the server says"),
+        ({"meta": {"n_ctx_train": 32768}}, 0, True, "32768 tokens, the server says"),
+        ({"max_model_len": 4096}, 0, False, "4096 tokens, the server says; an analyst needs 6000"),
+        ({}, 4096, False, "4096 tokens by llm.context_tokens; an analyst needs 6000"),
         ({}, 0, None, "not told"),
         ({}, 8000, True, "8000 tokens by llm.context_tokens"),
         ({"context_length": 4096}, 8000, False, "llm.context_tokens is 8000, the server says 4096"),

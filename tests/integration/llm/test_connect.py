@@ -1,7 +1,9 @@
 """The model of the settings over real HTTP: those who ask at once share one line, and the context is the server's."""
 
 import asyncio
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,3 +66,16 @@ def test_the_servers_context_bounds_the_answer_and_is_asked_for_until_it_is_told
         unbounded, bounded = asyncio.run(twice(server))
     assert unbounded == 100_000
     assert 500 < bounded < 1000
+
+
+@pytest.mark.parametrize("limits", [{}, {"requests_per_minute": 1000}, {"tokens_per_minute": 10**6}])
+def test_a_pace_that_is_set_is_kept_beside_the_store_for_every_process(tmp_path: Path, limits: dict[str, int]) -> None:
+    async def once(server: Scripted) -> None:
+        async with model(settings(server, **limits), InMemory()) as made:
+            await made.ask(asked("dates", 1), Fault)
+
+    with served(GOOD) as server:
+        asyncio.run(once(server))
+    [*kept] = tmp_path.glob("traced-data/llm-pace-*.json")
+    assert len(kept) == bool(limits)
+    assert all([one["tokens"] for one in json.loads(file.read_text())["begun"]] == [14] for file in kept)

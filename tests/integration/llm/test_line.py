@@ -43,8 +43,8 @@ def test_what_may_be_better_the_next_time_is_tried_again(misbehaviour: Sent) -> 
     with served(lambda body, nth: GOOD if nth > 2 else misbehaviour) as server:
         assert ask(model(server, time)) == ANSWER
         assert len(server.asked) == 4
-        assert [slept <= 2**n for n, slept in enumerate(time.slept)] == [True] * 3
-        assert len(set(time.slept)) == 3  # full jitter
+        assert [0 < slept < 2**n for n, slept in enumerate(time.slept)] == [True] * 3  # full jitter
+        assert len(set(time.slept)) == 3
 
 
 @pytest.mark.parametrize("midway", [False, True])
@@ -116,6 +116,21 @@ def test_a_wish_beyond_all_patience_is_told_at_once() -> None:
         assert (len(server.asked), time.slept) == (1, [])
 
 
+@pytest.mark.parametrize("wish", ["1e12", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_wish_beyond_all_patience_holds_up_nobody_else_for_longer_than_his_own(wish: str) -> None:
+    time = VirtualTime()
+
+    async def many(opened: Any) -> list[Any]:
+        asked = (opened.ask(question("x", variant), Fault) for variant in range(20))
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    with served(lambda body, nth: GOOD if nth else Status(429, retry_after=wish)) as server:
+        answers = run(model(server, time, concurrency=1), many)
+        assert {type(one) for one in answers} == {ModelUnavailable}
+        assert "left alone, for" in str(answers[-1])
+        assert (len(server.asked), time.slept) == (1, [])
+
+
 def test_a_storm_of_429_passes_and_everybody_gets_an_answer() -> None:
     time = VirtualTime()
 
@@ -184,6 +199,21 @@ def test_nobody_at_the_address() -> None:
         with served(GOOD) as server:
             nobody = model(server, base_url=f"http://127.0.0.1:{bound.getsockname()[1]}/v1", patience_s=5.0)
         with pytest.raises(ModelUnavailable, match=r"the connection failed: .*llm check"):
+            ask(nobody)
+
+
+def test_an_address_that_takes_no_connection_is_given_up_soon() -> None:
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for waiting in (first, second):  # nobody accepts them, and there is no place for a third
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        with served(GOOD) as server:
+            nobody = model(
+                server, base_url=f"http://127.0.0.1:{full.getsockname()[1]}/v1", connect_s=0.2, patience_s=0.0
+            )
+        with pytest.raises(ModelUnavailable, match=r"no connection in 0.2 s \(llm.connect_s\)"):
             ask(nobody)
 
 

@@ -66,7 +66,12 @@ def test_a_file_that_holds_no_key_is_named(tmp_path: Path, written: bytes | None
         ("llm.api_key_env", "gsk_5c1e77a9d2"),
         ("llm.base_url", f"https://{KEY}@models.example.org/v1"),
         ("llm.base_url", f"https://models.example.org/v1?key={KEY}"),
+        ("llm.base_url", f"https://models.example.org/v1#{KEY}"),
+        ("llm.base_url", KEY),
+        ("llm.api_key_file", KEY),
         ("llm.api_key", KEY),
+        ("outcomes.judge.api_key_env", KEY),
+        ("outcomes.judge.base_url", f"https://{KEY}@models.example.org/v1"),
     ],
 )
 def test_a_key_where_none_belongs_is_refused_and_not_shown(setting: str, value: str) -> None:
@@ -76,6 +81,20 @@ def test_a_key_where_none_belongs_is_refused_and_not_shown(setting: str, value: 
     assert setting in shown
     assert value not in shown
     assert KEY not in shown
+
+
+@pytest.mark.parametrize("name", ["base_url", "model"])
+def test_a_key_in_what_cycles_keep_is_refused_wherever_it_comes_from(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {"llm.model": "m", "llm.base_url": LOCAL, f"llm.{name}": f"http://127.0.0.1:8000/{KEY}/v1"}
+    (tmp_path / "key").write_text(KEY)
+    with pytest.raises(LlmError, match=f"llm.{name} holds the API key") as from_file:
+        endpoint(load_settings(overrides={**chosen, "llm.api_key_file": "key"}).llm)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with pytest.raises(ConfigError, match=f"{name} holds the key of the variable OPENAI_API_KEY") as from_variable:
+        load_settings(overrides=chosen)
+    assert KEY not in f"{from_file.value!r} {from_file.value.hint} {from_variable.value!r} {from_variable.value.hint}"
 
 
 def test_a_cycle_keeps_the_model_and_neither_its_pace_nor_where_its_key_is(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agents.errors import BudgetSpent
 from agents.llm.breaker import FAILURES, LONGEST_S, PAUSE_S, Breaker, Open
 from agents.llm.budget import Budget, InFlight
-from agents.llm.pace import MINUTE, Pace
+from agents.llm.pace import MINUTE, Held, Pace
 from agents.llm.question import InMemory, Purpose, Question, Reply, Spent
 from agents.llm.wire import waiting
 from tests.virtual_time import VirtualTime
@@ -58,7 +58,7 @@ def test_a_reply_that_was_shorter_than_feared_makes_room() -> None:
     async def two() -> float:
         pace = Pace(0, 1000, time.clock, time.sleep)
         first = await pace.turn(900)
-        first.tokens = 100
+        pace.took(first, 100)
         return (await pace.turn(900)).at - first.at
 
     time = VirtualTime()
@@ -68,12 +68,36 @@ def test_a_reply_that_was_shorter_than_feared_makes_room() -> None:
 def test_nobody_asks_before_the_moment_that_the_server_named() -> None:
     async def held() -> float:
         pace = Pace(0, 0, time.clock, time.sleep)
-        pace.hold(17)
-        pace.hold(3)
+        pace.hold(17, "status 429")
+        pace.hold(3, "status 429")
         return (await pace.turn(1)).at
 
     time = VirtualTime()
     assert asyncio.run(held()) == 1017
+
+
+def test_nobody_waits_for_a_moment_beyond_his_patience_and_no_breaker_takes_that_for_an_answer() -> None:
+    async def story() -> None:
+        pace = Pace(1, 0, time.clock, time.sleep)
+        await pace.turn(1)
+        waits = asyncio.create_task(pace.turn(1, patience=60))  # in the queue already
+        await asyncio.sleep(0)
+        pace.hold(3600, "status 429: slow down")
+        with pytest.raises(Held, match=r"left alone, for 3[56]\d\d s more: status 429: slow down"):
+            await waits
+        for _ in range(FAILURES):
+            await ask(breaker, False)
+        time.now += PAUSE_S
+        with pytest.raises(Held):
+            async with breaker.passed(FOREVER, failed=Down, answered=(Busy,)):
+                await pace.turn(1, patience=60)
+        await ask(breaker, False)
+        await ask(breaker, True)
+        assert time.slept[-1] == 2 * PAUSE_S  # that one was the probe
+
+    time = VirtualTime()
+    breaker = Breaker(time.clock, time.sleep)
+    asyncio.run(story())
 
 
 async def ask(breaker: Breaker, answers: bool, deadline: float = FOREVER) -> None:

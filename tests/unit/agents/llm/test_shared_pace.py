@@ -1,0 +1,92 @@
+"""One pace for all processes on a data directory: nobody's requests are forgotten, and nothing in its file is fatal."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents.llm.pace import MINUTE, Held, Pace
+from tests.virtual_time import VirtualTime
+
+KILLED = """
+import asyncio, os, signal, sys, time
+from pathlib import Path
+from agents.llm.pace import Pace
+
+async def two():
+    pace = Pace(2, 0, time.monotonic, asyncio.sleep, Path(sys.argv[1]))
+    await pace.turn(1)
+    await pace.turn(1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(two())
+"""
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 4), st.integers(0, 100), st.lists(st.integers(1, 60), max_size=12))
+def test_no_minute_of_several_has_more_than_one_may(requests: int, tokens: int, wanted: list[int]) -> None:
+    async def in_turns(file: Path) -> list[float]:
+        paces = [Pace(requests, tokens, virtual.clock, virtual.sleep, file) for _ in range(3)]
+        return [(await paces[number % 3].turn(each)).at for number, each in enumerate(wanted)]
+
+    virtual = VirtualTime()
+    with tempfile.TemporaryDirectory() as folder:
+        begun = asyncio.run(in_turns(Path(folder) / "pace.json"))
+    for first, at in enumerate(begun):
+        minute = [each for begin, each in zip(begun[first:], wanted[first:], strict=True) if begin < at + MINUTE]
+        assert len(minute) <= requests
+        assert not tokens or sum(minute) <= tokens or len(minute) == 1
+
+
+def test_what_one_learns_all_know(tmp_path: Path) -> None:
+    async def story() -> None:
+        one, other = (Pace(0, 1000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
+        turn = await one.turn(900)
+        one.took(turn, 100)
+        assert (await other.turn(900)).at == virtual.now == 1000  # it was shorter than feared
+        one.hold(3600, "status 429: slow down")
+        with pytest.raises(Held, match="left alone, for 3600 s more: status 429: slow down"):
+            await other.turn(1, patience=60)
+
+    virtual = VirtualTime()
+    asyncio.run(story())
+
+
+def test_what_a_killed_process_began_counts_for_its_minute(tmp_path: Path) -> None:
+    file, slept = tmp_path / "pace.json", list[float]()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        raise TimeoutError
+
+    done = subprocess.run([sys.executable, "-c", KILLED, str(file)], cwd=Path(__file__).parents[4], check=False)
+    assert done.returncode == -signal.SIGKILL
+    with pytest.raises(TimeoutError):
+        asyncio.run(Pace(2, 0, time.monotonic, sleep, file).turn(1))
+    assert slept == [1.0]
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"boot": "now"}', "another boot", "a turn of another version"])
+def test_a_file_that_says_nothing_holds_nobody_up(tmp_path: Path, damage: str) -> None:
+    file, virtual = tmp_path / "pace.json", VirtualTime()
+
+    async def turn() -> None:
+        await Pace(1, 0, virtual.clock, virtual.sleep, file).turn(1)
+
+    asyncio.run(turn())
+    written = json.loads(file.read_text())
+    changes = {"another boot": {"boot": "x"}, "a turn of another version": {"begun": [{"moment": 1}]}}
+    file.write_text(json.dumps(written | changes[damage]) if damage in changes else damage)
+    asyncio.run(turn())
+    assert virtual.slept == []
+    asyncio.run(turn())
+    assert sum(virtual.slept) == MINUTE
