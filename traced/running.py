@@ -16,6 +16,7 @@ from store.types import GateAnswer
 from traced.config import Settings, configuration, filled
 from traced.cycle import PROMPT, Stages, Standing, advance, build_graph, checkpoints
 from traced.figures import ON_TARGET
+from traced.llm.needed import check_model
 from traced.stages import admit, analyze, collect, evaluate, gate, optimize_prompt, promote, report, synthesize, train
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context
@@ -43,6 +44,7 @@ def find_cycle(
     """The newest unfinished cycle of this target, model, seed and configuration (or one that is ``wanted``), else a
     new one."""
     check_seeds(target(settings.target.name), settings)
+    check_model(settings)
     config = configuration(settings)
     same = [
         cycle
