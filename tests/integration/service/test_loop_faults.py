@@ -56,7 +56,7 @@ def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks
     settings = place.loop.settings
     thinking = settings.model_copy(update={"analysis": settings.analysis.model_copy(update={"analyst": "llm"})})
     place.loop.settings = place.control.settings = thinking
-    with pytest.raises(LlmError, match="analysis.analyst=llm needs a language model: no language model is set"):
+    with pytest.raises(LlmError, match=r"analysis\.analyst=llm needs a language model: no language model is set"):
         place.control.start(ADA, Reason())
     assert place.control.status().target.asked_for == ""
     place.loop.request_cycle("a trigger")
