@@ -108,6 +108,8 @@ def test_a_patch_is_shown_by_the_first_digits_of_its_id_and_named_beside_its_ada
     assert f"{COMPOUND}: a prompt is enough" in shown.out
     assert "\nDo all of it.\n\nAnd [bold]all[/].\n" in shown.out
     assert "environment: base 40.0 %, prompt 60.0 %, +20.0 points [+10.0, +30.0]" in shown.out
+    assert "compared     in pairs, each side on the same seeds" in shown.out
+    assert "rollouts, as many as the adapter's training; reward on" in shown.out
     assert "put the text at the end of your agent's system prompt" in shown.out
     assert traced("show", "patch", patched, "--json").json["enough"] == "a prompt is enough"
     assert f"prompt       a prompt is enough: traced show patch {patched[:12]}" in traced("explain", ADAPTER).out

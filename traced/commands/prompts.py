@@ -22,6 +22,7 @@ SIDES = {
     "adapter": ("adapter", "base", "adapter"),
     "comparison": ("both", "adapter", "prompt"),
 }  # of a gate: its heading, who was there before, who came after
+PAIRED = "in pairs, each side on the same seeds, which nothing was evolved or trained on"
 ENDS = {"rollouts": "no step more fits the rollouts", "perfect": "nothing was left to better"}
 
 
@@ -128,7 +129,10 @@ def patch_lines(patch: "PromptPatch", decided: "PromptDecision | None" = None) -
     yield f"{patch.capability}: {enough(patch)}"
     if "evolution" in patch.figures:
         yield from _evolution(patch.figures["evolution"], patch.figures["spent"])
-    for name, result in gates(patch).items():
+    compared = gates(patch)
+    if compared:
+        yield f"compared     {PAIRED}"
+    for name, result in compared.items():
         yield from _gate(result, *SIDES[name])
     short = patch.id[:SHORT]
     yield f"patch        {short} of cycle {patch.cycle_id}; traced show patch {short} --into FILE takes its text:"
@@ -143,7 +147,8 @@ def patch_lines(patch: "PromptPatch", decided: "PromptDecision | None" = None) -
 def _evolution(told: dict[str, Any], spent: dict[str, Any]) -> Iterator[str]:
     ended = ENDS.get(told["stopped_by"]) or told["stopped_by"] + ALLOW
     yield (
-        f"evolved      {told['rollouts']} of {told['budget']} rollouts; reward on {told['seeds']} seeds "
+        f"evolved      {told['rollouts']} of {told['budget']} rollouts, as many as the adapter's training; "
+        f"reward on {told['seeds']} seeds "
         f"{told['first']:.2f} to {told['validation']:.2f}; texts proposed: {told['proposed']}, better "
         f"than the one before: {told['kept']}; ended because {ended}"
     )
