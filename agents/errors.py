@@ -14,6 +14,8 @@
 A malformed tool call made by the agent is none of these: it is data, and a detector's business.
 """
 
+from typing import Self
+
 
 class AgentsError(Exception):
     """Analysis or synthesis could not be carried out; ``hint`` says what to try, where there is something."""
@@ -22,6 +24,10 @@ class AgentsError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def within(self, what: str, *, hint: str) -> Self:
+        """The same error as it concerns ``what``: of its kind, which says whose failure it is."""
+        return type(self)(f"{what}: {self.message}", hint=hint)
 
     def __str__(self) -> str:
         return f"{self.message} (try: {self.hint})" if self.hint else self.message

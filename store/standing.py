@@ -61,11 +61,15 @@ JOIN model_replies r ON r.cycle_id = c.id
 GROUP BY r.cycle_id, r.stage, c.created_at ORDER BY c.created_at DESC, r.cycle_id DESC, r.stage
 """
 PATCHES = f"""
-SELECT p.id, p.cycle_id, p.capability, p.figures
+SELECT p.id, p.cycle_id, p.capability, p.figures, d.action, d.who
 FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {CYCLES_SHOWN}) c
 JOIN prompt_patches p ON p.cycle_id = c.id
+LEFT JOIN audit d ON d.seq = (
+    SELECT max(seq) FROM audit WHERE subject = p.id AND action IN ('approve-prompt', 'reject-prompt')
+)
 ORDER BY p.at DESC, p.id DESC
 """
+DECIDED = {"approve-prompt": "approved", "reject-prompt": "rejected"}
 CANNOT_BEGIN = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <> '' ORDER BY name"
 ASKED_FOR = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
 PAUSED = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
@@ -100,12 +104,14 @@ class CostStanding:
 
 @dataclass(frozen=True)
 class PatchStanding:
-    """The newest prompt patch of a capability, and which is enough, in words."""
+    """The newest prompt patch of a capability, which is enough, in words, and what was decided ("none"), by whom."""
 
     id: str
     cycle: str
     capability: str
     enough: str
+    decision: str = "none"
+    who: str = ""
 
 
 @dataclass(frozen=True)
@@ -248,8 +254,10 @@ def _held_up(row: Any) -> HeldUp:
 
 def _patches(rows: list[Any]) -> list[PatchStanding]:
     newest: dict[str, PatchStanding] = {}
-    for key, cycle, capability, figures in rows:
-        newest.setdefault(capability, PatchStanding(key, cycle, capability, str(_json(figures).get("enough", ""))))
+    for key, cycle, capability, figures, action, who in rows:
+        says = str(_json(figures).get("enough", ""))
+        told = PatchStanding(key, cycle, capability, says, DECIDED.get(action, "none"), who or "")
+        newest.setdefault(capability, told)
     return list(newest.values())
 
 

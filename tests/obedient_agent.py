@@ -3,9 +3,11 @@
 The agent works through the first request only, unless its prompt tells it otherwise (``HINT``, where it obeys) or it
 has the adapter (where that helps). It knows the tasks of the seeds that it was made for by what the user says first.
 ``python -m tests.obedient_agent ARGS`` is ``traced ARGS`` on the engine at ``$OBEDIENT_URL``; the addresses that the
-process reaches for go into the file ``$OBEDIENT_REACHED``.
+process reaches for go into the file ``$OBEDIENT_REACHED``. With ``up`` the service's children
+(``tests.obedient_station``) are on that engine, too.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -156,5 +158,8 @@ if __name__ == "__main__":
     from traced.cli import main
 
     sys.addaudithook(_note)
-    with at_work(os.environ["OBEDIENT_URL"]):
+    stations = [patch("traced.service.stages.STATION", "tests.obedient_station")] if "up" in sys.argv else []
+    with contextlib.ExitStack() as patched:
+        for each in [at_work(os.environ["OBEDIENT_URL"]), *stations]:
+            patched.enter_context(each)
         main()

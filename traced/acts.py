@@ -1,9 +1,10 @@
-"""What people decide: approve, reject, ask for more episodes, roll back, release; for the control API and the verbs.
+"""What people decide: approve, reject (adapters and prompts), ask for more episodes, roll back, release.
 
-Invariants: an act is done in the transaction that it is given, with its audit entry (who, when, why) and its event, so
-that none of the three is stored without the others. Repeating an act changes nothing and adds no entry: what was
-decided first stands, with the name and reason it was given then. An act that is refused leaves nothing behind; one
-that says which gate result was looked at is refused when it comes second or when that result is not the newest.
+For the control API and the verbs alike. Invariants: an act is done in the transaction that it is given, with its audit
+entry (who, when, why) and its event, so that none of the three is stored without the others. Repeating an act changes
+nothing and adds no entry: what was decided first stands, with the name and reason it was given then. An act that is
+refused leaves nothing behind; one that says which gate result was looked at is refused when it comes second or when
+that result is not the newest.
 How it fails: PromotionError, and the store's NotFound, NotApproved and NotLive.
 Not covered: who may act (``traced.service.control``), and waking a service (it looks by itself every few seconds).
 """
@@ -26,6 +27,8 @@ from store.service_records import AuditEntry, Event
 from traced.client.models import Done
 from traced.gates import further, promotion
 from traced.gates.settings import Policy
+from traced.prompting.decisions import APPROVE, DECISIONS, REJECT, PromptDecision, to_decide
+from traced.prompting.patches import SHORT
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,33 @@ def more_episodes(opened: Session, act: Act, adapter: str, rounds: int, seen: st
     else:
         said = f"{asked.who} asked for more episodes for {adapter} before, on {asked.at:%Y-%m-%d at %H:%M} UTC"
     return Done(said=said, subject=adapter, live=promotion.live(opened), detail={"asked": asdict(asked)})
+
+
+def approve_prompt(opened: Session, act: Act, patch: str) -> Done:
+    """Take a prompt patch (the first digits of its id) that is enough for its capability, instead of an adapter."""
+    return _decide_on_prompt(opened, act, patch, APPROVE)
+
+
+def reject_prompt(opened: Session, act: Act, patch: str) -> Done:
+    """Decide against a prompt patch."""
+    return _decide_on_prompt(opened, act, patch, REJECT)
+
+
+def _decide_on_prompt(opened: Session, act: Act, digits: str, action: str) -> Done:
+    decision = DECISIONS[action]
+    patch, before = to_decide(opened, digits, decision)
+    decided = PromptDecision(patch.id, decision, act.who, act.at, act.reason)
+    if before is not None and before.decision is decision:
+        decided = before
+    else:
+        told = {"cycle": patch.cycle_id, "capability": patch.capability, "text": patch.text}
+        note(opened, act, action, patch.id, cycle_id=patch.cycle_id, **told)
+    short = patch.id[:SHORT]
+    said = f"the prompt {short} for {patch.capability} is {decision.value}"
+    if decided is before:
+        said = f"the prompt {short} for {patch.capability} was {before} before"
+    detail = {"cycle": patch.cycle_id, "capability": patch.capability, "text": patch.text, "decision": asdict(decided)}
+    return Done(said=said, subject=patch.id, live=promotion.live(opened), detail=detail)
 
 
 def roll_back(opened: Session, act: Act, adapter: str | None) -> Done:

@@ -153,6 +153,21 @@ def check_model(settings: Settings) -> Finding:
     return Finding("model", True, f"{files.name} at {files.path}")
 
 
+def check_language_model(settings: Settings) -> Finding:
+    """A language model that can be asked, where the settings want one."""
+    from traced.llm.connect import endpoint
+    from traced.llm.needed import check_model, wanting
+
+    try:
+        check_model(settings)
+    except TracedError as error:
+        return Finding("language model", False, error.message, error.hint)
+    if not wanting(settings):
+        return Finding("language model", True, "none is needed")
+    described = endpoint(settings.llm)
+    return Finding("language model", True, f"{described.name}; traced llm check tries it")
+
+
 CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_python,
     check_packages,
@@ -162,6 +177,7 @@ CHECKS: tuple[Callable[[Settings], Finding], ...] = (
     check_data_directory,
     check_store,
     check_model,
+    check_language_model,
 )
 
 

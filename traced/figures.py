@@ -50,6 +50,7 @@ class PromptFigures:
     enough: str
     gates: dict[str, GateResult]  # "prompt", and "adapter" and "comparison" where there was an adapter
     is_enough: bool
+    decision: str = ""  # of a person, in words; "" while there is none
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def as_json(figures: CycleFigures) -> dict[str, Any]:
         told["analysed"] = figures.analysed
     if figures.prompts:
         told["prompts"] = [
-            {"capability": one.capability, "patch": one.patch, "enough": one.enough} for one in figures.prompts
+            {"capability": one.capability, "patch": one.patch, "enough": one.enough, "decision": one.decision}
+            for one in figures.prompts
         ]
     if figures.routers:
         told["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}

@@ -82,7 +82,8 @@ def prompt_sentence(prompt: PromptFigures) -> str:
         if one.name == "environment"
     ]
     taken = f"traced show patch {prompt.patch}" + (" --into FILE takes it" if prompt.is_enough else "")
-    return f"{prompt.capability}: {prompt.enough}{''.join(won)}; {taken}"
+    told = f"{prompt.capability}: {prompt.enough}{''.join(won)}; {taken}"
+    return f"{told}; {prompt.decision}" if prompt.decision else told
 
 
 def summary_table(figures: CycleFigures) -> Group:

@@ -16,6 +16,8 @@ from store.types import GateAnswer
 from traced.config import Settings, configuration, filled
 from traced.cycle import PROMPT, Stages, Standing, advance, build_graph, checkpoints
 from traced.figures import ON_TARGET
+from traced.llm.needed import check_model
+from traced.prompting.enough import Enough
 from traced.stages import admit, analyze, collect, evaluate, gate, optimize_prompt, promote, report, synthesize, train
 from traced.stages.analyze import stored_findings
 from traced.stages.context import Context
@@ -43,6 +45,7 @@ def find_cycle(
     """The newest unfinished cycle of this target, model, seed and configuration (or one that is ``wanted``), else a
     new one."""
     check_seeds(target(settings.target.name), settings)
+    check_model(settings)
     config = configuration(settings)
     same = [
         cycle
@@ -126,7 +129,8 @@ def cycle_stages(context: Context) -> Stages:
 
     async def drop_(cycle_id: str, capability: str, stage: str, reason: str) -> None:
         context.event(stage, StageState.FAILED, capability, reason=reason)
-        context.progress.fail(f"{stage} {capability}", "ends here")
+        if not (stage == PROMPT and reason.startswith(Enough.PROMPT)):  # that is a good end
+            context.progress.fail(f"{stage} {capability}", "ends here")
         for later in ("admit", PROMPT, "train", "gate"):
             context.progress.drop(f"{later} {capability}")
         context.progress.note(f"{capability} ends at {stage}: {reason}")

@@ -123,6 +123,11 @@ def save_patch(session: Session, patch: PromptPatch) -> str:
     return safe.id
 
 
+def hold_patch(session: Session, patch_id: str) -> None:
+    """Until the end of the transaction nobody else holds this patch (SQLite has one writer anyway)."""
+    session.exec(select(PromptPatchRow.id).where(PromptPatchRow.id == patch_id).with_for_update()).all()
+
+
 def list_patches(session: Session, *, cycle_id: str | None = None, capability: str | None = None) -> list[PromptPatch]:
     """Prompt patches (of a cycle, of a capability), oldest first."""
     query = select(PromptPatchRow)

@@ -81,6 +81,8 @@ def test_a_patch_is_shown_by_the_first_digits_of_its_id_and_named_beside_its_ada
     assert f"{COMPOUND}: a prompt is enough" in shown.out
     assert "\nDo all of it.\n\nAnd [bold]all[/].\n" in shown.out
     assert "environment: base 40.0 %, prompt 60.0 %, +20.0 points [+10.0, +30.0]" in shown.out
+    assert "compared     in pairs, each side on the same seeds" in shown.out
+    assert "rollouts, as many as the adapter's training; reward on" in shown.out
     assert "put the text at the end of your agent's system prompt" in shown.out
     assert traced("show", "patch", patched, "--json").json["enough"] == "a prompt is enough"
     assert f"prompt       a prompt is enough: traced show patch {patched[:12]}" in traced("explain", ADAPTER).out
@@ -101,6 +103,29 @@ def test_patches_are_listed_newest_first_and_the_one_that_is_enough_stands_in_th
     said = f"A prompt is enough for {COMPOUND}: traced show patch {patched[:12]} --into FILE takes it"
     assert said in traced("status").out
     assert [one["id"] for one in traced("status", "--json").json["prompts"]] == [patched]
+
+
+def test_who_takes_a_prompt_and_why_is_kept_and_told_wherever_the_prompt_is(traced: Traced, patched: str) -> None:
+    short = patched[:12]
+    assert f"Then: traced approve {short}, for the record" in traced("show", "patch", short).out
+    taken = traced("approve", short, "--who", "ann", "--reason", "it reads well")
+    assert taken.out == (
+        f"the prompt {short} for {COMPOUND} is approved. Next: traced show patch {short} --into FILE takes its text\n"
+    )
+    assert f"A prompt is enough for {COMPOUND}: {short}, approved by ann" in traced("status").out
+    assert [one["decision"] for one in traced("status", "--json").json["prompts"]] == ["approved"]
+    shown = traced("show", "patch", short).out
+    assert "decision     approved by ann on 20" in shown
+    assert ", because it reads well" in shown
+    assert "for the record" not in shown
+    assert traced("show", "patch", short, "--json").json["decision"]["who"] == "ann"
+    assert "approved by ann" in traced("prompts").out
+    assert f"traced show patch {short}; approved by ann on 20" in traced("explain", ADAPTER).out
+    assert traced("reject", short, "--json").json["decision"]["decision"] == "rejected"
+    older = traced("prompts", "--json").json["prompts"][1]["patch"]
+    refused = traced("approve", older)
+    assert (refused.code, "cannot be approved: neither" in refused.err) == (1, True)
+    assert "Try: traced prompts" in traced("approve", "ffff").err
 
 
 def test_its_text_is_taken_into_a_file_that_was_not_there(traced: Traced, patched: str, tmp_path: Path) -> None:

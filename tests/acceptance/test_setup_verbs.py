@@ -63,6 +63,15 @@ def test_doctor_names_the_next_command_for_what_is_missing(traced: Traced, tmp_p
     assert all(finding["ok"] or finding["fix"] for finding in findings.values())
 
 
+def test_a_cycle_whose_language_model_is_missing_is_refused_before_it_collects(traced: Traced) -> None:
+    ran = traced("collect", "--set", "training.prompt_first=true", "--json")
+    assert ran.code == 1
+    told = ran.json["error"]
+    assert told["message"] == "training.prompt_first=true needs a language model: no language model is set"
+    assert told["hint"].endswith("then: traced llm check")
+    assert traced("status", "--json").json["cycles"] == []
+
+
 def test_doctor_sees_a_package_that_shadows_ours(traced: Traced, tmp_path: Path) -> None:
     (tmp_path / "other" / "agents").mkdir(parents=True)
     (tmp_path / "other" / "agents" / "__init__.py").write_text("")

@@ -1,6 +1,8 @@
 """Decisions: what each leaves behind, and that repeating one leaves nothing more."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,18 @@ from store.errors import NotFound
 from store.records import CycleState, StageEvent, StageState
 from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, list_parked, park
 from store.repositories.audit import list_audit
-from store.repositories.cycles import get_cycle, save_stage_event, set_cycle_state
+from store.repositories.cycles import get_cycle, list_cycles, save_stage_event, set_cycle_state
 from store.repositories.events import list_events
 from store.repositories.gates import latest_gate, save_gate
+from store.repositories.thinking import save_patch
 from store.types import GateAnswer, GateResult
 from tests.unit.gates.chain import hour, seed_adapter, seed_cycle
-from traced.acts import Act, approve, more_episodes, reject, release, roll_back
+from tests.unit.store.chain import FIXING
+from traced.acts import Act, approve, approve_prompt, more_episodes, reject, reject_prompt, release, roll_back
+from traced.errors import TracedError
 from traced.gates.errors import PromotionError
 from traced.gates.further import outstanding
+from traced.prompting.decisions import decisions
 
 ADAPTER, SECOND = "error-recovery@v1", "error-recovery@v2"
 ANN = Act("ann", "local", hour(30), "looked at it")
@@ -43,6 +49,44 @@ def audited(opened: Session) -> list[tuple[str, str, str, str]]:
     assert [(one.action, one.subject) for one in entries] == [(one.kind, one.subject) for one in events]
     assert [one.who for one in entries] == [one.detail["who"] for one in events]
     return [(one.action, one.subject, one.who, one.reason) for one in entries]
+
+
+def test_a_prompt_that_is_enough_is_approved_for_the_record_once_and_may_be_rejected_later(opened: Session) -> None:
+    patch = replace(FIXING, cycle_id=list_cycles(opened)[0].id, capability="error-recovery")
+    key = save_patch(opened, patch)
+    done = approve_prompt(opened, ANN, key[:8])
+    assert (done.subject, done.said) == (key, f"the prompt {key[:12]} for error-recovery is approved")
+    assert (done.detail["text"], done.detail["decision"]["who"]) == (patch.text, "ann")
+    again = approve_prompt(opened, Act("bob", "operator", hour(31)), key)
+    assert again.detail["decision"] == done.detail["decision"]
+    assert "was approved by ann on 2026" in again.said
+    reject_prompt(opened, Act("bob", "operator", hour(32), "it is rude"), key)
+    assert str(decisions(opened)[key]).startswith("rejected by bob on ")
+    assert audited(opened) == [
+        ("approve-prompt", key, "ann", "looked at it"),
+        ("reject-prompt", key, "bob", "it is rude"),
+    ]
+    entry = list_audit(opened, subject=key)[-1]
+    assert entry.detail == {"cycle": patch.cycle_id, "capability": "error-recovery", "text": patch.text}
+    assert {event.cycle_id for event in list_events(opened)} == {patch.cycle_id}
+
+
+def test_a_prompt_that_is_not_enough_or_no_longer_the_newest_is_not_approved(opened: Session) -> None:
+    cycle = list_cycles(opened)[0].id
+    neither = replace(FIXING, cycle_id=cycle, capability="error-recovery", figures={"enough": "neither"})
+    with pytest.raises(PromotionError, match="cannot be approved: neither") as refused:
+        approve_prompt(opened, ANN, save_patch(opened, neither))
+    assert refused.value.hint == f"traced show patch {neither.id[:12]}"
+    older = replace(neither, text="Older.", figures=FIXING.figures, at=neither.at + timedelta(hours=1))
+    newer = replace(older, text="Newer.", at=neither.at + timedelta(hours=2))
+    save_patch(opened, older)
+    save_patch(opened, newer)
+    with pytest.raises(PromotionError, match=f"a prompt is enough, and {newer.id[:12]} is newer"):
+        approve_prompt(opened, ANN, older.id)
+    reject_prompt(opened, ANN, older.id)
+    with pytest.raises(TracedError, match="no prompt patch has an id that begins with 'ffff'"):
+        approve_prompt(opened, ANN, "ffff")
+    assert [one[:2] for one in audited(opened)] == [("reject-prompt", older.id)]
 
 
 def test_a_decision_is_stored_with_its_audit_entry_and_its_event(opened: Session) -> None:

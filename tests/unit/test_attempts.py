@@ -111,6 +111,7 @@ def test_bounds_on_what_is_spent_make_no_other_cycle(tmp_path: Path) -> None:
 
 def test_an_unfinished_cycle_of_a_version_that_knew_fewer_settings_is_carried_on(tmp_path: Path) -> None:
     settings = load_settings(tmp_path)
+    thinking = {"synthesis.synthesizer": "llm", "llm.model": "m", "llm.base_url": "http://127.0.0.1:9/v1"}
     older = configuration(settings)
     older["synthesis"] = {"attempts": 5}
     del older["routing"]
@@ -120,6 +121,6 @@ def test_an_unfinished_cycle_of_a_version_that_knew_fewer_settings_is_carried_on
     with session(store) as opened:
         save_cycle(opened, Cycle("c1", "desk", "tiny", 0, older, CycleState.INTERRUPTED, T0))
         assert find_cycle(opened, settings, "tiny", at=T0).id == "c1"
-        begun = find_cycle(opened, load_settings(tmp_path, {"synthesis.synthesizer": "llm"}), "tiny", at=T0)
+        begun = find_cycle(opened, load_settings(tmp_path, thinking), "tiny", at=T0)
     assert begun.id != "c1"
     store.dispose()

@@ -197,8 +197,11 @@ def test_a_prompt_that_is_enough_is_told_once_with_the_way_to_take_it_instead_of
     assert "&lt;b&gt;dates&lt;/b&gt;: a prompt is enough." in page
     assert "base, prompt" in page
     assert as_json(told)["prompts"] == [
-        {"capability": "<b>dates</b>", "patch": "3f2a4b5c6d7e", "enough": "a prompt is enough"}
+        {"capability": "<b>dates</b>", "patch": "3f2a4b5c6d7e", "enough": "a prompt is enough", "decision": ""}
     ]
+    taken = dataclasses.replace(told, prompts=[dataclasses.replace(told.prompts[0], decision="approved by <i>ann</i>")])
+    assert "FILE takes it; approved by <i>ann</i>" in " ".join(shown(taken).split())
+    assert "3f2a4b5c6d7e</code>; approved by &lt;i&gt;ann&lt;/i&gt;" in render(taken, {})
 
 
 def test_a_prompt_that_is_not_enough_is_no_reason_and_how_the_capability_ended_is_told_too() -> None:

@@ -29,6 +29,18 @@ class StageView(Model):
     detail: dict[str, Any] = {}
 
 
+class CostView(Model):
+    """What a stage of a cycle asked of language models; ``estimated`` replies came without token counts."""
+
+    stage: str
+    calls: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost: float = Field(description="by the prices of [llm], in whatever they are in")
+    seconds: float = Field(description="of waiting for the replies, one after the other")
+    estimated: int
+
+
 class CycleView(Model):
     """A cycle and where it stands."""
 
@@ -40,6 +52,7 @@ class CycleView(Model):
     created_at: datetime
     finished_at: datetime | None
     stages: list[StageView] = []
+    costs: list[CostView] = Field(default=[], description="of the stages that asked a language model")
 
 
 class AdapterView(Model):

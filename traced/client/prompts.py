@@ -10,8 +10,8 @@ from typing import Literal
 from pydantic import Field
 
 from traced.client.approvals import Answer, ComparisonView
-from traced.client.models import Model
-from traced.client.transport import Transport
+from traced.client.models import Done, Model, Reason
+from traced.client.transport import Transport, part
 
 
 class PatchGateView(Model):
@@ -35,6 +35,10 @@ class PatchView(Model):
     text: str
     gates: list[PatchGateView]
     at: datetime
+    decision: Literal["none", "approved", "rejected"] = "none"
+    decided_by: str = ""
+    decided_at: datetime | None = None
+    reason: str = Field(default="", description="of the decision")
 
 
 class Prompts:
@@ -46,3 +50,11 @@ class Prompts:
     async def list(self, limit: int = 100) -> list[PatchView]:
         """The newest patch of each cycle's capability, newest first."""
         return await self._daemon.list("/prompts", PatchView, limit=limit)
+
+    async def approve(self, patch: str, reason: str = "", who: str = "") -> Done:
+        """Take a prompt (the first digits of its id) that is enough; ``who`` decides, if not the one who asks."""
+        return await self._daemon.post(f"/prompts/{part(patch)}/approve", Reason(reason=reason, who=who))
+
+    async def reject(self, patch: str, reason: str = "", who: str = "") -> Done:
+        """Decide against a prompt."""
+        return await self._daemon.post(f"/prompts/{part(patch)}/reject", Reason(reason=reason, who=who))

@@ -1,5 +1,6 @@
 """Verbs of a person's decision: approve, reject, rollback, release."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,14 @@ from traced.commands.output import console, print_json
 if TYPE_CHECKING:
     from traced.client.models import Done
 
+Decided = Annotated[
+    str,
+    typer.Argument(
+        metavar="ADAPTER|PROMPT",
+        help="Adapter version, e.g. error-recovery@v1, or the first digits of a prompt (traced prompts).",
+        show_default=False,
+    ),
+]
 Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recovery@v1.", show_default=False)]
 
 HowLive = Annotated[
@@ -23,7 +32,7 @@ HowLive = Annotated[
 
 
 def approve(
-    adapter: Adapter,
+    adapter: Decided,
     *,
     policy: HowLive = None,
     who: Who = "",
@@ -32,11 +41,21 @@ def approve(
     given: Given = None,
     as_json: AsJson = False,
 ) -> None:
-    """Approve an adapter that passed its gate and put it live, at once or step by step."""
+    """Approve an adapter that passed its gate and put it live, at once or step by step; or a prompt that is enough."""
     from traced import acts
     from traced.commands.acting import decided
 
     settings = read_settings(data_dir, given, promotion__policy=policy)
+    if _is_prompt(adapter):
+        done = decided(
+            settings,
+            lambda client: client.prompts.approve(adapter, reason, who),
+            lambda opened, act: acts.approve_prompt(opened, act, adapter),
+            who=who,
+            reason=reason,
+        )
+        _tell_of_prompt(as_json, done, f"traced show patch {done.subject[:12]} --into FILE takes its text")
+        return
     chosen = settings.promotion
     done = decided(
         settings,
@@ -49,7 +68,7 @@ def approve(
 
 
 def reject(
-    adapter: Adapter,
+    adapter: Decided,
     *,
     who: Who = "",
     reason: Reason = "",
@@ -57,10 +76,20 @@ def reject(
     given: Given = None,
     as_json: AsJson = False,
 ) -> None:
-    """Decide against an adapter; it takes no traffic."""
+    """Decide against an adapter, which takes no traffic, or against a prompt."""
     from traced import acts
     from traced.commands.acting import decided
 
+    if _is_prompt(adapter):
+        done = decided(
+            read_settings(data_dir, given),
+            lambda client: client.prompts.reject(adapter, reason, who),
+            lambda opened, act: acts.reject_prompt(opened, act, adapter),
+            who=who,
+            reason=reason,
+        )
+        _tell_of_prompt(as_json, done, "traced prompts")
+        return
     done = decided(
         read_settings(data_dir, given),
         lambda client: client.reject(adapter, reason, who),
@@ -118,6 +147,18 @@ def release(
         _tell(as_json, done)
     else:
         console.print(f"{done.said}. Next: traced status", highlight=False)
+
+
+def _is_prompt(name: str) -> bool:
+    """Digits of an id; an adapter's name has its version behind an @."""
+    return re.fullmatch("[0-9a-f]{4,64}", name, re.IGNORECASE) is not None
+
+
+def _tell_of_prompt(as_json: bool, done: "Done", following: str) -> None:
+    if as_json:
+        _tell(as_json, done)
+    else:
+        console.print(f"{done.said}. Next: {following}", highlight=False, markup=False)
 
 
 def _tell(as_json: bool, done: "Done") -> None:

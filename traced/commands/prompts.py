@@ -13,6 +13,7 @@ from traced.errors import TracedError
 if TYPE_CHECKING:
     from store.records import PromptPatch
     from store.types import GateResult
+    from traced.prompting.decisions import PromptDecision
     from traced.stages.context import Context
 
 ALLOW = " (prompting.max_tokens, max_cost and max_minutes allow more)"
@@ -21,6 +22,7 @@ SIDES = {
     "adapter": ("adapter", "base", "adapter"),
     "comparison": ("both", "adapter", "prompt"),
 }  # of a gate: its heading, who was there before, who came after
+PAIRED = "in pairs, each side on the same seeds, which nothing was evolved or trained on"
 ENDS = {"rollouts": "no step more fits the rollouts", "perfect": "nothing was left to better"}
 
 
@@ -64,19 +66,22 @@ def prompts(
 
     from store.repositories.thinking import list_patches
     from traced.commands.stored import looking
+    from traced.prompting.decisions import decisions
     from traced.prompting.patches import SHORT, enough
 
     with looking(read_settings(data_dir, given)) as opened:
-        found = list_patches(opened, capability=capability)[::-1]
+        found, decided = list_patches(opened, capability=capability)[::-1], decisions(opened)
     if as_json:
-        print_json({"prompts": [told(one) for one in found]})
+        print_json({"prompts": [told(one, decided.get(one.id)) for one in found]})
         return
     if not found:
         console.print(f"No prompt patches. Next: traced optimize-prompt {capability or 'CAPABILITY'}", highlight=False)
         return
-    table = Table("patch", "cycle", "capability", "says", "in its environment", "made")
+    table = Table("patch", "cycle", "capability", "says", "in its environment", "made", "decision")
     for one in found:
-        table.add_row(one.id[:SHORT], one.cycle_id, one.capability, enough(one), _won(one), f"{one.at:%Y-%m-%d %H:%M}")
+        said = f"{decided[one.id].decision.value} by {decided[one.id].who}" if one.id in decided else ""
+        made = f"{one.at:%Y-%m-%d %H:%M}"
+        table.add_row(one.id[:SHORT], one.cycle_id, one.capability, enough(one), _won(one), made, said)
     console.print(table)
     console.print("To read one and take it: traced show patch PATCH --into FILE", highlight=False)
 
@@ -93,49 +98,57 @@ def patch(
 ) -> None:
     """Show a prompt patch, what the gates say of it, and how to use it; --into takes its text."""
     from traced.commands.stored import looking
+    from traced.prompting.decisions import decisions
     from traced.prompting.patches import named
 
     with looking(read_settings(data_dir, given)) as opened:
         found = named(opened, digits)
+        decided = decisions(opened).get(found.id)
     if into is not None:
         _write(found.text, into)
     if as_json:
-        print_json(told(found) | ({"file": into.absolute()} if into is not None else {}))
+        print_json(told(found, decided) | ({"file": into.absolute()} if into is not None else {}))
         return
-    for line in patch_lines(found):
+    for line in patch_lines(found, decided):
         console.print(line, highlight=False, markup=False)
     if into is not None:
         console.print(f"Wrote its text into {into}", highlight=False, markup=False)
 
 
-def told(patch: "PromptPatch") -> dict[str, Any]:
+def told(patch: "PromptPatch", decided: "PromptDecision | None" = None) -> dict[str, Any]:
     """A prompt patch as JSON."""
     named = {"cycle": patch.cycle_id, "capability": patch.capability, "patch": patch.id, "text": patch.text}
-    return {**named, **patch.figures, "at": patch.at}
+    return {**named, **patch.figures, "at": patch.at, "decision": decided}
 
 
-def patch_lines(patch: "PromptPatch") -> Iterator[str]:
-    """What a prompt patch is worth, its text, and what to do with it."""
+def patch_lines(patch: "PromptPatch", decided: "PromptDecision | None" = None) -> Iterator[str]:
+    """What a prompt patch is worth, its text, what was decided, and what to do with it."""
     from store.plain import block
     from traced.prompting.patches import SHORT, enough, gates
 
     yield f"{patch.capability}: {enough(patch)}"
     if "evolution" in patch.figures:
         yield from _evolution(patch.figures["evolution"], patch.figures["spent"])
-    for name, result in gates(patch).items():
+    compared = gates(patch)
+    if compared:
+        yield f"compared     {PAIRED}"
+    for name, result in compared.items():
         yield from _gate(result, *SIDES[name])
     short = patch.id[:SHORT]
     yield f"patch        {short} of cycle {patch.cycle_id}; traced show patch {short} --into FILE takes its text:"
     yield ""
     yield block(patch.text)
     yield ""
-    yield _next(patch)
+    if decided is not None:
+        yield f"decision     {decided}"
+    yield _next(patch, decided is None)
 
 
 def _evolution(told: dict[str, Any], spent: dict[str, Any]) -> Iterator[str]:
     ended = ENDS.get(told["stopped_by"]) or told["stopped_by"] + ALLOW
     yield (
-        f"evolved      {told['rollouts']} of {told['budget']} rollouts; reward on {told['seeds']} seeds "
+        f"evolved      {told['rollouts']} of {told['budget']} rollouts, as many as the adapter's training; "
+        f"reward on {told['seeds']} seeds "
         f"{told['first']:.2f} to {told['validation']:.2f}; texts proposed: {told['proposed']}, better "
         f"than the one before: {told['kept']}; ended because {ended}"
     )
@@ -164,14 +177,15 @@ def _won(patch: "PromptPatch") -> str:
     return ""
 
 
-def _next(patch: "PromptPatch") -> str:
+def _next(patch: "PromptPatch", undecided: bool) -> str:
     """What to do now."""
     from traced.prompting.enough import Enough
-    from traced.prompting.patches import enough, gates
+    from traced.prompting.patches import SHORT, enough, gates
 
     says, compared = enough(patch), gates(patch)
     if says == Enough.PROMPT:
-        return "To use it, put the text at the end of your agent's system prompt; the base model follows it unchanged."
+        use = "To use it, put the text at the end of your agent's system prompt; the base model follows it unchanged."
+        return f"{use} Then: traced approve {patch.id[:SHORT]}, for the record" if undecided else use
     if says == Enough.ADAPTER:
         adapter = compared["adapter"].adapter
         return f"Next: traced explain {adapter}, then traced approve {adapter}"

@@ -11,7 +11,7 @@ from traced.commands.output import console, print_json
 from traced.commands.prompts import patch
 
 if TYPE_CHECKING:
-    from store.standing import CostStanding
+    from store.standing import CostStanding, PatchStanding
 
 show = typer.Typer(no_args_is_help=True, help="Show one thing in full.")
 show.command()(patch)
@@ -79,8 +79,7 @@ def status(
         console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
     for tried in stands.patches:
         if tried.enough == ENOUGH:
-            taken = f"traced show patch {tried.id[:12]} --into FILE takes it"
-            console.print(f"A prompt is enough for {tried.capability}: {taken}", highlight=False, markup=False)
+            console.print(_offer(tried), highlight=False, markup=False)
     for target, cause in stands.asked_for.items():
         when = "It begins when nothing of the above is unfinished, the service runs and nobody has paused it"
         console.print(f"To begin: a cycle of {target}, {cause}. {when}", highlight=False, markup=False)
@@ -105,6 +104,7 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
     from traced.commands.stored import looking
     from traced.gates.trials import judge
     from traced.outcomes.evidence import Labels, judged_by
+    from traced.prompting.decisions import decisions
     from traced.prompting.patches import SHORT, enough
     from traced.serving.gateway.canaries import strata
 
@@ -114,6 +114,7 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
         labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
         judged = judged_by(opened, [one.id for one in chain.trajectories], labels)
         patches = list_patches(opened, cycle_id=chain.cycle.id, capability=chain.capability.name)
+        decided = decisions(opened)
         canary = judge(strata(opened, adapter, labels), settings.promotion).why if shares(opened, adapter) else ""
     if as_json:
         print_json(vars(chain) | {"judged_by": judged, "canary": canary, "prompt_patches": patches})
@@ -121,7 +122,8 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
     for line in chain_lines(chain, judged):
         console.print(line, highlight=False, markup=False)
     for one in patches[-1:]:
-        says = f"{enough(one)}: traced show patch {one.id[:SHORT]}"
+        by = f"; {decided[one.id]}" if one.id in decided else ""
+        says = f"{enough(one)}: traced show patch {one.id[:SHORT]}{by}"
         console.print(f"prompt       {says}", highlight=False, markup=False)
     if canary:
         console.print(f"canary       {canary}", highlight=False, markup=False)
@@ -187,6 +189,15 @@ def _cost(one: "CostStanding") -> dict[str, Any]:
     tokens = f"{about}{one.prompt_tokens:,} + {about}{one.completion_tokens:,}"
     figures = {"calls": one.calls, "tokens": tokens, "cost": f"{about}{one.cost:.4g}", "seconds": f"{one.seconds:.0f}"}
     return {"cycle": one.cycle, "stage": one.stage, **figures}
+
+
+def _offer(tried: "PatchStanding") -> str:
+    """A prompt that is enough, and what was decided on it or how to decide."""
+    short = tried.id[:12]
+    if tried.decision != "none":
+        return f"A prompt is enough for {tried.capability}: {short}, {tried.decision} by {tried.who}"
+    taken = f"traced show patch {short} --into FILE takes it, traced approve {short} says so"
+    return f"A prompt is enough for {tried.capability}: {taken}"
 
 
 def _table(title: str, columns: list[str], rows: list[dict[str, Any]], **headings: str) -> None:

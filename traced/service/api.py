@@ -152,6 +152,16 @@ def _acts(control: Control, door: Door) -> APIRouter:
         """Undo the promotion of one adapter."""
         return control.decide(caller, asked, partial(acts.roll_back, adapter=adapter))
 
+    @router.post("/prompts/{patch}/approve")
+    def approve_prompt(patch: str, asked: Reason, caller: Who) -> Done:
+        """Take a prompt that is enough for its capability, instead of an adapter."""
+        return control.decide(caller, asked, partial(acts.approve_prompt, patch=patch))
+
+    @router.post("/prompts/{patch}/reject")
+    def reject_prompt(patch: str, asked: Reason, caller: Who) -> Done:
+        """Decide against a prompt."""
+        return control.decide(caller, asked, partial(acts.reject_prompt, patch=patch))
+
     @router.post("/rollback")
     def roll_back_last(asked: Reason, caller: Who) -> Done:
         """Undo the last promotion."""

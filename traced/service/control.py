@@ -54,6 +54,7 @@ from traced.config import Settings
 from traced.devices.settings import DevicesSection
 from traced.devices.standing import look
 from traced.host.owner import sandbox_owner
+from traced.llm.needed import check_model
 from traced.service import views
 from traced.service.doors import Caller
 from traced.service.errors import Busy, CallerGone, NoSuchThing, NotAllowed
@@ -182,8 +183,10 @@ class Control:
         return EventView(seq=seen, at=self.now(), kind=MISSED, subject=self.target, cycle_id=None, detail=detail)
 
     def start(self, caller: Caller, asked: Reason) -> Done:
-        """Ask for a cycle; one that waits for people comes first. Raises ``Busy`` while one is at work, or paused."""
+        """Ask for a cycle; one that waits for people comes first. Raises ``Busy`` while one is at work, or paused,
+        and ``LlmError`` where it would have no language model to ask."""
         act = self._act(caller, asked)
+        check_model(self.settings)
         with session(self.store) as opened:
             if self.loop.running:
                 raise Busy(f"cycle {self.loop.running} is at work", hint="traced status")

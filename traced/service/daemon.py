@@ -35,6 +35,8 @@ from traced.host.lifecycle import Lifecycle, beside, signals, until_forced
 from traced.host.lock import alone
 from traced.host.notify import ServiceManager, service_manager
 from traced.host.owner import sandbox_owner
+from traced.llm.errors import LlmError
+from traced.llm.needed import check_model
 from traced.notices.delivery import deliver_due
 from traced.service.api import control_api
 from traced.service.control import Control
@@ -127,6 +129,7 @@ async def _serve(settings: Settings, store: sqlalchemy.Engine, tokens: Tokens, r
             control.state = "ready"
             manager.ready(_at_work(control))
             log.info("ready", extra={"data_dir": str(settings.data_dir)})
+            _warn_of_what_keeps_cycles_from_beginning(settings)
             work = asyncio.ensure_future(until_forced(loop.run(lifecycle.draining), lifecycle))
             work.add_done_callback(partial(_ended, lifecycle))
             await lifecycle.draining.wait()
@@ -146,6 +149,14 @@ def _ended(lifecycle: Lifecycle, work: "asyncio.Future[bool]") -> None:
         log.critical("the loop failed", exc_info=error)
     if not lifecycle.draining.is_set():
         lifecycle.stop("the loop failed")
+
+
+def _warn_of_what_keeps_cycles_from_beginning(settings: Settings) -> None:
+    """The service is of use without a cycle, so it starts; whoever started it hears now what he will need."""
+    try:
+        check_model(settings)
+    except LlmError as error:
+        log.warning("no cycle of %s can begin: %s", settings.target.name, error)
 
 
 def _at_work(control: Control) -> str:

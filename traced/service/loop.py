@@ -49,6 +49,7 @@ from traced.gates.further import outstanding
 from traced.gates.promotion import undecided
 from traced.host.lifecycle import cancel_once
 from traced.host.logs import working_on
+from traced.llm.needed import check_model
 from traced.meter import Meter
 from traced.models import resolve_model
 from traced.notices.message import announce, approval_needed, cycle_failed, parked, trouble
@@ -220,6 +221,7 @@ class CycleLoop:
     def _begun(self, opened: Session, before: int, cause: str) -> Cycle:
         """A new cycle: each has a seed of its own, so that it meets tasks which the one before has not."""
         check_seeds(target(self.settings.target.name), self.settings)
+        check_model(self.settings)
         name, seed, at = self.settings.target.name, self.settings.seed + before, self.now()
         model = resolve_model(self.settings.model.spec, self.settings.data_dir).name
         cycle_id = f"{name}-{at:%Y%m%dT%H%M%S}-{before + 1}"

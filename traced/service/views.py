@@ -15,7 +15,8 @@ from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.gates import latest_answers
 from store.repositories.promotions import latest_decisions, live_adapters, trials
 from store.repositories.routing import traffic
-from traced.client.models import AdapterView, CycleView, HeldUpView, ParkedView, StageView
+from store.repositories.thinking import StageCost, stage_costs
+from traced.client.models import AdapterView, CostView, CycleView, HeldUpView, ParkedView, StageView
 
 CYCLES_SHOWN = 10
 
@@ -41,7 +42,27 @@ def cycle_view(session: Session, cycle: Cycle) -> CycleView:
         created_at=cycle.created_at,
         finished_at=cycle.finished_at,
         stages=list(newest.values()),
+        costs=_costs(session, cycle.id),
     )
+
+
+def _costs(session: Session, cycle_id: str) -> list[CostView]:
+    """What a cycle's stages paid for, all capabilities together."""
+    found: dict[str, list[StageCost]] = {}
+    for one in stage_costs(session, cycle_id):
+        found.setdefault(one.stage, []).append(one)
+    return [
+        CostView(
+            stage=stage,
+            calls=sum(one.calls for one in costs),
+            prompt_tokens=sum(one.prompt_tokens for one in costs),
+            completion_tokens=sum(one.completion_tokens for one in costs),
+            cost=sum(one.cost for one in costs),
+            seconds=sum(one.seconds for one in costs),
+            estimated=sum(one.estimated for one in costs),
+        )
+        for stage, costs in found.items()
+    ]
 
 
 def adapters(session: Session) -> list[AdapterView]:

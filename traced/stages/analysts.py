@@ -2,7 +2,7 @@
 
 Invariants: both answer with the same form; the seed and the settings decide what the builtin one says, and the stored
 replies what the model has said. Capabilities that the target's earlier cycles named keep their names and texts. How it
-fails: ``StageError`` where the model was asked in vain; what it has answered until then is kept, and the same command
+fails: ``AgentsError`` where the model was asked in vain; what it has answered until then is kept, and the same command
 carries on.
 """
 
@@ -26,7 +26,6 @@ from store.repositories.capabilities import newest_named
 from store.types import Capability, Label, Trajectory
 from traced.config import Settings
 from traced.stages.context import utc_now
-from traced.stages.errors import StageError
 
 if TYPE_CHECKING:
     from agents.llm.model import Model
@@ -96,7 +95,7 @@ async def _model(around: Surroundings) -> "AsyncIterator[Model]":
         async with model(around.settings, StoreLedger(around.store, around.now)) as asked:
             yield asked
     except AgentsError as error:
-        raise StageError(f"the llm analyst: {error.message}", hint=error.hint or "traced llm check") from error
+        raise error.within("the llm analyst", hint=error.hint or "traced llm check") from error
 
 
 def _context(model: "Model") -> int:

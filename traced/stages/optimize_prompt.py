@@ -9,9 +9,9 @@ the same environment where this cycle has one.
 
 Invariants: every episode and every reply of the language model is stored as it comes, so calling again goes on where it
 was stopped and pays for nothing twice; only messages, tools and rewards reach the language model. How it fails:
-``StageError`` when episodes are lost or the language model cannot be used; a spent budget of tokens, money or minutes
-ends the evolution, not the comparison. Not covered: adapters of other cycles, and serving a patch (who runs the agent
-puts it into its system prompt).
+``StageError`` when episodes are lost, ``ModelError`` when the language model cannot be used; a spent budget of tokens,
+money or minutes ends the evolution, not the comparison. Not covered: adapters of other cycles, and serving a patch (who
+runs the agent puts it into its system prompt).
 """
 
 import contextlib
@@ -129,10 +129,9 @@ async def _evolved(work: "_Work", plan: Plan) -> Evolved:
     try:
         return await evolve(beginning(work.meant), plan, work.play, work.propose)
     except ModelError as error:
-        raise StageError(
-            f"the language model cannot be used for {work.meant.name}: {error.message}",
-            hint=f"{error.hint or 'traced llm check'}; then the same command again, what was answered is kept",
-        ) from error
+        again = "then the same command again, what was answered is kept"
+        what = f"the language model cannot be used for {work.meant.name}"
+        raise error.within(what, hint=f"{error.hint or 'traced llm check'}; {again}") from error
 
 
 @dataclass(frozen=True)

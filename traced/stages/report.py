@@ -35,6 +35,7 @@ from traced.figures import (
     as_json,
 )
 from traced.gates.paired import Interval, compare, pair
+from traced.prompting.decisions import PromptDecision, decisions
 from traced.prompting.patches import SHORT, enough, gates, newest, offered
 from traced.report import write_report
 from traced.stages.analyze import stored_findings
@@ -79,7 +80,10 @@ def gather(context: Context) -> CycleFigures:
             for run in runs
         }
         adapters = _adapters(context, session, arms)
-        prompts = [_prompt(one) for one in newest(list_patches(session, cycle_id=context.cycle_id))]
+        decided = decisions(session)
+        prompts = [
+            _prompt(one, decided.get(one.id)) for one in newest(list_patches(session, cycle_id=context.cycle_id))
+        ]
         analysed = _analysed(session, context.cycle_id)
         events = list_stage_events(session, context.cycle_id)
     sessions = [event.detail for event in events if event.stage == SESSION]
@@ -137,9 +141,9 @@ def _adapters(context: Context, session: Session, arms: Arms) -> list[AdapterFig
     return found
 
 
-def _prompt(patch: PromptPatch) -> PromptFigures:
-    fixes = bool(offered([patch]))
-    return PromptFigures(patch.capability, patch.id[:SHORT], enough(patch), gates(patch), fixes)
+def _prompt(patch: PromptPatch, decided: PromptDecision | None) -> PromptFigures:
+    fixes, said = bool(offered([patch])), str(decided) if decided else ""
+    return PromptFigures(patch.capability, patch.id[:SHORT], enough(patch), gates(patch), fixes, said)
 
 
 def _gain(arms: Arms) -> Interval | None:

@@ -61,7 +61,8 @@ def offer(one: PatchView) -> Text:
     text = Text("✓ a prompt is enough", "green")
     text.append(f" for {line(one.capability, 60)}", "bold")
     won = next((_rates(each) for gate in one.gates if gate.of == "prompt" for each in gate.comparisons[:1]), "")
-    return text.append(f"{won and f': {won} in its environment'}, instead of an adapter", "")
+    text.append(f"{won and f': {won} in its environment'}, instead of an adapter")
+    return text.append(f"; {one.decision} by {line(one.decided_by, 40)}", "dim") if one.decided_by else text
 
 
 def told(one: PatchView) -> Text:
@@ -71,8 +72,14 @@ def told(one: PatchView) -> Text:
     for gate in one.gates:
         text.append_text(_gate(gate))
     text.append(f"\n{block(one.text, LONGEST)}\n\n")
+    if one.decided_at is not None:
+        why = f": {line(one.reason, 400)}" if one.reason else ""
+        text.append(f"{one.decision} by {line(one.decided_by, 60)}, {one.decided_at:%m-%d %H:%M}{why}\n")
     text.append("To use it, put the text at the end of your agent's system prompt. Into a file: ", "dim")
-    return text.append(f"traced show patch {one.id[:12]} --into FILE\n")
+    text.append(f"traced show patch {one.id[:12]} --into FILE\n")
+    if one.decided_at is None:
+        text.append("For the record: ", "dim").append(f"traced approve {one.id[:12]}, or traced reject\n")
+    return text
 
 
 def _gate(gate: PatchGateView) -> Text:

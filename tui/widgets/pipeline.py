@@ -12,11 +12,12 @@ from typing import Any
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from traced.client.models import AdapterView, CycleView, EventView, StageView
+from traced.client.models import AdapterView, CostView, CycleView, EventView, StageView
 from tui.plain import line
 
 ORDER = ("collect", "analyze", "synthesize", "admit", "train", "gate", "approve", "evaluate", "report")
-PARTS = {"promote": "evaluate", "route": "evaluate", "fit router": "evaluate"}  # shown as parts of another
+PROMPT, ENOUGH = "optimize-prompt", "a prompt is enough"  # a stage of some cycles; what ends a capability there well
+PARTS = {"promote": "evaluate", "route": "evaluate", "fit router": "evaluate", PROMPT: "prompt"}  # shown as another's
 UNTOLD = ("session",)  # of no interest
 NAME, TIME, LEAST = 12, 6, 14  # widths: of a stage's name, of its end, the least of a capability's column
 RUNNING, DONE, FAILED, STOPPED, COMING, ASKS = "▶", "✓", "✗", "‖", "·", "!"
@@ -49,7 +50,7 @@ def pipeline(
     width: int,
 ) -> Text:
     """The whole of it, at most ``width`` cells wide; ``progress`` and what it ``waits`` for by stage and capability."""
-    parts: dict[str, list[Part]] = {name: [] for name in ORDER[:-1]}
+    parts: dict[str, list[Part]] = {name: [] for name in _before_the_end(cycle)}
     for stage in cycle.stages:
         if stage.stage not in UNTOLD:
             name, part = _place(stage)
@@ -69,6 +70,8 @@ def pipeline(
         )
     for name, found in parts.items():
         _stage(told, name, found, columns, room)
+    if cycle.costs:
+        told.append(" " * 2).append(_fixed("model", NAME + 1), "bold").append(f"{_paid(cycle.costs)}\n")
     told.right_crop(1)
     return told
 
@@ -76,6 +79,7 @@ def pipeline(
 def _wait(parts: dict[str, list[Part]], key: str, told: EventView) -> None:
     """What a stage waits for, until it begins or goes on."""
     stage, _, name = key.partition(" ")
+    stage = PARTS.get(stage, stage)
     there = next((part for part in parts.get(stage, []) if part.name == name), None)
     if stage not in parts or (there is not None and there.mark != RUNNING):
         return
@@ -85,9 +89,19 @@ def _wait(parts: dict[str, list[Part]], key: str, told: EventView) -> None:
     parts[stage] = [part for part in parts[stage] if part is not there] + [waiting]
 
 
+def _before_the_end(cycle: CycleView) -> list[str]:
+    """The lines but the last; prompts have one before the training, where any was tried."""
+    names = list(ORDER[:-1])
+    if any(stage.stage == PROMPT for stage in cycle.stages):
+        names.insert(names.index("train"), PARTS[PROMPT])
+    return names
+
+
 def _place(stage: StageView) -> tuple[str, str]:
     """The stage's line, and its name there."""
     first, _, rest = stage.stage.partition(" ")
+    if stage.stage == PROMPT:
+        return PARTS[PROMPT], stage.capability or ""
     if stage.stage in PARTS:
         return PARTS[stage.stage], stage.stage
     if first in ORDER and rest:  # "evaluate base"
@@ -96,6 +110,8 @@ def _place(stage: StageView) -> tuple[str, str]:
 
 
 def _part(cycle: CycleView, stage: StageView, name: str, progress: Mapping[str, EventView]) -> Part:
+    if stage.stage == PROMPT and str(stage.detail.get("reason")).startswith(ENOUGH):
+        return Part(name, DONE, ENOUGH, stage.at)
     if stage.state == "failed":
         return Part(name, FAILED, line(stage.detail.get("reason") or "failed", 120), stage.at)
     if stage.state != "started":
@@ -136,6 +152,16 @@ def _figure(stage: StageView) -> str:
     if stage.stage == "promote" and detail.get("live") is not None:
         return line(f"live: {', '.join(map(str, detail['live'])) or 'none'}", 80)
     return ""
+
+
+def _paid(costs: Sequence[CostView]) -> str:
+    """What a cycle's stages have asked of language models, all together, and each stage's share of it."""
+    calls, cost = sum(one.calls for one in costs), sum(one.cost for one in costs)
+    about = "~" if any(one.estimated for one in costs) else ""
+    tokens = sum(one.prompt_tokens + one.completion_tokens for one in costs)
+    money = f", cost {about}{cost:.4g}" if cost else ""
+    of_each = ", ".join(f"{line(one.stage, 20)} {f'{one.cost:.4g}' if cost else one.calls}" for one in costs)
+    return f"{calls} calls, {about}{tokens:,} tokens{money} ({of_each})"
 
 
 def _stage(told: Text, name: str, parts: Sequence[Part], columns: Sequence[str], room: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from agents.errors import ModelDenied
 from agents.transcript import transcript
 from store.database import open_store, reading, session, sqlite_url
 from store.records import Cycle, CycleState, Finding, StageState
@@ -23,6 +24,8 @@ from tests.scripted_model import Scripted, Sent, Status, served
 from tests.unit.agents.synthesis.conversations import FAULTS
 from tests.unit.store.chain import T0
 from traced.config import load_settings
+from traced.executor.blame import Blame, blame, describe
+from traced.executor.job import Ended
 from traced.meter import Meter
 from traced.models import ModelFiles
 from traced.progress import Progress
@@ -30,7 +33,6 @@ from traced.stages import gate
 from traced.stages.analyze import analyze, stored_findings
 from traced.stages.context import Context, Shown
 from traced.stages.episodes import BASE, Player
-from traced.stages.errors import StageError
 from traced.stages.production import JUDGED_ANEW
 from traced.targets.desk import demonstrate
 from traced.targets.registry import target
@@ -104,8 +106,9 @@ def test_a_model_that_goes_away_costs_what_was_in_flight_and_no_more(context: Co
     def closing(body: dict[str, Any], nth: int) -> Sent:
         return thinking(body, nth) if nth < limit else Status(401, message="no such key")
 
-    with served(closing, canaries=CANARIES) as server, pytest.raises(StageError, match="the llm analyst"):
+    with served(closing, canaries=CANARIES) as server, pytest.raises(ModelDenied, match="the llm analyst") as told:
         asyncio.run(analyze(by(server, context)))
+    assert blame(Ended.FAILED, describe(told.value), None) is Blame.SURROUNDINGS  # a service waits for the key
     assert stored_findings(context) == []
     second = Thinking()
     with served(second, canaries=CANARIES) as server:

@@ -16,6 +16,7 @@ from traced.executor.job import Report, ReportKind
 from traced.executor.ledger import waiting
 from traced.host.holder import is_alive
 from traced.host.lifecycle import Lifecycle
+from traced.llm.errors import LlmError
 from traced.service.daemon import _ended
 from traced.service.doors import Caller
 from traced.service.training_lease import FOR_DEVICE
@@ -47,6 +48,21 @@ def test_what_keeps_a_cycle_from_beginning_is_shown_and_told_until_it_is_mended(
     with reading(place.store) as opened:
         told = due_notices(opened, ["tell"], at=T0 + timedelta(days=3), longest_wait=timedelta(days=9))
     assert [one.body["subject"] for one in told if one.body["kind"] == "trouble"] == ["the beginning of a cycle"]
+
+
+def test_a_cycle_that_would_have_no_language_model_to_ask_is_refused_to_who_asks_and_does_not_begin(
+    place: Place,
+) -> None:
+    settings = place.loop.settings
+    thinking = settings.model_copy(update={"analysis": settings.analysis.model_copy(update={"analyst": "llm"})})
+    place.loop.settings = place.control.settings = thinking
+    with pytest.raises(LlmError, match=r"analysis\.analyst=llm needs a language model: no language model is set"):
+        place.control.start(ADA, Reason())
+    assert place.control.status().target.asked_for == ""
+    place.loop.request_cycle("a trigger")
+    assert place.loop._due() is None
+    assert "no language model is set" in place.control.status().target.cannot_begin
+    assert place.cycles() == []
 
 
 def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place) -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.seeded import seed_store
-from store.database import open_store, sqlite_url
+from store.database import open_store, session, sqlite_url
+from store.repositories.thinking import save_reply
 from tests.integration.gateway.place import place, until
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
+from tests.unit.store.chain import REPLY
 from traced.client.errors import Refused
-from traced.client.models import DEVICES, Devices, EventView
+from traced.client.models import DEVICES, CostView, Devices, EventView
 from traced.config import load_settings
 from traced.service.control import Control
 from traced.service.health import router_health
@@ -47,6 +49,43 @@ def test_success_over_time_counts_what_was_judged(seeded: Control, path: Path) -
             assert rates.days == sorted(rates.days, key=lambda one: one.day)
             assert rates.days[-1].day <= date(2026, 3, 14)
             assert not rates.partial
+
+    asyncio.run(ask())
+
+
+def test_what_a_cycles_stages_have_asked_of_language_models_is_told_with_it(seeded: Control, path: Path) -> None:
+    made = replace(REPLY, cycle_id="c-0003", prompt_tokens=900, completion_tokens=12, cost=0.5, seconds=1.5)
+    told = [("analyze", "", False), ("synthesize", "dates", True), ("synthesize", "names", False)]
+    with session(seeded.store) as opened:
+        for number, (stage, capability, about) in enumerate(told):
+            asked = replace(made, key=f"{number:064}", stage=stage, capability=capability, estimated=about)
+            save_reply(opened, asked)
+
+    async def ask() -> None:
+        async with served(seeded, path) as client:
+            newest, *others = (await client.status()).cycles
+            assert newest.costs == [
+                CostView(
+                    stage="analyze",
+                    calls=1,
+                    prompt_tokens=900,
+                    completion_tokens=12,
+                    cost=0.5,
+                    seconds=1.5,
+                    estimated=0,
+                ),
+                CostView(
+                    stage="synthesize",
+                    calls=2,
+                    prompt_tokens=1800,
+                    completion_tokens=24,
+                    cost=1.0,
+                    seconds=3.0,
+                    estimated=1,
+                ),
+            ]
+            assert (await client.cycle("c-0003")).costs == newest.costs
+            assert [one.costs for one in others] == [[]] * len(others)
 
     asyncio.run(ask())
 

@@ -3,11 +3,12 @@
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
+from http import HTTPStatus
 from pathlib import Path
 
 from store.database import session
 from store.repositories.thinking import save_patch
-from tests.integration.service.served import served
+from tests.integration.service.served import READER, on_tcp, refused, served
 from tests.unit.store.chain import CAPABILITY, CYCLE, FIXING, PATCH
 from traced.service.control import Control
 
@@ -30,5 +31,29 @@ def test_the_newest_patch_of_each_cycles_capability_is_told_with_its_gates_and_t
             assert [(one.name, one.base, one.adapter, one.seeds) for one in gate.comparisons] == [
                 ("environment", 0.25, 1.0, 24)
             ]
+
+            assert (told.decision, told.decided_at) == ("none", None)
+            done = await client.prompts.approve(told.id[:12], "it reads well", "ann")
+            assert (done.subject, done.detail["decision"]["who"]) == (told.id, "ann")
+            [decided] = await client.prompts.list()
+            assert (decided.decision, decided.decided_by, decided.reason) == ("approved", "ann", "it reads well")
+            assert decided.decided_at is not None
+            [entry] = [one for one in await client.audit() if one.action == "approve-prompt"]
+            assert (entry.who, entry.subject, entry.detail["text"]) == ("ann", told.id, "Better.")
+            await client.prompts.reject(told.id, "no")
+            assert [one.decision for one in await client.prompts.list()] == ["rejected"]
+            assert "no prompt patch" in (await refused(client.prompts.approve("ffffff"))).message
+
+    asyncio.run(ask())
+
+
+def test_who_may_only_look_decides_on_no_prompt(control: Control) -> None:
+    with session(control.store) as opened:
+        key = save_patch(opened, replace(FIXING, cycle_id=CYCLE.id, capability=CAPABILITY.name))
+
+    async def ask() -> None:
+        async with on_tcp(control, READER) as client:
+            assert (await refused(client.prompts.approve(key))).status == HTTPStatus.FORBIDDEN
+            assert [one.decision for one in await client.prompts.list()] == ["none"]
 
     asyncio.run(ask())

@@ -1,6 +1,7 @@
 """The first screen: what waits, the pipeline, devices, router and rates, live."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -10,9 +11,11 @@ from store.records import Cycle, CycleState, StageEvent, StageState
 from store.repositories.attempts import InputKey, ParkedInput, park
 from store.repositories.cycles import save_cycle, save_stage_event, set_cycle_state
 from store.repositories.events import save_event
+from store.repositories.thinking import save_reply
 from store.service_records import Event
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
+from tests.unit.store.chain import REPLY
 from traced.client.models import DEVICES, DOING, HEALTH, PROGRESS, WAITS
 
 FULL = ("NVIDIA L4", "traffic", "target, routed", "✓ parts")
@@ -65,6 +68,33 @@ def test_a_stage_at_work_says_how_far_it_is_and_how_long_it_takes(opened: Opened
                 set_cycle_state(opened_store, "c-0003", CycleState.INTERRUPTED, at=AT)
                 save_event(opened_store, Event(AT, "cycle interrupted", "c-0003", "c-0003"))
             await until(on.pilot, lambda: "‖ train" in text_of(on.app))
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_language_models_took_has_a_line_and_a_prompt_that_is_enough_is_no_failure(
+    opened: Opened, size: tuple[int, int]
+) -> None:
+    made = replace(REPLY, cycle_id="c-0003", prompt_tokens=41_000, completion_tokens=1_200, cost=0.125)
+    asked = ["analyze"] * 3 + ["synthesize", "optimize-prompt"]
+    enough = {"reason": "a prompt is enough: traced show patch 0123"}
+
+    async def look() -> None:
+        async with opened(size) as on:
+            await filled(on)
+            with session(on.control.store) as store:
+                for number, stage in enumerate(asked):
+                    save_reply(store, replace(made, key=f"{number:064}", stage=stage, estimated=number == 1))
+                for state, detail in ((StageState.FINISHED, {}), (StageState.FAILED, enough)):
+                    event = StageEvent("c-0003", "optimize-prompt", state, AT, "payment-methods", detail)
+                    save_stage_event(store, event)
+                save_event(store, Event(AT, "stage finished", "optimize-prompt", "c-0003", {}))
+            await until(on.pilot, lambda: "5 calls" in text_of(on.app))
+            text = text_of(on.app)
+            assert "model        5 calls, ~211,000 tokens, cost ~0.625 (analyze 0.375, optim" in text
+            assert "✓ prompt" in text
+            await same_picture(on.app, "overview-model")
 
     asyncio.run(look())
 

@@ -17,10 +17,12 @@ from store.errors import StoreUnavailable, StoreVersionError
 from store.records import Decision, RoutingChoice, StageEvent, StageState
 from store.repositories import adapters, attempts, cycles, gates, promotions, routing, thinking
 from store.repositories.attempts import AttemptState, InputKey
+from store.repositories.audit import save_audit
 from store.repositories.targets import ask_for_cycle, note_cannot_begin, note_start, pause_target, resume_target
 from store.repositories.thinking import save_patch
 from store.repositories.training import save_training_run
 from store.repositories.trajectories import save_trajectories
+from store.service_records import AuditEntry
 from store.standing import CYCLES_SHOWN, CostStanding, HeldUp, ParkedStanding, Standing, standing
 from store.types import GateAnswer
 from tests.unit.store.chain import (
@@ -226,6 +228,13 @@ def test_the_newest_patch_of_a_cycles_capability_is_told(file: Path) -> None:
         save_patch(db, newer)
         save_patch(db, older)
     [told] = standing(sqlite_url(file)).patches
+    assert (told.decision, told.who) == ("none", "")
+    with session(store) as db:
+        for number, (who, action) in enumerate([("ann", "approve-prompt"), ("bob", "reject-prompt")]):
+            save_audit(db, AuditEntry(later(15 + number), who, "local", action, newer.id))
+        save_audit(db, AuditEntry(later(17), "eve", "local", "release", newer.id))
+    [decided] = standing(sqlite_url(file)).patches
+    assert (decided.decision, decided.who) == ("rejected", "bob")
     store.dispose()
     assert (told.id, told.cycle, told.capability) == (newer.id, "c1", "date-reasoning")
     assert told.enough == "a prompt is enough"

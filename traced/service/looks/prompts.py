@@ -8,6 +8,7 @@ from store.database import reading
 from store.records import PromptPatch
 from store.repositories.thinking import list_patches
 from traced.client.prompts import PatchGateView, PatchView
+from traced.prompting.decisions import PromptDecision, decisions
 from traced.prompting.patches import enough, gates, newest, offered
 from traced.service.control import Control
 from traced.service.looks.paging import Limit
@@ -21,13 +22,13 @@ def router(control: Control) -> APIRouter:
     def prompts(limit: Limit = 100) -> list[PatchView]:
         """The newest patch of each cycle's capability, newest first."""
         with reading(control.store) as opened:
-            found = newest(list_patches(opened))
-        return [_view(one) for one in sorted(found, key=lambda one: one.at, reverse=True)[:limit]]
+            found, decided = newest(list_patches(opened)), decisions(opened)
+        return [_view(one, decided.get(one.id)) for one in sorted(found, key=lambda one: one.at, reverse=True)[:limit]]
 
     return router
 
 
-def _view(one: PromptPatch) -> PatchView:
+def _view(one: PromptPatch, decided: PromptDecision | None) -> PatchView:
     told = [{"of": of, **asdict(result)} for of, result in gates(one).items()]
     return PatchView(
         id=one.id,
@@ -38,4 +39,8 @@ def _view(one: PromptPatch) -> PatchView:
         text=one.text,
         gates=[PatchGateView.model_validate(each) for each in told],
         at=one.at,
+        decision=decided.decision.value if decided else "none",
+        decided_by=decided.who if decided else "",
+        decided_at=decided.at if decided else None,
+        reason=decided.reason if decided else "",
     )

@@ -1,0 +1,285 @@
+"""Whole cycles of ``traced up`` whose analyst and synthesizer are a language model, up to the person and to the end.
+
+The service, its graph, its children, admission in Docker, a (short) training, gates and gepa are what they always are;
+the agent is scripted behind an engine's API, and so is the language model.
+"""
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agents.synthesizer.builtin import synthesize
+from agents.synthesizer.llm.file import file_in
+from sandbox.admission.bench import Bench
+from sandbox.contract import Message
+from tests.acceptance.conftest import Ran
+from tests.guard import sitecustomize
+from tests.integration.synthesis.world import fenced
+from tests.obedient_agent import HINT, Agent, obedient
+from tests.scripted_analyst import Asked, Thinking, filled
+from tests.scripted_model import Scripted, Sent, served
+from tests.unit.agents.synthesis.conversations import capability, demonstrations, environment_class
+from traced.config import load_settings
+from traced.prompting import reflection
+from traced.rollout.seeds import derive_seed
+from traced.stages.gate import GATE_SEEDS
+from traced.stages.optimize_prompt import VALIDATION_SEEDS
+from traced.stages.train import TRAINING_SEEDS
+from traced.targets.desk import SPLITS, Desk, needed
+from traced.targets.desk.demonstrator import demonstrator
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
+
+DESKS = "multi-step-completion"  # as the desk calls it
+NAME = "all-of-a-request"  # as the model does
+MEANT = {
+    "name": NAME,
+    "title": "All of a request",
+    "description": "Do everything that the customer asks for.",
+    "when_needed": "The customer asks for more than one thing.",
+    "exercised": "Each thing is done.",
+    "lacking": "The agent stops after the first.",
+}
+KEPT_AS = f"# Written by scripted for {NAME}: start 1, candidate 1.\n"  # what the synthesizer puts before the file
+EPISODES, SEEDS = 48, 24
+SETTINGS: dict[str, Any] = {
+    "analysis.analyst": "llm",
+    "analysis.runs": 2,
+    "synthesis.synthesizer": "llm",
+    "synthesis.file_tokens": 65536,  # the builtin one's files, which this model answers with, are long
+    "collect.episodes": EPISODES,
+    "admission.base_seeds": 8,
+    "admission.base_rollouts": 2,
+    "admission.mixed": 0.0,  # this agent does the same thing in all of a group
+    "training.iterations": 2,
+    "training.groups": 6,
+    "training.rollouts": 4,
+    "prompting.minibatch": 3,
+    "prompting.validation": 6,
+    "gate.seeds": SEEDS,
+    "gate.max_rounds": 1,
+    "gate.untouched_margin": 0.4,  # so few seeds show no less
+    "test.seeds": 8,
+    "llm.model": "scripted",
+    "devices.idle_s": 0,
+    "devices.cpu_utilisation": 1,
+    "devices.cpu_memory": 1,
+    "devices.yield_s": 0.1,
+}
+Said = list[Message]
+SHORT = {"training__iterations": 1, "training__groups": 2, "training__rollouts": 2, "training__max_turns": 4}
+SOON_S = 500.0
+
+
+@dataclass
+class World:
+    """What there is to do, what the model writes, and which tasks ask for all of a request."""
+
+    source: str
+    tasks: dict[str, tuple[Said, Said]]
+    asks: dict[str, bool]
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    trajectories, labels = demonstrations()
+    source = file_in(fenced(synthesize(capability(DESKS), trajectories, labels, seed=0)))
+    tasks: dict[str, tuple[Said, Said]] = {}
+    asks: dict[str, bool] = {}
+    collected = _collected()
+    solved = [seed for seed in collected if DESKS in needed(seed)][::3]
+    for seed in [*collected, *SPLITS["gate"][:SEEDS], *SPLITS["test"][:8]]:
+        opening = Desk().reset(seed).messages[0]["content"]
+        able, unable = _desk(seed, {}), _desk(seed, {DESKS: 1.0})
+        tasks[opening] = able, able if seed in solved else unable
+        asks[opening] = DESKS in needed(seed)
+    shop = environment_class(source)()
+    for seed in [*_probed(KEPT_AS + source), *_trained(), *range(GATE_SEEDS, GATE_SEEDS + SEEDS), *_validation()]:
+        opening = shop.reset(seed).messages[0]["content"]
+        able = list(_played(shop, shop.oracle()))
+        tasks[opening] = able, [able[0], able[-1]]
+    return World(source, tasks, asks)
+
+
+def _collected() -> list[int]:
+    return random.Random("collect:0").sample(SPLITS["train"], EPISODES)
+
+
+def _probed(source: str) -> list[int]:
+    bench = cast(Bench, SimpleNamespace(source=SimpleNamespace(source_code=source)))
+    return Bench.panel(bench, SETTINGS["admission.base_seeds"])
+
+
+def _trained() -> list[int]:
+    seed, low, high = derive_seed(0, NAME), *TRAINING_SEEDS
+    groups = [(iteration, draw) for iteration in range(2) for draw in range(SETTINGS["training.groups"])]
+    return [low + derive_seed(seed, *group) % (high - low) for group in groups]
+
+
+def _validation() -> range:
+    return range(VALIDATION_SEEDS, VALIDATION_SEEDS + SETTINGS["prompting.validation"])
+
+
+def _desk(seed: int, faults: dict[str, float]) -> Said:
+    desk = Desk()
+    desk.reset(seed)
+    return list(_played(desk, demonstrator(desk, faults=faults, rng_seed=0)))
+
+
+def _played(environment: Any, script: Iterator[Message]) -> Iterator[Message]:
+    for message in script:
+        yield message
+        environment.step(message)
+
+
+def model_of(world: World) -> Callable[[dict[str, Any], int], Sent]:
+    """A model that finds one capability, labels it soundly, writes an admitted environment, and knows the hint."""
+
+    def label(asked: Asked) -> Sent | None:
+        if asked.kind != "label":
+            return None
+        (read,) = asked.marked("conversation")
+        asks = next(asks for opening, asks in world.asks.items() if opening in read)
+        said = [line for line in read.splitlines() if " agent" in line.partition(":")[0]]
+        last = said[-1].partition(" ")[0].removeprefix("m")
+        done = sum("agent calls" in line for line in said) > 2
+        return {"cells": [filled(NAME, ("PRESENT" if done else "LACKING") if asks else "NA", last if asks else "")]}
+
+    thinking = Thinking(instead=label, candidates=[MEANT])
+
+    def answer(body: dict[str, Any], nth: int) -> Sent:
+        told = str(body["messages"][0]["content"])
+        if told.startswith(reflection.SYSTEM[:60]):
+            return f"```\nIn every conversation, {HINT}.\n```"
+        if "response_format" in body or "tools" in body:
+            return thinking(body, nth)
+        return fenced(world.source)
+
+    return answer
+
+
+@dataclass
+class Service:
+    """A ``traced up`` that runs; ``ask`` runs another verb beside it."""
+
+    data_dir: Path
+    environment: dict[str, str]
+    process: "subprocess.Popen[bytes]"
+    log: Path
+
+    def ask(self, *arguments: str) -> Ran:
+        command = [sys.executable, "-m", "traced", *arguments, "--data-dir", str(self.data_dir)]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def until(self, *states: str) -> Any:
+        """The status, once the cycle has come to one of ``states``."""
+        deadline = time.monotonic() + SOON_S
+        while True:
+            told = self.ask("status", "--json").json
+            if told["cycles"] and told["cycles"][0]["state"] in states:
+                return told
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"{told}\n{self.log.read_text()}"
+            time.sleep(0.2)
+
+
+@contextmanager
+def running(folder: Path, agent: Agent, server: Scripted, **more: Any) -> Iterator[Service]:
+    """The service, with nothing that it starts reaching beyond this machine."""
+    stray, log = folder / "stray", folder / "log"
+    given = SETTINGS | {"llm.base_url": server.url} | {key.replace("__", "."): value for key, value in more.items()}
+    load_settings(folder, given)
+    words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    guarded = {"PYTHONPATH": str(Path(sitecustomize.__file__).parent), sitecustomize.NOTED_IN: str(stray)}
+    there = {"OBEDIENT_URL": agent.url, "OBEDIENT_REACHED": str(folder / "reached")}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"} | guarded | there
+    command = [sys.executable, "-m", "tests.obedient_agent", "up", "--data-dir", str(folder / "data"), *words]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment, stdout=out, stderr=out)
+    try:
+        service = Service(folder / "data", environment, process, log)
+        _ready(service)
+        yield service
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert not stray.exists(), stray.read_text()
+
+
+def _ready(service: Service) -> None:
+    deadline = time.monotonic() + 60
+    command = [sys.executable, "-m", "traced", "status", "--alive", "--data-dir", str(service.data_dir)]
+    while subprocess.run(command, env=service.environment, capture_output=True, check=False).returncode:
+        assert service.process.poll() is None, service.log.read_text()
+        assert time.monotonic() < deadline, service.log.read_text()
+        time.sleep(0.2)
+
+
+def test_a_model_analyses_and_writes_and_a_person_is_asked(tmp_path: Path, world: World) -> None:
+    with (
+        obedient(world.tasks, obeys=False, trained=True) as agent,
+        served(model_of(world)) as server,
+        running(tmp_path, agent, server, **SHORT) as service,
+    ):
+        service.ask("cycle", "start")
+        told = service.until("waiting", "finished", "failed")
+        assert told["waiting"] == [f"{NAME}@v1"]
+        assert {one["stage"]: one["calls"] for one in told["costs"]} == {
+            "analyze": len(server.asked) - 1 - SEEDS,
+            "gate": SEEDS,  # which of the target's tasks the capability does not touch
+            "synthesize": 1,
+        }
+        assert (told["parked"], told["held_up"]) == ([], [])
+        chain = service.ask("explain", f"{NAME}@v1").out
+        assert f"capability   {NAME}: {MEANT['description']}" in chain
+        assert "written by the llm synthesizer" in chain
+        assert "pass after 1 rounds" in chain
+
+
+def test_a_prompt_that_is_enough_is_offered_in_place_of_an_adapter_and_a_person_takes_it(
+    tmp_path: Path, world: World
+) -> None:
+    with (
+        obedient(world.tasks, obeys=True, trained=False) as agent,
+        served(model_of(world)) as server,
+        running(tmp_path, agent, server, training__prompt_first="true") as service,
+    ):
+        service.ask("cycle", "start")
+        told = service.until("waiting", "finished", "failed")
+        assert (told["cycles"][0]["state"], told["adapters"], told["parked"]) == ("finished", [], [])
+        [patch] = told["prompts"]
+        assert (patch["capability"], patch["enough"], patch["decision"]) == (NAME, "a prompt is enough", "none")
+        short = patch["id"][:12]
+        assert f"traced approve {short} says so" in service.ask("status").out
+        done = service.ask("approve", short, "--who", "ann", "--reason", "it reads well", "--json").json
+        assert (done["subject"], done["cycle"], done["decision"]["who"]) == (patch["id"], patch["cycle"], "ann")
+        assert done["text"] == f"In every conversation, {HINT}."
+        again = service.ask("approve", short, "--who", "bob")
+        assert f"the prompt {short} for {NAME} was approved by ann on " in again.out
+        assert f"{short}, approved by ann" in service.ask("status").out
+        assert ", because it reads well" in service.ask("show", "patch", short).out
+    report = next((tmp_path / "data" / "runs").glob("*/report.html")).read_text()
+    assert "a prompt is enough" in report
+    with closing(sqlite3.connect(tmp_path / "data" / "traced.db")) as store:
+        told_of = "SELECT who, action, subject, reason, detail FROM audit WHERE action LIKE '%prompt'"
+        kept = store.execute(told_of).fetchall()
+    [(*entry, detail)] = kept
+    assert entry == ["ann", "approve-prompt", patch["id"], "it reads well"]
+    assert {"cycle": patch["cycle"], "text": done["text"]}.items() <= json.loads(detail).items()

@@ -1,0 +1,59 @@
+"""A cycle that will ask a language model is told to have none as it begins."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.database import open_store, session, sqlite_url
+from store.repositories.cycles import list_cycles
+from tests.unit.store.chain import T0
+from traced.config import load_settings
+from traced.doctor import check_language_model
+from traced.llm.errors import LlmError
+from traced.llm.needed import check_model, wanting
+from traced.running import find_cycle
+
+WANTING = {"analysis.analyst": "llm", "synthesis.synthesizer": "llm", "training.prompt_first": True}
+
+
+@pytest.fixture(autouse=True)
+def no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def test_who_wants_none_needs_none(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path)
+    check_model(settings)
+    assert wanting(settings) == []
+    assert check_language_model(settings).seen == "none is needed"
+
+
+@pytest.mark.parametrize("wanted", WANTING)
+def test_each_of_those_that_ask_one_is_named_with_what_is_missing(tmp_path: Path, wanted: str) -> None:
+    settings = load_settings(tmp_path, {wanted: WANTING[wanted]})
+    named = f"{wanted}={str(WANTING[wanted]).lower()}"
+    with pytest.raises(LlmError) as raised:
+        check_model(settings)
+    assert raised.value.message == f"{named} needs a language model: no language model is set"
+    assert raised.value.hint.endswith("traced llm check")
+    seen = check_language_model(settings)
+    assert (seen.ok, seen.seen, seen.fix) == (False, raised.value.message, raised.value.hint)
+    keyless = load_settings(tmp_path, {wanted: WANTING[wanted], "llm.model": "m"})
+    with pytest.raises(LlmError, match="OPENAI_API_KEY is not set"):
+        check_model(keyless)
+
+
+def test_a_cycle_without_the_model_that_it_needs_does_not_begin_and_leaves_nothing(tmp_path: Path) -> None:
+    asked: dict[str, Any] = dict(WANTING)
+    own = {"llm.model": "m", "llm.base_url": "http://127.0.0.1:9/v1"}
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    with session(store) as opened:
+        with pytest.raises(LlmError, match=r"llm and synthesis\.synthesizer=llm and training.* need a language model"):
+            find_cycle(opened, load_settings(tmp_path, asked), "tiny", at=T0)
+        assert list_cycles(opened) == []
+        begun = find_cycle(opened, load_settings(tmp_path, asked | own), "tiny", at=T0)
+        assert list_cycles(opened) == [begun]
+    assert check_language_model(load_settings(tmp_path, asked | own)).ok
+    store.dispose()
