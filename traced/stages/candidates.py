@@ -26,7 +26,7 @@ from agents.llm.question import Purpose, Question, Said, Spent
 from agents.synthesizer.llm.file import file_in, holds_environment
 from agents.synthesizer.llm.prompt import Refused, Rules, asking, mending
 from sandbox.admission.report import asked, in_words
-from sandbox.admission.static import MAX_BYTES, MODULES, inspect_source
+from sandbox.admission.static import MAX_BYTES, inspect_source
 from sandbox.hashing import environment_hash
 from store.plain import line
 from store.records import EnvironmentRecord
@@ -186,7 +186,7 @@ def _first_dialogue(context: Context, capability: str) -> tuple[Said, ...]:
     episodes = collected(context)
     own = {episode.id for episode in episodes}
     trajectories, labels = by_order(episodes, [label for label in labels if label.trajectory_id in own])
-    rules = Rules(asked(thresholds(context.settings)), sorted(MODULES), MAX_BYTES)
+    rules = Rules(asked(thresholds(context.settings)), MAX_BYTES)
     return asking(meant, trajectories, labels, rules)
 
 

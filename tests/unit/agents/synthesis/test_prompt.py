@@ -35,7 +35,7 @@ CAPABILITY = Capability(
     "get_order comes before cancel_order.",
     "cancel_order comes without get_order.",
 )
-RULES = Rules(asked(Thresholds()), sorted(MODULES), MAX_BYTES)
+RULES = Rules(asked(Thresholds()), MAX_BYTES)
 MARKED = re.compile(r"<(\w+) ([0-9a-f]{16})>\n.*?\n</\1 \2>", re.DOTALL)
 REFUSED = Refused(
     "class Environment:\n    pass\n", "Verdict: refused. Passed: source.\n\nFailed: runs (it does not run)"
@@ -102,7 +102,13 @@ def test_what_the_rules_and_the_contract_say_is_in_the_prompt() -> None:
     assert Path(str(contract.__file__)).read_text("utf-8").strip() in text
     for name, meaning in RULES.checks.items():
         assert f"- {name}: {meaning}" in text
-    assert all(name in text for name in ("look-before-acting", "statistics, string", "256 KiB"))
+    assert all(name in text for name in ("look-before-acting", "256 KiB"))
+
+
+def test_what_may_be_imported_is_said_once() -> None:
+    text = " ".join(asking(CAPABILITY, talks(), labels(), RULES)[1].text.split())
+    assert text.count(" ".join(sorted(MODULES))) == 1
+    assert (text.count("unicodedata"), text.count("fnmatch")) == (1, 1)
 
 
 def test_the_failures_are_shown_around_the_message_that_decided_the_label() -> None:
