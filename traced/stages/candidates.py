@@ -4,7 +4,8 @@ Attempt k is place k % (candidates + repairs) of start k // (candidates + repair
 for at once and judged one after the other until one is admitted; then the best of them (most checks passed, the first
 of several) is mended, each repair beginning with the file before it and the report on it. An answer without a file (a
 refusal, one that was cut off, mere prose) is kept and refused like any other, and the next repair begins with the last
-file that there is.
+file that there is. So is what a server says that does not take a repair (it is too long, or filtered): a fresh start
+is shorter.
 
 Invariants: nothing that a model wrote runs here: it is parsed (``sandbox.admission.static``), and what that refuses has
 its report at once, without a container. Every attempt has a file of its own (its first line names it), so every answer,
@@ -19,7 +20,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.errors import BudgetSpent, ModelError, OutOfForm
+from agents.errors import BudgetSpent, ModelDenied, ModelError, ModelRefused, OutOfForm
 from agents.llm.budget import Budget
 from agents.llm.model import Model
 from agents.llm.question import Purpose, Question, Said, Spent
@@ -152,7 +153,11 @@ async def _one(
     tokens = context.settings.synthesis.file_tokens
     try:
         answer = await commission.model.write(Question(commission.purpose, said, attempt, TEMPERATURE, tokens))
-    except OutOfForm as error:
+    except ModelDenied:
+        raise
+    except (OutOfForm, ModelRefused) as error:
+        if isinstance(error, ModelRefused) and mended is None:
+            raise  # no shorter question is left
         answer = f"# {line(error.message.replace(commission.model.endpoint.name, 'the model'), REFUSAL)}"
     source = f"{_title(context, capability, attempt, mended)}\n{_TITLE.sub('', file_in(answer))}"
     seed, at = context.settings.seed + attempt, context.now()
