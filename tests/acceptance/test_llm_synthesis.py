@@ -14,7 +14,7 @@ import pytest
 
 from tests.acceptance.conftest import Ran, Traced
 from tests.integration.synthesis.world import CANARIES, NAME, prepared
-from tests.scripted_model import Scripted, Sent, served
+from tests.scripted_model import Dropped, Scripted, Sent, Status, Text, served
 
 SOUND_TO_READ = "```python\nclass Environment:\n    pass\n```"
 REFUSED = SOUND_TO_READ.replace("class", "import time\n\n\nclass")
@@ -78,3 +78,73 @@ def test_stopped_while_it_waits_it_ends_at_once_and_pays_for_nothing_twice(
         assert len(server.asked) == 4  # three that were answered, and once more the one that was stopped
     assert [stored(tmp_path, table) for table in KEPT] == [3, 3, 2]
     assert ran.json["environments"][0]["capability"] == NAME
+
+
+def test_what_was_written_and_refused_can_be_read(traced: Traced, tmp_path: Path) -> None:
+    hidden = f"{REFUSED[:-3]}\nHIDDEN = '\x1b[31m'\n```"
+    with served(lambda body, nth: SOUND_TO_READ if nth else hidden) as server:
+        prepared(tmp_path / "traced-data", server.url)
+        assert "No environment was written yet. Next: traced synthesize" in traced("show", "environment").out
+        assert synthesize(traced, server).code == 0
+    second, first = traced("show", "environment", "--json").json["environments"]
+    assert (first["failed"], first["admitted"], second["admitted"]) == (["source"], False, None)
+    listed = traced("show", "environment").out
+    assert [f"env:{one['hash'][:12]}" in listed for one in (first, second)] == [True, True]
+    ran = traced("show", "environment", f"env:{first['hash'][:12]}", "--into", "first.py")
+    assert "line 2: imports time" in ran.out
+    assert "Not checked" in ran.out
+    assert "Wrote its source into first.py. To judge what you make of it: traced admit first.py" in ran.out
+    assert (tmp_path / "first.py").read_text().endswith("HIDDEN = '\x1b[31m'\n")
+    assert "\x1b" not in ran.out
+    again = traced("show", "environment", first["hash"], "--into", "first.py", "--json")
+    assert (again.code, again.json["error"]["message"]) == (1, "first.py is there already")
+    told = traced("show", "environment", second["hash"][:8], "--json").json
+    assert [one["repairs"] for one in told["origins"]] == [first["hash"]]
+    assert told["admissions"] == []
+    told = traced("show", "environment", first["hash"], "--json").json
+    assert told["admissions"][0]["verdict"] == "refused"
+    assert told["admissions"][0]["checks"][0]["advice"]
+    waiting = traced("show", "environment", second["hash"][:8]).out
+    assert f"which mends env:{first['hash'][:12]}" in waiting
+    assert f"It was not judged yet. Next: traced admit {NAME}" in waiting
+    unknown = traced("show", "environment", "env:0000", "--json")
+    assert (unknown.code, unknown.json["error"]["type"]) == (1, "NoSuchEnvironment")
+
+
+TROUBLES: dict[str, tuple[Sent, list[str], str]] = {
+    "a wrong key": (Status(401, message="Incorrect API key provided"), [], "llm.api_key_env or llm.api_key_file"),
+    "no such model": (Status(404, message="The model scripted does not exist"), [], "llm.model"),
+    "a server that is down": (Dropped(midway=False), ["--set", "llm.patience_s=0.1"], "traced llm check"),
+}
+
+
+@pytest.mark.parametrize(("said", "chosen", "hint"), TROUBLES.values(), ids=TROUBLES)
+def test_what_keeps_a_model_from_answering_is_said_with_what_to_do(
+    traced: Traced, tmp_path: Path, said: Sent, chosen: list[str], hint: str
+) -> None:
+    with served(said) as server:
+        prepared(tmp_path / "traced-data", server.url)
+        ran = synthesize(traced, server, *chosen, "--json")
+        assert ran.code == 1
+        assert f"the model scripted at {server.url}" in ran.json["error"]["message"]
+        assert hint in ran.json["error"]["hint"]
+    assert hint in ran.err
+    assert "Traceback" not in ran.err
+    assert [stored(tmp_path, table) for table in KEPT] == [0, 0, 0]
+
+
+def test_a_budget_that_is_spent_is_told_with_the_setting_to_raise(traced: Traced, tmp_path: Path) -> None:
+    """What is kept then is no loss: with more money the same command goes on."""
+    bound = ["--set", "llm.prompt_price=10", "--set", "synthesis.max_cost=0.01"]
+    with served(lambda body, nth: Text(f"{REFUSED} ({nth})" if nth < 2 else SOUND_TO_READ, usage=(1_000, 0))) as server:
+        prepared(tmp_path / "traced-data", server.url)
+        ran = synthesize(traced, server, *bound)
+        assert ran.code == 1
+        assert f"{NAME} ends here: 0.01 of 0.01 in money spent on synthesize of {NAME}, in 1 replies" in ran.out
+        assert "(try: raise synthesis.max_cost)" in ran.out
+        told = synthesize(traced, server, *bound, "--json").json
+        assert [(one["capability"], one["hint"]) for one in told["failed"]] == [(NAME, "raise synthesis.max_cost")]
+        assert len(server.asked) == 1
+        more = synthesize(traced, server, *bound[:2], "--set", "synthesis.max_cost=1")
+        assert more.code == 0, more.err
+        assert len(server.asked) == 3
