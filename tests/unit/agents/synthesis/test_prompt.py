@@ -191,6 +191,14 @@ def test_half_a_character_and_a_null_can_be_sent() -> None:
     json.dumps([one.text for one in asking(CAPABILITY, [odd], [], RULES)], ensure_ascii=False).encode("utf-8")
 
 
+def test_what_an_environment_says_when_it_is_refused_fills_no_prompt() -> None:
+    asked_for = asking(CAPABILITY, talks(), labels(), RULES)
+    endless = Refused("class Environment:\n" + "#" * 1_000_000, INJECTION * 10_000)
+    made = mending(asked_for, endless, replace(endless, source="x" * 1_000_000), ["oracle"] * 8)
+    assert len(whole(made)) < len(whole(asked_for)) + 60_000 + 2 * 12_000 + 3_000
+    assert INJECTION.split("\n")[3] not in outside(made[3:])
+
+
 SECRET = "CANARY-7f3a"
 
 
