@@ -86,6 +86,15 @@ def test_where_all_are_refused_the_last_one_says_so_and_the_next_attempt_is_new(
     assert (to_judge(context, NAME).hash, next_attempt(written_by(context, "llm"), NAME)) == (names[2], 3)
 
 
+def test_a_candidate_that_was_not_written_has_its_turn_again(context: Context) -> None:
+    model = written_by(context, "llm")
+    judged(context, wrote(context, "llm", 0), admitted=False)
+    last = wrote(context, "llm", 2)
+    assert next_attempt(model, NAME) == 2
+    judged(context, last, admitted=False)
+    assert next_attempt(model, NAME) == 1
+
+
 def test_another_synthesizer_for_one_verb_changes_nothing_else_of_the_settings(context: Context) -> None:
     other = written_by(context, "llm").settings
     assert other.synthesis.synthesizer == "llm"

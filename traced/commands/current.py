@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import count
 from typing import Any, TypeVar
 
 from sqlmodel import Session
@@ -90,12 +91,14 @@ def adapters(context: Context, capability: str) -> list[str]:
 
 
 def next_attempt(context: Context, capability: str) -> int:
-    """The number of the attempt that comes next: that of an environment which is not refused, else of a new one."""
+    """The number of the attempt that comes next: that of an environment which is not refused, else of a new one.
+
+    A candidate that a stop kept from being written has its turn again.
+    """
     settings = context.settings
-    made = written(context, capability, settings.synthesis.synthesizer)
-    open_ones = [one for one in made if not refused(context, one.hash)]
-    following = made[-1].seed + 1 if made else settings.seed
-    return (open_ones[0].seed if open_ones else following) - settings.seed
+    made = {one.seed - settings.seed: one for one in written(context, capability, settings.synthesis.synthesizer)}
+    open_ones = [number for number, one in made.items() if not refused(context, one.hash)]
+    return open_ones[0] if open_ones else next(number for number in count() if number not in made)
 
 
 def written_by(context: Context, synthesizer: str | None) -> Context:

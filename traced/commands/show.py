@@ -1,4 +1,4 @@
-"""Verbs that only look: status, explain, show conversation."""
+"""Verbs that only look: status, explain, show conversation; show takes in those of other modules."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from traced.commands.decide import Adapter
+from traced.commands.environments import environment
 from traced.commands.options import AsJson, DataDir, Given, parse_pair, read_settings
 from traced.commands.output import console, print_json
 from traced.commands.prompts import patch
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 show = typer.Typer(no_args_is_help=True, help="Show one thing in full.")
 show.command()(patch)
+show.command()(environment)
 
 ENOUGH = "a prompt is enough"  # as traced.prompting.enough says it, which takes longer to import than status may
 

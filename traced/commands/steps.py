@@ -81,7 +81,10 @@ def synthesize(
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an environment for each retained capability; again after a refusal, the next attempt."""
+    """Write an environment for each retained capability; what reading it refuses is written anew at once.
+
+    After a refusal by traced admit the same command writes the next (llm: mends it); traced demo repeats the two.
+    """
     settings = read_settings(data_dir, given, model__spec=model, seed=seed)
 
     async def one(context: "Context", capability: str) -> dict[str, Any]:
@@ -123,6 +126,8 @@ def admit(
 ) -> None:
     """Check each written environment in a container; or any single-file environment, with no store, cycle or model.
 
+    After a refusal traced synthesize writes the next one (llm: mends this one); traced demo repeats the two.
+
     Exit code 0: admitted; 1: refused; 3: not judged, for there is no such file, no Docker engine or the like.
     """
     from traced.commands.given_file import is_file, unjudged
@@ -148,7 +153,8 @@ def admit(
         if not await station.admit(context, capability, name):
             report = station.stored_report(context, name)
             failed = [check.name for check in report.checks if not check.passed] if report else []
-            again = f"traced synthesize --synthesizer {found.synthesizer}"
+            why = f"traced show environment env:{name[:12]} says why"
+            again = f"{why}; traced synthesize --synthesizer {found.synthesizer} {capability} writes the next one"
             raise CapabilityError(f"env:{name[:12]} is refused by {', '.join(failed)}", hint=again)
         return {"capability": capability, "environment": name, "summary": f"env:{name[:12]} is admitted"}
 

@@ -83,7 +83,7 @@ def of_hash(session: Session, named: str) -> Origin:
         raise NoSuchEnvironment(f"{named!r} begins several hashes: {several}", hint="more of the hash")
     raise NoSuchEnvironment(
         f"{named!r} is no file, and no stored environment's hash begins so",
-        hint=f"env: and at least {LEAST_PREFIX} digits of a hash, as traced explain and traced synthesize print it",
+        hint=f"env: and at least {LEAST_PREFIX} digits of a hash; traced show environment lists them",
     )
 
 

@@ -36,6 +36,11 @@ _LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Line]] = Wea
 async def model(settings: Settings, ledger: Ledger, budget: Budget | None = None) -> AsyncIterator[Model]:
     """The model of ``[llm]``, with a connection pool as long as the body runs; raises ``LlmError``."""
     line = _line(endpoint(settings.llm), settings.data_dir)
+    if budget and budget.cost and not line.endpoint.cost(1, 1):
+        raise LlmError(
+            f"a budget of {budget.cost:g} in money is set, and no prices: nothing would ever be counted against it",
+            hint="llm.prompt_price and llm.completion_price, of a million tokens; max_cost = 0 if it costs nothing",
+        )
     if not line.endpoint.context_tokens:
         line.endpoint = replace(line.endpoint, context_tokens=await _told_context(line.endpoint))
     async with Model(line.endpoint, ledger, budget=budget, line=line) as made:

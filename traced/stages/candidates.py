@@ -4,7 +4,8 @@ Attempt k is place k % (candidates + repairs) of start k // (candidates + repair
 for at once and judged one after the other until one is admitted; then the best of them (most checks passed, the first
 of several) is mended, each repair beginning with the file before it and the report on it. An answer without a file (a
 refusal, one that was cut off, mere prose) is kept and refused like any other, and the next repair begins with the last
-file that there is.
+file that there is. So is what a server says that does not take a repair (it is too long, or filtered): a fresh start
+is shorter.
 
 Invariants: nothing that a model wrote runs here: it is parsed (``sandbox.admission.static``), and what that refuses has
 its report at once, without a container. Every attempt has a file of its own (its first line names it), so every answer,
@@ -19,14 +20,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agents.errors import BudgetSpent, ModelError, OutOfForm
+from agents.errors import BudgetSpent, ModelDenied, ModelError, ModelRefused, OutOfForm
 from agents.llm.budget import Budget
 from agents.llm.model import Model
 from agents.llm.question import Purpose, Question, Said, Spent
 from agents.synthesizer.llm.file import file_in, holds_environment
 from agents.synthesizer.llm.prompt import Refused, Rules, asking, mending
 from sandbox.admission.report import asked, in_words
-from sandbox.admission.static import MAX_BYTES, MODULES, inspect_source
+from sandbox.admission.static import MAX_BYTES, inspect_source
 from sandbox.hashing import environment_hash
 from store.plain import line
 from store.records import EnvironmentRecord
@@ -152,7 +153,11 @@ async def _one(
     tokens = context.settings.synthesis.file_tokens
     try:
         answer = await commission.model.write(Question(commission.purpose, said, attempt, TEMPERATURE, tokens))
-    except OutOfForm as error:
+    except ModelDenied:
+        raise
+    except (OutOfForm, ModelRefused) as error:
+        if isinstance(error, ModelRefused) and mended is None:
+            raise  # no shorter question is left
         answer = f"# {line(error.message.replace(commission.model.endpoint.name, 'the model'), REFUSAL)}"
     source = f"{_title(context, capability, attempt, mended)}\n{_TITLE.sub('', file_in(answer))}"
     seed, at = context.settings.seed + attempt, context.now()
@@ -186,7 +191,7 @@ def _first_dialogue(context: Context, capability: str) -> tuple[Said, ...]:
     episodes = collected(context)
     own = {episode.id for episode in episodes}
     trajectories, labels = by_order(episodes, [label for label in labels if label.trajectory_id in own])
-    rules = Rules(asked(thresholds(context.settings)), sorted(MODULES), MAX_BYTES)
+    rules = Rules(asked(thresholds(context.settings)), MAX_BYTES)
     return asking(meant, trajectories, labels, rules)
 
 

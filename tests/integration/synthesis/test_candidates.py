@@ -2,15 +2,18 @@
 
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agents.errors import ModelRefused
 from store.repositories.thinking import stage_costs
 from tests.integration.synthesis.way import on, walk
 from tests.integration.synthesis.world import CANARIES, NAME, fenced, fixture, made, prepared, refused_by
-from tests.scripted_model import Refusal, Scripted, Sent, Text, Truncated, served
+from tests.scripted_model import Refusal, Scripted, Sent, Status, Text, Truncated, served
+from traced.llm.errors import LlmError
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
 from traced.stages.synthesize import synthesize
@@ -129,7 +132,7 @@ def test_a_budget_that_is_spent_ends_the_capability_and_can_be_raised(
         assert f"{words} spent on synthesize of finding-out-first, in 3 replies; those are kept" in told["reason"]
         assert told["reason"].endswith(f"(try: raise {next(iter(bound))})")
         assert len(server.asked) == 3
-        raised = {**bound, "synthesis.max_tokens": 8_000, "synthesis.max_cost": 0.6}
+        raised = {"synthesis.max_tokens": 8_000, "synthesis.max_cost": 0.6, "llm.prompt_price": 1e2}
         look(tmp_path, server, told, raised, lambda context: synthesize(context, NAME, 3))
         assert len(server.asked) == 4
         with pytest.raises(CapabilityError, match="spent on synthesize of finding-out-first"):
@@ -140,9 +143,52 @@ def test_a_budget_that_is_spent_ends_the_capability_and_can_be_raised(
 def test_minutes_of_waiting_are_bounded_too(tmp_path: Path) -> None:
     with served(NO_FILE) as server:
         told = worked(tmp_path, server, {"synthesis.max_minutes": 1e-9})
-    assert "seconds spent on synthesize" in told["reason"]
+    assert "of 6e-08 seconds spent on synthesize" in told["reason"]
     assert told["reason"].endswith("(try: raise synthesis.max_minutes)")
     assert len(server.asked) == 1
+
+
+TOO_LONG = Status(
+    400, message="This model's maximum context length is 8192 tokens.", error_code="context_length_exceeded"
+)
+
+
+def test_a_repair_that_the_server_does_not_take_leads_to_a_fresh_start(tmp_path: Path) -> None:
+    overrides = {"synthesis.starts": 2, "synthesis.repairs": 2}
+    with served(lambda body, nth: TOO_LONG if len(body["messages"]) > 2 else f"{NO_FILE} ({nth})") as server:
+        told = worked(tmp_path, server, overrides)
+        records = look(tmp_path, server, told, overrides, made)
+    assert told["reason"] == "admit: none of 6 candidate environments was admitted"
+    assert [len(body["messages"]) for body in server.asked] == [2, 4, 4] * 2
+    assert ["maximum context length" in record.source_code for record in records] == [False, True, True] * 2
+    assert server.url not in "".join(record.source_code for record in records)
+
+
+@pytest.mark.parametrize("refusal", [TOO_LONG, Status(401), Status(404)], ids=["too long", "key", "model"])
+@pytest.mark.parametrize("nth_from", [0, 1], ids=["at first", "then"])
+def test_a_server_that_takes_nothing_stops_the_cycle_and_no_attempt_is_used_up(
+    tmp_path: Path, refusal: Status, nth_from: int
+) -> None:
+    refused = refusal is not TOO_LONG or nth_from == 0
+    with served(lambda body, nth: refusal if nth >= nth_from else NO_FILE) as server:
+        cycle = prepared(tmp_path, server.url)
+        for attempt in range(nth_from):
+            on(cycle, tmp_path, server.url, {}, lambda context, number=attempt: synthesize(context, NAME, number))
+        with pytest.raises(ModelRefused) if refused else nullcontext():
+            on(cycle, tmp_path, server.url, {}, lambda context: synthesize(context, NAME, nth_from))
+        assert len(on(cycle, tmp_path, server.url, {}, made)) == nth_from + (not refused)
+
+
+def test_a_budget_in_money_needs_prices(tmp_path: Path) -> None:
+    with served(NO_FILE) as server:
+        cycle = prepared(tmp_path, server.url)
+        bound = {"synthesis.max_cost": 0.01}
+        with pytest.raises(LlmError, match=r"0\.01 in money is set, and no prices") as raised:
+            on(cycle, tmp_path, server.url, bound, lambda context: synthesize(context, NAME, 0))
+        assert not server.asked
+        free = {**bound, "llm.completion_price": 1.0}
+        on(cycle, tmp_path, server.url, free, lambda context: synthesize(context, NAME, 0))
+    assert "llm.prompt_price and llm.completion_price" in raised.value.hint
 
 
 def test_the_cost_of_an_environment_is_that_of_its_capability(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """A cycle that has collected and analysed, whose target has the tools of the sound cloakroom: ``prepared(directory)``.
 
-Its episodes were played in that environment (our own code) and carry canaries wherever an agent could not look. What a
-model may answer: ``fixture(name)``, ``fenced(source)``.
+Its episodes were played in that environment (our own code) and carry canaries wherever an agent could not look; of the
+production that it mined, every word is one. What a model may answer: ``fixture(name)``, ``fenced(source)``.
 """
 
 import json
 import runpy
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from traced.stages.context import Context
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/environments"
 NAME = "finding-out-first"
-CANARIES = ("CANARY-parts", "CANARY-task", "CANARY-detail", "CANARY-extra", "0.7734511")
+CANARIES = ("CANARY-parts", "CANARY-task", "CANARY-detail", "CANARY-extra", "0.7734511", "CANARY-production")
 CAPABILITY = Capability(
     NAME,
     "Finding out first",
@@ -66,7 +67,7 @@ def prepared(directory: Path, url: str, overrides: Mapping[str, Any] | None = No
     model = resolve_model(settings.model.spec, settings.data_dir).name
     with session(store) as opened:
         cycle = find_cycle(opened, settings, model, at=T0)
-    episodes = [_episode(seed, cycle.id) for seed in range(12)]
+    episodes = [*(_episode(seed, cycle.id) for seed in range(12)), *map(_of_production, (13, 15))]
     labels = [
         Label(one.id, NAME, run, Verdict.PRESENT if one.outcome is Outcome.SUCCESS else Verdict.LACKING, 2)
         for one in episodes
@@ -108,6 +109,14 @@ def _episode(seed: int, cycle_id: str) -> Trajectory:
         detail=CANARIES[2],
         cycle_id=cycle_id,
     )
+
+
+def _of_production(seed: int) -> Trajectory:
+    """A failure of people's own, which is mined and shown to no synthesizer."""
+    played = _episode(seed, "")
+    messages = [{**message, "content": f"{message.get('content')} {CANARIES[5]}"} for message in played.messages]
+    tools = [{**tool, "function": {**tool["function"], "description": CANARIES[5]}} for tool in played.tools]
+    return replace(played, split="", messages=messages, tools=tools, cycle_id=None)
 
 
 def _guess(message: Message) -> Message:

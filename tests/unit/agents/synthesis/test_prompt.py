@@ -35,7 +35,7 @@ CAPABILITY = Capability(
     "get_order comes before cancel_order.",
     "cancel_order comes without get_order.",
 )
-RULES = Rules(asked(Thresholds()), sorted(MODULES), MAX_BYTES)
+RULES = Rules(asked(Thresholds()), MAX_BYTES)
 MARKED = re.compile(r"<(\w+) ([0-9a-f]{16})>\n.*?\n</\1 \2>", re.DOTALL)
 REFUSED = Refused(
     "class Environment:\n    pass\n", "Verdict: refused. Passed: source.\n\nFailed: runs (it does not run)"
@@ -102,7 +102,13 @@ def test_what_the_rules_and_the_contract_say_is_in_the_prompt() -> None:
     assert Path(str(contract.__file__)).read_text("utf-8").strip() in text
     for name, meaning in RULES.checks.items():
         assert f"- {name}: {meaning}" in text
-    assert all(name in text for name in ("look-before-acting", "statistics, string", "256 KiB"))
+    assert all(name in text for name in ("look-before-acting", "256 KiB"))
+
+
+def test_what_may_be_imported_is_said_once() -> None:
+    text = " ".join(asking(CAPABILITY, talks(), labels(), RULES)[1].text.split())
+    assert text.count(" ".join(sorted(MODULES))) == 1
+    assert (text.count("unicodedata"), text.count("fnmatch")) == (1, 1)
 
 
 def test_the_failures_are_shown_around_the_message_that_decided_the_label() -> None:
@@ -183,6 +189,14 @@ def test_instructions_in_trajectories_change_nothing_outside_the_marks() -> None
 def test_half_a_character_and_a_null_can_be_sent() -> None:
     odd = conversation("a", user("\ud800 and \0"), call("get_order", '"\\ud800"', order_id="\ud800"))
     json.dumps([one.text for one in asking(CAPABILITY, [odd], [], RULES)], ensure_ascii=False).encode("utf-8")
+
+
+def test_what_an_environment_says_when_it_is_refused_fills_no_prompt() -> None:
+    asked_for = asking(CAPABILITY, talks(), labels(), RULES)
+    endless = Refused("class Environment:\n" + "#" * 1_000_000, INJECTION * 10_000)
+    made = mending(asked_for, endless, replace(endless, source="x" * 1_000_000), ["oracle"] * 8)
+    assert len(whole(made)) < len(whole(asked_for)) + 60_000 + 2 * 12_000 + 3_000
+    assert INJECTION.split("\n")[3] not in outside(made[3:])
 
 
 SECRET = "CANARY-7f3a"
