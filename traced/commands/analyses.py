@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 ID = 16  # characters of a trajectory's id
 SOME = 3
-LEFT_OUT = "could not be labelled"  # among an analysis' figures
+LEFT_OUT = "left out"  # among an analysis' figures
 OTHERS = {"simulator": "the user's", "infrastructure": "the infrastructure's", "task": "an ambiguous task's"}
 
 
 @dataclass(frozen=True)
 class Said:
-    """What is stored of an analysis beside its findings; ``descriptions`` by capability."""
+    """What is stored of an analysis beside its findings; ``descriptions`` by capability, ``left_out`` by trajectory."""
 
     descriptions: Mapping[str, str]
     citations: "Sequence[Citation]"
     faults: "Sequence[FaultRecord]"
-    left_out: Sequence[str]
+    left_out: Mapping[str, str]
 
     def as_json(self) -> dict[str, Any]:
         """What an analyst that cites and blames has said, where it has."""
@@ -40,7 +40,8 @@ class Said:
             {"trajectory": one.trajectory_id, "fault": one.fault, "message": one.message_index, "reason": one.reason}
             for one in self.faults
         ]
-        told: dict[str, list[Any]] = {"citations": cited, "faults": faults, "left_out": list(self.left_out)}
+        left_out = [{"trajectory": key, "reason": why} for key, why in self.left_out.items()]
+        told: dict[str, list[Any]] = {"citations": cited, "faults": faults, "left_out": left_out}
         return {name: of for name, of in told.items() if of}
 
 
@@ -55,7 +56,7 @@ def said(settings: "Settings", cycle: str) -> Said:
         descriptions = {one.name: one.description for one in list_capabilities(session, cycle)}
         cited, faults = list_citations(session, cycle), list_faults(session, cycle)
         told = [one.detail.get(LEFT_OUT) for one in list_stage_events(session, cycle) if one.stage == "analyze"]
-    return Said(descriptions, cited, faults, next(filter(None, reversed(told)), []))
+    return Said(descriptions, cited, faults, next(filter(None, reversed(told)), {}))
 
 
 def show_analysis(cycle: str, analyst: str, findings: "Sequence[Finding]", told: Said) -> None:
@@ -74,7 +75,7 @@ def show_comparison(cycle: str, found: "Comparison") -> None:
     """Both analysts' capabilities, then where they differ."""
     for side in found.sides:
         _table(f"The {side.analyst} analyst on the {found.trajectories} trajectories of cycle {cycle}", side.findings)
-        _tell_what_is_not_mined(side.figures.get("faults", {}), side.figures.get(LEFT_OUT, []))
+        _tell_what_is_not_mined(side.figures.get("faults", {}), side.figures.get(LEFT_OUT, {}))
         console.print()
     for line in _where_they_differ(found):
         _say(line)
@@ -100,11 +101,12 @@ def _difference(one: "Difference") -> Iterator[str]:
         yield f"  {each['trajectory'][:ID]}: {first} says {each[first].upper()}, {second} {each[second].upper()}"
 
 
-def _tell_what_is_not_mined(faults: Mapping[str, int], left_out: Sequence[str]) -> None:
+def _tell_what_is_not_mined(faults: Mapping[str, int], left_out: Mapping[str, str]) -> None:
     if faults:
         _say(f"Failures: {_blamed(faults)}")
     if left_out:
-        _say(f"Left out, for want of a usable answer: {_some([key[:ID] for key in left_out])}")
+        which = f"{len(left_out)} that could not be labelled ({_some([key[:ID] for key in left_out])})"
+        _say(f"Left out: {which}. About the first, {next(iter(left_out.values()))}")
 
 
 def _blamed(faults: Mapping[str, int]) -> str:

@@ -110,7 +110,7 @@ async def _part(
 
     text = "\n\n".join([beginning, *told, "Which capabilities do the failures lack?"])
     try:
-        answer = await asking.model.ask(asking.question("discover", text), Candidates, wrong)
+        answer = await asking.ask(asking.question("discover", text), Candidates, wrong)
     except OutOfForm as error:
         if not last:
             return error
