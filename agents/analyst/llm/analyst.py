@@ -88,8 +88,10 @@ async def analyse(
         "faults nobody said": sum(one.message_index is None for one in said),
         "mined": len(mined),
     }
-    if {one.outcome for one in mined} != {Outcome.SUCCESS, Outcome.FAILURE}:
-        return Analysis([], [], said, figures=figures | {"no contrast": True})
+    sides = {one.outcome for one in mined}
+    if sides != {Outcome.SUCCESS, Outcome.FAILURE}:
+        lacking = "no failure is the agent's" if Outcome.FAILURE not in sides else "there is no success"
+        return Analysis([], [], said, figures=figures | {"no contrast": lacking})
     ahead = len(failures) + runs * len(mined)
     asking = replace(asking, tell=lambda what, *_: tell(what, len(failures), ahead))
     counted = await asyncio.to_thread(hints, mined, seed)
@@ -101,6 +103,7 @@ async def analyse(
     asking = replace(asking, tell=after(tell, len(failures), ahead))
     made = await labelled(asking, capabilities, mined, runs=runs, seed=seed)
     figures |= {"read for discovery": told.read, "parts": told.parts, "unusable parts": told.unusable}
+    figures |= {"named": told.named, "kept": len(told.candidates)}
     cited = [Citation(one.capability.name, *place) for one in found for place in one.cited]
     figures |= {"runs made again": made.again, "left out": made.left_out}
     return Analysis(capabilities, made.labels, said, cited, made.left_out, figures)

@@ -138,7 +138,9 @@ def test_a_conversation_that_one_run_has_no_row_of_is_left_out_of_all() -> None:
 def test_a_server_that_refuses_a_conversation_for_its_words_has_not_stopped_the_others() -> None:
     """As hosted filters do, with a status 400 whatever the way of asking."""
     filtered = Status(400, message="The prompt was filtered by our content policy.", error_code="content_filter")
-    found = analysed(Thinking(lambda asked: filtered if "L601 until" in json.dumps(asked.body) else None), context=6_500)
+    found = analysed(
+        Thinking(lambda asked: filtered if "L601 until" in json.dumps(asked.body) else None), context=6_500
+    )
     assert "content policy" in found.left_out["canary-id-9"]
     assert found.figures["faults nobody said"] == 1
     assert found.figures["unusable parts"] == 1
