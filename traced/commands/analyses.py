@@ -108,12 +108,12 @@ def _tell_figures(told: Mapping[str, Any]) -> None:
     if faults := told.get("faults"):
         _say(f"Failures: {_blamed(faults)}")
     if unsaid := told.get("faults nobody said"):
-        _say(f"  {unsaid} of them the agent's for want of a usable answer")
+        _say(f"  {unsaid} of these only because nobody said whose fault it was")
     if lacking := told.get("no contrast"):
         _say(f"Nothing to contrast: {lacking}.")
     if unusable := told.get("unusable parts"):
         _say(f"Of {told['parts']} parts of the sample {unusable} had no usable answer.")
-    if dropped := told.get("named", 0) - told.get("kept", 0):
+    if dropped := told.get("named", 0) - told.get("with evidence", 0):
         _say(f"Of {told['named']} capabilities that the model named {dropped} were dropped: {WHY_DROPPED}.")
     if left_out := told.get(LEFT_OUT):
         which = f"{len(left_out)} that could not be labelled ({_some([key[:ID] for key in left_out])})"

@@ -103,7 +103,7 @@ async def analyse(
     asking = replace(asking, tell=after(tell, len(failures), ahead))
     made = await labelled(asking, capabilities, mined, runs=runs, seed=seed)
     figures |= {"read for discovery": told.read, "parts": told.parts, "unusable parts": told.unusable}
-    figures |= {"named": told.named, "kept": len(told.candidates)}
+    figures |= {"named": told.named, "with evidence": len(told.candidates)}
     cited = [Citation(one.capability.name, *place) for one in found for place in one.cited]
     figures |= {"runs made again": made.again, "left out": made.left_out}
     return Analysis(capabilities, made.labels, said, cited, made.left_out, figures)

@@ -125,7 +125,7 @@ def test_invented_citations_go_back_and_what_stays_without_one_is_dropped() -> N
 
     found = analysed(Thinking(candidates(invent)), SOME, runs=1)
     assert "no message 'm1' in a conversation 't999'" in complaints[1]
-    assert (found.figures["named"], found.figures["kept"]) == (2, 1)
+    assert (found.figures["named"], found.figures["with evidence"]) == (2, 1)
     assert [one.name for one in found.capabilities] == ["look-before-change"]
     assert complete(found, SOME, runs=1)
 
