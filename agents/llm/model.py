@@ -73,7 +73,8 @@ class Model:
         for _ in range(1 + self.repairs):
             reply, way = await self._reply(question, schema)
             try:
-                answer = form.model_validate_json(json.dumps(object_in(reply.text)))
+                told = json.dumps(object_in(reply.text), ensure_ascii=False)
+                answer = form.model_validate_json(self.endpoint.clean(told))  # escapes hold halves of characters
             except (Unreadable, ValidationError) as error:
                 complaint = _complaint(reply, error)
                 if reply.finish_reason not in (LENGTH, REFUSAL, FILTERED):

@@ -69,15 +69,17 @@ class Told:
     outcome: Outcome
 
 
-def newest_named(session: Session, *, limit: int, target: str | None = None) -> list[Named]:
-    """Every capability (of a target's cycles) as the newest cycle named it: those of the newest cycles first, then by
-    name."""
+def newest_named(session: Session, *, limit: int, target: str | None = None, beside: str | None = None) -> list[Named]:
+    """Every capability (of a target's cycles, without the one ``beside`` which they are wanted) as the newest cycle
+    named it: those of the newest cycles first, then by name."""
     order = (col(CycleRow.created_at).desc(), col(CycleRow.id).desc())
     place = func.row_number().over(partition_by=col(CapabilityRow.name), order_by=order).label("place")
     ranked = select(col(CapabilityRow.cycle_id), col(CapabilityRow.name), place)
     ranked = ranked.join(CycleRow, col(CycleRow.id) == col(CapabilityRow.cycle_id))
     if target is not None:
         ranked = ranked.where(col(CycleRow.target) == target)
+    if beside is not None:
+        ranked = ranked.where(col(CapabilityRow.cycle_id) != beside)
     newest = ranked.subquery()
     key = (CapabilityRow.cycle_id == newest.c.cycle_id) & (CapabilityRow.name == newest.c.name)
     query = _named().join(newest, key).where(newest.c.place == 1)

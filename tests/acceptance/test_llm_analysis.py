@@ -120,7 +120,11 @@ def test_an_analysis_reads_well_on_80_columns(traced: Traced, tmp_path: Path) ->
     assert f"Seen in message {cited['message']} of {cited['trajectory'][:16]}, " in ran.out
     assert "Failures: 6 the agent's fault; not mined: 2 the infrastructure's\n" in ran.out
     (left_out,) = told["left_out"]
-    assert f"Left out, for want of a usable answer: {left_out[:16]}\n" in ran.out
+    assert (
+        f"Left out: 1 that could not be labelled ({left_out['trajectory'][:16]}). About the first, the model" in ran.out
+    )
+    assert "it refused: I will not help with that.\n" in ran.out
+    assert left_out["reason"] in ran.out
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill"])
@@ -170,7 +174,7 @@ def test_a_model_that_will_not_do_it_is_named_with_what_to_do(traced: Traced, tm
     with served(Thinking(refusing)) as server:
         ran = analyze(traced, server, "--analyst", "llm", "--json")
     assert ran.code == 1
-    assert "could not be labelled in run" in ran.json["error"]["message"]
+    assert "none of the first 6 conversations could be labelled" in ran.json["error"]["message"]
     assert "another llm.model" in ran.json["error"]["hint"]
     assert "Traceback" not in ran.err
     nobody = traced("analyze", "--analyst", "llm", "--json")

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from agents.errors import SynthesisError
+from agents.errors import OutOfForm, SynthesisError
 from sandbox.errors import EngineDown, EnvironmentFault
 from store.errors import NotFound
 from traced.commands.boundary import Verbs
@@ -27,6 +27,7 @@ RAISED: dict[str, BaseException] = {
     "sandbox": EngineDown("refused"),
     "hostile": EnvironmentFault("step", "ValueError: \x1b[2J\x1b]0;owned\x07\u202e\x9b31m\udc80[red]"),
     "agents": SynthesisError("no trajectories"),
+    "model": OutOfForm("it refused: \x1b[2J\x1b]0;owned\x07\u202e\x9b31m\udc80[red]", hint="\x1b[31mrun this"),
     "group": ExceptionGroup("tasks", [ValueError("x"), ExceptionGroup("inner", [TracedError("from a task")])]),
     "disk": OSError(errno.ENOSPC, "No space left on device", "/data/x"),
     "defect": KeyError("missing"),
@@ -61,6 +62,7 @@ def run(*words: str) -> tuple[int, str, str]:
         ("sandbox", 1, "no Docker engine answers (refused)"),
         ("hostile", 1, r"\x1b[2J\x1b]0;owned\x07\u202e\x9b31m\udc80[red]"),
         ("agents", 1, "Error: no trajectories"),
+        ("model", 1, r"refused: \x1b[2J\x1b]0;owned\x07\u202e\x9b31m\udc80[red] Try: \x1b[31mrun this"),
         ("group", 1, "Error: from a task"),
         ("disk", 1, "the disk is full: [Errno 28] No space left on device: '/data/x' Try: free some space"),
         ("defect", 70, "Defect in traced: KeyError: 'missing' Try: traced --debug fail defect"),

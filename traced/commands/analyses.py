@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from traced.commands.output import console
+from traced.commands.output import console, printable
 
 if TYPE_CHECKING:
     from store.records import Citation, FaultRecord, Finding
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 
 ID = 16  # characters of a trajectory's id
 SOME = 3
-LEFT_OUT = "could not be labelled"  # among an analysis' figures
+MINED, LEFT_OUT = "mined", "left out"  # among a model's figures
+WHY_DROPPED = "they cite no message that exists, lack a name or a text, or were too many"
 OTHERS = {"simulator": "the user's", "infrastructure": "the infrastructure's", "task": "an ambiguous task's"}
 
 
 @dataclass(frozen=True)
 class Said:
-    """What is stored of an analysis beside its findings; ``descriptions`` by capability."""
+    """What is stored of an analysis beside its findings; ``descriptions`` by capability, ``figures`` of a model."""
 
     descriptions: Mapping[str, str]
     citations: "Sequence[Citation]"
     faults: "Sequence[FaultRecord]"
-    left_out: Sequence[str]
+    figures: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
         """What an analyst that cites and blames has said, where it has."""
@@ -40,8 +41,10 @@ class Said:
             {"trajectory": one.trajectory_id, "fault": one.fault, "message": one.message_index, "reason": one.reason}
             for one in self.faults
         ]
-        told: dict[str, list[Any]] = {"citations": cited, "faults": faults, "left_out": list(self.left_out)}
-        return {name: of for name, of in told.items() if of}
+        left_out = [{"trajectory": key, "reason": why} for key, why in self.figures.get(LEFT_OUT, {}).items()]
+        told: dict[str, list[Any]] = {"citations": cited, "faults": faults, "left_out": left_out}
+        figures = {name: figure for name, figure in self.figures.items() if name != LEFT_OUT}
+        return {name: of for name, of in {**told, "figures": figures}.items() if of}
 
 
 def said(settings: "Settings", cycle: str) -> Said:
@@ -54,8 +57,8 @@ def said(settings: "Settings", cycle: str) -> Said:
     with looking(settings) as session:
         descriptions = {one.name: one.description for one in list_capabilities(session, cycle)}
         cited, faults = list_citations(session, cycle), list_faults(session, cycle)
-        told = [one.detail.get(LEFT_OUT) for one in list_stage_events(session, cycle) if one.stage == "analyze"]
-    return Said(descriptions, cited, faults, next(filter(None, reversed(told)), []))
+        told = [one.detail for one in list_stage_events(session, cycle) if one.stage == "analyze"]
+    return Said(descriptions, cited, faults, next((one for one in reversed(told) if MINED in one), {}))
 
 
 def show_analysis(cycle: str, analyst: str, findings: "Sequence[Finding]", told: Said) -> None:
@@ -67,14 +70,14 @@ def show_analysis(cycle: str, analyst: str, findings: "Sequence[Finding]", told:
         places = [(one.trajectory_id, one.message_index) for one in told.citations if one.capability == name]
         rests = f" Seen in {_some([f'message {index} of {key[:ID]}' for key, index in places])}." if places else ""
         _say(f"  {name}: {told.descriptions.get(name, '')}{rests}")
-    _tell_what_is_not_mined(Counter(one.fault for one in told.faults), told.left_out)
+    _tell_figures({**told.figures, "faults": Counter(one.fault for one in told.faults)})
 
 
 def show_comparison(cycle: str, found: "Comparison") -> None:
     """Both analysts' capabilities, then where they differ."""
     for side in found.sides:
         _table(f"The {side.analyst} analyst on the {found.trajectories} trajectories of cycle {cycle}", side.findings)
-        _tell_what_is_not_mined(side.figures.get("faults", {}), side.figures.get(LEFT_OUT, []))
+        _tell_figures(side.figures)
         console.print()
     for line in _where_they_differ(found):
         _say(line)
@@ -100,11 +103,21 @@ def _difference(one: "Difference") -> Iterator[str]:
         yield f"  {each['trajectory'][:ID]}: {first} says {each[first].upper()}, {second} {each[second].upper()}"
 
 
-def _tell_what_is_not_mined(faults: Mapping[str, int], left_out: Sequence[str]) -> None:
-    if faults:
+def _tell_figures(told: Mapping[str, Any]) -> None:
+    """What a model could not do, and what became of it; nothing of what went as it should."""
+    if faults := told.get("faults"):
         _say(f"Failures: {_blamed(faults)}")
-    if left_out:
-        _say(f"Left out, for want of a usable answer: {_some([key[:ID] for key in left_out])}")
+    if unsaid := told.get("faults nobody said"):
+        _say(f"  {unsaid} of these only because nobody said whose fault it was")
+    if lacking := told.get("no contrast"):
+        _say(f"Nothing to contrast: {lacking}.")
+    if unusable := told.get("unusable parts"):
+        _say(f"Of {told['parts']} parts of the sample {unusable} had no usable answer.")
+    if dropped := told.get("named", 0) - told.get("with evidence", 0):
+        _say(f"Of {told['named']} capabilities that the model named {dropped} were dropped: {WHY_DROPPED}.")
+    if left_out := told.get(LEFT_OUT):
+        which = f"{len(left_out)} that could not be labelled ({_some([key[:ID] for key in left_out])})"
+        _say(f"Left out: {which}. About the first, {next(iter(left_out.values()))}")
 
 
 def _blamed(faults: Mapping[str, int]) -> str:
@@ -118,6 +131,9 @@ def _some(told: Sequence[str]) -> str:
 
 
 def _table(title: str, findings: "Sequence[Finding]") -> None:
+    if not findings:
+        _say(f"{title}: none")
+        return
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -147,4 +163,4 @@ def _figure(value: float) -> str:
 
 
 def _say(line: str) -> None:
-    console.print(line, highlight=False, markup=False)
+    console.print(printable(line), highlight=False, markup=False)

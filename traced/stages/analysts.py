@@ -56,7 +56,7 @@ async def analysed(around: Surroundings, trajectories: Sequence[Trajectory], ana
         # On a thread: it computes for seconds, and the display and Ctrl-C should not wait for it.
         return await asyncio.to_thread(_builtin, trajectories, runs or BUILTIN_RUNS, settings.seed)
     with reading(around.store) as session:
-        named = newest_named(session, limit=KNOWN, target=around.target)
+        named = newest_named(session, limit=KNOWN, target=around.target, beside=around.cycle_id)
     async with _model(around) as model:
         return await analyse(
             model,
@@ -65,7 +65,7 @@ async def analysed(around: Surroundings, trajectories: Sequence[Trajectory], ana
             context=_context(model),
             runs=runs or RUNS,
             seed=settings.seed,
-            known=[one.capability for one in named if one.cycle_id != around.cycle_id],
+            known=[one.capability for one in named],
             tell=tell,
         )
 

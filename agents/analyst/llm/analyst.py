@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agents.analyst.catalogue import CANDIDATES
-from agents.analyst.llm.asking import Asking, Tell, after
+from agents.analyst.llm.asking import Tell, after
+from agents.analyst.llm.asking import asking as asking_of
 from agents.analyst.llm.blame import Fault, faults
 from agents.analyst.llm.discovery import discover
 from agents.analyst.llm.evidence import as_text, hints
@@ -49,7 +50,7 @@ class Analysis:
     labels: list[Label]
     faults: list[Fault] = field(default_factory=list)
     citations: list[Citation] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)  # trajectories that could not be labelled, and why
     figures: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -60,7 +61,7 @@ class Analysis:
     @property
     def not_mined(self) -> set[str]:
         """What has no labels and no place in the contrast: the spared, and what was left out."""
-        return self.spared | set(self.left_out)
+        return self.spared | self.left_out.keys()
 
 
 async def analyse(
@@ -78,7 +79,7 @@ async def analyse(
     judged = [one for one in trajectories if one.outcome.judged]
     failures = [one for one in judged if one.outcome is Outcome.FAILURE]
     ahead = len(failures) + runs * len(judged)
-    asking = Asking(model, purpose, context, after(tell, 0, ahead))
+    asking = asking_of(model, purpose, context, after(tell, 0, ahead))
     said = await faults(asking, failures)
     spared = {one.trajectory_id for one in said if one.fault != "agent"}
     mined = [one for one in judged if one.id not in spared]
@@ -87,8 +88,10 @@ async def analyse(
         "faults nobody said": sum(one.message_index is None for one in said),
         "mined": len(mined),
     }
-    if {one.outcome for one in mined} != {Outcome.SUCCESS, Outcome.FAILURE}:
-        return Analysis([], [], said, figures=figures | {"no contrast": True})
+    sides = {one.outcome for one in mined}
+    if sides != {Outcome.SUCCESS, Outcome.FAILURE}:
+        lacking = "no failure is the agent's" if Outcome.FAILURE not in sides else "there is no success"
+        return Analysis([], [], said, figures=figures | {"no contrast": lacking})
     ahead = len(failures) + runs * len(mined)
     asking = replace(asking, tell=lambda what, *_: tell(what, len(failures), ahead))
     counted = await asyncio.to_thread(hints, mined, seed)
@@ -100,8 +103,9 @@ async def analyse(
     asking = replace(asking, tell=after(tell, len(failures), ahead))
     made = await labelled(asking, capabilities, mined, runs=runs, seed=seed)
     figures |= {"read for discovery": told.read, "parts": told.parts, "unusable parts": told.unusable}
+    figures |= {"named": told.named, "with evidence": len(told.candidates)}
     cited = [Citation(one.capability.name, *place) for one in found for place in one.cited]
-    figures |= {"runs made again": made.again, "could not be labelled": made.left_out}
+    figures |= {"runs made again": made.again, "left out": made.left_out}
     return Analysis(capabilities, made.labels, said, cited, made.left_out, figures)
 
 
@@ -116,6 +120,6 @@ async def label(
     tell: Tell,
 ) -> list[Label]:
     """One run's labels of the judged ones among any trajectories, for who needs no contrast."""
-    asking = Asking(model, purpose, context, tell)
+    asking = asking_of(model, purpose, context, tell)
     judged = [one for one in trajectories if one.outcome.judged]
     return (await labelled(asking, capabilities, judged, runs=1, seed=seed)).labels

@@ -2,12 +2,13 @@
 
 Invariants: instructions are the package's own texts and never anybody else's; others' words come after them, between
 marks. Questions that are independent are asked at once; the model's side holds them to its pace. How it fails:
-``AgentsError`` where the context is too small for a question; whatever ``Model.ask`` raises.
+``AgentsError`` where the context is too small for a question; ``OutOfForm`` where nothing usable comes of one, which
+is that question's alone; whatever else ``Model.ask`` raises, which is every question's.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TypeVar
@@ -15,20 +16,21 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from agents.analyst.llm.rendering import tokens
-from agents.errors import AgentsError
+from agents.errors import AgentsError, ModelDenied, ModelRefused, OutOfForm
 from agents.llm.model import Model
 from agents.llm.question import Purpose, Question, Said
 from agents.llm.untrusted import IS_DATA
 
-ANSWER = 3000  # tokens of one answer, at most
+MOST = 3000  # tokens of one answer, at most
 GOING_BACK = 3500  # tokens of two answers that go back with complaints, and of one more
 LEAST = 1000  # tokens that a conversation needs to be worth reading
-AT_ONCE = 256  # questions that are in memory at once
+AHEAD = 2  # questions under way or waiting for a slot, for each slot: what waits longer hears what came before
 
 Tell = Callable[
     [str, int, int], None
 ]  # what is at work ("labels: 3 of 600"), and in all: how much is done, of how much
 T = TypeVar("T")
+Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class Form(BaseModel):
@@ -45,12 +47,12 @@ class Asking:
     purpose: Purpose
     context: int
     tell: Tell
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    places: asyncio.Semaphore
 
     @property
     def answer(self) -> int:
         """Tokens of one answer."""
-        return min(ANSWER, self.context // 8)
+        return min(MOST, self.context // 8)
 
     def room(self, *texts: str) -> int:
         """Tokens that are left for conversations beside these texts, an answer, and answers that go back."""
@@ -67,6 +69,17 @@ class Asking:
         said = (Said("system", instructions(kind)), Said("user", text))
         return Question(self.purpose, said, variant, temperature, self.answer)
 
+    async def ask(
+        self, question: Question, form: type[Answer], wrong: Callable[[Answer], str | None] = lambda answer: None
+    ) -> Answer:
+        """As ``Model.ask``; what a server will not answer because of the words in it is out of form, too."""
+        try:
+            return await self.model.ask(question, form, wrong)
+        except ModelDenied:
+            raise
+        except ModelRefused as error:
+            raise OutOfForm(error.message, hint=error.hint) from error
+
     async def each(self, what: str, jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
         """What the jobs answer, in their order; the first that fails stops the others."""
         waiting = list(jobs)
@@ -81,6 +94,11 @@ class Asking:
             return answer
 
         return await all_of([one(job) for job in waiting])
+
+
+def asking(model: Model, purpose: Purpose, context: int, tell: Tell) -> Asking:
+    """Who is asked, with as many questions ahead as keep the model busy."""
+    return Asking(model, purpose, context, tell, asyncio.Semaphore(AHEAD * model.endpoint.concurrency))
 
 
 def after(tell: Tell, done: int, of: int) -> Tell:

@@ -57,7 +57,7 @@ async def _fault(asking: Asking, failure: Trajectory) -> Fault:
         return None
 
     try:
-        answer = await asking.model.ask(asking.question("blame", f"{about}\nWhose fault is it?"), Blame, wrong)
+        answer = await asking.ask(asking.question("blame", f"{about}\nWhose fault is it?"), Blame, wrong)
     except OutOfForm as error:
         return Fault(failure.id, "agent", None, one_line(f"nobody said: {error.message}", REASON))
     return Fault(failure.id, answer.fault, read.cited(answer.message), one_line(answer.why, REASON))

@@ -68,9 +68,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Discovered:
-    """Candidates of all parts as they came, how many were read, in how many parts, and parts without an answer."""
+    """Candidates of all parts as they came, how many were named (what is not kept included), how many conversations
+    were read, in how many parts, and parts without an answer."""
 
     candidates: list[Found]
+    named: int
     read: int
     parts: int
     unusable: int
@@ -90,14 +92,16 @@ async def discover(asking: Asking, trajectories: Sequence[Trajectory], evidence:
     failed = [answer for answer in answers if isinstance(answer, OutOfForm)]
     if answers and len(failed) == len(answers):
         raise failed[0]
-    found = [one for answer in answers if not isinstance(answer, OutOfForm) for one in answer]
-    return Discovered(found, len(read), len(parts), len(failed))
+    usable = [answer for answer in answers if not isinstance(answer, OutOfForm)]
+    found = [one for answer in usable for one in _sound(*answer)]
+    named = sum(len(answer.candidates) for answer, _ in usable)
+    return Discovered(found, named, len(read), len(parts), len(failed))
 
 
 async def _part(
     asking: Asking, groups: Sequence[Group], read: Mapping[str, Shown], beginning: str
-) -> list[Found] | OutOfForm:
-    """What is found in some groups."""
+) -> "tuple[Candidates, Places] | OutOfForm":
+    """What a model names in some groups, and what the ids in it mean."""
     ids = {f"t{number}": one for number, one in enumerate(chain(*groups), 1)}
     called = {one.id: name for name, one in ids.items()}
     places = {name: (one.id, read[one.id]) for name, one in ids.items()}
@@ -110,12 +114,12 @@ async def _part(
 
     text = "\n\n".join([beginning, *told, "Which capabilities do the failures lack?"])
     try:
-        answer = await asking.model.ask(asking.question("discover", text), Candidates, wrong)
+        answer = await asking.ask(asking.question("discover", text), Candidates, wrong)
     except OutOfForm as error:
         if not last:
             return error
         answer = last[-1]
-    return _sound(answer, places)
+    return answer, places
 
 
 def _headed(one: Trajectory, group: Group, called: Mapping[str, str], read: Shown) -> str:

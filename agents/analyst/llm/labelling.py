@@ -5,14 +5,17 @@ outcome nor the conversation's id, so that a label says what is in the conversat
 
 Invariants: the labels of a run are complete, each (trajectory, capability) exactly once; PRESENT and LACKING cite a
 message that was shown, NA none; a label whose citation does not exist is void and goes back with what else is wrong. A
-run in which a row stays unusable is made again as a whole, at most twice; a conversation whose row stays unusable then,
-too, is left out of all runs, so that no single one can stop an analysis. How it fails: ``OutOfForm`` that names such a
-conversation, as soon as more than a tenth of them would be left out.
+row that stays unusable is asked for as a repetition of the run would, at most twice: where that helps, the run is made
+again as a whole (a row that is unusable only then stays as it was). A conversation of which a run has no usable row, or
+on which three questions in whatever runs had none, is left out of all runs and asked about no more, so that no single
+one can stop an analysis. How it fails: ``OutOfForm`` that names such a conversation, as soon as more than a tenth of
+them would be left out, or none of the first ten had a usable row.
 """
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -20,6 +23,7 @@ from typing import Literal
 from agents.analyst.llm.asking import Asking, Form, all_of
 from agents.analyst.llm.blame import conversation
 from agents.analyst.llm.rendering import Shown
+from agents.analyst.llm.texts import one_line
 from agents.errors import OutOfForm
 from agents.llm.untrusted import marked
 from store.types import Capability, Label, Trajectory, Verdict
@@ -29,6 +33,8 @@ APART = 1000  # variants of a run's repetitions: run, run + 1000, run + 2000
 TEMPERATURE = 1.0  # as the model itself is: at 0 the runs would be one run
 COMPLAINTS = 8
 LEFT_OUT = 10  # of so many conversations one may be left out
+HOPELESS = 10  # first conversations without any usable row that end it
+REASON = 300  # characters
 
 Read = tuple[str, Shown]  # a conversation with what surrounds it, and what can be cited of it
 
@@ -49,26 +55,43 @@ class Row(Form):
 
 
 @dataclass
-class Unusable:
-    """Conversations on which a run's last repetition had no usable row, with what the model did."""
+class Void:
+    """Questions of all runs that had no usable row, by conversation, and which conversations are left out for that."""
 
-    allowed: int
-    errors: dict[str, OutOfForm] = field(default_factory=dict)
+    conversations: int
+    in_vain: Counter[str] = field(default_factory=Counter)
+    answered: set[str] = field(default_factory=set)
+    why: dict[str, OutOfForm] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)  # with the reason
 
     def add(self, key: str, error: OutOfForm) -> None:
-        """One more; raises it where that is one too many."""
-        self.errors[key] = error
-        if len(self.errors) > self.allowed:
-            raise error
+        """One more; raises where that was one too many."""
+        self.in_vain[key] += 1
+        self.why[key] = error
+        if not self.answered and len(self.in_vain) >= min(HOPELESS, self.conversations):
+            raise self._given_up(f"none of the first {len(self.in_vain)} conversations could be labelled", key)
+        if self.in_vain[key] > REPEATS and key not in self.answered:
+            self.leave_out(key)
+
+    def leave_out(self, key: str) -> None:
+        """Ask no more about a conversation; raises where more than a tenth are left out."""
+        self.left_out[key] = one_line(self.why[key].message, REASON)
+        if len(self.left_out) * LEFT_OUT > self.conversations:
+            many = f"{len(self.left_out)} of {self.conversations} conversations"
+            raise self._given_up(f"{many} could not be labelled, which is more than one in {LEFT_OUT}", key)
+
+    def _given_up(self, what: str, key: str) -> OutOfForm:
+        error = self.why[key]
+        return OutOfForm(f"{what}; the last of them, trajectory {key}: {error.message}", hint=error.hint)
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """The labels of all runs, how many runs had to be made again, and the ids of what was left out."""
+    """The labels of all runs, how many runs had to be made again, and what was left out with the reason."""
 
     labels: list[Label]
     again: int = 0
-    left_out: list[str] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 async def labelled(
@@ -79,72 +102,74 @@ async def labelled(
         return Labelled([])
     listed = _listed(capabilities)
     read = {one.id: await asyncio.to_thread(conversation, asking, one, "label", listed) for one in trajectories}
-    made = _Labelling(capabilities, read, seed, Unusable(len(read) // LEFT_OUT))
+    made = _Labelling(asking, capabilities, read, seed, Void(len(read)))
     done: dict[int, int] = {}
 
-    def of_run(run: int) -> Asking:
-        def tell(_: str, rows: int, of: int) -> None:
-            done[run] = rows
-            in_all = sum(done.values())
-            asking.tell(f"labels: {in_all} of {of * runs}", in_all, of * runs)
+    def tell(run: int, rows: int) -> None:
+        done[run] = rows
+        in_all, of = sum(done.values()), len(read) * runs
+        asking.tell(f"labels: {in_all} of {of}", in_all, of)
 
-        return replace(asking, tell=tell)
-
-    of_runs = await all_of(made.run(of_run(run), run) for run in range(runs))
-    left_out = made.unusable.errors
+    of_runs = await all_of(made.run(run, partial(tell, run)) for run in range(runs))
+    left_out = made.void.left_out
     labels = [label for of, _ in of_runs for label in of if label.trajectory_id not in left_out]
-    return Labelled(labels, sum(again for _, again in of_runs), sorted(left_out))
+    return Labelled(labels, sum(again for _, again in of_runs), dict(sorted(left_out.items())))
 
 
 @dataclass(frozen=True)
 class _Labelling:
     """What all runs have in common."""
 
+    asking: Asking
     capabilities: Sequence[Capability]
     read: Mapping[str, Read]
     seed: int
-    unusable: Unusable
+    void: Void
 
-    async def run(self, asking: Asking, run: int) -> tuple[list[Label], int]:
+    async def run(self, run: int, tell: Callable[[int], None]) -> tuple[list[Label], int]:
         """A run's labels, and how often it was made again."""
+        rows = await self._rows((run, 0), self.read, tell)
         again = 0
-        while True:
-            rng = random.Random(f"label:{self.seed}:{run}:{again}")
-            order = rng.sample(self.capabilities, len(self.capabilities))
-            keys = rng.sample(list(self.read), len(self.read))
-            try:
-                made = await asking.each(
-                    "labels", [partial(self._row, asking, order, key, (run, again)) for key in keys]
-                )
-            except OutOfForm:
-                if again == REPEATS:
-                    raise
+        for repetition in range(1, REPEATS + 1):
+            missing = self.read.keys() - rows.keys() - self.void.left_out.keys()
+            if mended := await self._rows((run, repetition), missing, tell):
+                others = self.read.keys() - missing
+                rows |= mended | await self._rows((run, repetition), others, tell)
                 again += 1
-            else:
-                rows = dict(zip(keys, made, strict=True))
-                return [label for key in self.read for label in rows[key]], again
+        for key in self.read.keys() - rows.keys() - self.void.left_out.keys():
+            self.void.leave_out(key)
+        return [label for key in self.read for label in rows.get(key, [])], again
 
-    async def _row(self, asking: Asking, order: Sequence[Capability], key: str, of: tuple[int, int]) -> list[Label]:
-        """One conversation's labels in a run; none where it may be left out of a last repetition."""
-        (run, again), (about, read) = of, self.read[key]
+    async def _rows(
+        self, of: tuple[int, int], wanted: Collection[str], tell: Callable[[int], None]
+    ) -> dict[str, list[Label]]:
+        """The usable ones among the wanted rows of a run's repetition."""
+        rng = random.Random(f"label:{self.seed}:{of[0]}:{of[1]}")
+        order = rng.sample(self.capabilities, len(self.capabilities))
+        keys = [key for key in rng.sample(list(self.read), len(self.read)) if key in wanted]
+        before = len(self.read) - len(keys)
+        asking = replace(self.asking, tell=lambda _, done, of: tell(before + done))
+        rows = await asking.each("labels", [partial(self._row, order, key, of) for key in keys])
+        return {key: row for key, row in zip(keys, rows, strict=True) if row}
+
+    async def _row(self, order: Sequence[Capability], key: str, of: tuple[int, int]) -> list[Label]:
+        """One conversation's labels in a run's repetition; none where the model gave no usable row."""
+        (run, repetition), (about, read) = of, self.read[key]
         names = [one.name for one in order]
+        if key in self.void.left_out:
+            return []
 
         def wrong(answer: Row) -> str | None:
             return "; ".join(_complaints(answer, names, read)[:COMPLAINTS]) or None
 
         text = f"{about}\n{_listed(order)}\nHow does each of the {len(names)} capabilities stand in this conversation?"
         try:
-            asked = asking.question("label", text, run + APART * again, TEMPERATURE)
-            answer = await asking.model.ask(asked, Row, wrong)
+            asked = self.asking.question("label", text, run + APART * repetition, TEMPERATURE)
+            answer = await self.asking.ask(asked, Row, wrong)
         except OutOfForm as error:
-            told = OutOfForm(
-                f"trajectory {key} could not be labelled in run {run + 1}: {error.message}",
-                hint="another llm.model; what this one has answered is kept",
-            )
-            if again < REPEATS:
-                raise told from error
-            self.unusable.add(key, told)
+            self.void.add(key, error)
             return []
+        self.void.answered.add(key)
         return [
             Label(key, cell.capability, run, Verdict(cell.verdict.lower()), _cited(cell, read)) for cell in answer.cells
         ]

@@ -64,7 +64,7 @@ async def merged(asking: Asking, found: Sequence[Found]) -> list[Found]:
 
     text = f"{_listed('capabilities', [one.capability for one in apart])}\nWhich of them are the same?"
     try:
-        answer = await asking.model.ask(asking.question("merge", text), Groups, wrong)
+        answer = await asking.ask(asking.question("merge", text), Groups, wrong)
     except OutOfForm:
         return sorted(apart, key=lambda one: -len(one.cited))[:MAX_CANDIDATES]
     return [_together([by_name[name] for name in (group.keep, *group.same)]) for group in answer.groups][
@@ -90,7 +90,7 @@ async def matched(asking: Asking, found: Sequence[Found], known: Sequence[Capabi
 
     text = f"{_listed('known', free)}\n{_listed('new', new)}\nWhich known one is each new one?"
     try:
-        answer = await asking.model.ask(asking.question("match", text), Matches, wrong)
+        answer = await asking.ask(asking.question("match", text), Matches, wrong)
     except OutOfForm:
         return _by_name(named)
     of = {match.new: old_ones[match.known] for match in answer.matches if match.known}

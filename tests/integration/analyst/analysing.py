@@ -17,7 +17,7 @@ from tests.unit.agents.analysis.library import background
 
 PURPOSE = Purpose("c1", "analyze")
 CANARIES = ("canary-part", "canary-task", "canary-detail", "canary-source", "canary-id", "0.123454321", "canary-model")
-RUNS = 3
+RUNS, CONCURRENCY = 3, 8  # the latter an endpoint's own
 
 
 def hidden(one: Trajectory, number: int) -> Trajectory:

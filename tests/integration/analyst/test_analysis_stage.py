@@ -30,7 +30,8 @@ from traced.meter import Meter
 from traced.models import ModelFiles
 from traced.progress import Progress
 from traced.stages import gate
-from traced.stages.analyze import analyze, stored_findings
+from traced.stages.analyses import compare
+from traced.stages.analyze import analyze, stored_findings, surroundings, to_analyze
 from traced.stages.context import Context, Shown
 from traced.stages.episodes import BASE, Player
 from traced.stages.production import JUDGED_ANEW
@@ -155,10 +156,14 @@ def test_what_an_earlier_cycle_named_keeps_its_name_and_texts(context: Context) 
             save_capabilities(opened, cycle, [known])
     with served(Thinking(), canaries=CANARIES) as server:
         asyncio.run(analyze(by(server, context)))
+        asked, at = len(server.asked), by(server, context)
+        again = asyncio.run(compare(surroundings(at), to_analyze(at), ["llm"], lambda *_: None))
+        assert len(server.asked) == asked
     with reading(context.store) as opened:
         kept = {one.name: one for one in list_capabilities(opened, CYCLE)}
     assert set(kept) == {"looks-before-changes", "plain-answers"}
     assert kept["looks-before-changes"] == first
+    assert {one.capability for one in again.sides[0].findings} == set(kept)  # found once more, it is known still
 
 
 def test_a_gate_asks_a_model_what_a_capability_without_a_detector_does_not_touch(context: Context) -> None:

@@ -125,20 +125,21 @@ def test_invented_citations_go_back_and_what_stays_without_one_is_dropped() -> N
 
     found = analysed(Thinking(candidates(invent)), SOME, runs=1)
     assert "no message 'm1' in a conversation 't999'" in complaints[1]
+    assert (found.figures["named"], found.figures["with evidence"]) == (2, 1)
     assert [one.name for one in found.capabilities] == ["look-before-change"]
     assert complete(found, SOME, runs=1)
 
 
 def test_what_a_model_writes_is_bounded_before_it_is_kept() -> None:
     def endless(found: list[dict[str, Any]], asked: Asked) -> None:
-        found[0] |= {"name": "Look Before\nChange!", "description": "x " * 2000, "title": "a\x00b\u2028c"}
+        found[0] |= {"name": "Look Before\nChange!", "description": "x " * 2000, "title": "a\x00b\u2028c\ud800"}
         found.extend({**LOOKING, "name": f"skill-{chr(97 + n)}", "cited": found[1]["cited"]} for n in range(15))
 
     found = analysed(Thinking(candidates(endless)), SOME, runs=1)
     first = found.capabilities[0]
     assert first.name == "look-before-change"
     assert len(first.description) <= 240
-    assert first.title == "a b c"
+    assert first.title == "a b c\ufffd"
     assert len(found.capabilities) == 10
     assert complete(found, SOME, runs=1)
 
@@ -211,5 +212,5 @@ def test_a_match_with_what_nobody_knows_makes_no_new_name(known: str) -> None:
 def test_without_a_contrast_nothing_is_asked_beyond_whose_fault_it_was() -> None:
     script = Thinking()
     found = analysed(script, TRAJECTORIES[:8])
-    assert (found.capabilities, found.labels, found.figures["no contrast"]) == ([], [], True)
+    assert (found.capabilities, found.labels, found.figures["no contrast"]) == ([], [], "no failure is the agent's")
     assert not script.kinds

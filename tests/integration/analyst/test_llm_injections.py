@@ -58,7 +58,7 @@ def test_a_model_that_obeys_a_conversation_is_held_to_what_exists() -> None:
     found = analysed(Thinking(lambda asked: obeying(asked) if asked.kind == "discover" else None), injected(), runs=1)
     assert found.capabilities == []
     found = analysed(Thinking(lambda asked: obeying(asked) if asked.kind == "label" else None), injected(), runs=1)
-    assert found.left_out == ["canary-id-77"]
+    assert list(found.left_out) == ["canary-id-77"]
     assert complete(found, injected(), runs=1)
 
 

@@ -1,7 +1,9 @@
 """Labels of the llm analyst: a row from one answer, complete runs, and models that answer wrongly or never."""
 
 import asyncio
+import json
 import threading
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +15,18 @@ from agents.errors import OutOfForm
 from agents.llm.model import Endpoint, Model
 from agents.llm.question import InMemory
 from store.types import Capability, Outcome
-from tests.integration.analyst.analysing import CANARIES, PURPOSE, RUNS, SOME, TRAJECTORIES, analysed, complete
+from tests.integration.analyst.analysing import (
+    CANARIES,
+    CONCURRENCY,
+    PURPOSE,
+    RUNS,
+    SOME,
+    TRAJECTORIES,
+    analysed,
+    complete,
+)
 from tests.scripted_analyst import LOOKING, Asked, Thinking
-from tests.scripted_model import Prose, Refusal, Sent, served
+from tests.scripted_model import Prose, Refusal, Sent, Status, served
 
 
 def in_row(change: Any) -> Any:
@@ -94,6 +105,50 @@ def test_a_run_in_which_a_row_stays_void_is_made_again_whole() -> None:
     assert complete(found, SOME, runs=1)
 
 
+def failing(*questions: tuple[str, int]) -> Thinking:
+    """Who has no row for some conversations (by their words) when asked for the n-th time, repairs apart."""
+    begun: Counter[str] = Counter()
+
+    def instead(asked: Asked) -> Sent | None:
+        if asked.kind != "label":
+            return None
+        about = next((words for words, _ in questions if words in asked.text), "")
+        begun[about] += not asked.complaint
+        return Refusal() if (about, begun[about]) in questions else None
+
+    return Thinking(instead)
+
+
+def test_a_row_that_is_void_only_in_the_repetition_stays_as_it_was() -> None:
+    """A weak model, which fails at something else each time, costs repetitions and loses nothing."""
+    script = failing(("L600", 1), ("L601", 2))
+    found = analysed(script, SOME, runs=1)
+    assert (found.figures["runs made again"], found.left_out) == (1, {})
+    assert complete(found, SOME, runs=1)
+    assert script.kinds["label"] == 2 * len(SOME) + 2 + 2  # two rows take three answers each
+
+
+def test_a_conversation_that_one_run_has_no_row_of_is_left_out_of_all() -> None:
+    script = failing(("L600", 2), ("L600", 3), ("L600", 4))
+    found = analysed(script, runs=2)
+    assert list(found.left_out) == ["canary-id-8"]
+    assert complete(found, TRAJECTORIES, runs=2)
+
+
+def test_a_server_that_refuses_a_conversation_for_its_words_has_not_stopped_the_others() -> None:
+    """As hosted filters do, with a status 400 whatever the way of asking."""
+    filtered = Status(400, message="The prompt was filtered by our content policy.", error_code="content_filter")
+    found = analysed(
+        Thinking(lambda asked: filtered if "L601 until" in json.dumps(asked.body) else None), context=6_500
+    )
+    assert "content policy" in found.left_out["canary-id-9"]
+    assert found.figures["faults nobody said"] == 1
+    assert found.figures["unusable parts"] == 1
+    assert complete(found, TRAJECTORIES)
+    with pytest.raises(OutOfForm, match="content policy"):
+        analysed(Thinking(lambda asked: filtered), SOME)
+
+
 def refusing_one(asked: Asked) -> Sent | None:
     return Refusal() if asked.kind == "label" and "L600" in asked.text else None
 
@@ -102,22 +157,29 @@ def test_a_conversation_that_is_refused_for_good_is_left_out_of_all_runs_and_tol
     """Whoever writes a conversation that no model will label has not stopped the analysis of the others."""
     script = Thinking(refusing_one)
     found = analysed(script)
-    assert found.left_out == found.figures["could not be labelled"] == ["canary-id-8"]
+    assert found.left_out == found.figures["left out"]
+    assert list(found.left_out) == ["canary-id-8"]
+    assert found.left_out["canary-id-8"].endswith("it refused: I will not help with that.")
     assert not {label.trajectory_id for label in found.labels} & found.not_mined
     assert complete(found, TRAJECTORIES)
-    assert found.figures["runs made again"] == 2 * RUNS
-    assert script.kinds["label"] <= 3 * RUNS * (len(TRAJECTORIES) + 2)
+    assert found.figures["runs made again"] == 0
+    assert script.kinds["label"] <= RUNS * (len(TRAJECTORIES) - 1) + 3 * (RUNS + 2)
 
 
 def test_more_than_a_tenth_that_are_refused_for_good_end_the_analysis_and_one_is_named() -> None:
     script = Thinking(refusing_one)
-    with pytest.raises(OutOfForm, match=r"trajectory canary-id-8 could not be labelled in run 1"):
-        analysed(script, SOME, runs=1)  # one of nine
-    assert script.kinds["label"] <= 3 * 3 * len(SOME)
-    everything = Thinking(lambda asked: Refusal() if asked.kind == "label" else None)
-    with pytest.raises(OutOfForm, match="could not be labelled"):
-        analysed(everything)
-    assert everything.kinds["label"] <= 3 * 3 * RUNS * len(TRAJECTORIES)
+    with pytest.raises(
+        OutOfForm, match=r"1 of 9 conversations could not be labelled.* trajectory canary-id-8: .*refused"
+    ):
+        analysed(script, SOME, runs=1)
+    assert script.kinds["label"] == len(SOME) - 1 + 3 * 3
+
+
+def test_a_model_that_labels_nothing_is_given_up_after_ten_conversations() -> None:
+    script = Thinking(lambda asked: Refusal() if asked.kind == "label" else None)
+    with pytest.raises(OutOfForm, match=r"none of the first 10 conversations could be labelled.*it refused"):
+        analysed(script)
+    assert script.kinds["label"] <= 3 * (10 + 2 * CONCURRENCY)
 
 
 def test_every_run_has_an_order_of_its_own_and_all_are_at_work_at_once() -> None:

@@ -147,6 +147,21 @@ def test_alpha_of_krippendorffs_nominal_example() -> None:
     assert round(float(alpha), 3) == 0.692
 
 
+def test_alpha_of_krippendorffs_example_with_missing_values() -> None:
+    # the same, section C: four observers, twelve units of which one has a single value, nominal: 0.743
+    rows = ("123321412...", "1233224125.3", ".3332342251.", "12332441251.")
+    values = dict(zip("12345", [NA, PRESENT, LACKING, "d", "e"], strict=True))
+    labels = [
+        Label(f"t{place}", "c", run, values[value])  # type: ignore[arg-type]
+        for run, row in enumerate(rows)
+        for place, value in enumerate(row)
+        if value != "."
+    ]
+    alpha = agreement(labels)
+    assert alpha is not None
+    assert round(float(alpha), 3) == 0.743
+
+
 def test_alpha_is_none_with_one_run_or_without_variation() -> None:
     assert agreement(table([(Outcome.SUCCESS, NA), (Outcome.FAILURE, LACKING)])[0]) is None
     same = [(Outcome.SUCCESS, NA)] * 3
