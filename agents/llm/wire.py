@@ -11,6 +11,7 @@ environment's tracing (LangSmith) sees nothing; its proxies (HTTPS_PROXY, NO_PRO
 
 import asyncio
 import contextlib
+import logging
 import math
 import re
 import warnings
@@ -39,6 +40,7 @@ NO_MONEY = ("insufficient_quota", "billing_not_active", "billing_hard_limit_reac
 
 PAGE, TAG = re.compile(r"\s*<(!doctype|html|head|body|\?xml)\b", re.IGNORECASE), re.compile(r"<[^<>]*>")
 
+LOGS_OF_HEADERS = ("openai", "httpcore", "httpcore2")  # at DEBUG, a key that a server says back among them
 SAID_BY_US = ("This model does not support OpenAI's structured", "Invalid schema for OpenAI's structured")  # otherwise
 
 
@@ -85,6 +87,8 @@ async def chat(endpoint: Endpoint) -> "AsyncIterator[ChatOpenAI]":
     """A client with a connection pool of its own; raises ``ModelDenied`` where the environment allows none."""
     from openai import DefaultAsyncHttpxClient, DefaultHttpxClient, Timeout
 
+    for name in LOGS_OF_HEADERS:
+        logging.getLogger(name).setLevel(logging.INFO)
     times = Timeout(endpoint.silence_s, connect=endpoint.connect_s, pool=None)
     try:
         made = DefaultAsyncHttpxClient(timeout=times, follow_redirects=False, trust_env=not endpoint.is_here)

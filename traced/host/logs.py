@@ -29,7 +29,10 @@ from traced.host.errors import DataDirectoryUnusable
 from traced.host.redaction import redacted
 from traced.host.settings import LogSection
 
-CHATTY = ("httpx", "httpcore", "apscheduler", "sqlalchemy", "alembic", "uvicorn.access", "docker", "urllib3", "asyncio")
+CHATTY = (
+    *("httpx", "httpx2", "httpcore", "httpcore2", "openai", "urllib3", "uvicorn.access"),
+    *("apscheduler", "sqlalchemy", "alembic", "docker", "asyncio"),
+)
 COPIES = ("message", "asctime", "color_message")  # of the text: left on a record by other formatters, and by uvicorn
 FIRST = ("at", "level", "logger", "event")
 Event = MutableMapping[str, Any]

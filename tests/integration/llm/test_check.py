@@ -169,6 +169,12 @@ def test_a_model_that_is_not_listed_is_told_with_those_that_are(monkeypatch: pyt
     assert not found.ok
 
 
+def test_a_list_that_holds_the_key_is_told_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(able, models=[{"id": f"scripted-{KEY}"}]) as server:
+        found = checked(server, monkeypatch)  # which looks for it
+    assert "there are scripted-***" in found.seen[1].told
+
+
 @pytest.mark.parametrize(
     ("listed", "set_to", "passed", "told"),
     [

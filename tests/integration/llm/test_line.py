@@ -15,9 +15,13 @@ from agents.llm.budget import Budget
 from agents.llm.question import InMemory, Purpose, Question, Said
 from tests.guard.sitecustomize import NetworkForbidden
 from tests.integration.llm.asking import ANSWER, GOOD, PURPOSE, Fault, ask, endpoint, model, question, run
-from tests.scripted_model import Dropped, Message, NotJson, Sent, Silence, Status, Text, served
+from tests.scripted_model import Dropped, Message, NotJson, Recorded, Sent, Silence, Status, Text, served
 from tests.virtual_time import VirtualTime
 
+ENDLESS = (  # all of the answer but its end, from a server that says no length before
+    b'data: {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": '
+    b'{"content": "{\\"fault\\": \\"agent\\", \\"message\\": 9}"}}]}\n\n'
+)
 DOWN = Status(503, message="overloaded")
 
 
@@ -32,6 +36,7 @@ DOWN = Status(503, message="overloaded")
         Dropped(midway=False),
         Dropped(midway=True),
         Dropped(of=GOOD),  # the piece that says that it is whole is missing
+        Recorded(ENDLESS),
         NotJson(),
         NotJson(b"data: {nonsense\n\n"),
         NotJson(b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'),

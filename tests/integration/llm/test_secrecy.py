@@ -38,6 +38,7 @@ ECHOES: list[Sent] = [
     *(Status(code, message=f"You sent {BEARER}.") for code in (307, 400, 401, 403, 404, 413, 422, 429, 500, 503)),
     Status(401, message="x" * 490 + KEY),  # a message that is cut in the middle of it
     Status(400, message=f"{KEY} is no model", error_code=KEY),
+    Status(302, location=f"http://127.0.0.1:9/{KEY}/v1"),
     Status(429, message=BEARER, error_code="insufficient_quota"),
     Recorded(f'{{"error": "{BEARER}"}}'.encode(), 401, "application/json"),
     Recorded(BEARER.encode(), 502, "text/plain"),
