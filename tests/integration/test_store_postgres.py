@@ -21,11 +21,12 @@ from benchmarks.chaos.postgres import missing
 from store.database import open_store, reading, session
 from store.errors import BrokenReference, StoreUnavailable
 from store.head import PATIENCE
-from store.records import CycleState
+from store.records import CycleState, Decision
 from store.repositories import attempts
 from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
 from store.repositories.environments import newest_environments
 from store.repositories.evidence import evidence_chain
+from store.repositories.thinking import save_patch
 from store.repositories.trajectories import (
     TrajectoryFilter,
     get_trajectory,
@@ -38,9 +39,11 @@ from store.schema import migrate
 from store.standing import CostStanding, standing
 from store.tables import Row
 from store.types import Outcome
-from tests.unit.store.chain import CYCLE, GATE, later, save_chain, trajectory
+from tests.unit.store.chain import CYCLE, FIXING, GATE, later, save_chain, trajectory
 from tests.unit.store.test_database import MADE_BEFOREHAND
+from traced.acts import Act, approve_prompt, reject_prompt
 from traced.llm.ledger import StoreLedger
+from traced.prompting.decisions import decisions
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -86,6 +89,20 @@ def test_what_a_model_took_is_added_up_as_on_sqlite(engine: Engine, url: str) ->
     first, last = standing(url).costs
     assert (first.stage, first.calls) == ("analyze", 1)
     assert last == CostStanding("c1", "synthesize", 3, 2700, 36, 0.75, 4.5, 1)
+
+
+def test_the_newest_decision_on_a_prompt_counts_as_on_sqlite(engine: Engine, url: str) -> None:
+    with session(engine) as opened:
+        save_chain(opened)
+        save_patch(opened, FIXING)
+        approve_prompt(opened, Act("ann", "local", later(15), "it reads well"), FIXING.id[:8])
+        assert "before" in approve_prompt(opened, Act("bob", "local", later(16)), FIXING.id).said
+        reject_prompt(opened, Act("bob", "local", later(17), "half \0 \ud800"), FIXING.id)
+    with reading(engine) as opened:
+        found = decisions(opened)[FIXING.id]
+    assert (found.decision, found.who, found.at) == (Decision.REJECTED, "bob", later(17))
+    [told] = standing(url).patches
+    assert (told.id, told.decision, told.who) == (FIXING.id, "rejected", "bob")
 
 
 def test_a_trajectory_comes_back_as_it_was(engine: Engine) -> None:

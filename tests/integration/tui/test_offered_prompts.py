@@ -49,6 +49,22 @@ def test_a_prompt_that_is_enough_stands_above_the_adapters_and_is_read_with_its_
     asyncio.run(look())
 
 
+def test_who_took_a_prompt_and_why_stands_with_it_and_others_decisions_come_at_once(opened: Opened) -> None:
+    async def look() -> None:
+        async with opened((200, 60)) as on:
+            patch = save(on)
+            await there(on)
+            assert "approved by" not in shown(on)
+            await on.client.prompts.approve(patch.id[:12], "it [bold]reads[/] well", "ann\x1b[2J")
+            await until(on.pilot, lambda: "instead of an adapter; approved by ann" in shown(on))
+            await on.pilot.press("p")
+            await until(on.pilot, lambda: isinstance(on.app.screen, Patches))
+            assert ": it [bold]reads[/] well" in shown(on)
+            assert "For the record" not in shown(on)
+
+    asyncio.run(look())
+
+
 def test_what_was_found_last_counts_and_without_an_offer_there_is_no_line_and_no_key(opened: Opened) -> None:
     async def look() -> None:
         async with opened() as on:
