@@ -116,7 +116,9 @@ def _of_production(seed: int) -> Trajectory:
     played = _episode(seed, "")
     messages = [{**message, "content": f"{message.get('content')} {CANARIES[5]}"} for message in played.messages]
     tools = [{**tool, "function": {**tool["function"], "description": CANARIES[5]}} for tool in played.tools]
-    return replace(played, split="", messages=messages, tools=tools, cycle_id=None)
+    return replace(
+        played, id=f"A-{seed}", split="", messages=messages, tools=tools, cycle_id=None
+    )  # it would come first
 
 
 def _guess(message: Message) -> Message:
