@@ -53,6 +53,7 @@ def test_five_repairs_and_then_a_fresh_start_three_times(tmp_path: Path) -> None
             assert ("refused by source" in said(body)) == (nth % 6 > 1)
     starts = {said(body, 1) for body in server.asked}
     assert len(starts) == 1
+    assert '"lacking here": true' in starts.pop()  # what the canaries stand beside
     assert len({record.hash for record in records}) == 18
     assert [record.seed for record in records] == list(range(18))
     assert {record.synthesizer for record in records} == {"llm"}
