@@ -33,16 +33,22 @@ class Breaker:
         self._probe: asyncio.Event | None = None
 
     @asynccontextmanager
-    async def passed(self, deadline: float, counts: type[Exception]) -> AsyncIterator[None]:
-        """Run the body when asking is allowed; an exception of type ``counts`` is a failure. Raises ``Open``."""
+    async def passed(
+        self, deadline: float, *, failed: type[Exception], answered: tuple[type[Exception], ...]
+    ) -> AsyncIterator[None]:
+        """Run the body when asking is allowed. Raises ``Open``.
+
+        An exception ``failed`` is a failure of the server, one of ``answered`` an answer of it; any other, a defect of
+        ours say, tells nothing of the server.
+        """
         probe = await self._enter(deadline)
         try:
             yield
-        except counts as error:
+        except failed as error:
             self._failed(str(error), probing=probe is not None)
             raise
-        except Exception:
-            self._close()  # it answered
+        except answered:
+            self._close()
             raise
         else:
             self._close()

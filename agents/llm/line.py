@@ -36,6 +36,7 @@ LONGEST_PAUSE_S = 60.0
 FEWEST_TOKENS = 16  # of an answer that is worth asking for
 MARGIN = 0.05  # of the context, for what the estimate of a prompt is wrong by
 FOREVER = float("inf")
+ANSWERED = (Transient, Misunderstood, ModelRefused)  # the server is there, whatever it said; ``Broken`` is told before
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,8 @@ class Line:
             await self._sleep(pause)
 
     async def _once(self, asked: "_Asked", deadline: float) -> Heard:
-        async with self._breaker.passed(min(deadline, self._clock() + self.endpoint.patience_s), Broken):
+        deadline = min(deadline, self._clock() + self.endpoint.patience_s)
+        async with self._breaker.passed(deadline, failed=Broken, answered=ANSWERED):
             turn = await self._pace.turn(prompt_tokens(asked.said) + asked.most)
             asked.begun = asked.begun or self._clock()
             async with self._client() as chat:

@@ -193,18 +193,17 @@ def label(
     as_json: AsJson = False,
 ) -> None:
     """Say how a conversation went; a person's word counts more than the rules' and the judge's."""
+    from store.database import session
     from store.serving_records import Feedback
-    from traced.commands.stored import looking, writing
+    from traced.commands.stored import opened_store
     from traced.host.holder import this_user
     from traced.outcomes import evidence
 
     settings = read_settings(data_dir, given)
     if evidence.is_reserved(who):
         raise typer.BadParameter(f"{who!r} is traced's own: {', '.join(evidence.RESERVED)}", param_hint="--who")
-    with looking(settings):
-        pass  # where there is no store yet none is made
     feedback = Feedback(trajectory, datetime.now(UTC), "", float(said == "success"), said, reason, who or this_user())
-    with writing(settings) as opened:
+    with opened_store(settings) as store, session(store) as opened:
         stored = evidence.label(opened, feedback, _labels(settings))
     if as_json:
         print_json({"id": trajectory, "outcome": stored.outcome})

@@ -191,6 +191,14 @@ def _is_short(value: Any) -> bool:
     return not isinstance(value, dict | list) or not value
 
 
+def _is_flat(value: dict[str, Any]) -> bool:
+    return all(_is_short(part) for part in value.values())
+
+
+def _in_a_line(value: dict[str, Any]) -> str:
+    return " · ".join(f"{name} {shown(part)}" for name, part in value.items())
+
+
 def details(evidence: Evidence) -> list[tuple[str, str]]:
     """What is neither figure nor example: texts, lists and objects, each under its name."""
     taken = {bound.key for bound in bounds(evidence).values()} | {"allowed", "examples"}
@@ -203,7 +211,7 @@ def details(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 def in_full(value: Any) -> str:
-    """A text as it is; names and numbers in one line; other lists line by line; an object as JSON."""
+    """A text as it is; names and numbers in one line; other lists line by line, also of flat objects; else JSON."""
     if isinstance(value, str):
         return block(value, LONG)
     if isinstance(value, list) and all(
@@ -212,6 +220,8 @@ def in_full(value: Any) -> str:
         return block(", ".join(map(str, value)), LONG)
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return block("\n".join(value), LONG)
+    if isinstance(value, list) and all(isinstance(one, dict) and one and _is_flat(one) for one in value):
+        return block("\n".join(map(_in_a_line, value)), LONG)
     return block(json.dumps(value, indent=1, ensure_ascii=False, default=str), LONG)
 
 

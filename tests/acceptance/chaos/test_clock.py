@@ -1,7 +1,7 @@
 """The clock of a running service is stepped forward and back by a day: it goes on, and nothing is lost.
 
-The clock is libfaketime's, under the service and its children alone (``pip install libfaketime``, or Debian's package
-``libfaketime``); the machine's own clock and everybody's monotonic one stay as they are.
+The clock is libfaketime's, under the service and its children alone (of the development tools; on other processors
+than x86-64 Debian's package ``libfaketime``); the machine's own clock and everybody's monotonic one stay as they are.
 """
 
 import importlib.util
@@ -34,9 +34,8 @@ def library() -> Path | None:
 
 pytestmark = [
     pytest.mark.docker,
-    pytest.mark.optional,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(library() is None, reason="no libfaketime is installed; pip install libfaketime"),
+    pytest.mark.skipif(library() is None, reason="no libfaketime: pip or apt install libfaketime"),
 ]
 
 

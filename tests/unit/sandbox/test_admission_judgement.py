@@ -208,6 +208,7 @@ def told_by(*described: str, user: str = "My coat, please.", **schema: Any) -> l
         told_by("Hang up.", default="H4711"),
         told_by("Hang up.", enum=["H4711"]),
         told_by("Hang up.", description="H4711 tonight"),
+        told_by("Hang up. For instance: coat H4711, page 2026/118-A."),
     ],
 )
 def test_a_tool_that_tells_the_answer_on_its_seed_leaks(giving_away: list[str]) -> None:
@@ -261,6 +262,11 @@ def test_what_was_read_and_what_a_simple_step_makes_of_it_is_known(value: Any) -
     )
     known.read('{"rows": [{"amount": 151}, {"amount": 69}, {"amount": 420}]}')
     assert known.explains(value)
+
+
+@pytest.mark.parametrize("value", [83, -7, 99.5, float("inf"), 10**400])
+def test_a_number_that_a_guess_may_hit_and_one_beyond_all_numbers_are_not_judged(value: float) -> None:
+    assert Known().explains(value)
 
 
 @pytest.mark.parametrize("value", ["W4711", 48213, "xylophone", ["W12", "P9981"], "48213"])

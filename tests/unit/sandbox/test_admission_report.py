@@ -328,3 +328,11 @@ def test_the_data_is_one_json_object_with_the_documented_keys() -> None:
     assert check["evidence"]["odd"] is None
     assert check["evidence"]["empty"] == FLOOR["empty"]
     json.dumps(data, ensure_ascii=False).encode("utf-8")
+
+
+def test_a_list_of_flat_objects_is_told_line_by_line_and_others_as_json() -> None:
+    loose = [SLIP, {**SLIP, "slip": "nothing"}]
+    assert dict(details({"loose": loose}))["loose"].splitlines() == [
+        " · ".join(f"{name} {value}" for name, value in one.items()) for one in loose
+    ]
+    assert dict(details({"loose": [{"tool": {"deep": [1]}}]}))["loose"].startswith("[\n")

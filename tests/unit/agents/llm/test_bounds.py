@@ -21,6 +21,10 @@ HERE = Purpose("c1", "analyze")
 FOREVER = float("inf")
 
 
+class Busy(Exception):
+    """The server answers: another time."""
+
+
 class Down(Exception):
     """The server failed."""
 
@@ -74,7 +78,7 @@ def test_nobody_asks_before_the_moment_that_the_server_named() -> None:
 
 async def ask(breaker: Breaker, answers: bool, deadline: float = FOREVER) -> None:
     with suppress(Down):
-        async with breaker.passed(deadline, Down):
+        async with breaker.passed(deadline, failed=Down, answered=(Busy,)):
             if not answers:
                 raise Down("status 503")
 
@@ -91,6 +95,30 @@ def test_it_opens_after_so_many_failures_in_a_row_and_only_a_probe_closes_it() -
         assert time.slept == [PAUSE_S, 2 * PAUSE_S]
         await ask(breaker, True)
         assert len(time.slept) == 2
+
+    time = VirtualTime()
+    breaker = Breaker(time.clock, time.sleep)
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("raised", "asked_at_once"), [(Busy(), True), (RuntimeError("a defect of ours"), False)])
+def test_a_refusal_closes_it_and_a_defect_of_ours_does_not(raised: Exception, asked_at_once: bool) -> None:
+    async def story() -> None:
+        for _ in range(FAILURES):
+            await ask(breaker, False)
+        with suppress(Busy, RuntimeError):
+            async with breaker.passed(FOREVER, failed=Down, answered=(Busy,)):
+                raise raised
+        waited = len(time.slept)
+        with suppress(Down):
+            async with breaker.passed(FOREVER, failed=Down, answered=(Busy,)):
+                raise Down("status 503")
+        if asked_at_once:  # one failure in a row: it stays closed
+            await ask(breaker, True)
+            assert len(time.slept) == waited
+        else:  # still open: the failure was a probe's
+            with pytest.raises(Open):
+                await ask(breaker, True, deadline=time.now + PAUSE_S - 1)
 
     time = VirtualTime()
     breaker = Breaker(time.clock, time.sleep)
@@ -117,7 +145,7 @@ def test_one_probe_goes_at_a_time_and_one_that_is_given_up_leaves_its_place() ->
         release = asyncio.Event()
 
         async def one(number: int) -> None:
-            async with breaker.passed(FOREVER, Down):
+            async with breaker.passed(FOREVER, failed=Down, answered=()):
                 going.append(number)
                 gone.put_nowait(number)
                 await release.wait()
