@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from agents.errors import ModelRefused
+from store.records import EnvironmentRecord
+from store.repositories.environments import save_admission
 from store.repositories.thinking import stage_costs
+from store.types import AdmissionReport, Check
 from tests.integration.synthesis.way import on, walk
 from tests.integration.synthesis.world import CANARIES, NAME, fenced, fixture, made, prepared, refused_by
 from tests.scripted_model import Refusal, Scripted, Sent, Status, Text, Truncated, served
+from tests.unit.store.chain import T0
 from traced.llm.errors import LlmError
 from traced.stages.context import Context
 from traced.stages.errors import CapabilityError
@@ -49,6 +53,7 @@ def test_five_repairs_and_then_a_fresh_start_three_times(tmp_path: Path) -> None
             assert ("refused by source" in said(body)) == (nth % 6 > 1)
     starts = {said(body, 1) for body in server.asked}
     assert len(starts) == 1
+    assert '"lacking here": true' in starts.pop()  # what the canaries stand beside
     assert len({record.hash for record in records}) == 18
     assert [record.seed for record in records] == list(range(18))
     assert {record.synthesizer for record in records} == {"llm"}
@@ -248,3 +253,40 @@ def test_three_candidates_are_written_at_once_and_the_best_is_mended(tmp_path: P
                 lambda context, number=attempt: synthesize(context, NAME, number),
             )
         assert len(server.asked) == 3
+
+
+def test_a_repair_goes_on_from_the_last_file_and_tells_what_came_instead_of_another(tmp_path: Path) -> None:
+    spoilt = fixture("cloakroom").replace("import random", "import random\nimport os")
+    answers = [fenced(spoilt), NO_FILE, Refusal("Not again."), NO_FILE]
+    overrides = {"synthesis.starts": 1, "synthesis.repairs": 3}
+    with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:
+        told = worked(tmp_path, server, overrides)
+        records = look(tmp_path, server, told, overrides, made)
+    for body, instead in zip(server.asked[1:], ["", NO_FILE, "Not again."], strict=True):
+        assert spoilt.strip() in said(body, 2)
+        assert ": imports os" in said(body)
+        assert ("you answered without a file" in said(body), instead in said(body)) == (bool(instead), True)
+    assert [record.repairs for record in records] == [None, *[records[0].hash] * 3]
+
+
+def test_the_candidate_that_passed_most_is_mended_wherever_it_stands(tmp_path: Path) -> None:
+    candidates = [fenced(f"class Environment:\n    number = {number}\n") for number in range(3)]
+    overrides = {"synthesis.candidates": 3, "synthesis.repairs": 1}
+    with served(lambda body, nth: candidates[nth] if nth < 3 else NO_FILE, canaries=CANARIES) as server:
+        cycle = prepared(tmp_path, server.url, overrides)
+        on(cycle, tmp_path, server.url, overrides, lambda context: synthesize(context, NAME, 0))
+
+        def judged(context: Context) -> EnvironmentRecord:
+            records = made(context)
+            for record, passed in zip(records, (1, 2, 1), strict=True):
+                checks = [
+                    Check(name, number < passed, {}, 0.1) for number, name in enumerate(("source", "runs", "oracle"))
+                ]
+                with context.writing() as opened:
+                    save_admission(opened, AdmissionReport(record.hash, False, checks), cycle_id=cycle, at=T0)
+            return records[1]
+
+        best = on(cycle, tmp_path, server.url, overrides, judged)
+        on(cycle, tmp_path, server.url, overrides, lambda context: synthesize(context, NAME, 3))
+        assert best.source_code.strip() in said(server.asked[3], 2)
+        assert on(cycle, tmp_path, server.url, overrides, made)[3].repairs == best.hash

@@ -26,6 +26,7 @@ from traced.stages.context import Context
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/environments"
 NAME = "finding-out-first"
+RUNS = 3
 CANARIES = ("CANARY-parts", "CANARY-task", "CANARY-detail", "CANARY-extra", "0.7734511", "CANARY-production")
 CAPABILITY = Capability(
     NAME,
@@ -67,11 +68,11 @@ def prepared(directory: Path, url: str, overrides: Mapping[str, Any] | None = No
     model = resolve_model(settings.model.spec, settings.data_dir).name
     with session(store) as opened:
         cycle = find_cycle(opened, settings, model, at=T0)
-    episodes = [*(_episode(seed, cycle.id) for seed in range(12)), *map(_of_production, (13, 15))]
+    episodes = [*map(_of_production, (13, 15)), *(_episode(seed, cycle.id) for seed in range(12))]
     labels = [
         Label(one.id, NAME, run, Verdict.PRESENT if one.outcome is Outcome.SUCCESS else Verdict.LACKING, 2)
         for one in episodes
-        for run in range(settings.analysis.runs)
+        for run in range(RUNS)
     ]
     with session(store) as opened:
         save_trajectories(opened, episodes)
@@ -116,7 +117,9 @@ def _of_production(seed: int) -> Trajectory:
     played = _episode(seed, "")
     messages = [{**message, "content": f"{message.get('content')} {CANARIES[5]}"} for message in played.messages]
     tools = [{**tool, "function": {**tool["function"], "description": CANARIES[5]}} for tool in played.tools]
-    return replace(played, split="", messages=messages, tools=tools, cycle_id=None)
+    return replace(
+        played, id=f"A-{seed}", split="", messages=messages, tools=tools, cycle_id=None
+    )  # it would come first
 
 
 def _guess(message: Message) -> Message:
