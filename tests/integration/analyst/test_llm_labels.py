@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from agents.analyst.llm.analyst import label
+from agents.analyst.llm.rendering import tokens
 from agents.errors import OutOfForm
 from agents.llm.model import Endpoint, Model
 from agents.llm.question import InMemory
@@ -25,7 +26,7 @@ from tests.integration.analyst.analysing import (
     analysed,
     complete,
 )
-from tests.scripted_analyst import LOOKING, Asked, Thinking
+from tests.scripted_analyst import LOOKING, Asked, Thinking, filled
 from tests.scripted_model import Prose, Refusal, Sent, Status, served
 
 
@@ -147,6 +148,34 @@ def test_a_server_that_refuses_a_conversation_for_its_words_has_not_stopped_the_
     assert complete(found, TRAJECTORIES)
     with pytest.raises(OutOfForm, match="content policy"):
         analysed(Thinking(lambda asked: filtered), SOME)
+
+
+def test_ten_wordy_capabilities_leave_room_for_a_conversation_in_a_small_context() -> None:
+    wordy = {part: "需要时先核对记录。" * 20 for part in ("when_needed", "exercised", "lacking")}
+    sizes: list[int] = []
+
+    def measured(asked: Asked) -> Sent | None:
+        sizes.append(sum(tokens(message["content"]) for message in asked.body["messages"]))
+        return None
+
+    many = [{**LOOKING, **wordy, "name": f"skill-{letter * 2}"} for letter in "abcdefghij"]
+    found = analysed(Thinking(measured, candidates=many), SOME, context=6_500, runs=1)
+    assert (len(found.capabilities), max(sizes) <= 6_500) == (10, True)
+    assert complete(found, SOME, runs=1)
+
+
+@pytest.mark.parametrize("wrong", [{"verdict": "MAYBE"}, {"x" * 9000: 1}], ids=["verdicts", "keys"])
+def test_however_much_is_wrong_with_an_answer_what_goes_back_is_bounded(wrong: dict[str, Any]) -> None:
+    sizes: list[int] = []
+
+    def measured(asked: Asked) -> Sent | None:
+        sizes.append(sum(tokens(message["content"]) for message in asked.body["messages"]))
+        if asked.kind == "label" and not asked.complaint:
+            return {"cells": [{**filled("look-before-change", "NA", ""), **wrong}] * 2000}
+        return None
+
+    assert complete(analysed(Thinking(measured), SOME, context=6_500, runs=1), SOME, runs=1)
+    assert max(sizes) <= 6_500
 
 
 def refusing_one(asked: Asked) -> Sent | None:
