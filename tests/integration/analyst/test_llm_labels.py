@@ -3,7 +3,6 @@
 import asyncio
 import json
 import threading
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from tests.integration.analyst.analysing import (
     CANARIES,
     CONCURRENCY,
     PURPOSE,
-    RUNS,
     SOME,
     TRAJECTORIES,
     analysed,
@@ -106,18 +104,24 @@ def test_a_run_in_which_a_row_stays_void_is_made_again_whole() -> None:
     assert complete(found, SOME, runs=1)
 
 
+MANY = [{**LOOKING, "name": f"skill-{letter * 2}"} for letter in "abcdef"]  # so that no two questions are the same
+
+
 def failing(*questions: tuple[str, int]) -> Thinking:
     """Who has no row for some conversations (by their words) when asked for the n-th time, repairs apart."""
-    begun: Counter[str] = Counter()
+    begun: dict[str, dict[str, int]] = {}
+    lock = threading.Lock()
 
     def instead(asked: Asked) -> Sent | None:
         if asked.kind != "label":
             return None
         about = next((words for words, _ in questions if words in asked.text), "")
-        begun[about] += not asked.complaint
-        return Refusal() if (about, begun[about]) in questions else None
+        with lock:
+            seen = begun.setdefault(about, {})
+            number = seen.setdefault(asked.text, len(seen) + 1)
+        return Refusal() if (about, number) in questions else None
 
-    return Thinking(instead)
+    return Thinking(instead, candidates=MANY)
 
 
 def test_a_row_that_is_void_only_in_the_repetition_stays_as_it_was() -> None:
@@ -134,6 +138,12 @@ def test_a_conversation_that_one_run_has_no_row_of_is_left_out_of_all() -> None:
     found = analysed(script, runs=2)
     assert list(found.left_out) == ["canary-id-8"]
     assert complete(found, TRAJECTORIES, runs=2)
+
+
+def test_a_conversation_on_which_a_model_now_fails_and_now_not_is_left_out_of_nothing() -> None:
+    found = analysed(failing(("L600", 2), ("L600", 3), ("L600", 4)))
+    assert (found.figures["runs made again"], found.left_out) == (2, {})
+    assert complete(found, TRAJECTORIES)
 
 
 def test_a_server_that_refuses_a_conversation_for_its_words_has_not_stopped_the_others() -> None:
@@ -164,14 +174,14 @@ def test_ten_wordy_capabilities_leave_room_for_a_conversation_in_a_small_context
     assert complete(found, SOME, runs=1)
 
 
-@pytest.mark.parametrize("wrong", [{"verdict": "MAYBE"}, {"x" * 9000: 1}], ids=["verdicts", "keys"])
-def test_however_much_is_wrong_with_an_answer_what_goes_back_is_bounded(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("wrong", "times"), [({"verdict": "MAYBE"}, 400), ({"x" * 9000: 1}, 5)], ids=["many", "long"])
+def test_however_much_is_wrong_with_an_answer_what_goes_back_is_bounded(wrong: dict[str, Any], times: int) -> None:
     sizes: list[int] = []
 
     def measured(asked: Asked) -> Sent | None:
         sizes.append(sum(tokens(message["content"]) for message in asked.body["messages"]))
         if asked.kind == "label" and not asked.complaint:
-            return {"cells": [{**filled("look-before-change", "NA", ""), **wrong}] * 2000}
+            return {"cells": [{**filled("look-before-change", "NA", ""), **wrong}] * times}
         return None
 
     assert complete(analysed(Thinking(measured), SOME, context=6_500, runs=1), SOME, runs=1)
@@ -184,15 +194,15 @@ def refusing_one(asked: Asked) -> Sent | None:
 
 def test_a_conversation_that_is_refused_for_good_is_left_out_of_all_runs_and_told() -> None:
     """Whoever writes a conversation that no model will label has not stopped the analysis of the others."""
-    script = Thinking(refusing_one)
-    found = analysed(script)
+    script, runs = Thinking(refusing_one), 8
+    found = analysed(script, runs=runs)
     assert found.left_out == found.figures["left out"]
     assert list(found.left_out) == ["canary-id-8"]
     assert found.left_out["canary-id-8"].endswith("it refused: I will not help with that.")
     assert not {label.trajectory_id for label in found.labels} & found.not_mined
-    assert complete(found, TRAJECTORIES)
+    assert complete(found, TRAJECTORIES, runs)
     assert found.figures["runs made again"] == 0
-    assert script.kinds["label"] <= RUNS * (len(TRAJECTORIES) - 1) + 3 * (RUNS + 2)
+    assert script.kinds["label"] <= runs * (len(TRAJECTORIES) - 1) + 3 * (3 + 3)  # a few may be under way already
 
 
 def test_more_than_a_tenth_that_are_refused_for_good_end_the_analysis_and_one_is_named() -> None:
@@ -229,8 +239,7 @@ def test_every_run_has_an_order_of_its_own_and_all_are_at_work_at_once() -> None
                 together.wait()
         return None
 
-    many = [{**LOOKING, "name": f"skill-{letter * 2}"} for letter in "abcdef"]
-    script = Thinking(watched, candidates=many)
+    script = Thinking(watched, candidates=MANY)
     found = analysed(script, four, runs=4)
     assert complete(found, four, runs=4)
     assert len(orders) == len(four)
