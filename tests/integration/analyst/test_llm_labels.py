@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import threading
 from dataclasses import replace
 from typing import Any
@@ -65,6 +66,10 @@ def unknown_capability(cells: list[dict[str, Any]]) -> None:
     cells[0]["capability"] = "telepathy-on-demand"
 
 
+def one_more(cells: list[dict[str, Any]]) -> None:
+    cells.append({**cells[0], "capability": "telepathy-on-demand"})
+
+
 def in_prose(cells: list[dict[str, Any]]) -> Sent:
     return "They all lack everything, if you ask me."
 
@@ -75,7 +80,17 @@ def fenced(cells: list[dict[str, Any]]) -> Sent:
 
 @pytest.mark.parametrize(
     "change",
-    [wrong_enum, invented_message, no_message, missing_cell, doubled_cell, unknown_capability, in_prose, fenced],
+    [
+        wrong_enum,
+        invented_message,
+        no_message,
+        missing_cell,
+        doubled_cell,
+        unknown_capability,
+        one_more,
+        in_prose,
+        fenced,
+    ],
 )
 def test_a_row_that_is_wrong_goes_back_and_the_table_is_what_it_would_have_been(change: Any) -> None:
     right, few = analysed(Thinking(), SOME, runs=1), Thinking(in_row(change))
@@ -245,6 +260,18 @@ def test_every_run_has_an_order_of_its_own_and_all_are_at_work_at_once() -> None
     assert len(orders) == len(four)
     assert all(len(seen) == 4 for seen in orders.values())
     assert temperatures == {1.0}
+
+
+def test_a_run_does_not_begin_with_the_conversations_that_came_first() -> None:
+    cases: list[int] = []
+
+    def watched(asked: Asked) -> Sent | None:
+        if asked.kind == "label":
+            cases.append(int(re.findall(r"This is case (\d+)", asked.text)[0]))
+        return None
+
+    analysed(Thinking(watched), runs=1)
+    assert max(cases[:CONCURRENCY]) >= 2 * CONCURRENCY  # as many may be under way or wait for it
 
 
 def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
