@@ -132,7 +132,7 @@ def test_the_outcome_is_told_in_discovery_and_not_when_labelling() -> None:
         return None
 
     analysed(Thinking(watched))
-    assert re.search(r"Conversation t\d+, a failure", seen["discover"])
+    assert "Conversation t1, a failure, the same task as t2:\n" in seen["discover"]
     assert re.search(
         r"<statistics \w+>\n(- .*\n)*- precondition-verification \(.*\): of 9 failures \d+ needed it and \d+ lacked "
         rf"it; of {len(TRAJECTORIES) - 9} successes \d+ needed it and \d+ lacked it\n",
