@@ -25,7 +25,7 @@ from agents.llm.reading import Unreadable, object_in
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
-CITED = 2000  # characters of a failed answer that go back with the complaint
+CITED = 2000  # characters of a failed answer that go back, and of the complaint with it
 LENGTH, REFUSAL, FILTERED = "length", "refusal", "content_filter"
 
 
@@ -76,7 +76,7 @@ class Model:
                 told = json.dumps(object_in(reply.text), ensure_ascii=False)
                 answer = form.model_validate_json(self.endpoint.clean(told))  # escapes hold halves of characters
             except (Unreadable, ValidationError) as error:
-                complaint = _complaint(reply, error)
+                complaint = _complaint(reply, error)[:CITED]
                 if reply.finish_reason not in (LENGTH, REFUSAL, FILTERED):
                     self.line.habits.ignored(way)
             else:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from traced.commands.output import console, printable
+from sandbox.errors import harmless
+from traced.commands.output import console
 
 if TYPE_CHECKING:
     from store.records import Citation, FaultRecord, Finding
@@ -163,4 +164,4 @@ def _figure(value: float) -> str:
 
 
 def _say(line: str) -> None:
-    console.print(printable(line), highlight=False, markup=False)
+    console.print(harmless(line), highlight=False, markup=False)

@@ -22,8 +22,9 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from sandbox.errors import harmless
 from traced.causes import cause_of, is_known
-from traced.commands.output import print_json, printable, progress
+from traced.commands.output import print_json, progress
 
 DEFECT = 70
 
@@ -87,9 +88,9 @@ def _failed(raised: Exception, words: list[str]) -> int:
     if not known:
         message, hint = f"{type(error).__name__}: {error}", f"traced --debug {shlex.join(words)}"
     title = "Error" if known else "Defect in traced"
-    progress.print(f"[bold red]{title}:[/] {escape(printable(message))}", highlight=False)
+    progress.print(f"[bold red]{title}:[/] {escape(harmless(message))}", highlight=False)
     if hint:
-        progress.print(f"[bold]Try:[/] {escape(printable(hint))}", highlight=False)
+        progress.print(f"[bold]Try:[/] {escape(harmless(hint))}", highlight=False)
     if "--json" in words:
         print_json({"error": {"type": type(error).__name__, "message": message, "hint": hint}})
     return getattr(error, "exit_code", 1) if known else DEFECT

@@ -25,11 +25,6 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
-def printable(text: str) -> str:
-    """Others' words as a terminal may have them: without what moves its cursor, sets its title or turns its lines."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else repr(sign)[1:-1] for sign in text)
-
-
 def plain(value: Any) -> Any:
     """``value`` in terms of JSON."""
     if is_dataclass(value) and not isinstance(value, type):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from agents.analyst.llm.asking import Asking, Form, instructions
+from agents.analyst.llm.asking import LEAST, Asking, Form, instructions
 from agents.analyst.llm.rendering import Shown, shown, surroundings
 from agents.analyst.llm.texts import one_line
 from agents.errors import OutOfForm
@@ -21,6 +21,7 @@ from store.types import Trajectory
 
 EACH = 12_000  # tokens of one conversation, at most
 REASON = 500  # characters
+MARKS = 100  # tokens, with the few words beside them
 
 FaultName = Literal["agent", "simulator", "infrastructure", "task"]
 
@@ -66,6 +67,6 @@ async def _fault(asking: Asking, failure: Trajectory) -> Fault:
 def conversation(asking: Asking, trajectory: Trajectory, kind: str, *beside: str) -> tuple[str, Shown]:
     """One conversation with what surrounds it, as large as a question of this kind has room for beside other texts."""
     room = asking.room(instructions(kind), *beside)
-    around = surroundings([trajectory], room // 3)
-    read = shown(trajectory, min(EACH, asking.room(instructions(kind), around, *beside) - 100))
+    around = surroundings([trajectory], max(min(room // 3, room - LEAST - MARKS), 0))
+    read = shown(trajectory, min(EACH, asking.room(instructions(kind), around, *beside) - MARKS))
     return f"{around}\n{marked('conversation', read.text)}", read

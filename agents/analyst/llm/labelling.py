@@ -20,9 +20,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from agents.analyst.llm.asking import Asking, Form, all_of
+from agents.analyst.llm.asking import Asking, Form, all_of, instructions
 from agents.analyst.llm.blame import conversation
-from agents.analyst.llm.rendering import Shown
+from agents.analyst.llm.discovery import TEXT
+from agents.analyst.llm.rendering import Shown, tokens
 from agents.analyst.llm.texts import one_line
 from agents.errors import OutOfForm
 from agents.llm.untrusted import marked
@@ -35,6 +36,7 @@ COMPLAINTS = 8
 LEFT_OUT = 10  # of so many conversations one may be left out
 HOPELESS = 10  # first conversations without any usable row that end it
 REASON = 300  # characters
+SHORTEST = 40  # characters that a capability's text keeps
 
 Read = tuple[str, Shown]  # a conversation with what surrounds it, and what can be cited of it
 
@@ -100,7 +102,7 @@ async def labelled(
     """The labels of all runs."""
     if not capabilities or not trajectories:
         return Labelled([])
-    listed = _listed(capabilities)
+    listed = _listed(asking, capabilities)
     read = {one.id: await asyncio.to_thread(conversation, asking, one, "label", listed) for one in trajectories}
     made = _Labelling(asking, capabilities, read, seed, Void(len(read)))
     done: dict[int, int] = {}
@@ -162,7 +164,8 @@ class _Labelling:
         def wrong(answer: Row) -> str | None:
             return "; ".join(_complaints(answer, names, read)[:COMPLAINTS]) or None
 
-        text = f"{about}\n{_listed(order)}\nHow does each of the {len(names)} capabilities stand in this conversation?"
+        listed = _listed(self.asking, order)
+        text = f"{about}\n{listed}\nHow does each of the {len(names)} capabilities stand in this conversation?"
         try:
             asked = self.asking.question("label", text, run + APART * repetition, TEMPERATURE)
             answer = await self.asking.ask(asked, Row, wrong)
@@ -191,9 +194,14 @@ def _cited(cell: Cell, read: Shown) -> int | None:
     return None if cell.verdict == "NA" else read.cited(cell.message)
 
 
-def _listed(capabilities: Sequence[Capability]) -> str:
-    return marked("capabilities", "\n".join(map(_told, capabilities)))
+def _listed(asking: Asking, capabilities: Sequence[Capability]) -> str:
+    """What they mean, in at most a third of the room; where it is narrow each text is cut alike, in whatever order."""
+    room, limit = asking.room(instructions("label")) // 3, TEXT
+    while tokens(told := "\n".join(_told(one, limit) for one in capabilities)) > room and limit > SHORTEST:
+        limit = max(limit * 3 // 4, SHORTEST)
+    return marked("capabilities", told)
 
 
-def _told(one: Capability) -> str:
-    return f"- {one.name}: needed: {one.when_needed} exercised: {one.exercised} lacking: {one.lacking}"
+def _told(one: Capability, limit: int) -> str:
+    needed, exercised, lacking = (one_line(text, limit) for text in (one.when_needed, one.exercised, one.lacking))
+    return f"- {one.name}: needed: {needed} exercised: {exercised} lacking: {lacking}"

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -54,6 +55,42 @@ def test_a_failure_of_which_nobody_says_whose_fault_it_is_stays_the_agents_and_i
     assert complete(found, TRAJECTORIES)
 
 
+@pytest.mark.parametrize(("complaints", "fault", "cited"), [(1, "simulator", 1), (9, "agent", None)])
+def test_a_verdict_on_a_failure_that_rests_on_no_message_goes_back_and_counts_for_nothing(
+    complaints: int, fault: str, cited: int | None
+) -> None:
+    def invent(asked: Asked) -> Sent | None:
+        if asked.kind != "blame" or "L601 until" not in asked.text:
+            return None
+        told = {"why": "The user did.", "fault": "simulator"}
+        return {**told, "message": "m1" if asked.complaint.count("there is no message") >= complaints else "m4711"}
+
+    found = analysed(Thinking(invent), SOME, runs=1)
+    (one,) = [one for one in found.faults if one.trajectory_id == "canary-id-9"]
+    assert (one.fault, one.message_index) == (fault, cited)
+
+
+@pytest.mark.parametrize("merges", [True, False])
+def test_many_parts_name_no_more_than_ten_in_all(merges: bool) -> None:
+    def instead(asked: Asked) -> Sent | None:
+        if asked.kind == "merge" and not merges:
+            return "no"
+        if asked.kind != "discover":
+            return None
+        letters = (
+            sha256(asked.marked("conversation")[0].encode())
+            .hexdigest()[:6]
+            .translate(str.maketrans("0123456789", "ghijklmnop"))
+        )
+        answer = Thinking().discover(asked)
+        first = answer["candidates"][0]
+        return {"candidates": [{**first, "name": f"skill-{letters}-{letter * 3}"} for letter in "abcdefg"]}
+
+    found = analysed(Thinking(instead), context=6_500, runs=1)
+    assert found.figures["named"] == 7 * found.figures["parts"] > 10
+    assert len(found.capabilities) == 10
+
+
 def test_an_answer_that_was_paid_for_is_not_asked_for_again() -> None:
     ledger, first, second = InMemory(), Thinking(), Thinking()
     once = analysed(first, ledger=ledger)
@@ -95,7 +132,7 @@ def test_the_outcome_is_told_in_discovery_and_not_when_labelling() -> None:
         return None
 
     analysed(Thinking(watched))
-    assert re.search(r"Conversation t\d+, a failure", seen["discover"])
+    assert "Conversation t1, a failure, the same task as t2:\n" in seen["discover"]
     assert re.search(
         r"<statistics \w+>\n(- .*\n)*- precondition-verification \(.*\): of 9 failures \d+ needed it and \d+ lacked "
         rf"it; of {len(TRAJECTORIES) - 9} successes \d+ needed it and \d+ lacked it\n",
@@ -156,7 +193,7 @@ def test_a_part_of_the_sample_without_an_answer_is_passed_over_and_told() -> Non
 
 def test_duplicates_are_merged_by_name_and_by_a_question() -> None:
     def doubled(found: list[dict[str, Any]], asked: Asked) -> None:
-        found.append({**found[0], "name": "look-before-changes"})
+        found.append({**found[0], "name": "look-before-changes", "cited": [{"conversation": "t2", "message": "m1"}]})
         found.append({**found[0], "name": "check-first-then-act"})
 
     def instead(asked: Asked) -> Sent | None:
@@ -169,6 +206,7 @@ def test_duplicates_are_merged_by_name_and_by_a_question() -> None:
 
     found = analysed(Thinking(instead), SOME, runs=1)
     assert [one.name for one in found.capabilities] == ["look-before-change", "plain-answers"]
+    assert 1 in {one.message_index for one in found.citations if one.capability == "look-before-change"}
 
 
 def test_a_merge_that_is_never_right_leaves_the_names_to_decide() -> None:

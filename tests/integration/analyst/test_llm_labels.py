@@ -2,8 +2,8 @@
 
 import asyncio
 import json
+import re
 import threading
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from agents.analyst.llm.analyst import label
+from agents.analyst.llm.rendering import tokens
 from agents.errors import OutOfForm
 from agents.llm.model import Endpoint, Model
 from agents.llm.question import InMemory
@@ -19,13 +20,12 @@ from tests.integration.analyst.analysing import (
     CANARIES,
     CONCURRENCY,
     PURPOSE,
-    RUNS,
     SOME,
     TRAJECTORIES,
     analysed,
     complete,
 )
-from tests.scripted_analyst import LOOKING, Asked, Thinking
+from tests.scripted_analyst import LOOKING, Asked, Thinking, filled
 from tests.scripted_model import Prose, Refusal, Sent, Status, served
 
 
@@ -66,6 +66,10 @@ def unknown_capability(cells: list[dict[str, Any]]) -> None:
     cells[0]["capability"] = "telepathy-on-demand"
 
 
+def one_more(cells: list[dict[str, Any]]) -> None:
+    cells.append({**cells[0], "capability": "telepathy-on-demand"})
+
+
 def in_prose(cells: list[dict[str, Any]]) -> Sent:
     return "They all lack everything, if you ask me."
 
@@ -76,7 +80,17 @@ def fenced(cells: list[dict[str, Any]]) -> Sent:
 
 @pytest.mark.parametrize(
     "change",
-    [wrong_enum, invented_message, no_message, missing_cell, doubled_cell, unknown_capability, in_prose, fenced],
+    [
+        wrong_enum,
+        invented_message,
+        no_message,
+        missing_cell,
+        doubled_cell,
+        unknown_capability,
+        one_more,
+        in_prose,
+        fenced,
+    ],
 )
 def test_a_row_that_is_wrong_goes_back_and_the_table_is_what_it_would_have_been(change: Any) -> None:
     right, few = analysed(Thinking(), SOME, runs=1), Thinking(in_row(change))
@@ -105,18 +119,24 @@ def test_a_run_in_which_a_row_stays_void_is_made_again_whole() -> None:
     assert complete(found, SOME, runs=1)
 
 
+MANY = [{**LOOKING, "name": f"skill-{letter * 2}"} for letter in "abcdef"]  # so that no two questions are the same
+
+
 def failing(*questions: tuple[str, int]) -> Thinking:
     """Who has no row for some conversations (by their words) when asked for the n-th time, repairs apart."""
-    begun: Counter[str] = Counter()
+    begun: dict[str, dict[str, int]] = {}
+    lock = threading.Lock()
 
     def instead(asked: Asked) -> Sent | None:
         if asked.kind != "label":
             return None
         about = next((words for words, _ in questions if words in asked.text), "")
-        begun[about] += not asked.complaint
-        return Refusal() if (about, begun[about]) in questions else None
+        with lock:
+            seen = begun.setdefault(about, {})
+            number = seen.setdefault(asked.text, len(seen) + 1)
+        return Refusal() if (about, number) in questions else None
 
-    return Thinking(instead)
+    return Thinking(instead, candidates=MANY)
 
 
 def test_a_row_that_is_void_only_in_the_repetition_stays_as_it_was() -> None:
@@ -135,6 +155,12 @@ def test_a_conversation_that_one_run_has_no_row_of_is_left_out_of_all() -> None:
     assert complete(found, TRAJECTORIES, runs=2)
 
 
+def test_a_conversation_on_which_a_model_now_fails_and_now_not_is_left_out_of_nothing() -> None:
+    found = analysed(failing(("L600", 2), ("L600", 3), ("L600", 4)))
+    assert (found.figures["runs made again"], found.left_out) == (2, {})
+    assert complete(found, TRAJECTORIES)
+
+
 def test_a_server_that_refuses_a_conversation_for_its_words_has_not_stopped_the_others() -> None:
     """As hosted filters do, with a status 400 whatever the way of asking."""
     filtered = Status(400, message="The prompt was filtered by our content policy.", error_code="content_filter")
@@ -149,21 +175,49 @@ def test_a_server_that_refuses_a_conversation_for_its_words_has_not_stopped_the_
         analysed(Thinking(lambda asked: filtered), SOME)
 
 
+def test_ten_wordy_capabilities_leave_room_for_a_conversation_in_a_small_context() -> None:
+    wordy = {part: "需要时先核对记录。" * 20 for part in ("when_needed", "exercised", "lacking")}
+    sizes: list[int] = []
+
+    def measured(asked: Asked) -> Sent | None:
+        sizes.append(sum(tokens(message["content"]) for message in asked.body["messages"]))
+        return None
+
+    many = [{**LOOKING, **wordy, "name": f"skill-{letter * 2}"} for letter in "abcdefghij"]
+    found = analysed(Thinking(measured, candidates=many), SOME, context=6_500, runs=1)
+    assert (len(found.capabilities), max(sizes) <= 6_500) == (10, True)
+    assert complete(found, SOME, runs=1)
+
+
+@pytest.mark.parametrize(("wrong", "times"), [({"verdict": "MAYBE"}, 400), ({"x" * 9000: 1}, 5)], ids=["many", "long"])
+def test_however_much_is_wrong_with_an_answer_what_goes_back_is_bounded(wrong: dict[str, Any], times: int) -> None:
+    sizes: list[int] = []
+
+    def measured(asked: Asked) -> Sent | None:
+        sizes.append(sum(tokens(message["content"]) for message in asked.body["messages"]))
+        if asked.kind == "label" and not asked.complaint:
+            return {"cells": [{**filled("look-before-change", "NA", ""), **wrong}] * times}
+        return None
+
+    assert complete(analysed(Thinking(measured), SOME, context=6_500, runs=1), SOME, runs=1)
+    assert max(sizes) <= 6_500
+
+
 def refusing_one(asked: Asked) -> Sent | None:
     return Refusal() if asked.kind == "label" and "L600" in asked.text else None
 
 
 def test_a_conversation_that_is_refused_for_good_is_left_out_of_all_runs_and_told() -> None:
     """Whoever writes a conversation that no model will label has not stopped the analysis of the others."""
-    script = Thinking(refusing_one)
-    found = analysed(script)
+    script, runs = Thinking(refusing_one), 8
+    found = analysed(script, runs=runs)
     assert found.left_out == found.figures["left out"]
     assert list(found.left_out) == ["canary-id-8"]
     assert found.left_out["canary-id-8"].endswith("it refused: I will not help with that.")
     assert not {label.trajectory_id for label in found.labels} & found.not_mined
-    assert complete(found, TRAJECTORIES)
+    assert complete(found, TRAJECTORIES, runs)
     assert found.figures["runs made again"] == 0
-    assert script.kinds["label"] <= RUNS * (len(TRAJECTORIES) - 1) + 3 * (RUNS + 2)
+    assert script.kinds["label"] <= runs * (len(TRAJECTORIES) - 1) + 3 * (3 + 3)  # a few may be under way already
 
 
 def test_more_than_a_tenth_that_are_refused_for_good_end_the_analysis_and_one_is_named() -> None:
@@ -200,13 +254,24 @@ def test_every_run_has_an_order_of_its_own_and_all_are_at_work_at_once() -> None
                 together.wait()
         return None
 
-    many = [{**LOOKING, "name": f"skill-{letter * 2}"} for letter in "abcdef"]
-    script = Thinking(watched, candidates=many)
+    script = Thinking(watched, candidates=MANY)
     found = analysed(script, four, runs=4)
     assert complete(found, four, runs=4)
     assert len(orders) == len(four)
     assert all(len(seen) == 4 for seen in orders.values())
     assert temperatures == {1.0}
+
+
+def test_a_run_does_not_begin_with_the_conversations_that_came_first() -> None:
+    cases: list[int] = []
+
+    def watched(asked: Asked) -> Sent | None:
+        if asked.kind == "label":
+            cases.append(int(re.findall(r"This is case (\d+)", asked.text)[0]))
+        return None
+
+    analysed(Thinking(watched), runs=1)
+    assert max(cases[:CONCURRENCY]) >= 2 * CONCURRENCY  # as many may be under way or wait for it
 
 
 def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
