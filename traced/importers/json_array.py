@@ -2,12 +2,14 @@
 
 Invariants: memory holds one record and one block of the file; lines and columns count from 1, columns in characters.
 After a damaged record reading goes on at the next text that looks like the beginning of a record (``start``), so a
-damaged record never takes a good one behind it along, unless it hides that beginning.
+damaged record never takes a good one behind it along, unless it hides that beginning. The same holds behind a list in
+a record's place, and behind a bracket that ends the array too early.
 A record of more than ``LONGEST`` characters is a damaged one. With ``key`` the array is that member of an object, what
 stands before it is passed over, one member at a time, and what comes behind it is not read.
 How it fails: ``UnreadableFile`` when the file cannot be opened or holds no array; a damaged record is a ``BadRecord``
 in the stream, and so is whatever stands where a comma or the end of the array should.
-Not covered: JSON Lines, and arrays whose records do not begin alike.
+Not covered: JSON Lines, arrays whose records do not begin alike, and what stands behind an early end where ``key`` is
+given.
 """
 
 import io
@@ -25,6 +27,7 @@ BLOCK = 1 << 18  # characters
 SPACE = re.compile(r"[ \t\r\n]*")
 NOT_UTF8 = re.compile(r"[\udc80-\udcff]")  # what errors="surrogateescape" makes of a byte that is not UTF-8
 LONGEST_TOKEN = 12  # characters: a literal or an escape that the end of the window may cut
+LIST = "expected an object, found a list"
 MARGIN = 256  # characters kept back while looking for the next record: more than the beginning of one is long
 
 
@@ -97,26 +100,29 @@ def _elements(window: _Window, start: re.Pattern[str], number: int, key: str | N
     if not behind:
         _enter(window, key)
     sign = "" if behind else window.next_sign()
-    while behind or sign != "]":
-        if not behind:
-            number += 1
-            window.next_sign()
-            element = _element(window, number)
-            yield element
-            if isinstance(element, BadRecord):
-                sign = _seek(window, start, behind=1)
-                continue
-        behind = False
-        sign = window.next_sign()
-        if sign == ",":
-            window.drop(1)  # and whatever follows the comma has to be a record
-        elif sign != "]":
-            number += 1
-            yield window.bad(number, 0, f"expected ',' or ']' behind the record before, found {_shown(sign)}")
-            sign = _seek(window, start, behind=0)
-    window.drop(len("]") if window.text else 0)
-    if key is None and (sign := window.next_sign()):
-        yield window.bad(number + 1, 0, f"expected nothing behind the array, found {_shown(sign)}")
+    while True:
+        while behind or sign != "]":
+            if not behind:
+                number += 1
+                element = _element(window, number) if window.next_sign() != "[" else window.bad(number, 0, LIST)
+                yield element
+                if isinstance(element, BadRecord):
+                    sign = _seek(window, start, behind=1)
+                    continue
+            behind = False
+            sign = window.next_sign()
+            if sign == ",":
+                window.drop(1)  # and whatever follows the comma has to be a record
+            elif sign != "]":
+                number += 1
+                yield window.bad(number, 0, f"expected ',' or ']' behind the record before, found {_shown(sign)}")
+                sign = _seek(window, start, behind=0)
+        window.drop(len("]") if window.text else 0)
+        if key is not None or not (sign := window.next_sign()):
+            return
+        number += 1
+        yield window.bad(number, 0, f"expected nothing behind the array, found {_shown(sign)}")
+        sign = _seek(window, start, behind=0)
 
 
 def _enter(window: _Window, key: str | None) -> None:

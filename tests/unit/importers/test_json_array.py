@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from traced.importers import json_array
@@ -143,8 +143,11 @@ def test_no_bytes_raise_anything_else(tmp_path: Path, noise: bytes) -> None:
     assert good(found)[0] == {"id": 1}
 
 
-@same_folder
-@given(st.integers(0, 200), st.binary(min_size=1, max_size=1))
+@settings(same_folder, max_examples=200)
+@given(st.integers(0, 300), st.binary(min_size=1, max_size=1))
+@example(98, b"[")
+@example(97, b"]")
+@example(0, b"]")
 def test_one_wrong_byte_costs_at_most_the_record_and_its_neighbour(tmp_path: Path, at: int, byte: bytes) -> None:
     made = [{"id": n, "text": "x" * 10} for n in range(8)]
     text = json.dumps(made).encode()
