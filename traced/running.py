@@ -45,7 +45,6 @@ def find_cycle(
     """The newest unfinished cycle of this target, model, seed and configuration (or one that is ``wanted``), else a
     new one."""
     check_seeds(target(settings.target.name), settings)
-    check_model(settings)
     config = configuration(settings)
     same = [
         cycle
@@ -56,6 +55,7 @@ def find_cycle(
     for cycle in same:
         if filled(cycle.config) == config and (cycle.state in open_states or (wanted is not None and wanted(cycle))):
             return cycle
+    check_model(settings)
     cycle_id = f"{settings.target.name}-{re.sub(r'[^A-Za-z0-9._]+', '_', model)}-{settings.seed}-{len(same) + 1}"
     cycle = Cycle(cycle_id, settings.target.name, model, settings.seed, config, CycleState.RUNNING, at)
     save_cycle(session, cycle)

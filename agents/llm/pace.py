@@ -2,26 +2,31 @@
 
 Invariants: in any minute no more than the allowed requests begin, and no more than the allowed tokens (counted by
 estimate until the reply tells) unless a single request has more; whoever came first goes first. With a ``file`` that
-holds for all processes on this machine that share it (a process that is killed leaves what it began, for its minute).
-Clock and sleep are passed in; with a file the clock is the machine's. How it fails: ``Held``, for a caller who has no
-patience for the pause that the server asked for. Not covered: other machines that share an account; what the server
-then says (429) is heeded.
+holds for all processes on this machine that share it (a process that is killed leaves what it began, for its minute,
+and its place in the row for ``GONE_S``). A pause that another process was told is heeded for ``OTHERS_PAUSE_S`` at
+most: it may have been about another key. Clock and sleep are passed in; with a file the clock is the machine's. How it
+fails: ``Held``, for a caller who has no patience for the pause that the server asked for; ``OSError`` of the file. Not
+covered: other machines that share an account; what the server then says (429) is heeded.
 """
 
 import asyncio
 import fcntl
 import json
 import math
+import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from uuid import uuid4
 
 MINUTE = 60.0
 LOOK_AGAIN_S = 1.0  # replies may turn out shorter than was feared
+NEXT_S = 0.05  # between looks while another process is first in the row
+GONE_S = 5.0  # who has not looked for so long does not wait any more
+OTHERS_PAUSE_S = 600.0
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 Clock = Callable[[], float]
@@ -49,6 +54,7 @@ class Pace:
         self._clock, self._sleep = clock, sleep
         self._file = file
         self._begun: deque[Turn] = deque()
+        self._waiting: dict[str, tuple[float, float]] = {}  # since when, and when last seen
         self._not_before = 0.0
         self._why = ""
         self._queue = asyncio.Lock()
@@ -56,21 +62,32 @@ class Pace:
     async def turn(self, tokens: int, patience: float = math.inf) -> Turn:
         """Wait for a turn for a request of about so many tokens; raises ``Held``."""
         async with self._queue:
+            begun, since = Turn(0.0, tokens), self._clock()
             while True:
                 with self._shared():
+                    begun.at = self._clock()
                     wait = self._wait(tokens)
-                    if wait <= 0:
-                        begun = Turn(self._clock(), tokens)
+                    if (held := self._not_before - begun.at) > patience:
+                        self._waiting.pop(begun.id, None)
+                        raise Held(f"it asked to be left alone, for {held:.0f} s more: {self._why}")
+                    if not self._is_first(begun, since):
+                        wait = NEXT_S
+                    elif wait <= 0:
+                        del self._waiting[begun.id]
                         if self._requests or self._tokens:
                             self._begun.append(begun)
                         return begun
-                    if (held := self._not_before - self._clock()) > patience:
-                        raise Held(f"it asked to be left alone, for {held:.0f} s more: {self._why}")
                 await self._sleep(min(wait, LOOK_AGAIN_S))
 
+    def _is_first(self, turn: Turn, since: float) -> bool:
+        """Whether nobody who still waits came before; the turn waits from now on."""
+        self._waiting = {key: times for key, times in self._waiting.items() if 0 <= turn.at - times[1] < GONE_S}
+        self._waiting[turn.id] = (since, turn.at)
+        return min(self._waiting, key=lambda key: (self._waiting[key][0], key)) == turn.id
+
     def took(self, turn: Turn, tokens: int) -> None:
-        """A turn's request took so many tokens."""
-        with self._shared():
+        """A turn's request took so many tokens; where that cannot be written, the estimate stands."""
+        with suppress(OSError), self._shared():
             for one in self._begun:
                 if one.id == turn.id:
                     one.tokens = tokens
@@ -107,23 +124,34 @@ class Pace:
         if self._file is None:
             yield
             return
-        with self._file.open("a+", encoding="utf-8") as opened:
+        with open(os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
-            opened.seek(0)
             self._read(opened.read())
-            yield
-            told = {"boot": _boot(), "begun": [asdict(one) for one in self._begun]}
-            opened.truncate(0)
-            json.dump({**told, "not_before": self._not_before, "why": self._why}, opened)
+            try:
+                yield
+            finally:
+                opened.seek(0)
+                opened.write(self._written())  # in one piece; what is left of an older text behind it is not read
+                opened.truncate()
+
+    def _written(self) -> str:
+        begun = [(one.at, one.tokens, one.id) for one in self._begun]
+        pause = {"not_before": self._not_before, "why": self._why}
+        return json.dumps({"boot": _boot(), "begun": begun, "waiting": self._waiting, **pause})
 
     def _read(self, text: str) -> None:
         """Take over what is written; nothing where it was cut off, or is from before the machine's clock began anew."""
-        self._begun, self._not_before, self._why = deque(), 0.0, ""
-        with suppress(ValueError, TypeError, KeyError):
-            told = json.loads(text)
+        own = self._not_before
+        self._begun, self._waiting, self._not_before = deque(), {}, own
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
+            told, _ = json.JSONDecoder().raw_decode(text)
             if told["boot"] == _boot():
-                self._begun = deque(Turn(**one) for one in told["begun"])
-                self._not_before, self._why = float(told["not_before"]), str(told["why"])
+                now = self._clock()
+                self._begun = deque(one for one in (Turn(*one) for one in told["begun"]) if one.at <= now)
+                self._waiting = {key: (since, seen) for key, (since, seen) in told["waiting"].items()}
+                others = min(float(told["not_before"]), now + OTHERS_PAUSE_S)
+                if others > own:
+                    self._not_before, self._why = others, str(told["why"])
 
 
 @cache

@@ -70,8 +70,10 @@ class Told:
 
 
 def newest_named(session: Session, *, limit: int, target: str | None = None, beside: str | None = None) -> list[Named]:
-    """Every capability (of a target's cycles, without the one ``beside`` which they are wanted) as the newest cycle
-    named it: those of the newest cycles first, then by name."""
+    """Every capability as the newest cycle named it: those of the newest cycles first, then by name.
+
+    Of a target's cycles, where one is given, and of those that began before the one ``beside`` which they are wanted.
+    """
     order = (col(CycleRow.created_at).desc(), col(CycleRow.id).desc())
     place = func.row_number().over(partition_by=col(CapabilityRow.name), order_by=order).label("place")
     ranked = select(col(CapabilityRow.cycle_id), col(CapabilityRow.name), place)
@@ -79,7 +81,8 @@ def newest_named(session: Session, *, limit: int, target: str | None = None, bes
     if target is not None:
         ranked = ranked.where(col(CycleRow.target) == target)
     if beside is not None:
-        ranked = ranked.where(col(CapabilityRow.cycle_id) != beside)
+        began = select(col(CycleRow.created_at)).where(col(CycleRow.id) == beside).scalar_subquery()
+        ranked = ranked.where(col(CapabilityRow.cycle_id) != beside, col(CycleRow.created_at) <= began)
     newest = ranked.subquery()
     key = (CapabilityRow.cycle_id == newest.c.cycle_id) & (CapabilityRow.name == newest.c.name)
     query = _named().join(newest, key).where(newest.c.place == 1)

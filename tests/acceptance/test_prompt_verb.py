@@ -126,6 +126,19 @@ def test_who_takes_a_prompt_and_why_is_kept_and_told_wherever_the_prompt_is(trac
     refused = traced("approve", older)
     assert (refused.code, "cannot be approved: neither" in refused.err) == (1, True)
     assert "Try: traced prompts" in traced("approve", "ffff").err
+    assert "--policy: goes with an adapter" in traced("approve", short, "--policy", "canary").err
+
+
+def test_whoever_decided_and_however_narrow_the_terminal_the_list_names_the_prompt(
+    traced: Traced, patched: str
+) -> None:
+    assert traced("approve", patched, "--who", "ann [/] \x1b[31m", "--reason", "\x1b[2J").code == 0
+    listed = traced("prompts", env={"COLUMNS": "80"})
+    assert listed.code == 0
+    assert patched[:12] in listed.out
+    shown = [traced(*words).out for words in (["status"], ["show", "patch", patched], ["explain", ADAPTER])]
+    assert all("ann [/]" in one and "\x1b" not in one for one in shown)
+    assert len(traced("explain", ADAPTER, "--json").json["prompt_decisions"]) == 1
 
 
 def test_its_text_is_taken_into_a_file_that_was_not_there(traced: Traced, patched: str, tmp_path: Path) -> None:

@@ -89,6 +89,15 @@ def test_a_prompt_that_is_not_enough_or_no_longer_the_newest_is_not_approved(ope
     assert [one[:2] for one in audited(opened)] == [("reject-prompt", older.id)]
 
 
+def test_an_approval_is_repeated_when_a_newer_prompt_has_come(opened: Session) -> None:
+    older = replace(FIXING, cycle_id=list_cycles(opened)[0].id, capability="error-recovery")
+    save_patch(opened, older)
+    approve_prompt(opened, ANN, older.id)
+    save_patch(opened, replace(older, text="Newer.", at=older.at + timedelta(hours=1)))
+    assert "was approved by ann" in approve_prompt(opened, Act("bob", "operator", hour(31)), older.id).said
+    assert len(audited(opened)) == 1
+
+
 def test_a_decision_is_stored_with_its_audit_entry_and_its_event(opened: Session) -> None:
     done = approve(opened, ANN, ADAPTER)
     assert (done.live, done.detail["decision"]["who"], done.detail["promotion"]["at"]) == ([ADAPTER], "ann", hour(30))

@@ -47,6 +47,8 @@ def approve(
 
     settings = read_settings(data_dir, given, promotion__policy=policy)
     if _is_prompt(adapter):
+        if policy:
+            raise typer.BadParameter("goes with an adapter; a prompt takes no traffic", param_hint="--policy")
         done = decided(
             settings,
             lambda client: client.prompts.approve(adapter, reason, who),
@@ -146,19 +148,19 @@ def release(
     if as_json:
         _tell(as_json, done)
     else:
-        console.print(f"{done.said}. Next: traced status", highlight=False)
+        _say(done, "Next: traced status")
 
 
 def _is_prompt(name: str) -> bool:
     """Digits of an id; an adapter's name has its version behind an @."""
-    return re.fullmatch("[0-9a-f]{4,64}", name, re.IGNORECASE) is not None
+    return re.fullmatch("[0-9a-f]{1,64}", name, re.IGNORECASE) is not None
 
 
 def _tell_of_prompt(as_json: bool, done: "Done", following: str) -> None:
     if as_json:
         _tell(as_json, done)
     else:
-        console.print(f"{done.said}. Next: {following}", highlight=False, markup=False)
+        _say(done, f"Next: {following}")
 
 
 def _tell(as_json: bool, done: "Done") -> None:
@@ -166,4 +168,10 @@ def _tell(as_json: bool, done: "Done") -> None:
         told = done.model_dump(mode="json")
         print_json({**told, **told.pop("detail")})
     else:
-        console.print(f"{done.said}. Live: {', '.join(done.live) or 'the base model only'}", highlight=False)
+        _say(done, f"Live: {', '.join(done.live) or 'the base model only'}")
+
+
+def _say(done: "Done", more: str) -> None:
+    from store.plain import line
+
+    console.print(f"{line(done.said)}. {more}", highlight=False, markup=False)

@@ -26,7 +26,7 @@ def environment(
         str | None,
         typer.Argument(
             metavar="[ENV]",
-            help="Its hash (env:1a2b...). Default: list the newest, and what refused them.",
+            help=f"Its hash (env:1a2b...). Default: list the newest {LISTED}, and what refused them.",
             show_default=False,
         ),
     ] = None,
@@ -69,7 +69,7 @@ def environment(
 
 
 def _list(newest: Sequence["EnvironmentStanding"], as_json: bool) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     if as_json:
         print_json({"environments": newest})
@@ -77,12 +77,15 @@ def _list(newest: Sequence["EnvironmentStanding"], as_json: bool) -> None:
     if not newest:
         console.print("No environment was written yet. Next: traced synthesize", highlight=False)
         return
-    table = Table("environment", "capability", "cycle", "by", "admission", "written")
+    named = Column("environment", no_wrap=True, min_width=len("env:") + SHORT)  # what one copies
+    table = Table(named, "capability", "cycle", "by", "admission", "written")
     for one in newest:
         says = "not judged" if one.admitted is None else "admitted" if one.admitted else ", ".join(one.failed)
         made = f"{one.at:%Y-%m-%d %H:%M}"
         table.add_row(f"env:{one.hash[:SHORT]}", one.capability, one.cycle_id, one.synthesizer, says, made)
     console.print(table)
+    if len(newest) == LISTED:
+        console.print(f"These are the newest {LISTED} of them.", highlight=False)
     console.print("To see why one was refused: traced show environment env:...", highlight=False)
 
 

@@ -62,8 +62,10 @@ def prompts(
     as_json: AsJson = False,
 ) -> None:
     """List the prompt patches, newest first: what each does for its capability, and whether it is enough."""
-    from rich.table import Table
+    from rich.table import Column, Table
+    from rich.text import Text
 
+    from store.plain import line
     from store.repositories.thinking import list_patches
     from traced.commands.stored import looking
     from traced.prompting.decisions import decisions
@@ -77,11 +79,12 @@ def prompts(
     if not found:
         console.print(f"No prompt patches. Next: traced optimize-prompt {capability or 'CAPABILITY'}", highlight=False)
         return
-    table = Table("patch", "cycle", "capability", "says", "in its environment", "made", "decision")
+    patch_id = Column("patch", no_wrap=True, min_width=SHORT)  # what one copies
+    table = Table(patch_id, "cycle", "capability", "says", "in its environment", "made", "decision")
     for one in found:
         said = f"{decided[one.id].decision.value} by {decided[one.id].who}" if one.id in decided else ""
         made = f"{one.at:%Y-%m-%d %H:%M}"
-        table.add_row(one.id[:SHORT], one.cycle_id, one.capability, enough(one), _won(one), made, said)
+        table.add_row(one.id[:SHORT], one.cycle_id, one.capability, enough(one), _won(one), made, Text(line(said)))
     console.print(table)
     console.print("To read one and take it: traced show patch PATCH --into FILE", highlight=False)
 

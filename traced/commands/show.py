@@ -119,7 +119,9 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
         decided = decisions(opened)
         canary = judge(strata(opened, adapter, labels), settings.promotion).why if shares(opened, adapter) else ""
     if as_json:
-        print_json(vars(chain) | {"judged_by": judged, "canary": canary, "prompt_patches": patches})
+        said = [decided[one.id] for one in patches if one.id in decided]
+        told = {"prompt_patches": patches, "prompt_decisions": said}
+        print_json(vars(chain) | {"judged_by": judged, "canary": canary} | told)
         return
     for line in chain_lines(chain, judged):
         console.print(line, highlight=False, markup=False)
@@ -195,9 +197,11 @@ def _cost(one: "CostStanding") -> dict[str, Any]:
 
 def _offer(tried: "PatchStanding") -> str:
     """A prompt that is enough, and what was decided on it or how to decide."""
+    from store.plain import line
+
     short = tried.id[:12]
     if tried.decision != "none":
-        return f"A prompt is enough for {tried.capability}: {short}, {tried.decision} by {tried.who}"
+        return f"A prompt is enough for {tried.capability}: {short}, {tried.decision} by {line(tried.who)}"
     taken = f"traced show patch {short} --into FILE takes it, traced approve {short} says so"
     return f"A prompt is enough for {tried.capability}: {taken}"
 

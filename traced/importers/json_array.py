@@ -2,8 +2,8 @@
 
 Invariants: memory holds one record and one block of the file; lines and columns count from 1, columns in characters.
 After a damaged record reading goes on at the next text that looks like the beginning of a record (``start``), so a
-damaged record never takes a good one behind it along, unless it hides that beginning. The same holds behind a list in
-a record's place, and behind a bracket that ends the array too early.
+damaged record never takes a good one behind it along, unless it hides that beginning. Without
+``key`` the same holds behind a list in a record's place, and behind a bracket that ends the array too early.
 A record of more than ``LONGEST`` characters is a damaged one. With ``key`` the array is that member of an object, what
 stands before it is passed over, one member at a time, and what comes behind it is not read.
 How it fails: ``UnreadableFile`` when the file cannot be opened or holds no array; a damaged record is a ``BadRecord``
@@ -104,7 +104,8 @@ def _elements(window: _Window, start: re.Pattern[str], number: int, key: str | N
         while behind or sign != "]":
             if not behind:
                 number += 1
-                element = _element(window, number) if window.next_sign() != "[" else window.bad(number, 0, LIST)
+                is_list = window.next_sign() == "[" and key is None  # a member's first "]" would be taken for its end
+                element = window.bad(number, 0, LIST) if is_list else _element(window, number)
                 yield element
                 if isinstance(element, BadRecord):
                     sign = _seek(window, start, behind=1)

@@ -36,11 +36,7 @@ _LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Line]] = Wea
 async def model(settings: Settings, ledger: Ledger, budget: Budget | None = None) -> AsyncIterator[Model]:
     """The model of ``[llm]``, with a connection pool as long as the body runs; raises ``LlmError``."""
     line = _line(endpoint(settings.llm), settings.data_dir)
-    if budget and budget.cost and not line.endpoint.cost(1, 1):
-        raise LlmError(
-            f"a budget of {budget.cost:g} in money is set, and no prices: nothing would ever be counted against it",
-            hint="llm.prompt_price and llm.completion_price, of a million tokens; max_cost = 0 if it costs nothing",
-        )
+    check_prices(line.endpoint, budget.cost if budget else 0)
     if not line.endpoint.context_tokens:
         line.endpoint = replace(line.endpoint, context_tokens=await _told_context(line.endpoint))
     async with Model(line.endpoint, ledger, budget=budget, line=line) as made:
@@ -76,13 +72,23 @@ def endpoint(section: LlmSection) -> Endpoint:
     return made
 
 
+def check_prices(described: Endpoint, cost: float) -> None:
+    """Raise ``LlmError`` where a budget in money could not be held, for nothing has a price."""
+    if cost and not described.cost(1, 1):
+        raise LlmError(
+            f"a budget of {cost:g} in money is set, and no prices: nothing would ever be counted against it",
+            hint="llm.prompt_price and llm.completion_price, of a million tokens; max_cost = 0 if it costs nothing",
+        )
+
+
 def api_key(section: LlmSection) -> str:
     """The key, "" where a server of one's own is asked without one; raises ``LlmError``."""
     if section.api_key_file:
         try:
             key = Path(section.api_key_file).expanduser().read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
+        except (OSError, RuntimeError, ValueError) as error:  # no such user's home; no path; no text
+            no_text = isinstance(error, UnicodeDecodeError)
+            why = "it is no text" if no_text else getattr(error, "strerror", None) or str(error)
             hint = f"ls -l {section.api_key_file}"
             raise LlmError(f"llm.api_key_file {section.api_key_file} cannot be read: {why}", hint=hint) from None
         if not key:

@@ -1,11 +1,12 @@
 """Whether a cycle that will ask a language model has one to ask: told as it begins, and not hours later by a stage.
 
-How it fails: ``LlmError`` names the settings that want a model, what is missing, and what to do. Not covered: whether
+How it fails: ``LlmError`` names the settings that want a model, what is missing (prices too, where money is bounded),
+and what to do. Not covered: whether
 the server is there and takes the key (``traced llm check``): it may come up while the cycle collects.
 """
 
 from traced.config import Settings
-from traced.llm.connect import endpoint
+from traced.llm.connect import check_prices, endpoint
 from traced.llm.errors import LlmError
 
 
@@ -25,7 +26,9 @@ def check_model(settings: Settings) -> None:
     if not wanted:
         return
     try:
-        endpoint(settings.llm)
+        described = endpoint(settings.llm)
+        check_prices(described, settings.synthesis.max_cost if settings.synthesis.synthesizer == "llm" else 0)
+        check_prices(described, settings.prompting.max_cost if settings.training.prompt_first else 0)
     except LlmError as error:
         who = f"{' and '.join(wanted)} {'need' if len(wanted) > 1 else 'needs'} a language model"
         raise LlmError(f"{who}: {error.message}", hint=error.hint) from None

@@ -11,6 +11,7 @@ from datetime import datetime
 
 from sqlmodel import Session
 
+from store.plain import line
 from store.records import Decision, PromptPatch
 from store.repositories.audit import newest_of
 from store.repositories.thinking import hold_patch, list_patches
@@ -32,8 +33,8 @@ class PromptDecision:
     reason: str = ""
 
     def __str__(self) -> str:
-        because = f", because {self.reason}" if self.reason else ""
-        return f"{self.decision.value} by {self.who} on {self.at:%Y-%m-%d at %H:%M} UTC{because}"
+        because = f", because {line(self.reason)}" if self.reason else ""
+        return f"{self.decision.value} by {line(self.who)} on {self.at:%Y-%m-%d at %H:%M} UTC{because}"
 
 
 def decisions(session: Session) -> dict[str, PromptDecision]:
@@ -43,9 +44,15 @@ def decisions(session: Session) -> dict[str, PromptDecision]:
 
 
 def to_decide(session: Session, digits: str, decision: Decision) -> tuple[PromptPatch, PromptDecision | None]:
-    """The patch, held, whose id begins so, and the decision that counts. Raises PromotionError unless it is offered."""
+    """The patch, held, whose id begins so, and the decision that counts.
+
+    Raises PromotionError for the approval of one that is not offered, unless it was approved while it was.
+    """
     patch = named(session, digits)
     hold_patch(session, patch.id)
+    counts = decisions(session).get(patch.id)
+    if counts is not None and counts.decision is decision:
+        return patch, counts
     of_this = offered(list_patches(session, cycle_id=patch.cycle_id, capability=patch.capability))
     if decision is Decision.APPROVED and patch.id not in [one.id for one in of_this]:
         newer = f", and {of_this[0].id[:SHORT]} is newer" if of_this else ""
@@ -53,4 +60,4 @@ def to_decide(session: Session, digits: str, decision: Decision) -> tuple[Prompt
             f"patch {patch.id[:SHORT]} of {patch.capability} cannot be approved: {enough(patch)}{newer}",
             hint=f"traced show patch {(of_this[0] if of_this else patch).id[:SHORT]}",
         )
-    return patch, decisions(session).get(patch.id)
+    return patch, counts

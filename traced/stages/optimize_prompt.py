@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from agents.errors import ModelError, OutOfForm
+from agents.errors import ModelDenied, ModelError, ModelRefused, OutOfForm
 from agents.llm.budget import Budget
 from agents.llm.model import Model
 from agents.llm.question import Purpose
@@ -150,9 +150,12 @@ class _Work:
         self.shown.advance(0, f"text {number + 1} is being written")
         context = self.model.endpoint.context_tokens
         asked = question(self.purpose, self.meant, patch, episodes, number, context=context)
-        with contextlib.suppress(OutOfForm):
+        try:
             return written(await self.model.write(asked))
-        return ""
+        except ModelDenied:
+            raise
+        except (OutOfForm, ModelRefused):  # of these episodes' words; other episodes are shown next time
+            return ""
 
     async def play(self, patch: str, seeds: list[int]) -> list[Trajectory]:
         """An episode for each seed, none of them lost; the machinery's failures are tried again."""

@@ -50,7 +50,7 @@ def pipeline(
     width: int,
 ) -> Text:
     """The whole of it, at most ``width`` cells wide; ``progress`` and what it ``waits`` for by stage and capability."""
-    parts: dict[str, list[Part]] = {name: [] for name in _before_the_end(cycle)}
+    parts: dict[str, list[Part]] = {name: [] for name in _before_the_end(cycle, waits)}
     for stage in cycle.stages:
         if stage.stage not in UNTOLD:
             name, part = _place(stage)
@@ -89,10 +89,11 @@ def _wait(parts: dict[str, list[Part]], key: str, told: EventView) -> None:
     parts[stage] = [part for part in parts[stage] if part is not there] + [waiting]
 
 
-def _before_the_end(cycle: CycleView) -> list[str]:
+def _before_the_end(cycle: CycleView, waits: Mapping[str, EventView]) -> list[str]:
     """The lines but the last; prompts have one before the training, where any was tried."""
     names = list(ORDER[:-1])
-    if any(stage.stage == PROMPT for stage in cycle.stages):
+    tried = [stage.stage for stage in cycle.stages] + [key.partition(" ")[0] for key in waits]
+    if PROMPT in tried:
         names.insert(names.index("train"), PARTS[PROMPT])
     return names
 

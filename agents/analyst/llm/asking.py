@@ -16,7 +16,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from agents.analyst.llm.rendering import tokens
-from agents.errors import AgentsError, ModelDenied, ModelRefused, OutOfForm
+from agents.errors import AgentsError, ModelDenied, ModelError, ModelRefused, OutOfForm
 from agents.llm.model import Model
 from agents.llm.question import Purpose, Question, Said
 from agents.llm.untrusted import IS_DATA
@@ -94,6 +94,11 @@ class Asking:
             return answer
 
         return await all_of([one(job) for job in waiting])
+
+
+def reason(error: OutOfForm) -> ModelError:
+    """What a question came to nothing for: the server's refusal, where it was that."""
+    return error.__cause__ if isinstance(error.__cause__, ModelRefused) else error
 
 
 def asking(model: Model, purpose: Purpose, context: int, tell: Tell) -> Asking:

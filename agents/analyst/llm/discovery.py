@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from agents.analyst.llm.asking import Asking, Form, instructions
+from agents.analyst.llm.asking import Asking, Form, instructions, reason
 from agents.analyst.llm.rendering import Shown, shown, surroundings, tokens
 from agents.analyst.llm.sampling import Group, batches, same_task, sampled
 from agents.analyst.llm.texts import as_name, is_name, one_line
@@ -91,7 +91,7 @@ async def discover(asking: Asking, trajectories: Sequence[Trajectory], evidence:
     answers = await asking.each("discovery", [partial(_part, asking, part, read, beginning) for part in parts])
     failed = [answer for answer in answers if isinstance(answer, OutOfForm)]
     if answers and len(failed) == len(answers):
-        raise failed[0]
+        raise reason(failed[0])
     usable = [answer for answer in answers if not isinstance(answer, OutOfForm)]
     found = [one for answer in usable for one in _sound(*answer)]
     named = sum(len(answer.candidates) for answer, _ in usable)

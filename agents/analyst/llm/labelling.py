@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from agents.analyst.llm.asking import Asking, Form, all_of, instructions
+from agents.analyst.llm.asking import Asking, Form, all_of, instructions, reason
 from agents.analyst.llm.blame import conversation
 from agents.analyst.llm.discovery import TEXT
 from agents.analyst.llm.rendering import Shown, tokens
 from agents.analyst.llm.texts import one_line
-from agents.errors import OutOfForm
+from agents.errors import ModelError, OutOfForm
 from agents.llm.untrusted import marked
 from store.types import Capability, Label, Trajectory, Verdict
 
@@ -82,9 +82,9 @@ class Void:
             many = f"{len(self.left_out)} of {self.conversations} conversations"
             raise self._given_up(f"{many} could not be labelled, which is more than one in {LEFT_OUT}", key)
 
-    def _given_up(self, what: str, key: str) -> OutOfForm:
-        error = self.why[key]
-        return OutOfForm(f"{what}; the last of them, trajectory {key}: {error.message}", hint=error.hint)
+    def _given_up(self, what: str, key: str) -> ModelError:
+        error = reason(self.why[key])
+        return type(error)(f"{what}; the last of them, trajectory {key}: {error.message}", hint=error.hint)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from agents.analyst.llm.analyst import label
 from agents.analyst.llm.rendering import tokens
-from agents.errors import OutOfForm
+from agents.errors import ModelRefused, OutOfForm
 from agents.llm.model import Endpoint, Model
 from agents.llm.question import InMemory
 from store.types import Capability, Outcome
@@ -171,7 +171,7 @@ def test_a_server_that_refuses_a_conversation_for_its_words_has_not_stopped_the_
     assert found.figures["faults nobody said"] == 1
     assert found.figures["unusable parts"] == 1
     assert complete(found, TRAJECTORIES)
-    with pytest.raises(OutOfForm, match="content policy"):
+    with pytest.raises(ModelRefused, match="content policy"):  # whatever is asked: no input's failure
         analysed(Thinking(lambda asked: filtered), SOME)
 
 

@@ -78,4 +78,4 @@ def test_a_pace_that_is_set_is_kept_beside_the_store_for_every_process(tmp_path:
         asyncio.run(once(server))
     [*kept] = tmp_path.glob("traced-data/llm-pace-*.json")
     assert len(kept) == bool(limits)
-    assert all([one["tokens"] for one in json.loads(file.read_text())["begun"]] == [14] for file in kept)
+    assert all([tokens for _, tokens, _ in json.loads(file.read_text())["begun"]] == [14] for file in kept)

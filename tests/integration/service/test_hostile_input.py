@@ -22,7 +22,14 @@ from traced.service.control import Control
 from traced.service.doors import local
 from traced.service.readiness import Parts
 
-KNOWN = {"adapter": "date-reasoning@v1", "name": "date-reasoning", "cycle": "c1", "run": "r1", "id": "t1"}
+KNOWN = {
+    "adapter": "date-reasoning@v1",
+    "name": "date-reasoning",
+    "cycle": "c1",
+    "run": "r1",
+    "id": "t1",
+    "patch": "ab12",
+}
 TEXTS = (
     "%00",
     "t%00",

@@ -125,6 +125,13 @@ def test_damage_between_records(tmp_path: Path, text: str, kept: int, cause: str
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_a_list_in_a_records_place_ends_no_member(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text('{"runs": [{"id": 1}, [{"id": 2}], {"id": 3}, {"id": 4}], "more": 1}')
+    found = list(read_array(tmp_path / "x.json", START, key="runs"))
+    assert good(found) == [{"id": 1}, [{"id": 2}], {"id": 3}, {"id": 4}]
+
+
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("text", ["[]", " [ ] ", "\ufeff[]\n", "[\n]"])
 def test_empty_arrays(tmp_path: Path, text: str) -> None:
     assert read(tmp_path / "x.json", text) == []

@@ -59,6 +59,12 @@ def test_a_file_that_holds_no_key_is_named(tmp_path: Path, written: bytes | None
         endpoint(LlmSection(model="m", api_key_file=str(file)))
 
 
+@pytest.mark.parametrize("path", ["~nobody-has-this-name/key", "key\0"])
+def test_a_path_that_is_none_is_named(path: str) -> None:
+    with pytest.raises(LlmError, match="cannot be read"):
+        endpoint(LlmSection(model="m", api_key_file=path))
+
+
 @pytest.mark.parametrize(
     ("setting", "value"),
     [

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.llm.pace import MINUTE, Held, Pace
+from agents.llm.pace import GONE_S, MINUTE, OTHERS_PAUSE_S, Held, Pace
 from tests.virtual_time import VirtualTime
 
 KILLED = """
@@ -53,12 +53,62 @@ def test_what_one_learns_all_know(tmp_path: Path) -> None:
         turn = await one.turn(900)
         one.took(turn, 100)
         assert (await other.turn(900)).at == virtual.now == 1000  # it was shorter than feared
-        one.hold(3600, "status 429: slow down")
-        with pytest.raises(Held, match="left alone, for 3600 s more: status 429: slow down"):
+        one.hold(300, "status 429: slow down")
+        with pytest.raises(Held, match="left alone, for 300 s more: status 429: slow down"):
             await other.turn(1, patience=60)
+        one.hold(1e7, "status 429: no credit")  # of the one's account; the other may have one of its own
+        with pytest.raises(Held, match="for 10000000 s more"):
+            await one.turn(1, patience=6000)
+        await other.turn(1, patience=6000)
+        assert virtual.now <= 1000 + OTHERS_PAUSE_S
 
     virtual = VirtualTime()
     asyncio.run(story())
+
+
+def test_a_request_that_needs_room_has_its_turn_beside_a_process_that_never_rests(tmp_path: Path) -> None:
+    async def story() -> float:
+        greedy, modest = (Pace(0, 30_000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
+
+        async def saturate() -> None:
+            while virtual.now < 1000 + 60 * MINUTE:
+                await greedy.turn(2000)
+
+        works = [asyncio.create_task(saturate()) for _ in range(3)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        begun = virtual.now
+        turn = await modest.turn(12_000)
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
+        return turn.at - begun
+
+    virtual = VirtualTime()
+    assert asyncio.run(story()) <= 2 * MINUTE
+
+
+def test_whoever_went_away_while_it_waited_holds_nobody_up(tmp_path: Path) -> None:
+    async def story() -> None:
+        one, other = (Pace(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
+        await one.turn(1)
+        gone = asyncio.create_task(one.turn(1))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        gone.cancel()
+        turn = await other.turn(1)
+        assert turn.at <= 1000 + MINUTE + GONE_S
+
+    virtual = VirtualTime()
+    asyncio.run(story())
+
+
+def test_a_turn_of_a_clock_that_was_ahead_is_not_waited_for(tmp_path: Path) -> None:
+    virtual = VirtualTime(now=5000.0)
+    asyncio.run(Pace(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json").turn(1))
+    virtual.now = 10.0
+    asyncio.run(Pace(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json").turn(1))
+    assert virtual.slept == []
 
 
 def test_what_a_killed_process_began_counts_for_its_minute(tmp_path: Path) -> None:
@@ -75,7 +125,9 @@ def test_what_a_killed_process_began_counts_for_its_minute(tmp_path: Path) -> No
     assert slept == [1.0]
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"boot": "now"}', "another boot", "a turn of another version"])
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", '{"boot": "now"}', "another boot", "a turn of another version", "odd waiting"]
+)
 def test_a_file_that_says_nothing_holds_nobody_up(tmp_path: Path, damage: str) -> None:
     file, virtual = tmp_path / "pace.json", VirtualTime()
 
@@ -85,6 +137,7 @@ def test_a_file_that_says_nothing_holds_nobody_up(tmp_path: Path, damage: str) -
     asyncio.run(turn())
     written = json.loads(file.read_text())
     changes = {"another boot": {"boot": "x"}, "a turn of another version": {"begun": [{"moment": 1}]}}
+    changes["odd waiting"] = {"waiting": [3], "begun": []}
     file.write_text(json.dumps(written | changes[damage]) if damage in changes else damage)
     asyncio.run(turn())
     assert virtual.slept == []
