@@ -19,7 +19,7 @@ from store.repositories.thinking import list_patches
 from store.repositories.training import set_training_state
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
-from tests.scripted_model import Scripted, Silence, served
+from tests.scripted_model import Scripted, Silence, Status, served
 from tests.unit.store.chain import T0
 from traced.config import load_settings
 from traced.meter import Meter
@@ -110,6 +110,14 @@ def test_a_prompt_is_evolved_compared_and_kept_and_again_costs_nothing(data_dir:
     with session(store) as on:
         assert [one.id for one in list_patches(on, cycle_id=CYCLE)] == [patch.id]
     store.dispose()
+
+
+def test_a_question_that_is_filtered_costs_its_step_and_ends_nothing(data_dir: Path, engine: EngineProcess) -> None:
+    filtered = Status(400, message="The prompt was filtered by our content policy.", error_code="content_filter")
+    with served(lambda body, nth: filtered if nth % 2 else advice(body, nth)) as server:
+        patch = asyncio.run(optimized(data_dir, engine, server))
+        assert server.asked
+    assert patch.figures["evolution"]["proposed"] >= 1
 
 
 def check_figures(patch: PromptPatch, asked: int) -> None:
