@@ -76,10 +76,11 @@ def test_an_unknown_adapter_and_an_empty_directory_are_clear_messages(
     unknown = traced("explain", "nothing@v1", "--json")
     assert unknown.code == 1
     assert unknown.json["error"]["type"] == "NotFound"
-    empty = traced("status", "--data-dir", tmp_path / "empty")
-    assert empty.code == 1
-    assert "holds no store yet" in empty.err
-    assert not (tmp_path / "empty").exists()
+    for words in (["status"], ["approve", "nothing@v1"], ["rollback"]):
+        empty = traced(*words, "--data-dir", tmp_path / "empty")
+        assert empty.code == 1
+        assert "holds no store yet" in empty.err
+        assert not (tmp_path / "empty").exists()
 
 
 def test_a_file_that_is_no_database_is_one_clear_message(traced: Traced, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sqlmodel import Session
 from traced.acts import Act
 from traced.client import Client, NoDaemon, default_socket
 from traced.client.models import Done
-from traced.commands.stored import writing
+from traced.commands.stored import changing
 from traced.config import Settings
 from traced.host.errors import ServiceSilent
 from traced.host.holder import this_user
@@ -41,7 +41,7 @@ def decided(
                 hint="the same command again in a moment",
             ) from error
     user = this_user()
-    with writing(settings) as opened:
+    with changing(settings) as opened:
         act = Act(who or user, "local", datetime.now(UTC), reason, by="" if who in ("", user) else user)
         return make(opened, act)
 

@@ -193,9 +193,8 @@ def label(
     as_json: AsJson = False,
 ) -> None:
     """Say how a conversation went; a person's word counts more than the rules' and the judge's."""
-    from store.database import session
     from store.serving_records import Feedback
-    from traced.commands.stored import opened_store
+    from traced.commands.stored import changing
     from traced.host.holder import this_user
     from traced.outcomes import evidence
 
@@ -203,7 +202,7 @@ def label(
     if evidence.is_reserved(who):
         raise typer.BadParameter(f"{who!r} is traced's own: {', '.join(evidence.RESERVED)}", param_hint="--who")
     feedback = Feedback(trajectory, datetime.now(UTC), "", float(said == "success"), said, reason, who or this_user())
-    with opened_store(settings) as store, session(store) as opened:
+    with changing(settings) as opened:
         stored = evidence.label(opened, feedback, _labels(settings))
     if as_json:
         print_json({"id": trajectory, "outcome": stored.outcome})

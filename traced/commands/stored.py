@@ -35,6 +35,13 @@ def looking(settings: Settings) -> Iterator[Session]:
 
 
 @contextmanager
+def changing(settings: Settings) -> Iterator[Session]:
+    """A transaction on a store that is there; raises TracedError like ``looking``."""
+    with opened_store(settings) as engine, session(engine) as opened:
+        yield opened
+
+
+@contextmanager
 def opened_store(settings: Settings) -> Iterator[Engine]:
     """The store itself; raises TracedError where there is none yet."""
     if not is_made(settings):
