@@ -59,11 +59,11 @@ def tasks_of(source_code: str, seeds: Iterable[int], desk_seeds: Iterable[int]) 
     for seed in seeds:
         shop = module.Environment()
         opening = shop.reset(seed).messages[0]["content"]
-        able = list(_played(shop, shop.oracle()))
+        able = list(played(shop, shop.oracle()))
         found[opening] = able, [*able[: _first_write(able) + 1], able[-1]]
     for seed in desk_seeds:
         opening = Desk().reset(seed).messages[0]["content"]
-        found[opening] = _desk(seed, {}), _desk(seed, {LACKING: 1.0})
+        found[opening] = desk_play(seed, {}), desk_play(seed, {LACKING: 1.0})
     return found
 
 
@@ -87,13 +87,15 @@ def obedient(tasks: Mapping[str, tuple[Said, Said]], *, obeys: bool, trained: bo
             thread.join()
 
 
-def _desk(seed: int, faults: dict[str, float]) -> Said:
+def desk_play(seed: int, faults: dict[str, float]) -> Said:
+    """How the demonstrator plays a seed of the desk, with such faults."""
     desk = Desk()
     desk.reset(seed)
-    return list(_played(desk, demonstrator(desk, faults=faults, rng_seed=0)))
+    return list(played(desk, demonstrator(desk, faults=faults, rng_seed=0)))
 
 
-def _played(environment: Any, script: Iterable[Message]) -> Iterator[Message]:
+def played(environment: Any, script: Iterable[Message]) -> Iterator[Message]:
+    """The messages of a script, each played as it is taken."""
     for message in script:
         yield message
         environment.step(message)

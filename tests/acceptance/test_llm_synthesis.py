@@ -6,12 +6,12 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.acceptance.chaos.watching import until
 from tests.acceptance.conftest import Ran, Traced
 from tests.integration.synthesis.world import CANARIES, NAME, prepared
 from tests.scripted_model import Dropped, Scripted, Sent, Status, Text, served
@@ -64,8 +64,7 @@ def test_stopped_while_it_waits_it_ends_at_once_and_pays_for_nothing_twice(
         environment = os.environ | {"COLUMNS": "1000", "NO_COLOR": "1"}
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as running:
             assert asked.wait(120)
-            while stored(tmp_path, "admissions") < answered:  # the test's own timeout ends it
-                time.sleep(0.05)
+            until(lambda: stored(tmp_path, "admissions") >= answered)
             running.send_signal(how)
             _, said = running.communicate(timeout=60)
         assert running.returncode == 128 + how, said

@@ -28,7 +28,7 @@ from sandbox.contract import Message
 from tests.acceptance.conftest import Ran
 from tests.guard import sitecustomize
 from tests.integration.synthesis.world import fenced
-from tests.obedient_agent import HINT, Agent, obedient
+from tests.obedient_agent import HINT, Agent, desk_play, obedient, played
 from tests.scripted_analyst import Asked, Thinking, filled
 from tests.scripted_model import Scripted, Sent, served
 from tests.unit.agents.synthesis.conversations import capability, demonstrations, environment_class
@@ -39,7 +39,6 @@ from traced.stages.gate import GATE_SEEDS
 from traced.stages.optimize_prompt import VALIDATION_SEEDS
 from traced.stages.train import TRAINING_SEEDS
 from traced.targets.desk import SPLITS, Desk, needed
-from traced.targets.desk.demonstrator import demonstrator
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
 
@@ -103,13 +102,13 @@ def world() -> World:
     solved = [seed for seed in collected if DESKS in needed(seed)][::3]
     for seed in [*collected, *SPLITS["gate"][:SEEDS], *SPLITS["test"][:8]]:
         opening = Desk().reset(seed).messages[0]["content"]
-        able, unable = _desk(seed, {}), _desk(seed, {DESKS: 1.0})
+        able, unable = desk_play(seed, {}), desk_play(seed, {DESKS: 1.0})
         tasks[opening] = able, able if seed in solved else unable
         asks[opening] = DESKS in needed(seed)
     shop = environment_class(source)()
     for seed in [*_probed(KEPT_AS + source), *_trained(), *range(GATE_SEEDS, GATE_SEEDS + SEEDS), *_validation()]:
         opening = shop.reset(seed).messages[0]["content"]
-        able = list(_played(shop, shop.oracle()))
+        able = list(played(shop, shop.oracle()))
         tasks[opening] = able, [able[0], able[-1]]
     return World(source, tasks, asks)
 
@@ -131,18 +130,6 @@ def _trained() -> list[int]:
 
 def _validation() -> range:
     return range(VALIDATION_SEEDS, VALIDATION_SEEDS + SETTINGS["prompting.validation"])
-
-
-def _desk(seed: int, faults: dict[str, float]) -> Said:
-    desk = Desk()
-    desk.reset(seed)
-    return list(_played(desk, demonstrator(desk, faults=faults, rng_seed=0)))
-
-
-def _played(environment: Any, script: Iterator[Message]) -> Iterator[Message]:
-    for message in script:
-        yield message
-        environment.step(message)
 
 
 def model_of(world: World) -> Callable[[dict[str, Any], int], Sent]:

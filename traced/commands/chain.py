@@ -138,4 +138,4 @@ def _of(part: int, whole: int, what: str) -> str:
 
 
 def _signed(who: str, at: datetime, reason: str) -> str:
-    return f"by {who}, {at:%Y-%m-%d %H:%M} UTC{', because ' + reason if reason else ''}"
+    return f"by {line(who)}, {at:%Y-%m-%d %H:%M} UTC{', because ' + line(reason) if reason else ''}"
