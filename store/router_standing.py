@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-OK, PASS = 200, 0.5
+OK, PASSING_SCORE = 200, 0.5
 MOST, MOST_FEEDBACK = 10_000, 1_000
 REASONS = 5
 
@@ -104,7 +104,7 @@ def _conversations(rows: list[Any]) -> dict[str, int]:
 
 def _said(score: float | None, label: str) -> str:
     if score is not None:
-        return f"score {PASS} or more" if score >= PASS else f"score below {PASS}"
+        return f"score {PASSING_SCORE} or more" if score >= PASSING_SCORE else f"score below {PASSING_SCORE}"
     return f"label {label[:40]}" if label else "comment"
 
 

@@ -26,3 +26,7 @@ class ConfigError(TracedError):
     """The configuration cannot be used as it stands: an unknown key, a bad value, an unreadable file."""
 
     exit_code = 2
+
+
+class DiskError(TracedError):
+    """A file could not be written; nothing half-written is left behind."""

@@ -18,7 +18,7 @@ from traced.acts import Act
 from traced.config import Settings
 from traced.host.holder import this_user
 from traced.service.reload import told
-from traced.training.errors import DiskError
+from traced.errors import DiskError
 from traced.training.publish import publish_file
 
 FILE = "settings-in-force.json"

@@ -15,6 +15,7 @@ from store.repositories.adapters import get_adapter, list_adapters, save_adapter
 from store.repositories.environments import get_environment
 from store.repositories.training import save_iterations, save_training_run, set_training_state
 from traced.config import Settings
+from traced.errors import DiskError
 from traced.gates.publication import publish
 from traced.host.owner import sandbox_owner
 from traced.rollout.seeds import derive_seed
@@ -142,7 +143,7 @@ async def _supervised(context: Context, job: TrainingJob, on_metric: Callable[[M
         _end(context, job, RunState.FAILED, str(error))
         docker_engine.connect().close()  # Docker gone is no failure of the environment: EngineDown says so
         raise CapabilityError(str(error)) from error
-    except TrainingError as error:
+    except (DiskError, TrainingError) as error:
         _end(context, job, RunState.INTERRUPTED, str(error))
         raise
     except BaseException as stop:

@@ -4,7 +4,6 @@ TracedError
 └── TrainingError
     ├── JobError             the job file, or what it names, cannot be used
     ├── JobChangedError      the output folder belongs to a different job
-    ├── DiskError            a file could not be written; nothing half-written is left behind
     ├── EnvironmentFailed    every group of an iteration was lost to infrastructure failures
     ├── TrainingPaused       it was asked to give way: a checkpoint is saved, and the same command carries on
     └── TrainerDied          the training process ended without a result; carries its last lines
@@ -23,10 +22,6 @@ class JobError(TrainingError):
 
 class JobChangedError(TrainingError):
     """The output folder holds another job's checkpoints."""
-
-
-class DiskError(TrainingError):
-    """A file could not be written."""
 
 
 class EnvironmentFailed(TrainingError):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from traced.disk import flush
-from traced.training.errors import DiskError
+from traced.errors import DiskError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

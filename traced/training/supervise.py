@@ -9,7 +9,7 @@ raises ``TrainerDied`` with the last lines of its log. Checkpoints survive all o
 from collections.abc import Callable
 from dataclasses import asdict
 
-from traced.errors import TracedError
+from traced.errors import DiskError, TracedError
 from traced.executor.job import Failure, Job, Report, ReportKind, Result
 from traced.executor.local import LocalExecutor
 from traced.training import errors
@@ -38,7 +38,9 @@ def _as_job(job: TrainingJob) -> Job:
     return Job("traced.training", asdict(job), cycle_id="", stage="train", variables=threads)
 
 
-def _error(failure: Failure) -> TrainingError:
+def _error(failure: Failure) -> TracedError:
+    if failure.type == DiskError.__name__:
+        return DiskError(failure.message, hint=failure.hint)
     kind = getattr(errors, failure.type, TrainingError)
     error: TrainingError = kind(failure.message, hint=failure.hint)
     return error

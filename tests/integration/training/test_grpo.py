@@ -21,7 +21,8 @@ from traced.serving.embedded.requests import Generation, Request
 from traced.targets.local import LocalSource
 from traced.training import grpo
 from traced.training.advantages import EPSILON
-from traced.training.errors import DiskError, JobChangedError, TrainingPaused
+from traced.training.errors import JobChangedError, TrainingPaused
+from traced.errors import DiskError
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics
 from traced.training.rollouts import Rollout

@@ -32,14 +32,8 @@ from traced.llm.errors import LlmError
 from traced.rollout.errors import SimulatorError, TemplateError
 from traced.serving.errors import EngineError, EngineStartError, ModelError, RequestError, RouterFitError
 from traced.stages.errors import CapabilityError, StageError
-from traced.training.errors import (
-    DiskError,
-    EnvironmentFailed,
-    JobChangedError,
-    JobError,
-    TrainerDied,
-    TrainingError,
-)
+from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainerDied, TrainingError
+from traced.errors import DiskError
 
 INPUT, UNCLEAR, SURROUNDINGS, ANSWER, NOBODY = Blame
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from traced.training.errors import DiskError
+from traced.errors import DiskError
 from traced.training.metrics import append, keep_until, read_metrics
 from traced.training.publish import publish_file, publish_folder
 
