@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
+from scripts.pretraining.pretrain import pretrain
 from store.types import Trajectory
-from traced.bundled.pretrain import pretrain
-from traced.models import BUNDLED, ModelFiles, load_model
-from traced.rollout.episodes import EpisodeJob, Limits, run_episodes
-from traced.rollout.policy import InProcessPolicy
-from traced.serving.embedded.core import Engine
+from traced.inference.client import InProcessPolicy
+from traced.inference.embedded.engine import Engine
+from traced.inference.model_files import BUNDLED, ModelFiles, load_model
+from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 from traced.targets.desk import SPLITS, Desk
-from traced.targets.local import LocalSource
+from traced.targets.registry import LocalSource
 
 FOLDER = Path("build") / "planted"
 STEPS = 300

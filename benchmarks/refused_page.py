@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.admission import ERRORS, target_tools, unsound
 from sandbox.admission import admit
-from sandbox.admission.report.page import page
+from sandbox.admission.report.html import page
 from sandbox.image import ensure_image
 
 SHOWN = "pays_for_words"

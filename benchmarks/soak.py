@@ -44,11 +44,11 @@ from benchmarks.versions import (
     said_by,
 )
 from store.database import reading
-from store.serving_tables import ExchangeRow
+from store.service_tables import ExchangeRow
 from store.tables import TrajectoryRow
-from traced.serving.client import BASE
+from traced.inference.client import BASE
 
-ENGINE, STORER = "traced.serving.embedded", "traced.serving.gateway.storing"
+ENGINE, STORER = "traced.inference.embedded", "traced.gateway.recorder"
 BROKEN = 502  # what the record says of a stream that broke off
 SILENCE_S = 5.0
 MENDING_S = 10.0

@@ -34,7 +34,7 @@ from sqlalchemy import Engine
 from store.database import open_store, session, sqlite_url
 from store.records import Cycle, CycleState, RoutingChoice
 from store.repositories.cycles import save_cycle
-from store.repositories.routing import save_routing
+from store.repositories.serving import save_routing
 from store.repositories.trajectories import save_trajectories
 from store.types import EndCause, Message, Outcome, Tool, Trajectory, Turn
 

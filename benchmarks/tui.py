@@ -41,16 +41,16 @@ from textual.pilot import Pilot
 from benchmarks.chaos.place import Place
 from benchmarks.seeded import seed_store
 from store.database import reading, session
+from store.records import Event
+from store.repositories.cycles import pause_target
 from store.repositories.events import save_event, span
-from store.repositories.targets import pause_target
-from store.service_records import Event
 from traced.client import default_socket
 from tui.__main__ import settle_memory
 from tui.app import TracedApp
-from tui.screens.live import Live
-from tui.where import Where
-from tui.widgets.keyed_table import KeyedTable
+from tui.connection import Where
+from tui.screens.live_screen import Live
 from tui.widgets.lines import Lines
+from tui.widgets.tables import KeyedTable
 
 AIMS = {"first_paint_ms": 300.0, "key_ms": 50.0, "memory_growth": 1.1}
 SIZE = (120, 40)

@@ -33,7 +33,7 @@ import aiohttp
 from benchmarks.engines.installation import Installation, installed, need_vllm, serving, vllm_settings
 from benchmarks.engines.signed import questions
 from store.errors import StoreError
-from traced.serving.client import BASE, EngineClient
+from traced.inference.client import BASE, EngineClient
 
 CAPABILITIES, VERSIONS, PLACES = 2, 5, 3
 LAG_S = 1.0  # in which a rollback takes effect

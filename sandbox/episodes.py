@@ -1,6 +1,6 @@
 """Episodes as the rollout sees them: asynchronous, many at once, wherever the environment runs.
 
-Two implementations exist: ``traced.targets.local`` (a target in this process, on threads) and ``sandbox.client``
+Two implementations exist: ``traced.targets.registry`` (a target in this process, on threads) and ``sandbox.client``
 (a synthetic environment in its container). A failure of the environment's own machinery raises
 ``sandbox.errors.SandboxError`` (or a subclass) and is an infrastructure outcome, never a reward of 0.
 """

@@ -5,12 +5,32 @@ programs are deleted in the last layer), or from the running interpreter where n
 built for another contract or worker has another tag and is never used by mistake.
 
 Fails with EngineDown or ImageMissing. Not covered: pushing, and removing images of earlier versions.
+
+The running interpreter as a small root file system: a reproducible tar for ``docker import``.
+
+Packs the interpreter's binary, its standard library (without tests, graphical and installer parts), every shared
+object that these need with the dynamic loader, and the sandbox's own files; no shell and no other program. The paths
+inside do not depend on where the interpreter lives on the host: everything sits below /opt/python, the loader where
+the binary asks for it. Entries are sorted and carry no time, owner or umask, so equal inputs give equal bytes. What
+every environment loads is compiled ahead (a fifth of a processor second less per container).
+
+Fails with ImageMissing where the interpreter is not a dynamic ELF binary (Linux only) or a library is not found.
+Not covered: extension modules outside the standard library, and an engine of another architecture.
 """
 
+import importlib.util
 import io
 import json
+import marshal
+import os
+import re
+import struct
+import subprocess
 import sys
+import sysconfig
+import tarfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from docker.errors import APIError, BuildError, ImageNotFound
@@ -18,7 +38,152 @@ from docker.errors import APIError, BuildError, ImageNotFound
 from sandbox.docker_engine import connect, engine_errors
 from sandbox.errors import ImageMissing
 from sandbox.hashing import IMAGE_FILES, PACKAGE, contract_hash, image_tag
-from sandbox.host_files import APP, PREFIX, PRELOADED, pack_host, tar_bytes
+
+PREFIX = "opt/python"
+APP = "app"
+LEFT_OUT = frozenset(
+    {"test", "tests", "site-packages", "idlelib", "ensurepip", "tkinter", "turtledemo", "lib2to3", "distutils", "venv"}
+    | {"pydoc_data", "__pycache__"}
+)
+LEFT_OUT_MODULES = (
+    "_test",
+    "_ctypes",
+    "_tkinter",
+    "_curses",
+    "_xx",
+    "xx",
+    "nis.",
+    "readline.",
+    "_dbm",
+    "_gdbm",
+    "_ssl",
+)
+PRELOADED = [
+    *("sandbox.worker", "runpy", "locale", "encodings.utf_8", "encodings.latin_1", "calendar", "copy", "dataclasses"),
+    *("datetime", "decimal", "fractions", "hashlib", "random", "statistics", "string", "textwrap", "typing"),
+]
+_PT_INTERP = 3
+
+
+def pack_host() -> bytes:
+    """The tar's bytes: interpreter, standard library, shared objects, sandbox files."""
+    files = standard_library(Path(sysconfig.get_path("stdlib")))
+    binary = Path(os.path.realpath(sys.executable))
+    loader = interpreter_path(binary)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    files[f"{PREFIX}/bin/python{version}"] = (binary.read_bytes(), 0o755)
+    files[loader.lstrip("/")] = (Path(loader).read_bytes(), 0o755)
+    dynload = Path(sysconfig.get_path("stdlib"), "lib-dynload")
+    extensions = [path for path in sorted(dynload.glob("*.so")) if not path.name.startswith(LEFT_OUT_MODULES)]
+    for name, path in _shared_objects(loader, [binary, *extensions]).items():
+        files[f"{PREFIX}/lib/{name}"] = (Path(path).read_bytes(), 0o755)
+    for name in IMAGE_FILES:
+        content = (PACKAGE / name).read_bytes()
+        files[f"{APP}/sandbox/{name}"] = (content, 0o644)
+    files |= compiled(files, Path(sysconfig.get_path("stdlib")))
+    links = {f"{PREFIX}/bin/python3": f"python{version}"}
+    return tar_bytes(files, links, folders=["dev", "etc", "proc", "sys", "tmp"])
+
+
+def standard_library(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Name in the archive -> (content, mode) for the sources and extension modules below ``root``."""
+    version = root.name
+    files = {}
+    for folder, names, leaves in os.walk(root):
+        names[:] = [name for name in names if name not in LEFT_OUT and not name.startswith("config-")]
+        for leaf in leaves:
+            path = Path(folder, leaf)
+            if path.suffix in {".py", ".so"} and not path.name.startswith(LEFT_OUT_MODULES):
+                content = path.read_bytes()
+                files[f"{PREFIX}/lib/{version}/{path.relative_to(root)}"] = (content, 0o644)
+    return files
+
+
+def compiled(files: dict[str, tuple[bytes, int]], root: Path) -> dict[str, tuple[bytes, int]]:
+    """Byte code for those of ``files`` that importing ``PRELOADED`` loads, never checked against the source again
+    (PEP 552). Marshal version 2 keeps no references, so equal sources give equal bytes."""
+    listing = (
+        "import sys; print('\\n'.join(m.__file__ or '' for m in [*sys.modules.values()] if hasattr(m, '__file__')))"
+    )
+    script = f"import {', '.join(PRELOADED)}; {listing}"
+    command = [sys.executable, "-s", "-S", "-c", script]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PACKAGE.parent).stdout.splitlines()
+    names = [
+        f"{PREFIX}/lib/{root.name}/{Path(path).relative_to(root)}"
+        for path in loaded
+        if path.startswith(f"{root}{os.sep}")
+    ]
+    names += [f"{APP}/sandbox/{name}" for name in IMAGE_FILES]
+    return {
+        cache_name(name): (_byte_code(files[name][0], f"/{name}"), 0o644)
+        for name in names
+        if name in files and name.endswith(".py")
+    }
+
+
+def cache_name(name: str) -> str:
+    """Where the import system looks for the byte code of ``name``."""
+    return importlib.util.cache_from_source(name)
+
+
+def _byte_code(source: bytes, filename: str) -> bytes:
+    code = compile(source, filename, "exec", dont_inherit=True)
+    header = importlib.util.MAGIC_NUMBER + (0b01).to_bytes(4, "little") + importlib.util.source_hash(source)
+    return header + marshal.dumps(code, 2)
+
+
+def interpreter_path(binary: Path) -> str:
+    """The dynamic loader a 64-bit little-endian ELF binary asks for (System V ABI, program header PT_INTERP)."""
+    data = binary.read_bytes()
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise ImageMissing(image_tag(), f"{binary} is no 64-bit little-endian ELF binary, so it cannot be packed")
+    table, size, count = (struct.unpack_from(fmt, data, at)[0] for fmt, at in (("<Q", 32), ("<H", 54), ("<H", 56)))
+    for index in range(count):
+        at = table + index * size
+        if struct.unpack_from("<I", data, at)[0] == _PT_INTERP:
+            offset, length = struct.unpack_from("<Q", data, at + 8)[0], struct.unpack_from("<Q", data, at + 32)[0]
+            return data[offset : offset + length].rstrip(b"\0").decode()
+    raise ImageMissing(image_tag(), f"{binary} is statically linked; use the registry image instead")
+
+
+def _shared_objects(loader: str, objects: list[Path]) -> dict[str, str]:
+    """Name to host path of everything ``objects`` need, as the loader itself resolves it (what ldd prints)."""
+    found: dict[str, str] = {}
+    for path in objects:
+        listed = subprocess.run([loader, "--list", str(path)], capture_output=True, text=True, check=False)
+        for name, target in re.findall(r"^\s*(\S+) => (.+?)(?: \(0x[0-9a-f]+\))?$", listed.stdout, re.MULTILINE):
+            if target == "not found":
+                raise ImageMissing(image_tag(), f"{path.name} needs {name}, which is not on this machine")
+            if target.startswith("/"):
+                found[os.path.basename(name)] = target
+    return found
+
+
+def tar_bytes(files: dict[str, tuple[bytes, int]], links: dict[str, str], folders: list[str]) -> bytes:
+    """A reproducible USTAR archive: folders first, everything sorted, no times and no owners."""
+    parents = {str(parent) for name in [*files, *links] for parent in Path(name).parents if str(parent) != "."}
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name in sorted(parents | set(folders)):
+            archive.addfile(_entry(name, tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755))
+        for name, (content, mode) in sorted(files.items()):
+            entry = _entry(name, tarfile.REGTYPE, mode)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+        for name, target in sorted(links.items()):
+            entry = _entry(name, tarfile.SYMTYPE, 0o777)
+            entry.linkname = target
+            archive.addfile(entry)
+    return buffer.getvalue()
+
+
+def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type = kind
+    entry.mode = mode
+    entry.mtime = 0
+    return entry
+
 
 REGISTRY_IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 ENTRYPOINT = ["python3", "-P", "-s", "-S", "-B", "-m", "sandbox.worker"]

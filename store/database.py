@@ -1,12 +1,20 @@
 """Opening the store and talking to it: SQLite by default, PostgreSQL by a URL.
 
 Invariants: ``open_store`` hands out a database at the newest schema or none: it makes a new one, and it changes an
-existing one only when asked to (``store.schema`` migrates). SQLite runs in WAL mode with foreign keys on; a
+existing one only when asked to (``store.database`` migrates). SQLite runs in WAL mode with foreign keys on; a
 writing session takes the write lock at once (``BEGIN IMMEDIATE``), so that two processes wait for each other instead of
 failing halfway. ``session`` commits at its end, or rolls back when its body raises.
 In JSON columns a number that is not finite is stored as null.
 Fails: database errors leave ``session`` and ``reading`` as ``store.errors`` and nothing else.
 Not covered: asynchronous sessions (call these from a thread), several databases in one process sharing a transaction.
+
+The schema of the store's database: which one it has, and bringing it to another.
+
+Invariants: a migration runs in one transaction, so it is done or it has changed nothing; a second process that migrates
+meanwhile waits; foreign keys are checked before it commits. Opening a store needs no Alembic, only migrating it.
+Fails: ``StoreVersionError`` for a schema that this traced does not know or a migration that does not work,
+``BrokenReference`` where one would leave dangling rows, ``StoreUnavailable`` for the database's own errors.
+Not covered: backing up first (``traced db upgrade`` does).
 """
 
 import json
@@ -15,21 +23,26 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, Dialect, Engine, create_engine, event
+from sqlalchemy import Connection, Dialect, Engine, create_engine, event, inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 from sqlmodel import Session
 
-from store.errors import BrokenReference, StoreError, StoreUnavailable
-from store.head import HEAD, mismatch, patience
+from store.errors import BrokenReference, StoreError, StoreUnavailable, StoreVersionError
+from store.schema_version import HEAD, mismatch, patience
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
 
 BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.02
@@ -47,7 +60,6 @@ def open_store(url: str, *, upgrade: bool = False) -> Engine:
     ``url`` is ``sqlite:///FILE``, ``sqlite://`` (in memory) or ``postgresql://...``. Raises ``StoreUnavailable`` where
     it cannot be opened or is no database, ``StoreVersionError`` where its schema is older or newer than this traced's.
     """
-    from store.schema import migrate, revision
 
     engine = connect(url)
     try:
@@ -76,7 +88,6 @@ def make_beforehand(url: str) -> None:
 
 
 def _is_new(url: str) -> bool:
-    from store.schema import revision
 
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
@@ -229,3 +240,92 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+VERSION_TABLE = "alembic_version"
+MIGRATION_LOCK = 7_236_203  # any constant: PostgreSQL's advisory lock that serialises migrations
+
+AS_READER: dict[str, dict[str, str]] = {"sqlite": {"sqlite_begin": "DEFERRED"}, "postgresql": {}}
+
+_ALEMBIC = threading.Lock()  # Alembic's current migration is a global of the process
+
+
+def revision(engine: Engine) -> str | None:
+    """The schema that the database has, None when it has none yet."""
+    try:
+        with engine.execution_options(**AS_READER[engine.dialect.name]).connect() as connection:
+            return _current(connection)
+    except DBAPIError as error:
+        raise unavailable(engine.url, error) from error
+
+
+def known_revisions(scripts: Path = MIGRATIONS) -> list[str]:
+    """The schemas that this traced knows, oldest first."""
+    from alembic.script import ScriptDirectory
+
+    walked = ScriptDirectory.from_config(_alembic_config(scripts)).walk_revisions()
+    return [script.revision for script in walked][::-1]
+
+
+def migrate(engine: Engine, target: str = "head", *, scripts: Path = MIGRATIONS) -> None:
+    """Bring the schema to ``target`` ("head", "base" or a revision), by the migrations in ``scripts``."""
+    known = known_revisions(scripts)
+    wanted = known[-1] if target == "head" else target
+    try:
+        with engine.connect() as connection, _foreign_keys_off(connection), connection.begin():
+            if engine.dialect.name == "postgresql":
+                connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
+            current = _current(connection)
+            if current is not None and current not in known:
+                raise mismatch(shown(engine.url), current)
+            if current != wanted:
+                _run_alembic(connection, wanted, current, scripts)
+    except DBAPIError as error:
+        raise unavailable(engine.url, error) from error
+
+
+def _current(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return found
+
+
+def _run_alembic(connection: Connection, wanted: str, current: str | None, scripts: Path) -> None:
+    from alembic import command
+    from alembic.util import CommandError
+
+    down = wanted == "base" or wanted < (current or "")
+    try:
+        with _ALEMBIC:
+            (command.downgrade if down else command.upgrade)(_alembic_config(scripts, connection), wanted)
+    except CommandError as error:
+        raise StoreVersionError(f"cannot migrate from {current!r} to {wanted!r}: {error}") from error
+    if connection.dialect.name == "sqlite":
+        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+        if broken:
+            raise BrokenReference(f"migration to {wanted!r} would leave dangling rows, the first in {broken[0][0]}")
+
+
+def _alembic_config(scripts: Path, connection: Connection | None = None) -> "Config":
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(scripts).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+@contextmanager
+def _foreign_keys_off(connection: Connection) -> Iterator[None]:
+    """Let migrations rebuild SQLite tables; the keys are checked before the migration commits."""
+    raw = connection.connection.dbapi_connection
+    if connection.dialect.name != "sqlite" or raw is None:
+        yield
+        return
+    raw.execute("PRAGMA foreign_keys=OFF")
+    try:
+        yield
+    finally:
+        raw.execute("PRAGMA foreign_keys=ON")

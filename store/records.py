@@ -3,6 +3,12 @@
 Invariants: every time is timezone-aware and comes from the caller; ids come from the caller; a record names the ids of
 the records that it came from. ``GateRecord``, ``AdmissionRecord`` and the like wrap a shared type of ``store.types``
 with the ids and the time that the store adds. Not covered: the tree of one adapter (``repositories.evidence``).
+
+Plain records of the router: its decisions, what was exchanged, feedback.
+
+Plain types of the running service: what the repositories of ``store.service_tables`` take and give back.
+
+Invariants: every time is timezone-aware and comes from the caller.
 """
 
 import hashlib
@@ -313,3 +319,111 @@ class RoutingChoice:
     model: str
     logprobs: dict[str, float]
     seconds: float
+
+
+@dataclass(frozen=True)
+class ConversationRoute:
+    """The model that a conversation was given, with the log-prob (nats) of each option; ``why`` if base by default.
+
+    ``trial`` is the number of the promotion log's entry whose canary or shadow it takes part in.
+    """
+
+    id: str
+    model: str
+    logprobs: dict[str, float]
+    seconds: float
+    why: str
+    at: datetime
+    trial: int | None = None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request to the router and its answer.
+
+    ``body`` has "messages", "tools" and "answer" (the assistant's message, None where there is none); it is None once
+    the exchange is settled. ``trajectory_id`` is the trajectory that it became part of. ``shadow_of`` is the exchange
+    whose client got another answer than this one.
+    """
+
+    id: str
+    conversation_id: str
+    at: datetime
+    model: str
+    status: int
+    seconds: float
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    key_id: str = ""
+    response_id: str = ""
+    detail: str = ""
+    body: dict[str, Any] | None = field(default=None)
+    trajectory_id: str | None = None
+    shadow_of: str | None = None
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What somebody thought of a conversation, or of the answer ``response_id`` in it; ``score`` is in [0, 1]."""
+
+    conversation_id: str
+    at: datetime
+    response_id: str = ""
+    score: float | None = None
+    label: str = ""
+    comment: str = ""
+    who: str = ""
+
+
+@dataclass(frozen=True)
+class RouterKey:
+    """Who may ask the router, how often a minute (0: no limit); ``hash`` is the key's SHA-256 (hex)."""
+
+    id: str
+    hash: str
+    per_minute: int
+    created_at: datetime
+    revoked_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something a listener may want to know; ``seq`` orders events and is 0 until the store has given one."""
+
+    at: datetime
+    kind: str
+    subject: str = ""
+    cycle_id: str | None = None
+    detail: dict[str, Any] = field(default_factory=dict)
+    seq: int = 0
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """What somebody decided; ``role`` is "operator", "read-only" or "local" (the socket's own user)."""
+
+    at: datetime
+    who: str
+    role: str
+    action: str
+    subject: str
+    reason: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+    seq: int = 0
+
+
+@dataclass(frozen=True)
+class TargetStanding:
+    """Whether cycles of a target may begin, and when the last one did and why.
+
+    ``asked_for`` is why another one was asked for that has not begun, ``cannot_begin`` what keeps one that is due from
+    beginning; "" where there is none.
+    """
+
+    name: str
+    paused_at: datetime | None = None
+    paused_by: str = ""
+    last_started_at: datetime | None = None
+    last_cause: str = ""
+    asked_for: str = ""
+    cannot_begin: str = ""

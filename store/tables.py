@@ -5,15 +5,78 @@ once written, except for a cycle's and a training run's state and an iteration's
 ``seq`` (order of writing) and ``id`` (SHA-256 of the content), so that the same save twice is one row.
 Fails: a missing parent breaks a foreign key (``store.errors.BrokenReference`` at the session's border).
 Not covered: adapter weights and checkpoints (directories on disk; their hashes are here). Changes need a migration.
+
+Column types of the tables: how the domain's values look in SQLite and in PostgreSQL alike.
+
+Invariants: times are UTC and timezone-aware on both sides; JSON keeps the order of keys (so PostgreSQL's ``json``, not
+``jsonb``: the order of a tool schema's keys is part of the prompt); key text sorts by code point on both databases.
+Fails: a naive time raises ``ValueError``.
+
+SQLModel tables of agents that think: what a model said and took, what it cited, whose faults it saw, its prompts.
+
+Invariants: a reply is kept once, by the hash of its request, for whoever sends the same request; a cited or blamed
+trajectory is evidence like a labelled one. Texts are others' words: they are kept as ``FreeText``.
+Fails and not covered: as ``store.tables``. Changes need a migration.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, ForeignKeyConstraint, Index, LargeBinary, MetaData, Text, UniqueConstraint, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    ForeignKeyConstraint,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
-from store.columns import KEY, ORDERED_JSON, FreeText, UtcTime
+from store.text import free
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A moment, stored in UTC (SQLite has no time zones and gets the naive UTC value)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse naive times, turn the others to UTC."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"a time without a time zone cannot be stored: {value!r}; use datetime.now(UTC)")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Give the time zone back."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class FreeText(TypeDecorator[str]):
+    """Text of unknown origin (error output): NUL and lone surrogates, which databases refuse, become U+FFFD."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Replace what cannot be stored."""
+        return None if value is None else free(value)
+
+
+KEY = String().with_variant(String(collation="C"), "postgresql")
+ORDERED_JSON = JSON()
+
 
 NAMING = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -95,7 +158,7 @@ class TrajectoryRow(Row, table=True):
 
 
 class TurnsRow(Row, table=True):
-    """The engine's token ids and log-probs of one trajectory, packed (``store.turns``)."""
+    """The engine's token ids and log-probs of one trajectory, packed (``store.content``)."""
 
     __tablename__ = "trajectory_turns"
     trajectory_id: str = Field(primary_key=True, foreign_key="trajectories.id", sa_type=KEY)
@@ -308,3 +371,73 @@ class PromotionRow(Row, table=True):
     at: datetime = Field(sa_type=UtcTime)
     reason: str = Field(sa_type=FreeText)
     share: float | None = None
+
+
+SPENT = (  # adding up what was spent reads this index alone: the rows are as long as what was said
+    "cycle_id",
+    "stage",
+    "capability",
+    "prompt_tokens",
+    "completion_tokens",
+    "estimated",
+    "cost",
+    "seconds",
+)
+CAPABILITY = ["capabilities.cycle_id", "capabilities.name"]
+
+
+class ModelReplyRow(Row, table=True):
+    """A language model's reply to one request of a cycle's stage; ``capability`` is "" where it was for none."""
+
+    __tablename__ = "model_replies"
+    __table_args__ = (Index("ix_model_replies_spent", *SPENT),)
+    key: str = Field(primary_key=True, sa_type=KEY)
+    cycle_id: str = Field(foreign_key="cycles.id", sa_type=KEY)
+    stage: str = Field(sa_type=KEY)
+    capability: str = Field(sa_type=KEY)
+    model: str = Field(sa_type=KEY)
+    said: list[dict[str, Any]] = Field(sa_type=ORDERED_JSON)
+    text: str = Field(sa_type=FreeText)
+    finish_reason: str = Field(sa_type=FreeText)
+    prompt_tokens: int
+    completion_tokens: int
+    estimated: bool
+    cost: float
+    seconds: float
+    at: datetime = Field(sa_type=UtcTime)
+
+
+class CitationRow(Row, table=True):
+    """A message on which a discovered capability rests."""
+
+    __tablename__ = "citations"
+    __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], CAPABILITY),)
+    cycle_id: str = Field(primary_key=True, sa_type=KEY)
+    capability: str = Field(primary_key=True, sa_type=KEY)
+    position: int = Field(primary_key=True)
+    trajectory_id: str = Field(foreign_key="trajectories.id", index=True, sa_type=KEY)
+    message_index: int
+
+
+class FaultRow(Row, table=True):
+    """Whose fault a failure was."""
+
+    __tablename__ = "faults"
+    cycle_id: str = Field(primary_key=True, foreign_key="cycles.id", sa_type=KEY)
+    trajectory_id: str = Field(primary_key=True, foreign_key="trajectories.id", index=True, sa_type=KEY)
+    fault: str = Field(sa_type=KEY)
+    message_index: int | None = None
+    reason: str = Field(sa_type=FreeText)
+
+
+class PromptPatchRow(Row, table=True):
+    """A text for the system prompt that brings a capability about without training."""
+
+    __tablename__ = "prompt_patches"
+    __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], CAPABILITY),)
+    id: str = Field(primary_key=True, sa_type=KEY)
+    cycle_id: str = Field(sa_type=KEY)
+    capability: str = Field(index=True, sa_type=KEY)
+    text: str = Field(sa_type=FreeText)
+    figures: dict[str, Any] = Field(sa_type=ORDERED_JSON)
+    at: datetime = Field(sa_type=UtcTime)

@@ -3,11 +3,14 @@
 Invariants: a trajectory's messages start with the system message; ``turns`` holds the engine's own token ids and
 log-probs and is empty for imported trajectories and production's; outcomes ``infrastructure`` and ``unknown`` are never
 mined, never trained on and never counted as failures.
+
+How a conversation opens: what a router decides on.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -156,3 +159,16 @@ class GateResult:
     answer: GateAnswer
     comparisons: list[PairedDifference]
     rounds: int
+
+
+M = TypeVar("M", bound=Mapping[str, object])
+
+
+def opening_messages(messages: Sequence[M]) -> list[M]:
+    """The messages before the assistant first answers a user."""
+    asked = False
+    for index, message in enumerate(messages):
+        if asked and message.get("role") == "assistant":
+            return list(messages[:index])
+        asked = asked or message.get("role") == "user"
+    return list(messages)

@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 from sandbox.contract import Message
 from traced.targets.desk import Desk
-from traced.targets.desk.demonstrator import demonstrator
+from traced.targets.desk.environment import demonstrator
 
 HINT = "work through every request"
 LACKING = "multi-step-completion"
@@ -146,7 +146,7 @@ class Process:
 
 def at_work(url: str) -> AbstractContextManager[Any]:
     """Stages of this process have that engine."""
-    return patch("traced.serving.process.start_embedded", lambda *_, **__: Process(url))
+    return patch("traced.inference.engine_process.start_embedded", lambda *_, **__: Process(url))
 
 
 def _note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -157,10 +157,10 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 if __name__ == "__main__":
-    from traced.cli import main
+    from traced.cli.main import main
 
     sys.addaudithook(_note)
-    stations = [patch("traced.service.stages.STATION", "tests.obedient_station")] if "up" in sys.argv else []
+    stations = [patch("traced.pipeline.child_runner.STATION", "tests.obedient_station")] if "up" in sys.argv else []
     with contextlib.ExitStack() as patched:
         for each in [at_work(os.environ["OBEDIENT_URL"]), *stations]:
             patched.enter_context(each)

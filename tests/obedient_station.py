@@ -4,8 +4,8 @@ import os
 import sys
 
 from tests.obedient_agent import at_work
-from traced.executor.child import run_child
-from traced.service.station import work
+from traced.pipeline.stage_worker import work
+from traced.processes.child import run_child
 
 if __name__ == "__main__":
     with at_work(os.environ["OBEDIENT_URL"]):

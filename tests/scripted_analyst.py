@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.analyst.llm.asking import instructions
+from agents.analyst.llm.prompting import instructions
 from tests.scripted_model import Sent
 
 KINDS = ("blame", "discover", "merge", "match", "label")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from agents.llm.forms import habits
+from agents.llm.structured_output import habits
 
 USAGE = (11, 3)
 PIECE = 40  # characters of a streamed piece

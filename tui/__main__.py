@@ -7,8 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
-from traced.executor.parent import ask_for_death_signal
-from tui.where import Where
+from traced.processes.parent import ask_for_death_signal
+from tui.connection import Where
 
 PORT = 8200  # of the web version
 

@@ -15,23 +15,19 @@ from textual.screen import Screen
 
 from traced.client import ClientError, Refused
 from traced.client.models import DOING, PRESENT, Done, Status
-from tui.help import Help
-from tui.jump import Jump
-from tui.link import Ended, Link, Linked, Lost, News
-from tui.plain import line
+from tui.connection import Ended, Link, Linked, Lost, News, Where
 from tui.screens.approvals import Approvals
 from tui.screens.capabilities import Capabilities
-from tui.screens.environment import Environment
-from tui.screens.environments import Environments
-from tui.screens.live import Live
+from tui.screens.environments import Environment, Environments
+from tui.screens.live_screen import Live
 from tui.screens.log import Log
 from tui.screens.overview import Overview
 from tui.screens.serving import Serving
 from tui.screens.training import Training
 from tui.screens.trajectories import Trajectories
-from tui.where import Where
-from tui.widgets.question import Question
-from tui.widgets.top_line import TopLine
+from tui.text import line
+from tui.widgets.dialogs import Question
+from tui.widgets.navigation import Help, Jump, TopLine
 
 SCREENS: dict[str, type[Live]] = {
     "overview": Overview,

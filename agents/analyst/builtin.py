@@ -5,17 +5,137 @@ trajectories and the seed; ``Trajectory.parts``, ``task_id`` and rewards are nev
 what to mine). Run r mines its statistics from a seeded 80 % of the trajectories and labels all of them, so runs differ
 where the evidence is thin. Fails with ``AgentsError`` on an unknown capability or a malformed trajectory. Not covered:
 capabilities without a detector in the catalogue (the ``llm`` analyst finds those).
+
+The builtin analyst's dictionary: each candidate capability's texts and the detector that labels it.
+
+The order is that of preference when more candidates apply than may be returned. Descriptions are short because the
+router's prompt carries one line per capability.
+
+What the builtin analyst counted, as text: evidence for a model that names capabilities, and names that are known.
+
+One run of its detectors over the mined trajectories, and the contrast of that run. Deterministic in the trajectories
+and the seed; takes seconds, so it is called on a thread.
 """
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from agents.analyst.catalogue import CANDIDATES, DETECTORS
+from agents.analyst import detectors
 from agents.analyst.corpus import Corpus, mine
+from agents.analyst.detectors import Finding
 from agents.analyst.view import View, views
+from agents.contrast import Contrast, contrast
 from agents.errors import AgentsError
 from store.types import Capability, Label, Trajectory, Verdict
+
+Detector = Callable[[View, Corpus], Finding]
+
+_ENTRIES: tuple[tuple[Detector, Capability], ...] = (
+    (
+        detectors.detect_structured_reasoning,
+        Capability(
+            name="structured-data-reasoning",
+            title="Structured data reasoning",
+            description="Choose the record among several that fits the user's description.",
+            when_needed="The user describes a record by attributes or superlatives, and a tool answered with siblings.",
+            exercised="The write names the sibling that fits the user's last words best.",
+            lacking="The write names a record although a sibling fits the user's last words strictly better.",
+        ),
+    ),
+    (
+        detectors.detect_multi_step_completion,
+        Capability(
+            name="multi-step-completion",
+            title="Multi-step completion",
+            description="Complete every one of several requests before closing the conversation.",
+            when_needed="The user makes two or more separate requests.",
+            exercised="Each request is done, answered or declined.",
+            lacking="A request is neither done, nor answered, nor declined when the conversation ends.",
+        ),
+    ),
+    (
+        detectors.detect_precondition_verification,
+        Capability(
+            name="precondition-verification",
+            title="Precondition verification",
+            description="Look the record up and check the rules before changing it.",
+            when_needed="A change is made or refused before which the policy or good conversations look things up.",
+            exercised="The record is read before it is changed, or the change is refused after reading.",
+            lacking="The record is changed without having been read.",
+        ),
+    ),
+    (
+        detectors.detect_error_recovery,
+        Capability(
+            name="error-recovery",
+            title="Error recovery",
+            description="After a tool error, find another way and carry the request through.",
+            when_needed="A tool answers with an error.",
+            exercised="A corrected or different call of the tool succeeds later, or the agent hands over after trying.",
+            lacking="The agent gives up or only repeats the failing call.",
+        ),
+    ),
+    (
+        detectors.detect_date_reasoning,
+        Capability(
+            name="date-reasoning",
+            title="Date reasoning",
+            description="Turn a relative date such as 'in three days' into the right date.",
+            when_needed="The user gives a relative date and a call takes a date.",
+            exercised="The call's date is the one meant, or one that a calendar gave for it.",
+            lacking="The call's date is neither the one meant nor one that a calendar gave for it.",
+        ),
+    ),
+    (
+        detectors.detect_call_precision,
+        Capability(
+            name="tool-calling-precision",
+            title="Tool-calling precision",
+            description="Fill every tool argument exactly from what the user said.",
+            when_needed="A tool is called with arguments.",
+            exercised="Arguments fit the schema, codes come from earlier text and choices agree with the user's words.",
+            lacking="A call breaks its schema, holds an unsourced code, or contradicts a choice that the user stated.",
+        ),
+    ),
+    (
+        detectors.detect_supported_amounts,
+        Capability(
+            name="supported-amounts",
+            title="Supported amounts",
+            description="Work out every amount from observed figures before writing it.",
+            when_needed="A change carries a number above ten.",
+            exercised="Each such number was said, observed or computed with a tool before.",
+            lacking="A change carries a number that appeared nowhere before.",
+        ),
+    ),
+    (
+        detectors.detect_handoff,
+        Capability(
+            name="self-reliance",
+            title="Self-reliance",
+            description="Try to serve the request before handing the conversation to a person.",
+            when_needed="A change is made or the conversation is handed over without the user asking for it.",
+            exercised="Something is attempted or declined before any hand-over.",
+            lacking="The conversation is handed over before anything was attempted or declined.",
+        ),
+    ),
+    (
+        detectors.detect_repetition,
+        Capability(
+            name="moving-on",
+            title="Moving on",
+            description="Use what a tool answered instead of asking it the same again.",
+            when_needed="Two or more tool calls are made.",
+            exercised="No call is repeated while nothing has changed.",
+            lacking="A call repeats an earlier one although nothing had changed in between.",
+        ),
+    ),
+)
+CANDIDATES: list[Capability] = [capability for _, capability in _ENTRIES]
+DETECTORS: dict[str, Detector] = {capability.name: detector for detector, capability in _ENTRIES}
+
 
 SAMPLE = 0.8
 MAX_CANDIDATES = 10
@@ -86,3 +206,30 @@ def _mine_sample(trajectories: Sequence[Trajectory], spoken: Sequence[View], *, 
     size = min(len(spoken), max(1, round(SAMPLE * len(spoken))))
     chosen = sorted(rng.sample(range(len(spoken)), size))
     return mine([spoken[place] for place in chosen], [trajectories[place].outcome for place in chosen])
+
+
+@dataclass(frozen=True)
+class Hint:
+    """A capability of the builtin catalogue and what its detector found."""
+
+    capability: Capability
+    found: Contrast
+
+
+def hints(trajectories: Sequence[Trajectory], seed: int) -> list[Hint]:
+    """Those that apply to some of the trajectories."""
+    capabilities = discover(trajectories, seed=seed)
+    labels = label_runs(trajectories, capabilities, runs=[0], seed=seed)
+    told = {one.capability: one for one in contrast(labels, {one.id: one.outcome for one in trajectories})}
+    return [Hint(capability, told[capability.name]) for capability in capabilities if capability.name in told]
+
+
+def as_text(found: Sequence[Hint]) -> str:
+    """A line for each; "" where there are none."""
+    return "\n".join(map(_line, found))
+
+
+def _line(hint: Hint) -> str:
+    sides = (("failures", hint.found.failure), ("successes", hint.found.success))
+    told = (f"of {side.total} {name} {side.needed} needed it and {side.lacking} lacked it" for name, side in sides)
+    return f"- {hint.capability.name} ({hint.capability.description}): {'; '.join(told)}"

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from agents.analyst.intents import Intents, learn_intents
 from agents.analyst.preconditions import Link, mine_links
-from agents.analyst.schemas import Validators, validators
-from agents.analyst.tools import ToolKind, classify, functions
+from agents.analyst.tools import ToolKind, Validators, classify, functions, validators
 from agents.analyst.values import is_date, leaves
 from agents.analyst.view import View
 from agents.transcript import Call

@@ -4,6 +4,8 @@ A clause is a request for a write when it asks (please, I want, could you, an im
 write tool: the tool's own name, or words that in the sample go along with calls of it. It is a question when it asks
 for information about an identified object. Clauses for the same tool and object are one request. Not covered: requests
 that no tool serves, and two requests of one kind without identifiers.
+
+Where the agent told the user that a request would not be served.
 """
 
 import math
@@ -12,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.analyst.language import related, stem, stems, words
+from agents.analyst.language import REFUSAL, identifiers, pairs, related, stem, stems, words
 from agents.analyst.tools import ToolKind
 from agents.analyst.values import leaves
 from agents.analyst.view import Clause, View
@@ -179,3 +181,26 @@ def _each(codes: frozenset[str]) -> list[frozenset[str]]:
     if len(codes) > 1 and len(shapes) == 1:
         return [frozenset({code}) for code in sorted(codes)]
     return [codes]
+
+
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+
+
+def refusals(view: View, request: Request) -> Iterator[int]:
+    """The messages with a sentence that refuses ``request``: it names the object, or the deed and no other object."""
+    for said in view.spoken.agent:
+        if said.index <= request.index:
+            continue
+        for sentence in _SENTENCE.split(said.text):
+            if REFUSAL.search(sentence) and _concerns(sentence, request):
+                yield said.index
+                break
+
+
+def _concerns(sentence: str, request: Request) -> bool:
+    named = identifiers(sentence)
+    if request.objects and named:
+        return bool(named & request.objects)
+    present = set(stems(sentence))
+    pointed = any(related(cue, one) for one in present for cue in request.cues) or request.cues & pairs(sentence)
+    return len(present & request.stems) >= 2 or bool(pointed)

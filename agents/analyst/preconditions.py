@@ -14,9 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.analyst.intents import Intents
+from agents.analyst.intents import Intents, refusals
 from agents.analyst.language import related, stem, stems, words
-from agents.analyst.refusals import refusals
 from agents.analyst.tools import ToolKind
 from agents.analyst.values import is_date, leaves
 from agents.analyst.view import View

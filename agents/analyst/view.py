@@ -2,16 +2,184 @@
 
 A ``View`` is built once per trajectory and shared by all runs and detectors; it never changes and depends on nothing
 but the trajectory.
+
+Which of several sibling records did the user describe?
+
+The user's words are held against the fields of the records: attribute values ("the green one"), codes of three digits
+or more ("the card ending in 7447") and superlatives ("the cheapest"). Of several values of one field the one mentioned
+last counts, so a change of mind is followed. A record that the user named by its id or name was not described, and no
+selection comes of it. Not covered: ranges ("after 11 am"), negations beyond "instead of ...", groups within groups.
 """
 
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from agents.analyst.language import clauses, deeds, identifiers, pairs, stems
-from agents.analyst.selection import Pick, groups, picks
-from agents.analyst.values import first_seen, grounded
-from agents.transcript import Transcript, transcript
+from agents.analyst.language import clauses, deeds, identifiers, last_mention, pairs, stem, stems, words
+from agents.analyst.values import Record, first_seen, grounded, leaves, siblings
+from agents.transcript import Call, Said, Transcript, transcript
 from store.types import Trajectory
+
+Wish = tuple[tuple[int, int], set[int]]  # when it was said (message, offset), and the records that fulfil it
+_MAX_GROUP = 60
+_PRICE = frozenset(map(stem, ("price", "prices", "cost", "fare", "amount", "fee", "total")))
+_TIME = frozenset(map(stem, ("time", "date", "departure", "arrival", "created", "day", "year")))
+_SIZE = frozenset(map(stem, ("size", "capacity", "weight", "quantity", "seats", "stock", "volume")))
+_SUPERLATIVES: tuple[tuple[re.Pattern[str], frozenset[str], Callable[[list[Any]], Any]], ...] = (
+    (re.compile(r"\b(cheapest|least expensive|lowest[- ](price|fare|cost)\w*)\b", re.I), _PRICE, min),
+    (re.compile(r"\b(most expensive|priciest|dearest|highest[- ](price|fare|cost)\w*)\b", re.I), _PRICE, max),
+    (re.compile(r"\b(earliest|oldest)\b", re.I), _TIME, min),
+    (re.compile(r"\b(latest|newest|most recent)\b", re.I), _TIME, max),
+    (re.compile(r"\b(smallest|lightest)\b", re.I), _SIZE, min),
+    (re.compile(r"\b(largest|biggest|heaviest)\b", re.I), _SIZE, max),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Sibling records of the observation in message ``index``."""
+
+    index: int
+    records: list[Record]
+
+    def position(self, value: str) -> int | None:
+        """The record that ``value`` means, or None when it means none or several."""
+        found = [place for place, record in enumerate(self.records) if value in record.handles]
+        return found[0] if len(found) == 1 else None
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The values that one parameter of a call took; ``observed``: all of them name a sibling record seen before.
+
+    ``right`` is None unless the user described the records; then it says whether one that fits was taken.
+    """
+
+    path: str
+    observed: bool
+    right: bool | None
+
+
+def groups(spoken: Transcript) -> list[Group]:
+    """Every group of sibling records that the tools answered with, in order."""
+    return [
+        Group(call.result.index, records)
+        for call in spoken.calls
+        if call.result is not None and not call.result.error
+        for records in siblings(call.result.value)
+        if len(records) <= _MAX_GROUP
+    ]
+
+
+def picks(spoken: Transcript, known: Sequence[Group]) -> list[list[Pick]]:
+    """For each call, what its text parameters picked from the sibling records seen before it."""
+    return [
+        [
+            _pick(path, values, [g for g in known if g.index < call.index], spoken.user_before(call.index))
+            for path, values in _texts(call).items()
+        ]
+        for call in spoken.calls
+    ]
+
+
+def _texts(call: Call) -> dict[str, list[str]]:
+    values: dict[str, list[str]] = defaultdict(list)
+    for path, value in leaves(call.arguments or {}):
+        if isinstance(value, str):
+            values[path].append(value)
+    return values
+
+
+def _pick(path: str, values: Sequence[str], known: Sequence[Group], said: Sequence[Said]) -> Pick:
+    taken: dict[int, set[int]] = defaultdict(set)
+    for value in values:
+        found = [(number, place) for number, one in enumerate(known) if (place := one.position(value)) is not None]
+        if found:
+            number, place = found[-1]
+            taken[number].add(place)
+    observed = sum(len(places) for places in taken.values()) >= len(set(values))
+    verdicts = [right for number, places in taken.items() if (right := _fits(known[number], places, said)) is not None]
+    several = path.count("[]") > 0 and len(taken) > 1  # a list put together from several answers is no choice
+    return Pick(path, observed, all(verdicts) if verdicts and not several else None)
+
+
+def _fits(group: Group, taken: set[int], said: Sequence[Said]) -> bool | None:
+    """Whether a record that fits the user's words was among those taken; None unless the words tell records apart.
+
+    Where no record fits all the wishes, the later ones win.
+    """
+    if len(taken) == len(group.records) or _named(group, said):
+        return None
+    wishes = [*_wished_values(group, said), *_wished_extremes(group, said)]
+    fitting = set(range(len(group.records)))
+    for _, fulfilled in sorted(wishes, key=_place, reverse=True):
+        fitting = fitting & fulfilled or fitting
+    return bool(fitting & taken) if len(fitting) < len(group.records) else None
+
+
+def _named(group: Group, said: Sequence[Said]) -> bool:
+    handles = {handle for record in group.records for handle in record.handles}
+    return any(last_mention(one.text, handle) is not None for one in said for handle in handles)
+
+
+def _wished_values(group: Group, said: Sequence[Said]) -> Iterator[Wish]:
+    """For each describing field: the records that carry the value which the user mentioned last."""
+    for path in sorted({path for record in group.records for path in record.fields}):
+        carried = [record.fields.get(path) for record in group.records]
+        places = {value: _last(said, value) for value in {str(one) for one in carried if _mentionable(one)}}
+        mentioned = [(place, value) for value, place in places.items() if place is not None]
+        if mentioned:
+            when, wanted = max(mentioned)
+            yield when, {place for place, value in enumerate(carried) if str(value) == wanted}
+
+
+def _wished_extremes(group: Group, said: Sequence[Said]) -> Iterator[Wish]:
+    last: dict[frozenset[str], tuple[tuple[int, int], Callable[[list[Any]], Any]]] = {}
+    for one in said:
+        for pattern, field, extreme in _SUPERLATIVES:
+            for match in pattern.finditer(one.text):
+                last[field] = max(
+                    last.get(field, ((-1, -1), extreme)), ((one.index, match.start()), extreme), key=_place
+                )
+    for field, (when, extreme) in last.items():
+        values = _comparable(group, field, said)
+        if values:
+            wanted = extreme(list(values.values()))
+            yield when, {place for place, value in values.items() if value == wanted}
+
+
+def _place(entry: tuple[tuple[int, int], Any]) -> tuple[int, int]:
+    return entry[0]
+
+
+def _comparable(group: Group, field: frozenset[str], said: Sequence[Said]) -> dict[int, Any]:
+    """The values of the one path of a field's kind, by record; empty when there is none or no telling which."""
+    paths = {path for record in group.records for path in record.fields if field & {stem(word) for word in words(path)}}
+    if len(paths) > 1:
+        paths = {path for path in paths if _last(said, path.split(".")[-1]) is not None}
+    if len(paths) != 1:
+        return {}
+    path = paths.pop()
+    values = {place: record.fields[path] for place, record in enumerate(group.records) if path in record.fields}
+    kinds = {isinstance(value, str) for value in values.values() if value is not None}
+    return {place: value for place, value in values.items() if value is not None} if len(kinds) == 1 else {}
+
+
+def _mentionable(value: object) -> bool:
+    if isinstance(value, bool) or value is None:
+        return False
+    text = str(value)
+    return any(c.isalpha() for c in text) if not text.isdigit() else len(text) >= 3
+
+
+def _last(said: Sequence[Said], value: str) -> tuple[int, int] | None:
+    for one in reversed(said):
+        place = last_mention(one.text, value)
+        if place is not None:
+            return one.index, place
+    return None
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from agents.errors import OutOfForm
 from agents.llm.budget import Budget
 from agents.llm.endpoint import Endpoint as Endpoint
 from agents.llm.endpoint import prompt_tokens
-from agents.llm.forms import KEPT, Schema
-from agents.llm.line import Line
 from agents.llm.question import Ledger, Purpose, Question, Reply, Spent
-from agents.llm.reading import Unreadable, object_in
+from agents.llm.structured_output import KEPT, Schema, Unreadable, object_in
+from agents.llm.transport import Line
 
 Answer = TypeVar("Answer", bound=BaseModel)
 

@@ -7,10 +7,17 @@ it, here and elsewhere, say which kinds of request come up most. Fails with ``Sy
 conversations can be lifted.
 
 Not covered: targets whose users must be simulated freely, and tools that compute.
+
+Writes the single file of an environment: its data as JSON, then the runtime's own source.
+
+Invariants: the same data gives the same bytes; the file imports the standard library and ``sandbox.contract`` only, and
+defines ``Environment``. Template lines are one each, so that a person can read and compare them.
 """
 
+import inspect
 import json
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,17 +25,48 @@ from itertools import pairwise
 from typing import Any
 
 from agents.errors import SynthesisError
-from agents.synthesizer import manners
-from agents.synthesizer.compose import compose, is_compound, manner_of
+from agents.synthesizer import renaming, response_templates, runtime
+from agents.synthesizer.composition import compose, is_compound, manner_of
 from agents.synthesizer.corpus import Corpus, read_corpus
-from agents.synthesizer.emit import environment_source
-from agents.synthesizer.generalise import generalise
-from agents.synthesizer.lift import Template, Unliftable, calls_of, lift
+from agents.synthesizer.counterfactuals import twins
+from agents.synthesizer.generalization import generalise
 from agents.synthesizer.runtime import TemplateEnvironment
+from agents.synthesizer.scenario_extraction import Template, Unliftable, calls_of, lift
 from agents.synthesizer.selection import in_turn, strata
-from agents.synthesizer.twins import twins
 from agents.transcript import Transcript, transcripts
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
+
+_LOCAL_IMPORT = re.compile(r"^from agents\.synthesizer\.\w+ import [^\n]*\n", re.MULTILINE)
+
+
+def environment_source(data: dict[str, Any]) -> str:
+    """The file's text; ``data`` holds JSON values only."""
+    about = (
+        f"Synthetic environment for the capability {data['capability']}: {len(data['templates'])} scenario templates."
+    )
+    return (
+        f'"""{about}\n\nWritten by the builtin synthesizer from recorded conversations; the data comes first, then the'
+        ' runtime that\nevery such environment shares.\n"""\n\nimport json\n\n'
+        f"DATA = json.loads(r'''\n{_json(data)}\n''')\n\n\n"
+        f"# --- renaming ---\n{_LOCAL_IMPORT.sub('', inspect.getsource(renaming))}\n\n"
+        f"# --- runtime ---\n{_LOCAL_IMPORT.sub('', inspect.getsource(runtime))}\n\n"
+        "class Environment(TemplateEnvironment):\n"
+        '    """This file\'s environment: the shared runtime over this file\'s data."""\n\n'
+        "    def __init__(self) -> None:\n        super().__init__(DATA)\n"
+    )
+
+
+def _json(data: dict[str, Any]) -> str:
+    """JSON, one line per field and per entry of a list field; quotes that would end the literal are escaped."""
+    rows = []
+    for key, value in data.items():
+        if isinstance(value, list) and value:
+            lines = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in value)
+            rows.append(f"{json.dumps(key)}: [\n{lines}\n]")
+        else:
+            rows.append(f"{json.dumps(key)}: {json.dumps(value, separators=(',', ':'))}")
+    return ("{\n" + ",\n".join(rows) + "\n}").replace("'", "\\u0027")
+
 
 MINIMUM_TEMPLATES = 8
 ROOM = 190_000  # bytes of template JSON; admission takes files up to 256 KiB
@@ -171,7 +209,7 @@ def _lift_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Templ
 def _compose(lifted: list[Template], sources: _Sources, corpus: Corpus, rng: random.Random) -> list[Template]:
     """Compounds of single-request successes, where the capability's own conversations are mostly compound."""
     openings = [t.user[0].text for t in corpus.transcripts if t.user]
-    manner = manner_of(openings, manners.farewells(corpus.transcripts))
+    manner = manner_of(openings, response_templates.farewells(corpus.transcripts))
     compound = [is_compound(t["opening"][0], manner.phrases) for t in lifted]
     if not manner.phrases or sum(compound) < _COMPOUND_SHARE * max(1, len(compound)):
         return []
@@ -209,11 +247,11 @@ def _common(capability: Capability, corpus: Corpus) -> dict[str, Any]:
         "writes": sorted(corpus.writes),
         "free_text": corpus.free_text,
         "prefixes": corpus.prefixes,
-        "errors": manners.error_patterns(corpus),
-        "acks": manners.acknowledgements(corpus),
-        "usual": manners.usual_answers(corpus),
-        "farewells": manners.farewells(corpus.transcripts),
-        "chat": manners.small_talk(corpus.transcripts),
+        "errors": response_templates.error_patterns(corpus),
+        "acks": response_templates.acknowledgements(corpus),
+        "usual": response_templates.usual_answers(corpus),
+        "farewells": response_templates.farewells(corpus.transcripts),
+        "chat": response_templates.small_talk(corpus.transcripts),
         "pools": corpus.pools,
     }
 

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agents.synthesizer.lift import Template, calls_of
-from agents.synthesizer.records import masked
+from agents.synthesizer.corpus import masked
 from agents.synthesizer.runtime import likeness
+from agents.synthesizer.scenario_extraction import Template, calls_of
 
 CONTROL_SHARE = 0.12
 _LEAST_CLASS = 1 / 3

@@ -22,7 +22,7 @@ from sqlalchemy import Engine
 from store.database import open_store
 from traced.client import Client, NoDaemon, default_socket
 from traced.client.models import Status
-from traced.config import load_settings
+from traced.config.settings import load_settings
 
 READY_S = 600.0
 POLL_S = 0.1

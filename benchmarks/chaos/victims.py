@@ -17,9 +17,9 @@ from sandbox.errors import EngineDown
 from sandbox.policy import LABEL
 
 MODULES = {
-    "stage": "traced.service.station",
+    "stage": "traced.pipeline.stage_worker",
     "trainer": "traced.training",
-    "engine": "traced.serving.embedded",
+    "engine": "traced.inference.embedded",
 }
 WORKER = "sandbox.worker"
 OF_DOCKER = ("worker", "dockerd")

@@ -46,9 +46,9 @@ from store.tables import (
     TrainingRunRow,
     TrajectoryRow,
 )
-from traced.gates.errors import PromotionError
-from traced.gates.publication import verify
-from traced.host.owner import sandbox_owner
+from traced.core.errors import PromotionError
+from traced.core.ownership import sandbox_owner
+from traced.registry.publication import verify
 
 STAGING = ("*.partial", ".staging-*", ".partial-backup-*", "*.tmp")
 OPEN = (CycleState.RUNNING.value, CycleState.INTERRUPTED.value)

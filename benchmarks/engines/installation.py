@@ -20,6 +20,7 @@ from store.database import open_store, reading, session, sqlite_url
 from store.records import (
     AdapterVersion,
     Approval,
+    ConversationRoute,
     Cycle,
     CycleState,
     Decision,
@@ -27,9 +28,11 @@ from store.records import (
     RunState,
     TrainingRun,
 )
-from store.repositories import adapters, analysis, cycles, environments, gates, promotions, training
+from store.repositories import adapters, cycles, environments, promotions
+from store.repositories import adapters as training
+from store.repositories import capabilities as analysis
+from store.repositories import promotions as gates
 from store.repositories.serving import save_routes
-from store.serving_records import ConversationRoute
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 
 ROOT = Path(__file__).parents[2]

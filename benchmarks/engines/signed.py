@@ -18,9 +18,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 
-from traced.models import BUNDLED, ModelFiles, load_model
-from traced.serving.embedded.chat import render
-from traced.serving.opening import opening_messages
+from store.types import opening_messages
+from traced.inference.embedded.generation import render
+from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 from traced.targets.desk import SPLITS, Desk
 
 STEPS = 30

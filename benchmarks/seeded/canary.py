@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 from sqlmodel import Session
 
+from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories import promotions, serving
-from store.serving_records import ConversationRoute, Exchange, Feedback
 
 CHALLENGER, CONTROL = 0.8, 0.55  # rates of success
 STEPS = ((30, 84), (17, 49))  # conversations with the canary and with its control, under each of its shares

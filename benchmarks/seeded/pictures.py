@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.tui import daemon, until
 from traced.client import default_socket
 from tui.app import TracedApp
-from tui.screens.live import Live
-from tui.where import Where
+from tui.connection import Where
+from tui.screens.live_screen import Live
 
 SIZE = (120, 36)
 SCREENS = ("overview", "approvals")

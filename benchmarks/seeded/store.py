@@ -19,10 +19,14 @@ from store.database import session
 from store.records import (
     AdapterVersion,
     Approval,
+    ConversationRoute,
     Cycle,
     CycleState,
     Decision,
     EnvironmentRecord,
+    Event,
+    Exchange,
+    Feedback,
     Finding,
     IterationMetrics,
     Promotion,
@@ -33,11 +37,12 @@ from store.records import (
     StageState,
     TrainingRun,
 )
-from store.repositories import adapters, analysis, cycles, environments, gates, promotions, routing, serving, training
+from store.repositories import adapters, capabilities, cycles, environments, promotions, serving
+from store.repositories import adapters as training
+from store.repositories import promotions as gates
+from store.repositories import serving as routing
 from store.repositories.events import save_event
 from store.repositories.trajectories import save_trajectories
-from store.service_records import Event
-from store.serving_records import ConversationRoute, Exchange, Feedback
 from store.types import (
     AdmissionReport,
     Capability,
@@ -51,7 +56,7 @@ from store.types import (
     Trajectory,
     Verdict,
 )
-from traced.gates.publication import REQUIRED, publish
+from traced.registry.publication import REQUIRED, publish
 
 SOURCE = (Path(__file__).parents[2] / "tests" / "data" / "environments" / "lamp_shop.py").read_text("utf-8")
 DAY = timedelta(days=1)
@@ -219,9 +224,9 @@ def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, numb
     recorded = list(_collected(rng, name, rate))
     save_trajectories(opened, [of_its_task(one) for one in recorded])
     known = CAPABILITIES[: number + 2]
-    analysis.save_capabilities(opened, name, known)
+    capabilities.save_capabilities(opened, name, known)
     analysed = recorded[:LABELLED]
-    analysis.save_labels(opened, name, [one for each in known for one in _labels(rng, each.name, analysed)])
+    capabilities.save_labels(opened, name, [one for each in known for one in _labels(rng, each.name, analysed)])
     findings = []
     for place, each in enumerate(known):
         plus = rng.uniform(0.05, 0.15)
@@ -232,7 +237,7 @@ def _cycle(opened: Session, rng: random.Random, name: str, begun: datetime, numb
         findings.append(
             Finding(name, each.name, delta, rng.uniform(0.1, 0.5), plus, minus, RUNS, agreeing, kept, counts)
         )
-    analysis.save_findings(opened, findings)
+    capabilities.save_findings(opened, findings)
 
 
 def _detail(stage: str, capability: str | None, rate: float, number: int, *, refused: bool) -> dict[str, Any]:

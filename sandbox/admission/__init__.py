@@ -3,8 +3,8 @@
 ``admit`` is the way in; ``Thresholds`` are its numbers. Not imported by the container.
 """
 
-from sandbox.admission.admit import admit, refusals
-from sandbox.admission.spread import BaseRewards
-from sandbox.admission.thresholds import Thresholds
+from sandbox.admission.checks import admit, refusals
+from sandbox.admission.context import Thresholds
+from sandbox.admission.solvability import BaseRewards
 
 __all__ = ["BaseRewards", "Thresholds", "admit", "refusals"]

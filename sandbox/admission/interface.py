@@ -9,7 +9,7 @@ import random
 import re
 from typing import Any
 
-from sandbox.admission.bench import Bench, noting, together
+from sandbox.admission.context import Bench, noting, together
 from sandbox.admission.policies import call, guess, say, visible_values
 from sandbox.contract import Message, Task, Tool
 from sandbox.errors import clipped

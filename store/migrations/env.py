@@ -1,8 +1,8 @@
-"""Alembic's entry: runs migrations on the connection that ``store.schema.migrate`` hands over, in its transaction."""
+"""Alembic's entry: runs migrations on the connection that ``store.database.migrate`` hands over, in its transaction."""
 
 from alembic import context
 
-from store.all_tables import METADATA
+from store.service_tables import METADATA
 
 
 def run() -> None:

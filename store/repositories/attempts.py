@@ -4,7 +4,7 @@ Invariants: an attempt is begun as ``running`` and ended once; an input is (stag
 cycle works on it, so that what one cycle learnt about it counts in the next. Numbers count from 1 within a cycle.
 A parked input stays parked until it is released; the attempts up to its parking never count again.
 Fails: ``NotFound``; ``StoreConflict`` for a second end of an attempt, or for parking what is parked.
-Not covered: when to park and when to try again (``traced.executor``).
+Not covered: when to park and when to try again (``traced.jobs``).
 """
 
 from collections import Counter

@@ -3,6 +3,10 @@
 Invariants: what a cycle ran on never changes once saved; its state and final figures do, and the settings of what is
 still to come. Stage events are only added.
 Fails: ``NotFound``, and ``StoreConflict`` when a cycle's id is used for another cycle.
+
+Whether a target's cycles may begin, and what began the last one.
+
+Invariants: a target without a row is one that was never paused and never started.
 """
 
 from collections.abc import Collection
@@ -10,11 +14,13 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import false, update
 from sqlmodel import Session, col, func, select
 
 from store.content import digest, insert_new
 from store.errors import NotFound, StoreConflict
-from store.records import Cycle, CycleState, StageEvent, StageState
+from store.records import Cycle, CycleState, StageEvent, StageState, TargetStanding
+from store.service_tables import TargetRow
 from store.tables import CycleRow, StageEventRow
 from store.text import in_unicode
 
@@ -103,3 +109,63 @@ def _row(session: Session, cycle_id: str) -> CycleRow:
 
 def _cycle(row: CycleRow) -> Cycle:
     return Cycle(**{**row.model_dump(), "state": CycleState(row.state)})
+
+
+def target_standing(session: Session, name: str) -> TargetStanding:
+    """Where the target stands."""
+    row = session.get(TargetRow, name)
+    return TargetStanding(name) if row is None else TargetStanding(**row.model_dump())
+
+
+def pause_target(session: Session, name: str, *, who: str, at: datetime) -> TargetStanding:
+    """Let no cycle begin until ``resume_target``; the first pause counts."""
+    row = _target_row(session, name)
+    if row.paused_at is None:
+        row.paused_at, row.paused_by = at, who
+        session.add(row)
+        session.flush()
+    return TargetStanding(**row.model_dump())
+
+
+def resume_target(session: Session, name: str) -> TargetStanding:
+    """Let cycles begin again."""
+    row = _target_row(session, name)
+    row.paused_at, row.paused_by = None, ""
+    session.add(row)
+    session.flush()
+    return TargetStanding(**row.model_dump())
+
+
+def ask_for_cycle(session: Session, name: str, cause: str) -> None:
+    """Keep that a cycle of the target is to begin, and why, until one does; the first who asks counts."""
+    row = _target_row(session, name)
+    row.asked_for = row.asked_for or cause
+    session.add(row)
+    session.flush()
+
+
+def note_cannot_begin(session: Session, name: str, reason: str) -> None:
+    """Keep why a cycle of the target that is due cannot begin, until one does."""
+    row = _target_row(session, name)
+    row.cannot_begin = reason
+    session.add(row)
+    session.flush()
+
+
+def note_start(session: Session, name: str, *, cause: str, at: datetime) -> None:
+    """A cycle of the target begins now, and why: triggers count from here, and what was asked for is there."""
+    row = _target_row(session, name)
+    row.last_started_at, row.last_cause, row.asked_for = at, cause, ""
+    row.cannot_begin = ""
+    session.add(row)
+    session.flush()
+
+
+def try_writing(session: Session) -> None:
+    """Change nothing, as a write: raises what keeps a database from being written."""
+    session.execute(update(TargetRow).where(false()).values(paused_by=""))
+
+
+def _target_row(session: Session, name: str) -> TargetRow:
+    row = session.get(TargetRow, name)
+    return TargetRow(name=name, paused_by="", last_cause="", asked_for="", cannot_begin="") if row is None else row

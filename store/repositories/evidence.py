@@ -24,16 +24,14 @@ from store.records import (
     Promotion,
     TrainingRun,
 )
-from store.repositories.adapters import get_adapter
-from store.repositories.analysis import get_capability, list_findings, list_labels
+from store.repositories.adapters import get_adapter, get_training_run, list_iterations
+from store.repositories.capabilities import get_capability, list_findings, list_labels
 from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions
-from store.repositories.gates import list_gates
-from store.repositories.promotions import list_approvals, list_promotions
-from store.repositories.routing import traffic
-from store.repositories.thinking import list_citations, list_faults
+from store.repositories.llm_replies import list_citations, list_faults
+from store.repositories.promotions import list_approvals, list_gates, list_promotions
+from store.repositories.serving import traffic
 from store.repositories.traffic import Served, served
-from store.repositories.training import get_training_run, list_iterations
 from store.repositories.trajectories import get_trajectories
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 

@@ -11,7 +11,7 @@ as long as the step was. So ``acquire``, where it finds a heartbeat in its futur
 own time: a live holder loses nothing, its next heartbeat moves the lease on; a dead one's lapses one time to live after
 the first who asks for it once the clock has stopped stepping. A clock stepped forward by more than the time to live
 lapses every lease at once, live ones too; the store cannot tell, so whoever waits for a device also watches the
-heartbeat on a monotonic clock (``traced.devices.lease``).
+heartbeat on a monotonic clock (``traced.jobs.leases``).
 
 Fails: ``LeaseLost``; ``BrokenReference`` for a cycle that is not stored. All take a writing session, except those that
 only list. Not covered: telling the former holder that it lost (its next heartbeat does), queues (who asks first after a

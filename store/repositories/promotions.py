@@ -5,20 +5,77 @@ person had before them; only an adapter version whose newest decision is approva
 shadow); of a capability at most one version is live and one on trial; rolling back a live version brings back the one
 that was live before, is still approved and was not rolled back since; rolling back one on trial leaves what is live. A
 canary whose control is rolled back gets a new entry with the new control: what was judged against the old one is over.
-Fails: ``NotApproved``, ``NotLive``, ``NotFound``. Not covered: whether a gate has to pass first (``traced.gates``).
+Fails: ``NotApproved``, ``NotLive``, ``NotFound``. Not covered: whether a gate has to pass first (``traced.registry``).
+
+Gate results with their paired comparisons.
+
+Invariants: results are only added, in the order of writing; the newest one of an adapter version counts.
+Fails: a result on an adapter version that is not stored is a ``BrokenReference``.
+
+How adapter versions stand with people, and the pairs of episodes that their gates have compared.
+
+Invariants: each question is a bounded number of queries, and none reads messages. A pair is the same task and trial of
+one source and split, played in the adapter's own cycle by the base and by the adapter. Not covered: which of them an
+interval was computed from (``repositories.gates`` has its figures).
 """
 
-from dataclasses import asdict, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 
-from sqlmodel import Session, col, func, select
+from sqlalchemy import select as columns
+from sqlmodel import Session, and_, case, col, func, select
 
 from store.content import digest, insert_new
 from store.errors import NotApproved, NotLive
-from store.records import Approval, Decision, Promotion, PromotionState, Trial
+from store.records import Approval, Decision, GateRecord, Promotion, PromotionState, Trial
 from store.repositories.adapters import get_adapter
-from store.repositories.gates import latest_gate
-from store.tables import AdapterRow, ApprovalRow, PromotionRow
+from store.repositories.trajectories import in_cycle
+from store.tables import AdapterRow, ApprovalRow, ComparisonRow, GateRow, PromotionRow, TrajectoryRow
+from store.types import GateAnswer, GateResult, Outcome, PairedDifference
+
+
+def save_gate(session: Session, result: GateResult, *, cycle_id: str, at: datetime) -> str:
+    """Store a gate result and its comparisons; returns its id."""
+    key = digest([asdict(result), cycle_id, at])
+    row = {"adapter": result.adapter, "cycle_id": cycle_id, "answer": result.answer.value, "rounds": result.rounds}
+    insert_new(session, GateRow, [{"id": key, **row, "at": at}])
+    comparisons = [
+        {"gate_id": key, "position": position, **asdict(comparison), "answer": comparison.answer.value}
+        for position, comparison in enumerate(result.comparisons)
+    ]
+    insert_new(session, ComparisonRow, comparisons)
+    return key
+
+
+def list_gates(session: Session, adapter: str) -> list[GateRecord]:
+    """The gate results of an adapter version, oldest first."""
+    query = select(GateRow).where(GateRow.adapter == adapter).order_by(col(GateRow.seq))
+    return [_record(session, row) for row in session.exec(query)]
+
+
+def latest_gate(session: Session, adapter: str) -> GateRecord | None:
+    """The newest gate result of an adapter version, None when there is none."""
+    return next(reversed(list_gates(session, adapter)), None)
+
+
+def latest_answers(session: Session) -> dict[str, GateAnswer]:
+    """The newest answer on each adapter version that has one, in one query."""
+    newest = select(func.max(GateRow.seq)).group_by(col(GateRow.adapter))
+    rows = session.exec(select(GateRow.adapter, GateRow.answer).where(col(GateRow.seq).in_(newest)))
+    return {adapter: GateAnswer(answer) for adapter, answer in rows}
+
+
+def _record(session: Session, row: GateRow) -> GateRecord:
+    query = select(ComparisonRow).where(ComparisonRow.gate_id == row.id).order_by(col(ComparisonRow.position))
+    comparisons = [_comparison(comparison) for comparison in session.exec(query)]
+    result = GateResult(row.adapter, GateAnswer(row.answer), comparisons, row.rounds)
+    return GateRecord(row.id, row.cycle_id, row.at, result)
+
+
+def _comparison(row: ComparisonRow) -> PairedDifference:
+    values = row.model_dump(exclude={"gate_id", "position"})
+    return PairedDifference(**{**values, "answer": GateAnswer(row.answer)})
 
 
 def save_approval(session: Session, approval: Approval) -> Approval:
@@ -234,3 +291,94 @@ def _append(session: Session, promotion: Promotion) -> Promotion:
 
 def _promotion(row: PromotionRow) -> Promotion:
     return Promotion(**{**row.model_dump(exclude={"seq"}), "state": PromotionState(row.state)})
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An adapter version with its gate's newest answer and the newest decision on it."""
+
+    name: str
+    capability: str
+    cycle_id: str
+    answer: GateAnswer
+    rounds: int
+    at: datetime
+    decision: Approval | None
+
+    @property
+    def waits(self) -> bool:
+        """Whether a person has to decide."""
+        return self.decision is None and self.answer is GateAnswer.PASS
+
+
+@dataclass(frozen=True)
+class Played:
+    """One episode, without its messages."""
+
+    id: str
+    reward: float
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class PlayedPair:
+    """One task and trial, by both models."""
+
+    task_id: str
+    trial: int
+    base: Played
+    adapter: Played
+
+
+def list_judged(session: Session, *, limit: int, name: str | None = None) -> list[Judged]:
+    """Adapter versions whose gate has answered: those that wait first, then as decided or answered, newest first."""
+    newest_gate = select(func.max(GateRow.seq)).group_by(col(GateRow.adapter))
+    newest_decision = select(func.max(ApprovalRow.seq)).group_by(col(ApprovalRow.adapter))
+    gate_of = and_(col(GateRow.adapter) == col(AdapterRow.name), col(GateRow.seq).in_(newest_gate))
+    decision_of = and_(col(ApprovalRow.adapter) == col(AdapterRow.name), col(ApprovalRow.seq).in_(newest_decision))
+    waits = and_(col(ApprovalRow.seq).is_(None), col(GateRow.answer) == GateAnswer.PASS.value)
+    query = (
+        columns(col(AdapterRow.name), col(AdapterRow.capability), col(AdapterRow.cycle_id), GateRow, ApprovalRow)
+        .join(GateRow, gate_of)
+        .join(ApprovalRow, decision_of, isouter=True)
+        .order_by(
+            case((waits, 0), else_=1),
+            func.coalesce(col(ApprovalRow.at), col(GateRow.at)).desc(),
+            col(AdapterRow.name),
+        )
+        .limit(limit)
+    )
+    if name is not None:
+        query = query.where(col(AdapterRow.name) == name)
+    return [
+        Judged(key, capability, cycle, GateAnswer(gate.answer), gate.rounds, gate.at, _decision(decided))
+        for key, capability, cycle, gate, decided in session.execute(query)
+    ]
+
+
+def gate_pairs(
+    session: Session, *, adapter: str, base: str, cycle_id: str, source: str, split: str
+) -> Iterator[PlayedPair]:
+    """The pairs of one source and split, by task and trial."""
+    of = {model: _played(session, model, cycle_id, source, split) for model in (base, adapter)}
+    for key in sorted(of[base].keys() & of[adapter].keys()):
+        yield PlayedPair(*key, of[base][key], of[adapter][key])
+
+
+def _played(session: Session, model: str, cycle_id: str, source: str, split: str) -> dict[tuple[str, int], Played]:
+    row = TrajectoryRow
+    query = columns(col(row.task_id), col(row.trial), col(row.id), col(row.reward), col(row.outcome)).where(
+        col(row.cycle_id) == cycle_id,
+        in_cycle(col(row.source)) == source,
+        in_cycle(col(row.split)) == split,
+        in_cycle(col(row.model)) == model,
+    )
+    return {
+        (task, trial): Played(key, reward, Outcome(told)) for task, trial, key, reward, told in session.execute(query)
+    }
+
+
+def _decision(row: ApprovalRow | None) -> Approval | None:
+    if row is None:
+        return None
+    return Approval(**{**row.model_dump(exclude={"seq", "id"}), "decision": Decision(row.decision)})

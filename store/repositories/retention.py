@@ -17,11 +17,19 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Text, and_, cast, delete, exists, func, not_, or_, select
 from sqlmodel import Session, col
 
-from store.agent_tables import CitationRow, FaultRow, ModelReplyRow
 from store.repositories.cycles import ENDED
-from store.service_tables import AttemptRow, EventRow, NoticeRow, ParkedRow
-from store.serving_tables import ConversationRow, ExchangeRow, FeedbackRow
-from store.tables import CycleRow, GateRow, LabelRow, RoutingRow, TrajectoryRow, TurnsRow
+from store.service_tables import AttemptRow, ConversationRow, EventRow, ExchangeRow, FeedbackRow, NoticeRow, ParkedRow
+from store.tables import (
+    CitationRow,
+    CycleRow,
+    FaultRow,
+    GateRow,
+    LabelRow,
+    ModelReplyRow,
+    RoutingRow,
+    TrajectoryRow,
+    TurnsRow,
+)
 
 
 @dataclass(frozen=True)

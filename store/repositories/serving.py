@@ -2,7 +2,12 @@
 
 Invariants: the first decision on a conversation stays, whoever made it; the same exchange twice is one row; an exchange
 is settled once, then it has no body any more; feedback is only added, in the order of ``list_feedback``.
-Not covered: making trajectories of exchanges (``traced.serving.gateway.settling``).
+Not covered: making trajectories of exchanges (``traced.ingest.settlement``).
+
+Which model the router picked for each conversation; the source of an adapter's share of the traffic.
+
+Invariants: one choice per conversation, for its whole length; the first one stored stays.
+Fails: a choice for a trajectory that is not stored is a ``BrokenReference``.
 """
 
 import json
@@ -17,9 +22,9 @@ from sqlmodel import Session, col, func, select, update
 
 from store.content import digest, insert_new
 from store.errors import NotFound, StoreConflict
-from store.serving_records import ConversationRoute, Exchange, Feedback, RouterKey
-from store.serving_tables import ConversationRow, ExchangeRow, FeedbackRow, RouterKeyRow
-from store.tables import TrajectoryRow
+from store.records import ConversationRoute, Exchange, Feedback, RouterKey, RoutingChoice
+from store.service_tables import ConversationRow, ExchangeRow, FeedbackRow, RouterKeyRow
+from store.tables import RoutingRow, TrajectoryRow
 from store.types import Outcome
 
 IDS_PER_QUERY = 500
@@ -228,3 +233,21 @@ def _exchange(row: ExchangeRow, *, bodies: bool = True) -> Exchange:
     values = row.model_dump(exclude={"body", "settled_at"})
     body = None if not bodies or row.body is None else json.loads(zstandard.ZstdDecompressor().decompress(row.body))
     return Exchange(**values, body=body)
+
+
+def save_routing(session: Session, choices: Iterable[RoutingChoice]) -> None:
+    """Store the router's choices; save their trajectories first."""
+    insert_new(session, RoutingRow, [asdict(choice) for choice in choices])
+
+
+def list_routing(session: Session, *, cycle_id: str | None = None) -> list[RoutingChoice]:
+    """The choices made for a cycle's trajectories (None: all), by trajectory id."""
+    query = select(RoutingRow).join(TrajectoryRow).order_by(col(RoutingRow.trajectory_id))
+    if cycle_id is not None:
+        query = query.where(TrajectoryRow.cycle_id == cycle_id)
+    return [RoutingChoice(**row.model_dump()) for row in session.exec(query)]
+
+
+def traffic(session: Session) -> dict[str, int]:
+    """How many routed conversations each model has had."""
+    return dict(session.exec(select(RoutingRow.model, func.count()).group_by(col(RoutingRow.model))).all())

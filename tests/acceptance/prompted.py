@@ -10,12 +10,12 @@ from sqlmodel import Session
 from sandbox.hashing import environment_hash
 from store.database import open_store, session
 from store.records import Finding
-from store.repositories import analysis, environments
+from store.repositories import capabilities, environments
 from store.tables import CycleRow
 from store.types import AdmissionReport
 from tests.integration.test_routing import COMPOUND, CYCLE, LAMP_SHOP, save_cycle
 from tests.unit.store.chain import T0
-from traced.config import configuration, load_settings
+from traced.config.settings import configuration, load_settings
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def analysed(directory: Path, settings: Mapping[str, Any]) -> Path:
         row = on.get_one(CycleRow, CYCLE)
         row.config = configuration(load_settings(directory, settings))
         on.add(row)
-        analysis.save_findings(on, [Finding(CYCLE, COMPOUND, 0.9, 0.5, 0.0, None, 2, 2, True)])
+        capabilities.save_findings(on, [Finding(CYCLE, COMPOUND, 0.9, 0.5, 0.0, None, 2, 2, True)])
     return directory
 
 

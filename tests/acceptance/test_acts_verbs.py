@@ -15,13 +15,12 @@ import pytest
 from store.database import open_store, reading, session, sqlite_url
 from store.records import CycleState
 from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, park
-from store.repositories.audit import list_audit
 from store.repositories.cycles import set_cycle_state
-from store.repositories.events import list_events
+from store.repositories.events import list_audit, list_events
 from tests.acceptance.conftest import Traced
-from tests.unit.gates.chain import seed_adapter, seed_cycle
-from traced.host.lock import CYCLES, hold
-from traced.service.daemon import now
+from tests.unit.registry.chain import seed_adapter, seed_cycle
+from traced.app.service import now
+from traced.core.ownership import CYCLES, hold
 
 ADAPTER = "error-recovery@v1"
 DAEMON = "daemon"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.admission.admit import NAMES
+from sandbox.admission.checks import NAMES
 from sandbox.docker_engine import connect, find_orphans, process_identity
 from sandbox.hashing import environment_hash
 from sandbox.image import ensure_image
 from sandbox.policy import LABEL_PROCESS
 from tests.acceptance.conftest import Traced
-from traced.commands.admit_file import OWNER
+from traced.cli.admission import OWNER
 
 LAMP_SHOP = Path(__file__).parents[1] / "data/environments/lamp_shop.py"
 NO_DOCKER = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}

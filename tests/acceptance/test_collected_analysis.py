@@ -15,7 +15,7 @@ from tests.scripted_analyst import ANSWERING, LOOKING, Thinking
 from tests.scripted_model import served
 from tests.unit.agents.synthesis.conversations import FAULTS
 from tests.unit.store.chain import T0
-from traced.config import configuration, load_settings
+from traced.config.settings import configuration, load_settings
 from traced.targets.desk import demonstrate
 
 CYCLE, EPISODES = "desk-bundled-0-1", 12

@@ -5,7 +5,7 @@ import pytest
 from store.database import open_store, session, sqlite_url
 from store.types import GateAnswer
 from tests.acceptance.conftest import Traced
-from tests.unit.gates.chain import seed_adapter, seed_cycle
+from tests.unit.registry.chain import seed_adapter, seed_cycle
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 from sandbox.hashing import environment_hash
 from store.database import open_store, session
 from store.records import EnvironmentRecord
-from store.repositories import analysis, cycles, environments
+from store.repositories import capabilities, cycles, environments
 from store.types import AdmissionReport, Check
 from tests.acceptance.conftest import Traced
 from tests.unit.store.chain import CAPABILITY, CYCLE
@@ -24,7 +24,7 @@ def stored(tmp_path: Path) -> str:
     store = open_store(f"sqlite:///{tmp_path / 'traced-data' / 'traced.db'}")
     with session(store) as opened:
         cycles.save_cycle(opened, CYCLE)
-        analysis.save_capabilities(opened, CYCLE.id, [CAPABILITY])
+        capabilities.save_capabilities(opened, CYCLE.id, [CAPABILITY])
         made = EnvironmentRecord(hashed, source, CYCLE.id, CAPABILITY.name, 7, "builtin", AT)
         environments.save_environment(opened, made)
     store.dispose()

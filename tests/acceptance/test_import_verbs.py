@@ -14,8 +14,8 @@ import pytest
 
 from store.database import open_store
 from tests.acceptance.conftest import Traced
-from traced.config import load_settings
-from traced.importing import Wanted, import_file
+from traced.config.settings import load_settings
+from traced.ingest.file_import import Wanted, import_file
 
 DATA = Path(__file__).parent.parent / "data"
 RECORDS = DATA / "tau-bench" / "three-records.json"

@@ -14,7 +14,7 @@ from tests.integration.llm.asking import KEY
 from tests.integration.llm.test_check import able
 from tests.scripted_model import Scripted, Sent, Status, served
 from tests.unit.store.chain import CYCLE, T0
-from traced.llm.ledger import StoreLedger
+from traced.llm.connection import StoreLedger
 
 
 def at(server: Scripted, *more: str) -> list[str]:

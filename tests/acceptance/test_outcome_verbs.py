@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from store.database import open_store, session, sqlite_url
+from store.records import Feedback
 from store.repositories.trajectories import save_trajectories
-from store.serving_records import Feedback
 from tests.acceptance.conftest import Traced
-from tests.integration.outcomes.reading_judge import by_words
+from tests.integration.scoring.reading_judge import by_words
 from tests.scripted_model import served
-from tests.unit.outcomes.conversations import call, conversation, said
+from tests.unit.scoring.conversations import call, conversation, said
 from tests.unit.store.chain import T0
-from traced.outcomes.evidence import Labels, label
+from traced.scoring.evidence import Labels, label
 
 RECORDED = Path(__file__).parent.parent / "data" / "tau-bench"
 RULES = """

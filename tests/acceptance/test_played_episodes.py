@@ -18,9 +18,9 @@ from store.records import CycleState, EnvironmentRecord
 from store.repositories.cycles import set_cycle_state
 from store.repositories.environments import save_environment
 from tests.acceptance.test_acts_verbs import daemon
-from tests.unit.gates.chain import seed_cycle
+from tests.unit.registry.chain import seed_cycle
+from traced.app.service import now
 from traced.client import Client, ClientError, default_socket
-from traced.service.daemon import now
 
 pytestmark = pytest.mark.docker
 LAMP_SHOP = (Path(__file__).parents[1] / "data/environments/lamp_shop.py").read_text("utf-8")

@@ -25,20 +25,20 @@ from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP
 from tests.obedient_agent import HINT, Agent, at_work, obedient, tasks_of
 from tests.scripted_model import Scripted, Silence, served
 from tests.unit.store.chain import CAPABILITY
-from traced.config import Settings, load_settings
-from traced.cycle import PROMPT
-from traced.executor.child import Reporter
-from traced.figures import CycleFigures
-from traced.meter import Meter
-from traced.progress import Progress
-from traced.report import prompt_sentence
-from traced.rollout.seeds import derive_seed
-from traced.service.station import work
-from traced.stages.context import opened
-from traced.stages.gate import GATE_SEEDS
-from traced.stages.optimize_prompt import VALIDATION_SEEDS
-from traced.stages.report import gather
-from traced.stages.train import TRAINING_SEEDS
+from traced.config.settings import Settings, load_settings
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.core.seeds import derive_seed
+from traced.evaluation.figures import CycleFigures
+from traced.evaluation.report import prompt_sentence
+from traced.pipeline.context import opened
+from traced.pipeline.gate import GATE_SEEDS
+from traced.pipeline.graph import PROMPT
+from traced.pipeline.optimize_prompt import VALIDATION_SEEDS
+from traced.pipeline.report import gather
+from traced.pipeline.stage_worker import work
+from traced.pipeline.train import TRAINING_SEEDS
+from traced.processes.child import Reporter
 from traced.targets.desk import SPLITS
 
 pytestmark = pytest.mark.docker

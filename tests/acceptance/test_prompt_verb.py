@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from store.records import PromptPatch
-from store.repositories.thinking import save_patch
+from store.repositories.llm_replies import save_patch
 from tests.acceptance.conftest import Traced
 from tests.acceptance.prompted import admit, analysed, on_store
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE

@@ -36,7 +36,7 @@ def test_the_router_comes_back_and_ends_with_the_service(tmp_path: Path) -> None
     try:
         first = until(lambda: served(log))
         assert "base" in [entry["id"] for entry in ask(f"{first[-1]}/models")["data"]]
-        (router,) = [one for one in psutil.Process(service.pid).children() if "traced.serving.gateway" in one.cmdline()]
+        (router,) = [one for one in psutil.Process(service.pid).children() if "traced.gateway" in one.cmdline()]
         router.kill()
         again = until(lambda: [url for url in served(log) if url not in first])
         assert ask(f"{again[-1]}/models")["object"] == "list"

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from store.database import open_store, session, sqlite_url
+from store.records import ConversationRoute, Exchange
 from store.repositories import serving
-from store.serving_records import ConversationRoute, Exchange
 from tests.acceptance.conftest import Traced
 from tests.unit.store.chain import save_chain
 

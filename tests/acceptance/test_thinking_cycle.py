@@ -22,8 +22,8 @@ from typing import Any, cast
 import pytest
 
 from agents.synthesizer.builtin import synthesize
-from agents.synthesizer.llm.file import file_in
-from sandbox.admission.bench import Bench
+from agents.synthesizer.llm.answer import file_in
+from sandbox.admission.context import Bench
 from sandbox.contract import Message
 from tests.acceptance.conftest import Ran
 from tests.guard import sitecustomize
@@ -32,12 +32,12 @@ from tests.obedient_agent import HINT, Agent, desk_play, obedient, played
 from tests.scripted_analyst import Asked, Thinking, filled
 from tests.scripted_model import Scripted, Sent, served
 from tests.unit.agents.synthesis.conversations import capability, demonstrations, environment_class
-from traced.config import load_settings
-from traced.prompting import reflection
-from traced.rollout.seeds import derive_seed
-from traced.stages.gate import GATE_SEEDS
-from traced.stages.optimize_prompt import VALIDATION_SEEDS
-from traced.stages.train import TRAINING_SEEDS
+from traced.config.settings import load_settings
+from traced.core.seeds import derive_seed
+from traced.pipeline.gate import GATE_SEEDS
+from traced.pipeline.optimize_prompt import VALIDATION_SEEDS
+from traced.pipeline.train import TRAINING_SEEDS
+from traced.prompt_optimization import evolution
 from traced.targets.desk import SPLITS, Desk, needed
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]
@@ -149,7 +149,7 @@ def model_of(world: World) -> Callable[[dict[str, Any], int], Sent]:
 
     def answer(body: dict[str, Any], nth: int) -> Sent:
         told = str(body["messages"][0]["content"])
-        if told.startswith(reflection.SYSTEM[:60]):
+        if told.startswith(evolution.SYSTEM[:60]):
             return f"```\nIn every conversation, {HINT}.\n```"
         if "response_format" in body or "tools" in body:
             return thinking(body, nth)

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.chaos.place import Place
 from benchmarks.seeded import Seeded, seed_store
 from store.database import session
-from store.repositories.targets import pause_target
+from store.repositories.cycles import pause_target
 
 pytestmark = pytest.mark.optional
 

@@ -16,13 +16,13 @@ from rich.console import Console
 from store.database import open_store, session
 from store.records import CycleState, StageState
 from store.repositories.cycles import set_cycle_state
-from traced import running
-from traced.config import Settings, load_settings
-from traced.cycle import Stages
-from traced.meter import Meter
-from traced.models import ModelFiles
-from traced.progress import Progress
-from traced.stages.context import Context, utc_now
+from traced.config.settings import Settings, load_settings
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.inference.model_files import ModelFiles
+from traced.pipeline import runner
+from traced.pipeline.context import Context, utc_now
+from traced.pipeline.graph import Stages
 from traced.targets.registry import target
 
 CAPABILITIES = ["alpha", "beta"]
@@ -109,13 +109,13 @@ def main(directory: Path, cut: str) -> None:
     settings: Settings = load_settings(directory)
     store = open_store(settings.store_url)
     with session(store) as opened:
-        cycle = running.find_cycle(opened, settings, "scripted", at=utc_now())
+        cycle = runner.find_cycle(opened, settings, "scripted", at=utc_now())
     model = ModelFiles("scripted", directory)
     with Meter() as meter:
         progress = Progress(Console(stderr=True))
         context = Context(settings, store, target("desk"), model, cycle.id, progress, meter)
-        running.cycle_stages = lambda context: stations(context, cut)
-        standing = asyncio.run(running.run_cycle(context, undecided))
+        runner.cycle_stages = lambda context: stations(context, cut)
+        standing = asyncio.run(runner.run_cycle(context, undecided))
     store.dispose()
     print(cycle.id, "finished" if standing.finished else "waiting", *standing.state.get("promoted", []))
 

@@ -13,8 +13,8 @@ from store.database import open_store, reading
 from store.records import CycleState, StageEvent, StageState
 from store.repositories.cycles import get_cycle, list_stage_events
 from tests.scripted_model import served
-from traced.cycle import CHECKPOINTS
-from traced.stages.report import SESSION
+from traced.pipeline.graph import CHECKPOINTS
+from traced.pipeline.report import SESSION
 
 ROOT = Path(__file__).parents[2]
 CYCLE = "desk-scripted-0-1"

@@ -9,16 +9,16 @@ from sqlalchemy import text
 from benchmarks.chaos.postgres import Server, missing
 from store.database import connect, open_store, session
 from store.errors import StoreUnavailable
+from tests.unit.maintenance.place import NOW
+from tests.unit.pipeline.test_cycle import CYCLE, PowerCut, Script, approved
 from tests.unit.store.chain import save_chain
-from tests.unit.test_cycle import CYCLE, PowerCut, Script, approved
-from tests.unit.upkeep.place import NOW
-from traced import cycle
-from traced.config import load_settings
-from traced.cycle import CHECKPOINTS, Standing, advance, build_graph, checkpoints
-from traced.stages.errors import CycleChanged
-from traced.upkeep.backup import back_up
-from traced.upkeep.graph import forget_steps
-from traced.upkeep.restore import restore
+from traced.config.settings import load_settings
+from traced.core.errors import CycleChanged
+from traced.maintenance.backup import back_up
+from traced.maintenance.prune import forget_steps
+from traced.maintenance.restore import restore
+from traced.pipeline import graph
+from traced.pipeline.graph import CHECKPOINTS, Standing, advance, build_graph, checkpoints
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -36,10 +36,10 @@ def test_a_killed_cycle_goes_on_and_no_file_is_made(url: str, tmp_path: Path, mo
     script = Script(decided=approved("alpha", "beta"), cut="gate beta")
     with pytest.raises(PowerCut):
         run(script, tmp_path, url)
-    monkeypatch.setattr(cycle, "GRAPH_VERSION", 2)
+    monkeypatch.setattr(graph, "GRAPH_VERSION", 2)
     with pytest.raises(CycleChanged, match="version 1"):
         run(script, tmp_path, url)
-    monkeypatch.setattr(cycle, "GRAPH_VERSION", 1)
+    monkeypatch.setattr(graph, "GRAPH_VERSION", 1)
     ended = run(script, tmp_path, url)
     assert ended.finished
     assert ended.state["promoted"] == ["alpha@v1", "beta@v1"]

@@ -15,22 +15,22 @@ from rich.console import Console
 from sandbox.hashing import environment_hash
 from store.database import open_store, session
 from store.records import PromptPatch, RunState
-from store.repositories.thinking import list_patches
-from store.repositories.training import set_training_state
+from store.repositories.adapters import set_training_state
+from store.repositories.llm_replies import list_patches
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from tests.integration.test_routing import ADAPTER, COMPOUND, CYCLE, LAMP_SHOP, save_cycle
 from tests.scripted_model import Scripted, Silence, Status, served
 from tests.unit.store.chain import T0
-from traced.config import load_settings
-from traced.meter import Meter
-from traced.models import BUNDLED, ModelFiles
-from traced.progress import Progress
-from traced.prompting.enough import Enough
-from traced.serving.client import EngineClient
-from traced.serving.process import EngineProcess, start_embedded
-from traced.stages.context import Context, EngineSlot
-from traced.stages.gate import GATE_SEEDS
-from traced.stages.optimize_prompt import VALIDATION_SEEDS, optimize_prompt
+from traced.config.settings import load_settings
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.inference.client import EngineClient
+from traced.inference.engine_process import EngineProcess, start_embedded
+from traced.inference.model_files import BUNDLED, ModelFiles
+from traced.pipeline.context import Context, EngineSlot
+from traced.pipeline.gate import GATE_SEEDS
+from traced.pipeline.optimize_prompt import VALIDATION_SEEDS, optimize_prompt
+from traced.prompt_optimization.patches import Enough
 from traced.targets.registry import target
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]

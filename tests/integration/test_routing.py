@@ -18,25 +18,26 @@ from sandbox.contract import Task
 from sandbox.hashing import environment_hash
 from store.database import open_store, session
 from store.records import AdapterVersion, Cycle, CycleState, EnvironmentRecord, RunState, StageState, TrainingRun
-from store.repositories import adapters, analysis, cycles, environments, training
-from store.repositories.routing import list_routing
+from store.repositories import adapters, capabilities, cycles, environments
+from store.repositories import adapters as training
+from store.repositories.serving import list_routing
 from store.repositories.trajectories import save_trajectories
 from store.types import Label, Trajectory, Verdict
 from tests.unit.store.chain import CAPABILITY, T0
-from traced.config import load_settings
-from traced.figures import BASE, ROUTED, as_json
-from traced.meter import Meter
-from traced.models import BUNDLED, ModelFiles, load_model, weights_digest
-from traced.progress import Progress
-from traced.serving.client import EngineClient
-from traced.serving.fitted import classifier_file, serving_file
-from traced.serving.hidden_state_router import HiddenStateRouter, fit_classifier, read_classifier, routed_text
-from traced.serving.process import EngineProcess, start_embedded
-from traced.stages import routers as station
-from traced.stages.context import Context, opened
-from traced.stages.evaluate import ROUTE, evaluate
-from traced.stages.promote import PROMOTE
-from traced.stages.report import gather
+from traced.config.settings import load_settings
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.evaluation.figures import BASE, ROUTED, as_json
+from traced.inference.client import EngineClient
+from traced.inference.engine_process import EngineProcess, start_embedded
+from traced.inference.model_files import BUNDLED, ModelFiles, load_model, weights_digest
+from traced.pipeline import routers as station
+from traced.pipeline.context import Context, opened
+from traced.pipeline.evaluate import ROUTE, evaluate
+from traced.pipeline.promote import PROMOTE
+from traced.pipeline.report import gather
+from traced.routing.router_files import classifier_file, serving_file
+from traced.routing.routers import HiddenStateRouter, fit_classifier, read_classifier, routed_text
 from traced.targets.desk import SPLITS, Desk, demonstrate, needed
 
 COMPOUND = "multi-step-completion"
@@ -108,11 +109,13 @@ def save_cycle(directory: Path, source: str = LAMP_SHOP, cycle: str = CYCLE, ada
     with session(store) as on:
         cycles.save_cycle(on, Cycle(cycle, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
         save_trajectories(on, [recorded(seed, cycle) for seed in seeds])
-        analysis.save_capabilities(on, cycle, [dataclasses.replace(CAPABILITY, name=name) for name in named])
+        capabilities.save_capabilities(on, cycle, [dataclasses.replace(CAPABILITY, name=name) for name in named])
         told = [
             (seed, name, Verdict.LACKING if name in needed(seed) else Verdict.NA) for seed in seeds for name in named
         ]
-        analysis.save_labels(on, cycle, [Label(f"{cycle}-{seed}", name, 0, verdict) for seed, name, verdict in told])
+        capabilities.save_labels(
+            on, cycle, [Label(f"{cycle}-{seed}", name, 0, verdict) for seed, name, verdict in told]
+        )
         environments.save_environment(on, EnvironmentRecord(hashed, source, cycle, capability, 0, "builtin", T0))
         training.save_training_run(
             on, TrainingRun(run, cycle, capability, hashed, "bundled", 0, {}, RunState.FINISHED, T0)

@@ -18,15 +18,14 @@ from sqlalchemy.engine import make_url
 
 from agents.llm.question import Purpose, Question, Reply, Said, Spent
 from benchmarks.chaos.postgres import missing
-from store.database import open_store, reading, session
+from store.database import migrate, open_store, reading, session
 from store.errors import BrokenReference, StoreUnavailable
-from store.head import PATIENCE
 from store.records import CycleState, Decision
 from store.repositories import attempts
 from store.repositories.cycles import get_cycle, save_cycle, set_cycle_state
 from store.repositories.environments import newest_environments
 from store.repositories.evidence import evidence_chain
-from store.repositories.thinking import save_patch
+from store.repositories.llm_replies import save_patch
 from store.repositories.trajectories import (
     TrajectoryFilter,
     get_trajectory,
@@ -35,15 +34,14 @@ from store.repositories.trajectories import (
     list_trajectories,
     save_trajectories,
 )
-from store.schema import migrate
-from store.standing import CostStanding, standing
+from store.schema_version import PATIENCE
+from store.status import CostStanding, standing
 from store.tables import Row
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, FIXING, GATE, later, save_chain, trajectory
 from tests.unit.store.test_database import MADE_BEFOREHAND
-from traced.acts import Act, approve_prompt, reject_prompt
-from traced.llm.ledger import StoreLedger
-from traced.prompting.decisions import decisions
+from traced.llm.connection import StoreLedger
+from traced.registry.decisions import Act, approve_prompt, prompt_decisions, reject_prompt
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -99,7 +97,7 @@ def test_the_newest_decision_on_a_prompt_counts_as_on_sqlite(engine: Engine, url
         assert "before" in approve_prompt(opened, Act("bob", "local", later(16)), FIXING.id).said
         reject_prompt(opened, Act("bob", "local", later(17), "half \0 \ud800"), FIXING.id)
     with reading(engine) as opened:
-        found = decisions(opened)[FIXING.id]
+        found = prompt_decisions(opened)[FIXING.id]
     assert (found.decision, found.who, found.at) == (Decision.REJECTED, "bob", later(17))
     [told] = standing(url).patches
     assert (told.id, told.decision, told.who) == (FIXING.id, "rejected", "bob")

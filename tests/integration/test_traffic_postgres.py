@@ -10,15 +10,13 @@ from sqlalchemy import Engine, text
 
 from benchmarks.chaos.postgres import missing
 from store.database import open_store, reading, session, sqlite_url
+from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories import serving
-from store.repositories.analysis import count_labelled, save_labels
-from store.repositories.production import hold, newest_judged
+from store.repositories.capabilities import count_labelled, save_labels
 from store.repositories.traffic import Served, served
-from store.repositories.trajectories import get_trajectory, rejudge_trajectory, save_trajectories
+from store.repositories.trajectories import get_trajectory, hold, newest_judged, rejudge_trajectory, save_trajectories
 from store.repositories.trajectory_pages import Wanted, trajectory_page
-from store.router_standing import RouterStanding
-from store.serving_records import ConversationRoute, Exchange, Feedback
-from store.standing import standing
+from store.status import RouterStanding, standing
 from store.types import Label, Outcome, Verdict
 from tests.unit.store.chain import CAPABILITY, T0, save_chain, trajectory
 

@@ -11,9 +11,9 @@ from sandbox.image import Image
 from sandbox.policy import LABEL_PROCESS
 from store.database import open_store
 from tests.integration.owner import owner
-from tests.unit.upkeep.place import fill
-from traced.upkeep.orphans import sweep
-from traced.upkeep.prune import prune
+from tests.unit.maintenance.place import fill
+from traced.maintenance.orphans import sweep
+from traced.maintenance.prune import prune
 
 pytestmark = pytest.mark.docker
 OWNER = owner("upkeep")

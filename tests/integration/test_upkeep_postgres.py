@@ -7,26 +7,25 @@ import pytest
 from sqlalchemy import Engine, text
 
 from benchmarks.chaos.postgres import Server, missing
-from store.database import connect, open_store, reading, session
+from store.database import connect, known_revisions, migrate, open_store, reading, revision, session
 from store.errors import StoreUnavailable, StoreVersionError
-from store.head import HEAD
 from store.records import CycleState
 from store.repositories.adapters import get_adapter
 from store.repositories.cycles import set_cycle_state
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import list_trajectories, save_trajectories
-from store.schema import known_revisions, migrate, revision
-from store.standing import standing
+from store.schema_version import HEAD
+from store.status import standing
+from tests.unit.maintenance.place import ADAPTER, NOW
 from tests.unit.store.chain import T0, later, save_chain, trajectory
 from tests.unit.store.test_migrations import broken_migrations
-from tests.unit.upkeep.place import ADAPTER, NOW
-from traced.config import Settings, load_settings
-from traced.upkeep.archive import verify
-from traced.upkeep.backup import back_up
-from traced.upkeep.errors import RestoreRefused
-from traced.upkeep.prune import prune
-from traced.upkeep.restore import restore
-from traced.upkeep.upgrade import schema_standing, upgrade
+from traced.config.settings import Settings, load_settings
+from traced.maintenance.archive import verify
+from traced.maintenance.backup import back_up
+from traced.maintenance.errors import RestoreRefused
+from traced.maintenance.prune import prune
+from traced.maintenance.restore import restore
+from traced.maintenance.upgrade import schema_standing, upgrade
 
 pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
 

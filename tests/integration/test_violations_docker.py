@@ -8,7 +8,7 @@ from benchmarks.chaos.violations import Violation, violations
 from sandbox.docker_engine import connect, labels
 from sandbox.image import Image
 from store.database import open_store, sqlite_url
-from traced.host.owner import sandbox_owner
+from traced.core.ownership import sandbox_owner
 
 pytestmark = pytest.mark.docker
 

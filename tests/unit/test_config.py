@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.config import configuration, for_children, load_settings, template, valid_keys
-from traced.errors import ConfigError
+from traced.config.settings import configuration, for_children, load_settings, template, valid_keys
+from traced.core.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

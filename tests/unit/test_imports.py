@@ -15,9 +15,9 @@ CLIENT = {"traced.client", *(f"traced.client.{file.stem}" for file in Path(clien
 # What each may load beyond itself; the synthesizer's runtime is written into the container, beside the contract.
 ALLOWED = {
     "store": set(),
-    "sandbox": {"store", "store.plain", "store.text", "store.types"},
+    "sandbox": {"store", "store.text", "store.types"},
     "agents": {"store", "store.text", "store.types", "sandbox", "sandbox.contract"},
-    "tui": {"store", "store.plain", "traced", "traced.errors", "traced.location"} | CLIENT,
+    "tui": {"store", "store.text", "traced", "traced.core.errors", "traced.core.location"} | CLIENT,
 }
 
 LOAD_ALL = """
@@ -46,13 +46,13 @@ def test_a_lower_package_loads_none_above_it(package: str) -> None:
 
 
 def test_the_command_line_starts_without_anything_heavy() -> None:
-    modules = set(loaded_by("import json, sys, traced.cli; print(json.dumps(sorted(sys.modules)))"))
+    modules = set(loaded_by("import json, sys, traced.cli.main; print(json.dumps(sorted(sys.modules)))"))
     heavy = {"torch", "transformers", "trl", "peft", "langgraph", "sqlalchemy", "docker", "scipy", "numpy", "httpx"}
     assert modules & heavy == set()
 
 
 def test_the_service_at_rest_holds_nothing_that_only_a_stage_needs() -> None:
-    modules = set(loaded_by("import json, sys, traced.service.daemon; print(json.dumps(sorted(sys.modules)))"))
+    modules = set(loaded_by("import json, sys, traced.app.service; print(json.dumps(sorted(sys.modules)))"))
     of_a_stage = {"torch", "transformers", "trl", "peft", "scipy", "sklearn", "langgraph", "openai", "gepa"}
     assert modules & of_a_stage == set()
 

@@ -18,17 +18,19 @@ from store.records import (
     AdapterVersion,
     CycleState,
     EnvironmentRecord,
+    Event,
     IterationMetrics,
     RunState,
     TrainingRun,
 )
-from store.repositories import adapters, analysis, attempts, cycles, environments, gates, leases, promotions, training
+from store.repositories import adapters, attempts, capabilities, cycles, environments, leases, promotions
+from store.repositories import adapters as training
+from store.repositories import promotions as gates
 from store.repositories.events import save_event
 from store.repositories.trajectories import save_trajectories
-from store.service_records import Event
 from store.types import Label, Verdict
 from tests.unit.store.chain import CAPABILITY, CYCLE, FINDING, GATE, REPORT, T0, approval, later, trajectory
-from traced.gates.publication import publish
+from traced.registry.publication import publish
 
 SOURCE = "class Environment: ..."
 HASH = environment_hash(SOURCE)
@@ -73,9 +75,9 @@ def _evidence(opened: Session) -> None:
     config = {"collect": {"episodes": 2}, "analysis": {"runs": 2}}
     cycles.save_cycle(opened, replace(CYCLE, config=config))
     save_trajectories(opened, [trajectory("t1"), trajectory("t2", trial=1)])
-    analysis.save_capabilities(opened, "c1", [CAPABILITY])
-    analysis.save_labels(opened, "c1", [Label(t, NAME, run, Verdict.NA) for t in ("t1", "t2") for run in (0, 1)])
-    analysis.save_findings(opened, [FINDING])
+    capabilities.save_capabilities(opened, "c1", [CAPABILITY])
+    capabilities.save_labels(opened, "c1", [Label(t, NAME, run, Verdict.NA) for t in ("t1", "t2") for run in (0, 1)])
+    capabilities.save_findings(opened, [FINDING])
     environments.save_environment(opened, EnvironmentRecord(HASH, SOURCE, "c1", NAME, 7, "builtin", T0))
     environments.save_admission(opened, replace(REPORT, environment_hash=HASH), cycle_id="c1", at=later(3))
 

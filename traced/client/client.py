@@ -12,10 +12,9 @@ from pathlib import Path
 
 import httpx
 
-from traced.client.approvals import Approvals
+from traced.client.approvals import Approvals, Prompts
 from traced.client.capabilities import Capabilities
 from traced.client.environments import Environments
-from traced.client.errors import Refused
 from traced.client.models import (
     AdapterView,
     Approval,
@@ -30,12 +29,10 @@ from traced.client.models import (
     Reason,
     Status,
 )
-from traced.client.overview import OverviewCalls
-from traced.client.prompts import Prompts
-from traced.client.serving import Serving
+from traced.client.serving import OverviewCalls, Serving
 from traced.client.trainings import Trainings
 from traced.client.trajectories import Trajectories
-from traced.client.transport import Transport, part
+from traced.client.transport import Refused, Transport, part
 
 RECONNECT_S = 1.0
 

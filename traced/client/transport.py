@@ -3,6 +3,12 @@
 Invariants: one connection pool; the environment's proxies are not asked; what only looks is asked once more where a
 kept connection turns out to be closed. How it fails: ``NoDaemon`` where nothing
 answers, ``Refused`` with the daemon's own words.
+
+What can go wrong between a client and the daemon.
+
+ClientError (a TracedError)
+├── NoDaemon   nothing answers at the socket or address
+└── Refused    the daemon answered with an error; ``status`` and the daemon's own message and hint
 """
 
 import json
@@ -15,8 +21,25 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from traced.client.errors import NoDaemon, Refused
 from traced.client.models import Done, Problem
+from traced.core.errors import TracedError
+
+
+class ClientError(TracedError):
+    """The daemon could not be asked."""
+
+
+class NoDaemon(ClientError):
+    """Nothing answers at the socket or address."""
+
+
+class Refused(ClientError):
+    """The daemon answered with an error."""
+
+    def __init__(self, message: str, *, hint: str = "", status: int) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
 
 Answer = TypeVar("Answer", bound=BaseModel)
 STREAM_TIMEOUT = httpx.Timeout(30.0, read=60.0)  # the daemon sends a comment every 15 s

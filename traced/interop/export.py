@@ -24,7 +24,7 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sandbox.hashing import PACKAGE as SANDBOX
-from traced.interop.errors import InTheWay, NotExportable
+from traced.interop import InTheWay, NotExportable
 from traced.interop.origin import Origin
 
 FORMAT = 1

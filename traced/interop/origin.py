@@ -14,7 +14,7 @@ from sqlmodel import Session
 from sandbox.hashing import environment_hash
 from store.repositories.capabilities import named_in
 from store.repositories.environments import find_hashes, list_admissions, list_origins
-from traced.interop.errors import NoSuchEnvironment
+from traced.interop import NoSuchEnvironment
 
 LEAST_PREFIX = 4
 _HASH = re.compile(rf"(?:env:)?([0-9a-f]{{{LEAST_PREFIX},64}})")

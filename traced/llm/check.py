@@ -15,15 +15,13 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agents.errors import ModelError, ModelUnavailable
-from agents.llm.catalogue import Unlisted, listed
-from agents.llm.forms import WAYS
-from agents.llm.line import Line
 from agents.llm.model import LENGTH, Endpoint
 from agents.llm.question import Purpose, Question, Said
-from agents.llm.reading import Unreadable, object_in
-from agents.llm.wire import Misunderstood, Transient
-from traced.llm.connect import api_key, endpoint, key_from
-from traced.llm.settings import LlmSection
+from agents.llm.server import Misunderstood, Transient, Unlisted, listed
+from agents.llm.structured_output import WAYS, Unreadable, object_in
+from agents.llm.transport import Line
+from traced.config.cycle_sections import LlmSection
+from traced.llm.connection import api_key, endpoint, key_from
 
 NEAR = 5  # names shown of the models that are there
 WORDS = 200  # tokens at most of the answer that is timed

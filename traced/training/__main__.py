@@ -1,4 +1,4 @@
-"""``python -m traced.training JOB.json``: one training run as a process of its own (see ``traced.executor.child``).
+"""``python -m traced.training JOB.json``: one training run as a process of its own (see ``traced.processes.child``).
 
 The job's arguments are the fields of a ``TrainingJob``; every iteration is a progress line that carries its metrics,
 and the result is a ``TrainingResult``. A stop unwinds the run: the sandbox closes, checkpoints stay.
@@ -9,11 +9,10 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from traced.executor.child import Reporter, run_child
-from traced.models import resolve_model
-from traced.training.job import job_from
+from traced.inference.model_files import resolve_model
+from traced.processes.child import Reporter, run_child
+from traced.training.job import job_from, open_source
 from traced.training.metrics import Metrics
-from traced.training.sources import open_source
 
 
 def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:

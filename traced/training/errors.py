@@ -9,7 +9,7 @@ TracedError
     └── TrainerDied          the training process ended without a result; carries its last lines
 """
 
-from traced.errors import TracedError
+from traced.core.errors import TracedError
 
 
 class TrainingError(TracedError):

@@ -8,8 +8,18 @@ environment is solved (``job.solved_after``) is finished: groups without a failu
 
 How it fails: ``TrainingError`` (see ``errors``); checkpoints stay, so that the same command carries on. Not covered:
 more than one process or device; children (``supervise`` runs this module in one).
+
+The model that rollouts sample from: the base with the adapter's current weights folded in, a copy of its own.
+
+Why a copy: a folded layer is one matrix product where PEFT's takes three and a walk through Python, which for a small
+model is half of a decode step; and the base under training is never merged and unmerged, so it cannot drift.
+
+Invariants: after ``synchronise`` every weight is W + scale * B A from the pristine W, so errors do not add up and the
+copy is on-policy up to float32 rounding. Not covered: adapters other than LoRA on linear layers. The copy costs the
+base's memory once more.
 """
 
+import copy
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -23,24 +33,36 @@ import torch
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from datasets import Dataset
 from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils import logging
 from trl import GRPOConfig
 
 from sandbox.episodes import EpisodeSource
 from sandbox.errors import SandboxError
-from traced.models import ModelFiles, load_model
-from traced.rollout.conversation import TurnTemplate
-from traced.serving.embedded.core import Engine
+from traced.core.files import publish_file, publish_folder
+from traced.inference.embedded.engine import Engine
+from traced.inference.model_files import ModelFiles, load_model
 from traced.training.errors import EnvironmentFailed, JobChangedError, TrainingPaused
 from traced.training.job import TrainingJob, TrainingResult
-from traced.training.metrics import Metrics, append, keep_until, solved
-from traced.training.publish import publish_file, publish_folder
-from traced.training.rollout_function import RolloutFunction
-from traced.training.rollouts import RolloutLimits, Sampler
-from traced.training.samples import write_samples
-from traced.training.sampling_model import sampling_copy, synchronise
+from traced.training.metrics import Metrics, append, keep_until, solved, write_samples
+from traced.training.rollouts import RolloutFunction, RolloutLimits, Sampler, TurnTemplate
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
+
+
+def sampling_copy(base: Any) -> Any:
+    """A frozen copy of the base model in eval mode, made before PEFT and TRL change the original."""
+    return copy.deepcopy(base).requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def synchronise(trained: Any, sampled: Any) -> None:
+    """Give ``sampled`` (from ``sampling_copy``) the weights of the PEFT model ``trained`` as they are now."""
+    for name, layer in trained.get_base_model().named_modules():
+        if isinstance(layer, LoraLayer):
+            folded = layer.get_base_layer().weight + layer.get_delta_weight("default")
+            sampled.get_submodule(name).weight.copy_(folded)
+
 
 OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager[EpisodeSource]]
 

@@ -5,17 +5,22 @@ on (seed, i) alone, so that a longer job begins like a shorter one. ``fingerprin
 do not choose the weights (``run_id``, ``out_dir``, ``checkpoint_every``, ``threads``) or only say how long to go on
 (``iterations``, ``solved_after``), and the container's ``limits`` and ``owner``. How it fails: ``JobError`` names the
 file, the key and the value. Not covered: admission, leases.
+
+Where a job's episodes come from: a synthetic environment in its container, or a target in this process.
+
+Invariant: a synthetic environment is read as text and runs in the sandbox; it is never imported here.
 """
 
 import dataclasses
 import hashlib
 import json
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from traced.models import weights_digest
-from traced.rollout.seeds import derive_seed
+from traced.core.seeds import derive_seed
+from traced.inference.model_files import weights_digest
 from traced.training.errors import JobError
 
 PAUSE, METRICS, SAMPLES = "pause", "metrics.jsonl", "samples.json"
@@ -62,7 +67,7 @@ class TrainingJob:
     seed_high: int = 100_000
     threads: int = 1
     limits: dict[str, float] = field(default_factory=dict)  # of the environment's container: ``SandboxLimits``
-    owner: str = "traced"  # of that container (``traced.host.owner``)
+    owner: str = "traced"  # of that container (``traced.core.ownership``)
 
     def __post_init__(self) -> None:
         kinds = [{"environment"}, {"target"}, {"target", "split"}]
@@ -172,3 +177,24 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise JobError(f"cannot read {path}: {error.strerror}") from error
+
+
+def open_source(job: TrainingJob) -> AbstractAsyncContextManager[Any]:
+    """An asynchronous context manager that gives the job's ``EpisodeSource``; ``JobError`` for an unknown target."""
+    if "environment" in job.environment_source:
+        from sandbox.client import SandboxSource
+        from sandbox.policy import SandboxLimits
+
+        source_code = Path(job.environment_source["environment"]).read_text(encoding="utf-8")
+        limits = SandboxLimits(**cast(dict[str, Any], job.limits))
+        return SandboxSource(source_code, limits=limits, owner=job.owner)
+    from traced.targets.registry import target
+
+    chosen = target(job.environment_source["target"])
+    split = job.environment_source.get("split", "train")
+    if split not in chosen.splits:
+        raise JobError(f"target {chosen.name!r} has no split {split!r}; it has {', '.join(chosen.splits)}")
+    seeds = chosen.splits[split]
+    if not (seeds.start <= job.seed_low and job.seed_high <= seeds.stop):
+        raise JobError(f"seeds [{job.seed_low}, {job.seed_high}) leave {chosen.name}'s split {split!r} ({seeds})")
+    return chosen.source()

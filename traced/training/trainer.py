@@ -16,12 +16,33 @@ What this subclass changes, and why:
 - ``kl_from_base`` is measured (``divergence``) and is no part of the loss.
 
 Not covered: several processes, evaluation during training, KL terms, completions without log-probs.
+
+Group-relative advantages and which groups carry any signal (TRACE, section 3; GRPO, arXiv 2402.03300).
+
+Invariants: the deviation is the population's (1/K) within the group; a group whose rewards are all equal, or that lost
+a rollout to an infrastructure failure (reward None), is not kept and has advantage 0 throughout.
+
+Cutting a padded batch of token rows into pieces that fit in memory.
+
+Invariants: every row is in exactly one piece, rows of similar length together; a piece holds at most the given number
+of tokens, padding included, or a single row. No token that a mask marks is lost.
+
+How far the policy has gone from the base model: an estimate of KL(policy || base) per sampled token.
+
+The policy's log-probs are the engine's, of the tokens that it sampled; the base's come from one forward pass with the
+adapter off, over rollouts spread evenly over the iteration that fit in one micro-batch, so that it costs a few per
+cent of an update. The estimator is the unbiased, never negative "k3" of J. Schulman, "Approximating KL divergence"
+(2020): r - 1 - log r with r = p_base / p_policy, in nats. Both are at the sampling temperature.
+
+Invariants: weights, gradients and random numbers stay as they are, so training is the same with it and without.
+Not covered: the tokens of rollouts that were not chosen, so the figure has the noise of a sample.
 """
 
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +51,95 @@ from torch import Tensor
 from transformers import Trainer
 from trl import GRPOTrainer
 
-from traced.training.advantages import Advantages, group_advantages
-from traced.training.divergence import evenly_spread, kl_from_base
-from traced.training.micro_batches import Batch, micro_batches
-from traced.training.publish import publish_folder
-from traced.training.rollout_function import RolloutFunction
+from traced.core.files import publish_folder
+from traced.training.rollouts import RolloutFunction
+
+EPSILON = 1e-4  # TRL's; keeps the quotient finite
+EQUAL = 1e-6  # rewards closer than this do not differ
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """``values`` [G * K], ``kept`` [G * K] (bool) and the number of mixed groups."""
+
+    values: Tensor
+    kept: Tensor
+    mixed: int
+
+
+def group_advantages(rewards: Sequence[float | None], size: int) -> Advantages:
+    """(r - mean) / (population deviation + 1e-4) within consecutive groups of ``size`` rewards in [0, 1]."""
+    grouped = torch.tensor([float("nan") if r is None else r for r in rewards], dtype=torch.float64).view(-1, size)
+    lost = grouped.isnan().any(dim=1)
+    spread = (grouped.amax(dim=1) - grouped.amin(dim=1)) > EQUAL
+    mixed = spread & ~lost
+    deviation = grouped.std(dim=1, correction=0, keepdim=True)
+    values = (grouped - grouped.mean(dim=1, keepdim=True)) / (deviation + EPSILON)
+    values = torch.where(mixed[:, None], values, 0.0)
+    kept = mixed[:, None].expand_as(grouped)
+    return Advantages(values.reshape(-1).float(), kept.reshape(-1), int(mixed.sum()))
+
+
+Batch = dict[str, Tensor]
+
+
+def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
+    """Split rows into chunks of similar length with at most ``tokens`` padded tokens (at least one row each).
+
+    ``batch`` holds left-padded prompts [n, p] and right-padded completions [n, c]; a chunk drops the padding it shares.
+    """
+    prompts, completions = batch["prompt_mask"].sum(1), batch["completion_mask"].sum(1)
+    order = torch.argsort(prompts + completions, descending=True, stable=True).tolist()
+    while order:
+        count, p, c = 0, 0, 0
+        for row in order:
+            wider_p, wider_c = max(p, int(prompts[row])), max(c, int(completions[row]))
+            if count and (count + 1) * (wider_p + wider_c) > tokens:
+                break
+            count, p, c = count + 1, wider_p, wider_c
+        rows, order = order[:count], order[count:]
+        yield {name: _cut(name, value[rows], p, c) for name, value in batch.items()}
+
+
+def _cut(name: str, rows: Tensor, prompt: int, completion: int) -> Tensor:
+    if name == "advantages":
+        return rows
+    return rows[:, rows.shape[1] - prompt :] if name.startswith("prompt") else rows[:, :completion]
+
+
+def evenly_spread(batch: Batch, tokens: int) -> Batch:
+    """Every n-th row, so that rows as long as the longest would just fill ``tokens``; at least one."""
+    lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
+    fitting = max(1, tokens // max(1, int(lengths.max())))
+    stride = -(-len(lengths) // fitting)
+    return {name: values[::stride] for name, values in batch.items()}
+
+
+def kl_from_base(trainer: GRPOTrainer, model: Any, rows: Batch, tokens: int) -> float:
+    """The mean over the rows' sampled tokens, in nats; 0 without any."""
+    peft = trainer.accelerator.unwrap_model(model)
+    total, count = 0.0, 0
+    model.eval()  # a base with dropout would draw random numbers
+    try:
+        with torch.no_grad(), peft.disable_adapter():
+            for chunk in micro_batches(rows, tokens):
+                base = _logprobs(trainer, model, chunk)
+                log_ratio = base - chunk["sampling_per_token_logps"]
+                mask = chunk["completion_mask"] * chunk["tool_mask"]
+                total += float(((log_ratio.exp() - 1 - log_ratio) * mask).sum())
+                count += int(mask.sum())
+    finally:
+        model.train()
+    return total / max(1, count)
+
+
+def _logprobs(trainer: GRPOTrainer, model: Any, chunk: Batch) -> torch.Tensor:
+    ids = torch.cat([chunk["prompt_ids"], chunk["completion_ids"]], dim=1)
+    mask = torch.cat([chunk["prompt_mask"], chunk["completion_mask"]], dim=1)
+    length = chunk["completion_ids"].size(1)
+    found: torch.Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, length)[0]
+    return found
+
 
 PER_ROW = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps")
 CHECKPOINT = "checkpoint"

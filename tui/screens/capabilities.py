@@ -19,12 +19,12 @@ from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
 from traced.client.capabilities import CapabilityHistory, CapabilityInCycle, CapabilityView, Cited, CitedMessage
-from tui.plain import block, line
 from tui.screens.capability_panels import by_gap, cited, listed, passed, tail, texts
 from tui.screens.conversation import Conversation
-from tui.screens.live import Live
-from tui.widgets.keyed_table import KeyedTable, Opening
+from tui.screens.live_screen import Live
+from tui.text import block, line
 from tui.widgets.label_grid import SIGNS, LabelGrid
+from tui.widgets.tables import KeyedTable, Opening
 
 NONE_YET = "No capability has been named yet: a cycle names them once it has collected episodes (traced cycle start)."
 TABLES = 20  # tables of labels that are kept

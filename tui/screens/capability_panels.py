@@ -13,10 +13,9 @@ from traced.client.capabilities import (
     FindingView,
     Standing,
 )
-from tui.plain import block, cell, line
-from tui.widgets.bar import bar
-from tui.widgets.keyed_table import Row
+from tui.text import bar, block, cell, line
 from tui.widgets.label_grid import GROUPS
+from tui.widgets.tables import Row
 
 STANDINGS: dict[Standing, tuple[str, str]] = {
     "found": ("·", "dim"),

@@ -2,9 +2,14 @@
 
 Invariants: what is folded and where somebody reads stays when labels or an outcome change. With a capability only what
 cites messages for it is marked, and the first of these is chosen at first.
+
+Two episodes of the same task to read, the base's and the adapter's; one above the other where it is narrow.
+
+A sample rollout as a conversation, the others of its group beside it.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar
@@ -13,19 +18,22 @@ from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
+from textual.containers import Container, Horizontal
+from textual.screen import ModalScreen
+from textual.widgets import Footer
 
 from traced.client import Client, ClientError
+from traced.client.approvals import Episode
 from traced.client.models import EventView
+from traced.client.trainings import SampleView
 from traced.client.trajectories import CapabilityLabels, FullTrajectory, TrajectorySummary
-from tui.about import tells_of_conversations
-from tui.blocks import blocks, citations
-from tui.plain import line
-from tui.screens.live import Live
-from tui.widgets.export import export
-from tui.widgets.side import Side
-from tui.widgets.talk import Talk
-from tui.words import OUTCOMES, VERDICTS
+from tui.connection import tells_of_conversations
+from tui.screens.live_screen import WIDTHS, Live
+from tui.text import OUTCOMES, VERDICTS, line
+from tui.widgets.blocks import blocks, citations
+from tui.widgets.conversation import Side, Talk
+from tui.widgets.dialogs import export
+from tui.widgets.navigation import READING
 
 OTHERWISE = {"success": "failure", "failure": "success"}
 
@@ -194,3 +202,83 @@ def _labels(labels: CapabilityLabels) -> Text:
 
 def _figure(value: float | None) -> str:
     return "?" if value is None else f"{value:g}"
+
+
+DETAIL = 400  # characters
+
+
+class SideBySide(ModalScreen[None]):
+    """Closed by Escape."""
+
+    AUTO_FOCUS = "Talk"
+    DEFAULT_CSS = """
+    SideBySide > Container { height: 1fr; background: $surface; }
+    SideBySide.-wide > Container { layout: horizontal; }
+    SideBySide.-wide #adapter { border-left: vkey $panel-lighten-2; }
+    """
+    HORIZONTAL_BREAKPOINTS = WIDTHS
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "Close", key_display="Esc"),
+        Binding("tab", "app.focus_next", "Other episode"),
+        *READING,
+    ]
+
+    def __init__(self, title: str, base: Episode, adapter: Episode) -> None:
+        super().__init__()
+        self._title, self._base, self._adapter = title, base, adapter
+
+    def compose(self) -> ComposeResult:
+        """A side each."""
+        with Container():
+            yield Side(self._about(self._base), blocks(self._base.messages), id="base")
+            yield Side(self._about(self._adapter), blocks(self._adapter.messages), id="adapter")
+        yield Footer(compact=True)
+
+    def _about(self, one: Episode) -> Text:
+        mark, colour = OUTCOMES.get(one.outcome, ("·", ""))
+        told = Text(f"{mark} {line(one.outcome, 20)}", f"bold {colour}")
+        told.append(f"   {line(one.model, 60)}\n", "bold")
+        told.append(f"{self._title} · {line(one.end_cause, 20)} · reward {one.reward:.2f}")
+        if one.detail:
+            told.append(f"\n{line(one.detail, DETAIL)}", "red")
+        return told
+
+
+class RolloutShown(ModalScreen[None]):
+    """One of ``samples``."""
+
+    AUTO_FOCUS = "Talk"
+    DEFAULT_CSS = "RolloutShown > Side { background: $surface; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "Close", key_display="Esc"),
+        Binding("right,n", "other(1)", "Next", key_display="→"),
+        Binding("left,b", "other(-1)", "Previous", key_display="←"),
+        *READING,
+    ]
+
+    def __init__(self, samples: Sequence[SampleView], place: int) -> None:
+        super().__init__()
+        self._samples, self._place = samples, place
+
+    def compose(self) -> ComposeResult:
+        """The conversation."""
+        yield Side(self._about(), blocks(self._samples[self._place].messages))
+        yield Footer(compact=True)
+
+    async def action_other(self, by: int) -> None:
+        """The next one, or the one before."""
+        self._place = (self._place + by) % len(self._samples)
+        await self.recompose()
+        self.query_one(Talk).focus()
+
+    def _about(self) -> Text:
+        sample = self._samples[self._place]
+        mark, colour = OUTCOMES["success" if sample.success else "failure"]
+        told = Text(f"{mark} {'success' if sample.success else 'failure'}", f"bold {colour}")
+        told.append(f", reward {sample.reward:.2f}")
+        of = f"seed {sample.seed}: {line(sample.place, 20)} of its group"
+        told.append(f"   iteration {sample.iteration}, {of}", "bold")
+        told.append(f"   {self._place + 1} of {len(self._samples)}", "dim")
+        if sample.left_out:
+            told.append(f"\n{sample.left_out} more messages were not kept", "yellow")
+        return told

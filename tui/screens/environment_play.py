@@ -16,8 +16,8 @@ from textual.widgets import Input, Static
 
 from traced.client import ClientError, Refused
 from traced.client.environments import Answer, CallSaid, Played, Said, ScoreView
-from tui.plain import block, line
-from tui.screens.environment_asks import ChooseTool, FillCall, tool_line
+from tui.screens.environment_dialogs import ChooseTool, FillCall, tool_line
+from tui.text import block, line
 
 if TYPE_CHECKING:
     from tui.app import TracedApp

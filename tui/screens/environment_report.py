@@ -14,7 +14,7 @@ from textual.events import Resize
 from textual.widgets import Tree
 
 from traced.client.environments import AdmissionView, BoundView, CheckView, ExampleView, PanelView
-from tui.plain import block, cell, line
+from tui.text import block, cell, line
 
 TEXT = 6000
 INDENT = 6  # columns left of a line of evidence

@@ -1,18 +1,236 @@
-"""The synthetic environments: what became of each, newest first; Enter opens one."""
+"""The synthetic environments: what became of each, newest first; Enter opens one.
+
+Source code with line numbers and the theme's colours, of any length.
+
+Invariants: the text was made harmless before it is coloured, and nothing in it is run; only the lines in sight are
+rendered, so that a long source scrolls as fast as a short one. Not covered: other languages than Python.
+
+One synthetic environment: its admission, its source, and an episode played by hand.
+
+Invariants: nothing is played without a seed that a person gave; leaving while an episode runs asks first; the source is
+shown as harmless text, coloured by a lexer that runs nothing.
+"""
 
 from typing import ClassVar
 
 from rich.text import Text
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Static
+from textual.content import Content
+from textual.geometry import Size
+from textual.highlight import highlight
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.visual import Visual
+from textual.widgets import Static, TabbedContent, TabPane
 
 from traced.client import Client
-from traced.client.environments import EnvironmentView, Standing
-from tui.plain import cell, line
-from tui.screens.environment import Environment
-from tui.screens.live import Live
-from tui.widgets.keyed_table import KeyedTable, Opening, Row
+from traced.client.environments import EnvironmentCase, EnvironmentView, Standing
+from tui.screens.environment_dialogs import AskSeed
+from tui.screens.environment_play import Play
+from tui.screens.environment_report import Report
+from tui.screens.live_screen import Live
+from tui.text import block, cell, line
+from tui.widgets.dialogs import Question
+from tui.widgets.tables import KeyedTable, Opening, Row
+
+LONGEST = 400_000  # characters that are shown; admission takes 256 KiB
+
+
+class Source(ScrollView, can_focus=True):
+    """Give it a source with ``put``."""
+
+    DEFAULT_CSS = "Source { height: 1fr; text-wrap: nowrap; }"
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._lines: list[Content] = []
+
+    @work(thread=True, exclusive=True)
+    def put(self, source: str) -> None:
+        """Show it; colouring a long one takes half a second, beside the loop."""
+        text = block(source, LONGEST).removesuffix("\n")
+        coloured = highlight(text, language="python", tab_size=4).split("\n", allow_blank=True)
+        digits = len(str(len(coloured)))
+        lines = [
+            Content.assemble((f" {number:>{digits}}  ", "$text-muted"), one) for number, one in enumerate(coloured, 1)
+        ]
+        self.app.call_from_thread(self._show, lines)
+
+    def _show(self, lines: list[Content]) -> None:
+        self._lines = lines
+        self.virtual_size = Size(max((line.cell_length for line in lines), default=0), len(lines))
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """One of the lines in sight."""
+        across, down = self.scroll_offset
+        width = self.scrollable_content_region.width
+        if y + down >= len(self._lines):
+            return Strip.blank(width, self.rich_style)
+        whole = max(self.virtual_size.width, width)
+        [strip] = Visual.to_strips(self, self._lines[y + down], whole, 1, self.visual_style, pad=True)
+        return strip.crop(across, across + width)
+
+
+UNCHECKED = "No admission has judged it yet."
+FOCUS = {"report-tab": "#report", "source-tab": "#source", "play-tab": "#talk"}
+
+
+class Environment(Live):
+    """Report, source and play, a tab each."""
+
+    AUTO_FOCUS = "#report"
+    TITLE_TEXT = "Environment"
+    CONCERNS = ("stage", "missed")
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("r", "tab('report-tab')", "Report"),
+        Binding("s", "tab('source-tab')", "Source"),
+        Binding("p", "play", "Play"),
+        Binding(
+            "ctrl+t,f2", "call", "Call a tool", key_display="^t", tooltip="F2 too: browsers keep ^t for themselves"
+        ),
+        Binding("a", "older", "Other admission"),
+        Binding("escape", "end", "End the episode"),
+        Binding("escape", "back", "Back"),
+    ]
+    DEFAULT_CSS = """
+    Environment #case { height: auto; padding: 0 1; }
+    Environment TabbedContent { height: 1fr; }
+    Environment TabPane { padding: 0; }
+    Environment #admission { height: 1; padding: 0 1; color: $text-muted; }
+    """
+
+    def __init__(self, environment: str) -> None:
+        super().__init__()
+        self._environment = environment
+        self._case: EnvironmentCase | None = None
+        self._admission = 0  # which of them, from the newest
+
+    def contents(self) -> ComposeResult:
+        """What it is above, the tabs below."""
+        yield Static("", id="case")
+        with TabbedContent(id="tabs"):
+            with TabPane("Report", id="report-tab"):
+                yield Static("", id="admission", markup=False)
+                yield Report()
+            with TabPane("Source", id="source-tab"):
+                yield Source(id="source")
+            with TabPane("Play", id="play-tab"):
+                yield Play(self._environment)
+
+    async def load(self, client: Client) -> EnvironmentCase:
+        """All of it."""
+        return await client.environments.case(self._environment)
+
+    def show(self, found: EnvironmentCase) -> None:
+        """All of it; the source never changes."""
+        if self._case is None:
+            self.query_one(Source).put(found.source_code)
+        self._case = found
+        self.query_one("#case", Static).update(_title(found))
+        self._show_admission()
+        self.refresh_bindings()
+
+    def _show_admission(self) -> None:
+        assert self._case is not None
+        there, admissions = self.query_one("#admission", Static), self._case.admissions
+        if not admissions:
+            there.update(UNCHECKED)
+            return
+        self._admission = min(self._admission, len(admissions) - 1)
+        one = admissions[self._admission]
+        which = "" if len(admissions) == 1 else f" ({self._admission + 1} of {len(admissions)}, newest first)"
+        passed = sum(check.passed for check in one.checks)
+        spent = sum(check.seconds for check in one.checks)
+        there.update(
+            f"Admission in {line(one.cycle_id, 40)}, {one.at:%Y-%m-%d %H:%M}{which}: "
+            f"{passed} of {len(one.checks)} checks passed in {spent:.0f} s"
+        )
+        self.query_one(Report).put(one)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an episode is played here."""
+        return any(play.running for play in self.query(Play))
+
+    @property
+    def _play(self) -> Play:
+        return self.query_one(Play)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What works now."""
+        if not self.query(Play):
+            return True
+        if action == "play":
+            return not self.app.read_only
+        if action in ("call", "end"):
+            return self._play.running and (action == "end" or self.query_one(TabbedContent).active == "play-tab")
+        if action == "older":
+            return self._case is not None and len(self._case.admissions) > 1
+        return not self._play.running if action == "back" else True
+
+    def on_tabbed_content_tab_activated(self, event: TabbedContent.TabActivated) -> None:
+        """Keys go to what is shown."""
+        self.refresh_bindings()
+        if event.pane.id == "play-tab" and self._play.running:
+            self._play.take_focus()
+
+    def action_tab(self, tab: str) -> None:
+        """Bring a tab to the front."""
+        self.query_one(TabbedContent).active = tab
+        self.query_one(FOCUS[tab]).focus()
+
+    def action_older(self) -> None:
+        """The admission before this one, and the newest after the oldest."""
+        assert self._case is not None
+        self._admission = (self._admission + 1) % len(self._case.admissions)
+        self._show_admission()
+
+    @work(group="asked")
+    async def action_play(self) -> None:
+        """To the episode; begin one where none runs."""
+        self.action_tab("play-tab")
+        if self._play.running:
+            self._play.take_focus()
+            return
+        seed = await self.app.push_screen_wait(AskSeed(self._play.seed))
+        if seed is not None:
+            await self._play.begin(seed)
+
+    @work(group="asked")
+    async def action_call(self) -> None:
+        """Say a tool call."""
+        await self._play.call()
+
+    @work(group="asked")
+    async def action_end(self) -> None:
+        """End the episode, once a person has said so."""
+        if await self.app.push_screen_wait(
+            Question("End the episode?", "Its container is removed. The score is as it stands now.")
+        ):
+            await self._play.end()
+
+    def action_back(self) -> None:
+        """To the table."""
+        self.app.pop_screen()
+
+
+def _title(case: EnvironmentCase) -> Text:
+    first, *others = case.origins
+    told = Text(no_wrap=True, overflow="ellipsis")
+    standing = "unchecked" if not case.admissions else "admitted" if case.admissions[0].admitted else "refused"
+    mark, style = {"admitted": ("✓", "green"), "refused": ("✗", "bold red"), "unchecked": ("·", "dim")}[standing]
+    told.append(f"{mark} {standing}", style)
+    told.append(f"  {line(first.capability, 60)}", "bold")
+    told.append(f"  {line(case.hash)[:12]}", "dim")
+    told.append(f"  trained on it: {line(', '.join(case.adapters), 120) or 'nothing'}\n")
+    also = f", again in {line(', '.join(one.cycle_id for one in others), 60)}" if others else ""
+    told.append(f"Made by {line(first.synthesizer, 30)} in {line(first.cycle_id, 30)} (seed {first.seed}) ")
+    told.append(f"{first.at:%Y-%m-%d %H:%M}{also}")
+    return told
+
 
 PAGE = 200
 STYLES: dict[Standing, str] = {"admitted": "green", "refused": "bold red", "unchecked": "dim"}
@@ -65,7 +283,7 @@ class Environments(Live):
         there = self.query_one("#environment", Static)
         there.display = one is not None
         if one is not None:
-            there.update(_told(one))
+            there.update(_summary(one))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """What works now."""
@@ -102,7 +320,7 @@ def _versions(one: EnvironmentView) -> str:
     return ", ".join(name.removeprefix(one.capability) for name in one.adapters)
 
 
-def _told(one: EnvironmentView) -> Text:
+def _summary(one: EnvironmentView) -> Text:
     told = Text()
     told.append(f"{MARKS[one.standing]} {one.standing}", STYLES[one.standing])
     told.append(f"  {line(one.capability, 80)}, made by {line(one.synthesizer, 40)} in {line(one.cycle_id, 40)}\n")

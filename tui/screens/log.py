@@ -19,11 +19,11 @@ from textual.widgets import Input, Static
 
 from traced.client import Client, ClientError
 from traced.client.models import PRESENT, EventView
-from tui.about import places
-from tui.plain import block, cell, line
-from tui.screens.live import WIDTHS, Live
-from tui.widgets.keyed_table import Row
+from tui.connection import places
+from tui.screens.live_screen import WIDTHS, Live
+from tui.text import block, cell, line
 from tui.widgets.lines import Lines
+from tui.widgets.tables import Row
 
 PAGE, KEPT = 300, 1000  # events that are asked for at once, and held
 NEAR = 5  # rows from the top at which older ones are asked for

@@ -19,7 +19,6 @@ from textual.containers import Container, Vertical, VerticalScroll
 from textual.widgets import DataTable, Static
 
 from traced.client import Client, ClientError
-from traced.client.errors import Refused
 from traced.client.models import (
     DEVICES,
     DOING,
@@ -33,15 +32,15 @@ from traced.client.models import (
     Readiness,
     Status,
 )
-from traced.client.overview import Health, Rates
-from tui.plain import cell, line
-from tui.screens.live import Live
-from tui.widgets.act_question import ActQuestion
-from tui.widgets.drawn import Drawn
-from tui.widgets.keyed_table import KeyedTable, Opening, Row
+from traced.client.serving import Health, Rates
+from traced.client.transport import Refused
+from tui.screens.live_screen import Live
+from tui.text import Drawn, cell, line
+from tui.widgets.dialogs import ActQuestion
 from tui.widgets.machine import device_rows, health_lines
 from tui.widgets.pipeline import pipeline
-from tui.widgets.rates_plot import plotted
+from tui.widgets.plots import plotted
+from tui.widgets.tables import KeyedTable, Opening, Row
 
 DEAR = (
     "cycle",

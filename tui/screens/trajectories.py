@@ -1,8 +1,8 @@
 """Trajectories to look through: filtered, a page at a time, opened, chosen, written to a file.
 
-Invariants: further pages come as the cursor nears an end of what is held, which stays bounded (``tui.window``); where
-the daemon gave up looking for what fits, nobody asks further but a person. What is chosen stays chosen whatever is
-filtered. Not covered: how many there are in all.
+Invariants: further pages come as the cursor nears an end of what is held, which stays bounded (``tui.widgets.tables``);
+where the daemon gave up looking for what fits, nobody asks further but a person. What is chosen stays chosen whatever
+is filtered. Not covered: how many there are in all.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,12 @@ from textual.widgets import DataTable, Input, Select, Static
 from traced.client import Client, ClientError
 from traced.client.models import EventView
 from traced.client.trajectories import EVERYTHING, TrajectoryChoices, TrajectoryQuery, TrajectorySummary
-from tui.about import tells_of_conversations
-from tui.plain import cell, line
+from tui.connection import tells_of_conversations
 from tui.screens.conversation import Conversation
-from tui.screens.live import Live
-from tui.widgets.export import export
-from tui.widgets.keyed_table import KeyedTable, Row
-from tui.window import Window
-from tui.words import OUTCOMES, VERDICTS
+from tui.screens.live_screen import Live
+from tui.text import OUTCOMES, VERDICTS, cell, line
+from tui.widgets.dialogs import export
+from tui.widgets.tables import KeyedTable, Row, Window
 
 NEAR = 25  # rows from an end at which the next page is asked for
 FURTHER = 10  # requests of a search that a person has asked to go on

@@ -17,7 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from traced.client.capabilities import LabelledRow
-from tui.plain import line
+from tui.text import line
 
 SIGNS = {"na": "·", "present": "■", "lacking": "✗", None: " "}
 STYLES = {"na": "dim", "present": "green", "lacking": "bold red", None: ""}

@@ -3,7 +3,7 @@
 A table (``KeyedTable``) lays every row out that comes or goes; here a row costs nothing until it is looked at.
 Invariants: the cursor stays on its row, and that row stays where it is on the screen, whatever comes or goes above. A
 row that goes takes the cursor to the one after it. Columns grow with what is shown and never shrink, so that nothing
-jumps; the last has what is left. Cells are ``Text`` that was made harmless (``tui.plain``).
+jumps; the last has what is left. Cells are ``Text`` that was made harmless (``tui.text``).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from tui.widgets.keyed_table import Row
+from tui.widgets.tables import Row
 
 GAP = 2  # columns between two cells
 DRAWN = 400  # lines that are kept as they were drawn

@@ -3,9 +3,9 @@
 from rich.text import Text
 
 from traced.client.models import DeviceView, Readiness
-from traced.client.overview import Health, RouterHealth, Traffic
-from tui.plain import cell, line
-from tui.widgets.keyed_table import Row
+from traced.client.serving import Health, RouterHealth, Traffic
+from tui.text import cell, line
+from tui.widgets.tables import Row
 
 GIB = 2**30
 BAR, STEPS, EMPTY = 5, " ▏▎▍▌▋▊▉█", "░"

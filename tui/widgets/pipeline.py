@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from traced.client.models import AdapterView, CostView, CycleView, EventView, StageView
-from tui.plain import line
+from tui.text import line
 
 ORDER = ("collect", "analyze", "synthesize", "admit", "train", "gate", "approve", "evaluate", "report")
 PROMPT, ENOUGH = "optimize-prompt", "a prompt is enough"  # a stage of some cycles; what ends a capability there well

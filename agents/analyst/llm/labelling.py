@@ -10,6 +10,14 @@ again as a whole (a row that is unusable only then stays as it was). A conversat
 on which three questions in whatever runs had none, is left out of all runs and asked about no more, so that no single
 one can stop an analysis. How it fails: ``OutOfForm`` that names such a conversation, as soon as more than a tenth of
 them would be left out, or none of the first ten had a usable row.
+
+Whose fault a failure is: the agent's, the user simulator's, the infrastructure's, or an ambiguous task's.
+
+Only the agent's failures are mined. Where the model gives no usable answer the failure counts as the agent's, as it
+would without the question: nothing that was said in a conversation can take it out of the evidence by confusing the
+model, and what is kept has to pass labels of its own in most of the runs. How many those are is told.
+
+Invariants: one question for each failure, one answer for each failure; an answer cites a message that was shown.
 """
 
 import asyncio
@@ -20,14 +28,65 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from agents.analyst.llm.asking import Asking, Form, all_of, instructions, reason
-from agents.analyst.llm.blame import conversation
 from agents.analyst.llm.discovery import TEXT
-from agents.analyst.llm.rendering import Shown, tokens
-from agents.analyst.llm.texts import one_line
+from agents.analyst.llm.prompting import LEAST, Asking, Form, all_of, instructions, reason
+from agents.analyst.llm.rendering import Shown, one_line, shown, surroundings, tokens
 from agents.errors import ModelError, OutOfForm
-from agents.llm.untrusted import marked
+from agents.llm.question import marked
 from store.types import Capability, Label, Trajectory, Verdict
+
+EACH = 12_000  # tokens of one conversation, at most
+FAULT_REASON = 500  # characters
+MARKS = 100  # tokens, with the few words beside them
+
+FaultName = Literal["agent", "simulator", "infrastructure", "task"]
+
+
+class Blame(Form):
+    """Whose fault one failure is."""
+
+    why: str
+    fault: FaultName
+    message: str
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Whose fault a failure is; ``message_index`` is None where the model gave no usable answer."""
+
+    trajectory_id: str
+    fault: FaultName
+    message_index: int | None
+    reason: str
+
+
+async def faults(asking: Asking, failures: Sequence[Trajectory]) -> list[Fault]:
+    """One for each failure, in order."""
+    return await asking.each("faults", [partial(_fault, asking, one) for one in failures])
+
+
+async def _fault(asking: Asking, failure: Trajectory) -> Fault:
+    about, read = conversation(asking, failure, "blame")
+
+    def wrong(answer: Blame) -> str | None:
+        if read.cited(answer.message) is None:
+            return f"there is no message {answer.message[:40]!r} in what you were shown; cite one by its id, such as m4"
+        return None
+
+    try:
+        answer = await asking.ask(asking.question("blame", f"{about}\nWhose fault is it?"), Blame, wrong)
+    except OutOfForm as error:
+        return Fault(failure.id, "agent", None, one_line(f"nobody said: {error.message}", FAULT_REASON))
+    return Fault(failure.id, answer.fault, read.cited(answer.message), one_line(answer.why, FAULT_REASON))
+
+
+def conversation(asking: Asking, trajectory: Trajectory, kind: str, *beside: str) -> tuple[str, Shown]:
+    """One conversation with what surrounds it, as large as a question of this kind has room for beside other texts."""
+    room = asking.room(instructions(kind), *beside)
+    around = surroundings([trajectory], max(min(room // 3, room - LEAST - MARKS), 0))
+    read = shown(trajectory, min(EACH, asking.room(instructions(kind), around, *beside) - MARKS))
+    return f"{around}\n{marked('conversation', read.text)}", read
+
 
 REPEATS = 2
 APART = 1000  # variants of a run's repetitions: run, run + 1000, run + 2000
@@ -35,7 +94,7 @@ TEMPERATURE = 1.0  # as the model itself is: at 0 the runs would be one run
 COMPLAINTS = 8
 LEFT_OUT = 10  # of so many conversations one may be left out
 HOPELESS = 10  # first conversations without any usable row that end it
-REASON = 300  # characters
+LABEL_REASON = 300  # characters
 SHORTEST = 40  # characters that a capability's text keeps
 
 Read = tuple[str, Shown]  # a conversation with what surrounds it, and what can be cited of it
@@ -77,7 +136,7 @@ class Void:
 
     def leave_out(self, key: str) -> None:
         """Ask no more about a conversation; raises where more than a tenth are left out."""
-        self.left_out[key] = one_line(self.why[key].message, REASON)
+        self.left_out[key] = one_line(self.why[key].message, LABEL_REASON)
         if len(self.left_out) * LEFT_OUT > self.conversations:
             many = f"{len(self.left_out)} of {self.conversations} conversations"
             raise self._given_up(f"{many} could not be labelled, which is more than one in {LEFT_OUT}", key)

@@ -10,12 +10,11 @@ else.
 
 from collections.abc import Iterable, Sequence
 
-from agents.analyst.llm.asking import Asking, Form, instructions
 from agents.analyst.llm.discovery import MAX_CANDIDATES, Found
-from agents.analyst.llm.rendering import tokens
-from agents.analyst.llm.texts import near
+from agents.analyst.llm.prompting import Asking, Form, instructions
+from agents.analyst.llm.rendering import near, tokens
 from agents.errors import OutOfForm
-from agents.llm.untrusted import marked
+from agents.llm.question import marked
 from store.types import Capability
 
 

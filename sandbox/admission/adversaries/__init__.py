@@ -1,23 +1,32 @@
-"""The exploit panel: each module here is one adversary, an agent that wants reward without the work.
+"""The exploit panel: each public function of a module here is one adversary, an agent that wants reward without the
+work.
 
-Invariants: a module's docstring says which shortcut it tries; its ``act`` is a ``policies.Policy``, a pure function of
-what an agent sees, the turn's number and a seeded generator, so that an episode can be played again; it ends in words.
-To add one, add a file. Not covered: adversaries that read the environment's source, and models.
+Invariants: an adversary's docstring says which shortcut it tries; it is a ``policies.Policy``, a pure function of what
+an agent sees, the turn's number and a seeded generator, so that an episode can be played again; it ends in words.
+To add one, write such a function in the module of its kind. Not covered: adversaries that read the environment's
+source, and models.
 """
 
 import importlib
+import inspect
 import pkgutil
 
 from sandbox.admission.policies import Policy
 
+PARAMETERS = ("task", "messages", "turn", "rng")
+
 
 def panel() -> dict[str, Policy]:
-    """Every adversary of this package by its module's name; raises TypeError for a module that is none."""
-    found: dict[str, Policy] = {}
-    for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
-        adversary = importlib.import_module(f"{__name__}.{module.name}")
-        act = getattr(adversary, "act", None)
-        if not callable(act) or not adversary.__doc__:
-            raise TypeError(f"{adversary.__name__} needs a docstring and a function act(task, messages, turn, rng)")
-        found[module.name] = act
-    return found
+    """Every adversary of this package by its name; raises TypeError for a public function that is none."""
+    adversaries: dict[str, Policy] = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if name.startswith("_") or function.__module__ != module.__name__:
+                continue
+            if not function.__doc__ or tuple(inspect.signature(function).parameters) != PARAMETERS:
+                raise TypeError(f"{module.__name__}.{name} needs a docstring and the parameters {PARAMETERS}")
+            if name in adversaries:
+                raise TypeError(f"{module.__name__}.{name}: another adversary has this name")
+            adversaries[name] = function
+    return dict(sorted(adversaries.items()))

@@ -7,13 +7,20 @@ old reports read like new ones. What an environment wrote into the evidence is h
 """
 
 from sandbox.admission.report.advice import advice
-from sandbox.admission.report.as_data import as_data
-from sandbox.admission.report.asked import asked
-from sandbox.admission.report.in_words import in_words
-from sandbox.admission.report.meanings import MEANS, means
-from sandbox.admission.report.measured import Bound, Example, Panel, bounds, examples, panel
-from sandbox.admission.report.on_terminal import on_terminal
-from sandbox.admission.report.verdict import unchecked, verdict
+from sandbox.admission.report.model import (
+    MEANS,
+    Bound,
+    Example,
+    Panel,
+    asked,
+    bounds,
+    examples,
+    means,
+    panel,
+    unchecked,
+    verdict,
+)
+from sandbox.admission.report.text import as_data, in_words, on_terminal
 
 __all__ = [
     "MEANS",

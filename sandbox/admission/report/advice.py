@@ -1,21 +1,253 @@
 """What to change in an environment that a check has refused, from the check's name and its figures.
 
 Invariants: a passed check needs no advice; a failed one gets at least one sentence, also a check that this version does
-not know; whatever the evidence holds, nothing raises; quoted words are harmless (``store.plain``).
+not know; whatever the evidence holds, nothing raises; quoted words are harmless (``store.text``).
+
+What to change where a check ended by a fault of the environment, from the fault's own words.
+
+What to change where a nearly right play is paid in full: which slip, on which argument, and what grading lacks.
+
+What to change where reading the source refused it: the lines, and what to write there instead.
+
+What to change where the same seed gives other bytes, or where something outside the episode is touched.
 """
 
+import ast
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from sandbox.admission.report.faults import of_fault
-from sandbox.admission.report.measured import Evidence, figures, is_number, keeps, shown
-from sandbox.admission.report.of_policies import exploits, floor
-from sandbox.admission.report.of_slips import slips
-from sandbox.admission.report.of_source import source
-from sandbox.admission.report.of_state import determinism, effects
-from store.plain import line
+from sandbox.admission.oracle_mutations import AMONG_OTHERS, ANOTHER, CUT_SHORT, IN_WORDS, LEFT_OUT, NOTHING
+from sandbox.admission.report.model import Evidence, figures, is_number, keeps, shown
+from sandbox.admission.report.shortcut_advice import exploits, floor
+from sandbox.admission.static_analysis import MODULES
+from store.text import line
 from store.types import Check
 
+LONG_QUOTE = 300  # characters of somebody else's words inside a sentence
+PLACE = re.compile(r'File "environment\.py", line (\d+), in (\S+)')
+RAISED = {
+    "load": "Importing the module must only define things: no work, no input, nothing that depends on the machine.",
+    "reset": "reset(seed) must return a Task for every seed, whatever was played before it.",
+    "step": "step(message) must answer every assistant message, also one with unknown tools, broken JSON, missing "
+    "arguments or no text at all: answer a bad call with a tool message that tells the error.",
+    "score": "score() must return a Score at any time, also right after reset: reward a number from 0 to 1, success "
+    "True only with reward 1.0.",
+    "oracle": "oracle() must yield assistant messages that step() can take, each built from the state as it is then.",
+}
+
+
+def of_fault(evidence: Evidence) -> Iterator[str]:
+    """Sentences by the kind of fault."""
+    text = str(evidence.get("text", ""))
+    where = f" ({line(evidence['at'])})" if evidence.get("at") else ""
+    match evidence.get("fault"):
+        case "EnvironmentFault":
+            yield f"It failed{where}: {line(text, LONG_QUOTE)}"
+            if "SyntaxError" in text and _operation(text) in ("load", ""):
+                yield "Mend the line that the error names: the file must be valid Python."
+            else:
+                yield RAISED.get(_operation(text), "No seed and no message may make the environment raise.")
+            places = PLACE.findall(str(evidence.get("traceback", "")))
+            if places:
+                yield f"It raised at line {places[-1][0]} of the file, in {line(places[-1][1], 60)}."
+        case "Deadline":
+            yield f"A call took too long{where}: {line(text, LONG_QUOTE)}"
+            yield (
+                "Look for a loop that some input never ends and for work that grows with the number of records; build "
+                "large tables once, when the module is imported."
+            )
+        case "WorkerDied" if "memory" in text:
+            yield f"The environment used up its container's memory{where}."
+            yield "Keep only this episode's records on self, and bound every list, text and loop."
+        case "WorkerDied":
+            yield f"The environment's process ended{where}: {line(text, LONG_QUOTE)}"
+            yield "Remove whatever ends or replaces the process: exit calls, signals, deep recursion, native code."
+        case "ProtocolFault":
+            yield f"What the environment's process said is not the protocol{where}: {line(text, LONG_QUOTE)}"
+            yield "Remove every write to standard output or to file descriptors, and keep messages small."
+        case _:
+            yield f"The episode was lost{where}: {line(text, LONG_QUOTE)}"
+            yield "Admit it once more; if it is lost again, the environment ends its own process."
+
+
+def _operation(text: str) -> str:
+    found = re.search(r"environment failed in '(\w+)'", text)
+    return found[1] if found else ""
+
+
+NAME = 40
+MUTATION_MENDS = {  # the gravest first: what one of them makes plain of an argument need not be told again
+    LEFT_OUT: "Success must need every wanted write: compare the whole final state with the wanted one, all of it",
+    ANOTHER: "Grade that argument: compare what was written with the right value",
+    NOTHING: "Compare whole values: an empty text is the beginning of, and stands in, every text",
+    CUT_SHORT: "Compare whole lists: some of what was wanted is not enough",
+    AMONG_OTHERS: "Compare whole values: whether the right one stands somewhere in what was given is not enough",
+}
+
+
+def slips(evidence: Evidence) -> Iterator[str]:
+    """Each remedy once, with the arguments that it is for."""
+    told = evidence.get("loose")
+    left = [one for one in (told if isinstance(told, list) else []) if isinstance(one, dict)]
+    for slip, mend in MUTATION_MENDS.items():
+        found = [one for one in left if one.get("slip") == slip]
+        if found:
+            yield f"It is paid in full although {'; or '.join(map(_in_words, found))}. {mend}."
+        graver = {_argument(one) for one in found}
+        left = [one for one in left if _argument(one) not in graver]
+
+
+def _in_words(one: dict[str, Any]) -> str:
+    """What was done, and on how many seeds that was paid."""
+    tool, argument = line(one.get("tool", ""), NAME), line(one.get("argument", ""), NAME)
+    what = IN_WORDS[one["slip"]].format(tool=tool, argument=argument)
+    return f"{what} (on {shown(one.get('paid'))} of {shown(one.get('seeds'))} seeds)"
+
+
+def _argument(one: dict[str, Any]) -> tuple[object, object]:
+    return str(one.get("tool")), str(one.get("argument"))
+
+
 QUOTED = 200
+MODULE = re.compile(r"imports (?:from )?(\w+)")
+INSTEAD = {  # of modules that are asked for again and again
+    "sqlite3": "sqlite3 opens files and loads extensions: keep the tables as lists, and read the questions that you "
+    "grade with a small parser of your own",
+    "numpy": "only the standard library is there: lists, math and statistics serve for records",
+    "pandas": "only the standard library is there: lists of records, csv and itertools serve for tables",
+    "pydantic": "only the standard library is there: use dataclasses and check arguments by hand",
+    "time": "the task's time is a value of reset(): draw it from the seed",
+    "uuid": "draw ids from random.Random(seed)",
+    "secrets": "draw ids from random.Random(seed)",
+    "pathlib": "keep files as texts in a dictionary, by path",
+    "os": "nothing of the host is there: keep what the task needs in reset()",
+    "sys": "nothing of the host is there: keep what the task needs in reset()",
+    "logging": "what an agent may see are messages, and nobody else reads along",
+}
+# How a refusal reads, and what to do about it; the first that fits counts.
+SOURCE_MENDS = {
+    "does not parse": "It must be valid Python of the sandbox's version.",
+    "more than": "It must be smaller: generate records from the seed instead of listing them.",
+    "imports": f"Only these modules may be imported: {', '.join(sorted(MODULES))}.",
+    "reads the clock": "Write the task's date into the environment or draw it from the seed; never ask the clock.",
+    "from nothing": "Make one random.Random(seed) in reset() and draw everything from it.",
+    "uses SystemRandom": "Make one random.Random(seed) in reset() and draw everything from it.",
+    "uses urandom": "Make one random.Random(seed) in reset() and draw everything from it.",
+    "uses random.": "Make one random.Random(seed) in reset() and draw everything from it, not from the module.",
+    "uses io.": "Of io only StringIO and BytesIO are let through: keep texts in memory.",
+    "uses __": "Write it without reaching into Python's own objects.",
+    "uses ": "Write it without running code from text or reaching for what Python keeps to itself.",
+    "reaches ": "Use what an allowed module offers by its public name, and nothing that it holds itself.",
+    "calls print": "Remove what prints: what an agent may see are messages.",
+    "calls": "Write it without running code from text, reading files or asking the terminal.",
+    "defines no class": "Define a class Environment at the top level, with reset, step, done, score and oracle.",
+}
+
+
+def source(evidence: Evidence) -> Iterator[str]:
+    """Every refused line, then each remedy once."""
+    listed = evidence.get("refused")
+    refused = [line(one, QUOTED) for one in listed] if isinstance(listed, list) else []
+    if refused:
+        yield f"Change these lines: {'; '.join(refused)}."
+    named = (MODULE.search(one) for one in refused)
+    modules = dict.fromkeys(found[1] for found in named if found and found[1] in INSTEAD)
+    yield from (f"Instead of {name}: {INSTEAD[name]}." for name in modules)
+    mends = (next((mend for sign, mend in SOURCE_MENDS.items() if sign in one), "") for one in refused)
+    yield from (mend for mend in dict.fromkeys(mends) if mend)
+
+
+SCORED = "score() must only look: it may change nothing, draw nothing and count nothing."
+OUTLIVES = (
+    "Something outlives the episode: a module-level variable, a class attribute or a mutable default that is "
+    "changed, a counter or cache, the clock, or the module random without a seed. Set everything on self anew in "
+    "reset(), and draw everything from random.Random(seed)."
+)
+UNORDERED = (
+    "The order of a set, hash(), id(), an object's default repr, the clock or unseeded chance reaches the "
+    "episode. Sort sets before they are walked or drawn from, and draw everything from random.Random(seed)."
+)
+SHARED = (
+    "Two Environment objects share state: a module-level variable or a class attribute. Keep everything on self "
+    "and set it in reset()."
+)
+WHERE = {  # what the evidence's "where" holds, in words, and the usual causes; the first that fits counts
+    "interleaved": ("played in turn with other episodes in one process", SHARED),
+    "score asked": ("with its score asked for after every message", SCORED),
+    "many other episodes": ("after many other episodes in the same process", OUTLIVES),
+    "played before": ("on an instance that has played before", OUTLIVES),
+    "process": ("played in a second process with another hash seed", UNORDERED),
+    "again": ("played a second time in the same process", OUTLIVES),
+}
+ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d|\b\d\d:\d\d:\d\d|\b1[6-9]\d{8}(?:\.\d|\d{3})?")
+WORD = re.compile(r"\w+")
+FEW_WORDS, SAME = 3, 0.8
+
+
+def determinism(evidence: Evidence) -> Iterator[str]:
+    """On which seed and which way, where the bytes differ, and what the difference looks like."""
+    where = str(evidence.get("where", ""))
+    unknown = (f"played {line(where) or 'again'}", OUTLIVES)
+    way, cause = next((told for sign, told in WHERE.items() if sign in where), unknown)
+    difference = str(evidence.get("difference", ""))
+    yield f"Seed {shown(evidence.get('seed'))}, {way}, gives other bytes: {line(difference, LONG_QUOTE)}"
+    look = _looks_like(difference)
+    if look:
+        yield look
+    yield cause
+
+
+def _looks_like(difference: str) -> str:
+    """What the two sides suggest, where they suggest anything."""
+    if ADDRESS.search(difference):
+        return "It shows an object's address in memory: never put an object's default repr or id() into a text."
+    sides = _sides(difference)
+    if sides is None:
+        return ""
+    one, other = sides
+    if TIME.search(one) and TIME.search(other) and TIME.findall(one) != TIME.findall(other):
+        return "It looks like a time of day: write the date into the environment or draw it from the seed."
+    if _reordered(one, other):
+        return "Much the same words stand there in another order: something without an order, such as a set, is walked."
+    return ""
+
+
+def _reordered(one: str, other: str) -> bool:
+    """Whether what follows the common beginning holds much the same words; the last ones may be cut off."""
+    common = next((at for at, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its), 0)
+    words = [Counter(WORD.findall(side[common:])) for side in (one, other)]
+    longest = max(words[0].total(), words[1].total())
+    return longest >= FEW_WORDS and (words[0] & words[1]).total() >= SAME * longest
+
+
+def _sides(difference: str) -> tuple[str, str] | None:
+    """The two texts that the evidence holds as ``'one' against 'other'``."""
+    one, _, other = difference.partition(" against ")
+    try:
+        sides = ast.literal_eval(one), ast.literal_eval(other)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return (sides[0], sides[1]) if all(isinstance(side, str) for side in sides) else None
+
+
+def effects(evidence: Evidence) -> Iterator[str]:
+    """What was touched or printed."""
+    events = evidence.get("events")
+    if isinstance(events, list) and events:
+        counted = Counter(line(one, 120) for one in events).most_common(5)
+        listed = "; ".join(f"{event}, {times} times" if times > 1 else event for event, times in counted)
+        yield (
+            f"It reached outside its episode: {listed}. Keep all records in the source, and "
+            "remove every use of files, sockets, processes, threads and the environment's variables."
+        )
+    if evidence.get("printed_characters"):
+        head = f", beginning with {line(evidence['printed'], 120)}" if evidence.get("printed") else ""
+        yield f"It printed {shown(evidence['printed_characters'])} characters{head}. Remove what prints."
+
+
 PER_CENT = 100
 
 

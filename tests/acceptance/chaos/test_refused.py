@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos.place import Place
-from store.head import HEAD
+from store.schema_version import HEAD
 from tests.acceptance.chaos.conftest import VARIABLES
 
 GOLDEN = sorted((Path(__file__).parents[2] / "unit" / "store" / "golden").glob("v*.sql"))

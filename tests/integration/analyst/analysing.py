@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from agents.analyst.llm.analyst import Analysis, analyse
+from agents.analyst.llm.analysis import Analysis, analyse
 from agents.llm.model import Endpoint, Model
 from agents.llm.question import InMemory, Purpose
 from store.types import Capability, Trajectory, Verdict

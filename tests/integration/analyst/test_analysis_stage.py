@@ -14,27 +14,26 @@ from agents.errors import ModelDenied
 from agents.transcript import transcript
 from store.database import open_store, reading, session, sqlite_url
 from store.records import Cycle, CycleState, Finding, StageState
-from store.repositories.analysis import list_capabilities, list_labels, save_capabilities
+from store.repositories.capabilities import list_capabilities, list_labels, save_capabilities
 from store.repositories.cycles import list_stage_events, save_cycle
-from store.repositories.thinking import list_citations, list_faults, list_replies, stage_costs
+from store.repositories.llm_replies import list_citations, list_faults, list_replies, stage_costs
 from store.repositories.trajectories import rejudge_trajectory, save_trajectories
 from store.types import Capability, EndCause, Outcome, Trajectory, Verdict
 from tests.scripted_analyst import ANSWERING, LOOKING, Asked, Thinking
 from tests.scripted_model import Scripted, Sent, Status, served
 from tests.unit.agents.synthesis.conversations import FAULTS
 from tests.unit.store.chain import T0
-from traced.config import load_settings
-from traced.executor.blame import Blame, blame, describe
-from traced.executor.job import Ended
-from traced.meter import Meter
-from traced.models import ModelFiles
-from traced.progress import Progress
-from traced.stages import gate
-from traced.stages.analyses import compare
-from traced.stages.analyze import analyze, stored_findings, surroundings, to_analyze
-from traced.stages.context import Context, Shown
-from traced.stages.episodes import BASE, Player
-from traced.stages.production import JUDGED_ANEW
+from traced.config.settings import load_settings
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.inference.model_files import ModelFiles
+from traced.pipeline import gate
+from traced.pipeline.analyze import analyze, stored_findings, surroundings, to_analyze
+from traced.pipeline.collect import JUDGED_ANEW
+from traced.pipeline.context import Context, Shown
+from traced.pipeline.episodes import BASE, Player
+from traced.pipeline.findings import compare
+from traced.processes.job import Blame, Ended, blame, describe
 from traced.targets.desk import demonstrate
 from traced.targets.registry import target
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.analyst.catalogue import CANDIDATES
+from agents.analyst.builtin import CANDIDATES
 from agents.analyst.llm.rendering import tokens
 from agents.contrast import retained
 from agents.errors import AgentsError, OutOfForm

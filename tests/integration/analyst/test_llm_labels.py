@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from agents.analyst.llm.analyst import label
+from agents.analyst.llm.analysis import label
 from agents.analyst.llm.rendering import tokens
 from agents.errors import ModelRefused, OutOfForm
 from agents.llm.model import Endpoint, Model

@@ -22,10 +22,10 @@ import torch
 
 from benchmarks.engines.installation import Installation, Served, installed, serving, vllm_python, vllm_settings
 from benchmarks.engines.signed import RANK
-from traced.models import BUNDLED, ModelFiles, load_model
-from traced.serving.embedded.core import Engine
-from traced.serving.gateway.children import _free_port
-from traced.serving.vllm import VARIABLES, cpu_variables
+from traced.gateway.server import _free_port
+from traced.inference.embedded.engine import Engine
+from traced.inference.engine_process import VARIABLES, cpu_variables
+from traced.inference.model_files import BUNDLED, ModelFiles, load_model
 
 optional = pytest.mark.optional
 KINDS = ["embedded", pytest.param("vllm", marks=optional), pytest.param("external", marks=optional)]
@@ -85,7 +85,7 @@ class There:
         if self.outside is not None:
             parent = psutil.Process(self.outside.process.pid)
         else:
-            module = "traced.serving.vllm_child" if self.kind == "vllm" else "traced.serving.embedded"
+            module = "traced.inference.vllm_child" if self.kind == "vllm" else "traced.inference.embedded"
             children = psutil.Process(self.served.process.pid).children()
             parent = next(child for child in children if module in child.cmdline())
         return [parent, *parent.children(recursive=True)]

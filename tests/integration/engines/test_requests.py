@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.engines.signed import questions
 from tests.integration.engines.conftest import LENGTH, LIVE, There
-from traced.serving.embedded.chat import parse, render
-from traced.serving.embedded.core import Engine, Request, Sampling
+from traced.inference.embedded.engine import Engine, Request, Sampling
+from traced.inference.embedded.generation import parse, render
 from traced.targets.desk import SPLITS, Desk, demonstrate
 
 USER = questions(1, seed=3)[0]

@@ -15,13 +15,12 @@ from benchmarks.versions import race
 from store.database import reading
 from store.repositories.serving import find_routes
 from tests.integration.engines.conftest import LIVE, There, until
-from traced.models import BUNDLED, ModelFiles, load_model
-from traced.rollout.policy import Completion
-from traced.serving.client import EngineClient
-from traced.serving.embedded.chat import render
-from traced.serving.embedded.core import Engine, Request, Sampling
-from traced.serving.errors import RequestError, RoutingPromptError
-from traced.serving.routing_prompt import route_options, routing_prompt
+from traced.inference.client import Completion, EngineClient
+from traced.inference.embedded.engine import Engine, Request, Sampling
+from traced.inference.embedded.generation import render
+from traced.inference.errors import RequestError, RoutingPromptError
+from traced.inference.model_files import BUNDLED, ModelFiles, load_model
+from traced.inference.routing_prompt import route_options, routing_prompt
 
 CALLS = [{"order_id": "W1111"}, {"order_id": "W2222"}]
 TWO_CALLS = "\n".join(
@@ -161,7 +160,9 @@ def test_no_request_is_answered_by_another_adapter_while_versions_come_and_go(th
     failed = [what for what in run.seen if what.startswith("failed")]
     assert not failed, run.seen
     assert len(run.by) == 5, run.by  # the base model and all versions have answered
-    if there.kind == "external":  # vLLM's fault on a CPU (traced.serving.vllm_repair), which it was not told to repair
+    if (
+        there.kind == "external"
+    ):  # vLLM's fault on a CPU (traced.inference.vllm_repair), which it was not told to repair
         assert all(wrong.startswith("base answered") for wrong in run.wrong), run.wrong[:5]
     else:
         assert run.wrong == []

@@ -13,17 +13,18 @@ import httpx
 from sqlalchemy import Engine
 
 from store.database import open_store, reading, session, sqlite_url
-from store.records import AdapterVersion, Promotion, PromotionState
-from store.repositories import adapters, gates, promotions, serving, training
+from store.records import AdapterVersion, Exchange, Promotion, PromotionState
+from store.repositories import adapters, promotions, serving
+from store.repositories import adapters as training
+from store.repositories import promotions as gates
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
-from store.serving_records import Exchange
 from store.types import GateAnswer, Trajectory
 from tests.integration.gateway.upstream import Upstream, upstreams
 from tests.unit.store import chain
-from traced.config import Settings, load_settings
-from traced.gates.settings import Policy
-from traced.serving.gateway.running import routing
-from traced.serving.gateway.storing import Storer
+from traced.config.cycle_sections import Policy
+from traced.config.settings import Settings, load_settings
+from traced.gateway.recorder import Storer
+from traced.gateway.server import routing
 
 LOOK_S = 0.02
 V1, V2 = "date-reasoning@v1", "date-reasoning@v2"

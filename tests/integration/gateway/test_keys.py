@@ -9,13 +9,13 @@ import pytest
 
 from store.database import reading, session
 from store.errors import StoreUnavailable
-from store.repositories.audit import list_audit
+from store.repositories.events import list_audit
 from tests.integration.gateway.place import Place, place
 from tests.unit.store.chain import T0
-from traced.acts import Act
-from traced.serving.errors import ServingError
-from traced.serving.gateway import live
-from traced.serving.gateway.keys import make_key, take_back
+from traced.gateway import model_choice
+from traced.gateway.access import make_key, take_back
+from traced.inference.errors import ServingError
+from traced.registry.decisions import Act
 
 ADA = Act("Ada", "local", T0, "for the agent")
 
@@ -98,7 +98,7 @@ def test_a_router_that_cannot_read_who_may_ask_does_not_begin(tmp_path: Path, mo
     async def check(made: Place) -> None:
         raise AssertionError("it serves")
 
-    monkeypatch.setattr(live, "list_keys", away)
+    monkeypatch.setattr(model_choice, "list_keys", away)
     with pytest.raises(StoreUnavailable):
         run(tmp_path, check)
 
@@ -111,7 +111,7 @@ def test_a_store_that_goes_away_leaves_the_keys_as_they_were(tmp_path: Path, mon
         with session(made.store) as opened:
             key = make_key(opened, ADA, "agent", 0)
         await until_status(made, 401, {})
-        monkeypatch.setattr(live, "list_keys", away)
+        monkeypatch.setattr(model_choice, "list_keys", away)
         await asyncio.sleep(0.5)
         assert (await made.ask("base")).status_code == 401
         assert (await made.ask("base", headers=with_key(key))).status_code == 200

@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.gateway.place import USER, V1, Place, place, until
 from tests.integration.gateway.upstream import BASE
-from traced.serving.gateway import app, forwarding
+from traced.gateway import app, forwarding
 
 
 def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **kind: Any) -> None:

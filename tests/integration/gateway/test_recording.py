@@ -11,7 +11,8 @@ import pytest
 from store.errors import StoreUnavailable
 from store.types import Outcome
 from tests.integration.gateway.place import USER, V1, Place, place, until
-from traced.serving.gateway import spool, storing
+from traced.gateway import recorder
+from traced.ingest import spool
 
 SOON = {"serving.silence_s": 0}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_order", "arguments": "{}"}}
@@ -178,7 +179,7 @@ def test_what_the_store_does_not_take_waits_in_the_spool(tmp_path: Path, monkeyp
     async def check(made: Place) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(spool, "LATE_S", 0.3)
-            patched.setattr(storing, "save_exchanges", lambda *_: (_ for _ in ()).throw(away))
+            patched.setattr(recorder, "save_exchanges", lambda *_: (_ for _ in ()).throw(away))
             for number in range(3):
                 assert (await made.ask("base", headers={"X-Traced-Conversation": f"c-{number}"})).status_code == 200
             await asyncio.sleep(0.8)

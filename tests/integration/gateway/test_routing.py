@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from store.database import reading, session
+from store.records import ConversationRoute
 from store.repositories.serving import find_routes, save_routes
-from store.serving_records import ConversationRoute
 from tests.integration.gateway.place import USER, V1, V2, Place, models, place, until, until_offered
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store.chain import T0
-from traced.serving.gateway import live
+from traced.gateway import model_choice
 
 
 def run(tmp_path: Path, check: Callable[[Place], Coroutine[Any, Any, None]], **kind: Any) -> None:
@@ -221,7 +221,7 @@ def test_an_engine_that_hangs_holds_up_no_rollback(tmp_path: Path) -> None:
 
 def test_a_follower_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(made: Place) -> None:
-        real, failed = live.list_keys, []
+        real, failed = model_choice.list_keys, []
 
         def once(opened: Any) -> Any:
             if not failed:
@@ -229,7 +229,7 @@ def test_a_follower_that_fails_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
                 raise RuntimeError("a defect")
             return real(opened)
 
-        monkeypatch.setattr(live, "list_keys", once)
+        monkeypatch.setattr(model_choice, "list_keys", once)
         await until(lambda: failed)
         made.promote(V1)
         await until_offered(made, V1)

@@ -13,8 +13,8 @@ import httpx
 from store.database import session
 from store.repositories.leases import acquire, release
 from tests.integration.gateway.place import V1, Place, place, until, until_offered
-from traced.config import load_settings
-from traced.serving.gateway.running import routing
+from traced.config.settings import load_settings
+from traced.gateway.server import routing
 
 SLEEP: dict[str, Any] = {"serving.sleep_for_training": True, "serving.devices": ["gpu-1"]}
 

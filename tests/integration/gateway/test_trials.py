@@ -13,18 +13,16 @@ import pytest
 from store.database import reading, session
 from store.records import PromotionState
 from store.repositories import promotions
-from store.repositories.audit import list_audit
-from store.repositories.events import list_events
-from store.repositories.notices import due_notices
+from store.repositories.events import due_notices, list_audit, list_events
 from store.repositories.serving import find_routes
 from store.types import EndCause, Outcome
 from tests.integration.gateway.place import V1, V2, Place, place, until, until_offered
 from tests.integration.gateway.upstream import BASE
 from tests.unit.store import chain
-from traced.gates.sequential import Arm
-from traced.gates.trials import Stratum
-from traced.outcomes.evidence import Labels
-from traced.serving.gateway.canaries import Canaries, strata
+from traced.evaluation.sequential import Arm
+from traced.gateway.canaries import Canaries, strata
+from traced.registry.canary import Stratum
+from traced.scoring.evidence import Labels
 
 STEPS = {"promotion.steps": [0.3, 0.6], "promotion.min_samples": 5, "promotion.margin": 0.3}
 HOOK = {"notify.commands": [{"name": "tell", "argv": ["true"]}]}

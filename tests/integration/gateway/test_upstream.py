@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from traced.serving.gateway.upstream import AHEAD, BrokenOff, Unreachable, Upstream
+from traced.gateway.upstream import AHEAD, BrokenOff, Unreachable, Upstream
 
 PATH = "/v1/chat/completions"
 Play = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]

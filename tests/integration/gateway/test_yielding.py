@@ -8,7 +8,7 @@ from store.database import reading, session
 from store.repositories.leases import Lease, acquire, list_leases
 from tests.integration.gateway.place import Place, place, until
 from tests.unit.store.chain import T0
-from traced.serving.gateway.yielding import Yielding
+from traced.gateway.device_sharing import Yielding
 
 LOAD = {"serving.busy_requests": 4, "serving.busy_s": 0.6}
 

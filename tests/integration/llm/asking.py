@@ -9,9 +9,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, SecretStr
 
 from agents.llm.budget import Budget
-from agents.llm.line import Line
 from agents.llm.model import Endpoint, Model
 from agents.llm.question import InMemory, Ledger, Purpose, Question, Said
+from agents.llm.transport import Line
 from tests.scripted_model import Scripted
 from tests.virtual_time import VirtualTime
 

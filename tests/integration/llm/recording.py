@@ -20,9 +20,9 @@ from pydantic import BaseModel, SecretStr
 
 from agents.errors import ModelError
 from agents.llm.endpoint import Endpoint
-from agents.llm.line import Line
 from agents.llm.question import Purpose, Question, Reply, Said
-from agents.llm.wire import Heard, Misunderstood
+from agents.llm.server import Heard, Misunderstood
+from agents.llm.transport import Line
 from tests.integration.llm.asking import Fault
 from tests.scripted_model import Recorded, Sent, served
 

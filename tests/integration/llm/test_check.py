@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.llm.forms import WAYS
+from agents.llm.structured_output import WAYS
 from tests.integration.llm.asking import KEY
 from tests.integration.llm.test_forms import NO_SCHEMA, way
 from tests.scripted_model import (
@@ -27,8 +27,8 @@ from tests.scripted_model import (
     Truncated,
     served,
 )
+from traced.config.cycle_sections import LlmSection
 from traced.llm.check import Found, Seen, check
-from traced.llm.settings import LlmSection
 
 GOOD = {"verdict": "no", "reason": "it is red"}
 PAGE = "<!DOCTYPE html><html><head><title>Hello</title></head><body><p>there</p></body></html>"

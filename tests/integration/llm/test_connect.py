@@ -12,8 +12,8 @@ from agents.llm.budget import Budget
 from agents.llm.question import InMemory, Purpose, Question, Said
 from tests.integration.llm.asking import ANSWER, GOOD, Fault
 from tests.scripted_model import Scripted, Sent, served
-from traced.config import Settings, load_settings
-from traced.llm.connect import model
+from traced.config.settings import Settings, load_settings
+from traced.llm.connection import model
 
 
 @pytest.fixture(autouse=True)

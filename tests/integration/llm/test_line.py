@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agents.errors import BudgetSpent, ModelDenied, ModelRefused, ModelUnavailable
-from agents.llm.breaker import FAILURES, PAUSE_S
 from agents.llm.budget import Budget
 from agents.llm.question import InMemory, Purpose, Question, Said
+from agents.llm.rate_limit import FAILURES, PAUSE_S
 from tests.guard.sitecustomize import NetworkForbidden
 from tests.integration.llm.asking import ANSWER, GOOD, PURPOSE, Fault, ask, endpoint, model, question, run
 from tests.scripted_model import Dropped, Message, NotJson, Recorded, Sent, Silence, Status, Text, served

@@ -7,7 +7,7 @@ import pytest
 
 from agents.errors import ModelRefused
 from agents.llm.question import Reply
-from agents.llm.reading import Unreadable, object_in
+from agents.llm.structured_output import Unreadable, object_in
 from tests.integration.llm.asking import Fault
 from tests.integration.llm.recording import CASES, FILES, send, told
 from tests.scripted_model import Recorded, Sent, served

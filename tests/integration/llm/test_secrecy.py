@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from agents.errors import ModelError
 from store.database import open_store, reading, session, sqlite_url
 from store.repositories.cycles import save_cycle
-from store.repositories.thinking import list_replies
+from store.repositories.llm_replies import list_replies
 from tests.guard.sitecustomize import NetworkForbidden
 from tests.integration.llm.asking import ANSWER, GOOD, KEY, ask, model, question, run
 from tests.scripted_model import (
@@ -30,7 +30,7 @@ from tests.scripted_model import (
     served,
 )
 from tests.unit.store.chain import CYCLE, T0
-from traced.llm.ledger import StoreLedger
+from traced.llm.connection import StoreLedger
 
 BEARER = f"Bearer {KEY}"
 EVENT = f'data: {{"error": {{"message": "{BEARER}", "code": 500}}}}\n\n'

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from agents.errors import ModelUnavailable
-from agents.llm.line import Line
 from agents.llm.model import Model
 from agents.llm.question import InMemory
+from agents.llm.transport import Line
 from tests.integration.llm.asking import ANSWER, GOOD, Fault, question
 from tests.scripted_model import Sent, Silence, served
-from traced.llm.connect import endpoint
-from traced.llm.settings import LlmSection
+from traced.config.cycle_sections import LlmSection
+from traced.llm.connection import endpoint
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 PIECE = b'data: {"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": "one "}}]}\n\n'

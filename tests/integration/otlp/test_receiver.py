@@ -21,8 +21,8 @@ from store.repositories.serving import list_feedback
 from store.types import Outcome
 from tests.integration.gateway.place import Place, place, until
 from tests.integration.gateway.test_keys import ADA, until_status, with_key
-from tests.unit.serving.otlp.spans import EXAMPLE, TRACE, call, event, request
-from traced.serving.gateway.keys import make_key
+from tests.unit.ingest.otlp.spans import EXAMPLE, TRACE, call, event, request
+from traced.gateway.access import make_key
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 NAME = f"otlp-{TRACE}-{1:016x}"

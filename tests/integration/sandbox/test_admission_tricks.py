@@ -6,7 +6,7 @@ import random
 import pytest
 
 from sandbox.admission import refusals
-from sandbox.admission.bench import play
+from sandbox.admission.context import play
 from sandbox.admission.policies import say
 from sandbox.client import SandboxSource
 from tests.integration.sandbox.test_admission import LAMP_SHOP, OWNER, RESET, STEP, changed, judge

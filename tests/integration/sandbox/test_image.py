@@ -42,7 +42,7 @@ def serves(source: str) -> bool:
 
 
 def test_packing_the_host_gives_the_same_bytes_in_another_process() -> None:
-    script = "import hashlib; from sandbox.host_files import pack_host; print(hashlib.sha256(pack_host()).hexdigest())"
+    script = "import hashlib; from sandbox.image import pack_host; print(hashlib.sha256(pack_host()).hexdigest())"
     root = Path(__file__).parents[3]
     runs = [
         subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True).stdout

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.admission.admit import admit, refusals
-from sandbox.admission.thresholds import Thresholds
+from sandbox.admission.checks import admit, refusals
+from sandbox.admission.context import Thresholds
 from sandbox.client import SandboxSource
 from sandbox.contract import Score
 from sandbox.errors import EnvironmentFault, ProtocolFault, SandboxError, WorkerDied

@@ -13,10 +13,10 @@ from store.tables import AdapterRow
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import Scripted
 from tests.unit.store.chain import T0, save_chain
-from traced.config import load_settings
-from traced.gates.publication import publish
-from traced.service.control import Control
-from traced.stages.stopped import Stopped
+from traced.api.control import Control
+from traced.config.settings import load_settings
+from traced.pipeline.train import Stopped
+from traced.registry.publication import publish
 
 HOOK = "[[notify.commands]]\nname = 'tell'\nargv = ['true']\n"
 

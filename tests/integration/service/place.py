@@ -16,12 +16,11 @@ from store.repositories.cycles import get_cycle, list_cycles
 from store.tables import CycleRow
 from tests.integration.service.scripted import Scripted
 from tests.unit.store.chain import T0
-from traced.config import load_settings
-from traced.executor.ledger import Ledger
-from traced.executor.retry import Backoff
-from traced.host.holder import this_holder
-from traced.service.control import Control
-from traced.service.loop import CycleLoop
+from traced.api.control import Control
+from traced.config.settings import load_settings
+from traced.core.ownership import this_holder
+from traced.daemon.loop import CycleLoop
+from traced.jobs.retry import Backoff, Ledger
 
 AT_ONCE = {"devices.idle_s": 0, "devices.cpu_utilisation": 1, "devices.cpu_memory": 1, "devices.yield_s": 0.1}
 

@@ -18,25 +18,23 @@ from store.records import (
     AdapterVersion,
     CycleState,
     EnvironmentRecord,
+    Event,
     RunState,
     StageEvent,
     StageState,
     TrainingRun,
 )
-from store.repositories.adapters import get_adapter, save_adapter
-from store.repositories.analysis import save_capabilities
+from store.repositories.adapters import get_adapter, save_adapter, save_training_run
+from store.repositories.capabilities import save_capabilities
 from store.repositories.cycles import get_cycle, save_stage_event, set_cycle_state
 from store.repositories.environments import save_environment
 from store.repositories.events import save_event
-from store.repositories.gates import save_gate
-from store.repositories.training import save_training_run
-from store.service_records import Event
+from store.repositories.promotions import save_gate
 from store.types import Capability, GateAnswer, GateResult, PairedDifference
 from tests.unit.store.chain import T0
-from traced.executor.blame import describe
-from traced.executor.job import Ended, Evidence, Failure, Job, Report, ReportKind, Result
-from traced.gates.publication import publish
-from traced.stages.errors import CapabilityError
+from traced.core.errors import CapabilityError
+from traced.processes.job import Ended, Evidence, Failure, Job, Report, ReportKind, Result, describe
+from traced.registry.publication import publish
 
 FINISHED = Evidence(0, None, "exit code 0", [], 0, 0.0, "", {})
 CRASHED = Result(Ended.CRASHED, None, None, Evidence(None, "SIGSEGV", "ended by SIGSEGV", [], 0, 0.0, "", {}))

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from traced.api.application import control_api
+from traced.api.auth import by_token, checked_tokens, listening, local, tcp_socket, unix_socket
+from traced.api.control import Control
+from traced.api.monitoring import Part, Parts, prometheus
 from traced.client import Client, Refused
 from traced.client.models import Role
-from traced.service.api import control_api
-from traced.service.control import Control
-from traced.service.doors import by_token, checked_tokens, local, tcp_socket, unix_socket
-from traced.service.listen import listening
-from traced.service.metrics import prometheus
-from traced.service.readiness import Part, Parts
 
 OPERATOR, READER = "o" * 30, "r" * 30
 

@@ -14,21 +14,20 @@ from pathlib import Path
 import pytest
 
 from store.database import session
-from store.records import CycleState
+from store.records import CycleState, Event
 from store.repositories.attempts import InputKey, ParkedInput, begin_attempt, park
 from store.repositories.cycles import set_cycle_state
 from store.repositories.events import save_event
 from store.repositories.leases import acquire
 from store.repositories.retention import forget_events
-from store.service_records import Event
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
 from tests.unit.store.chain import T0
+from traced.api.auth import checked_tokens, tcp_socket, unix_socket
+from traced.api.control import Control
+from traced.api.errors import DoorError
 from traced.client import Client, NoDaemon, Refused
-from traced.config import load_settings
-from traced.service.control import Control
-from traced.service.doors import checked_tokens, tcp_socket, unix_socket
-from traced.service.errors import DoorError
+from traced.config.settings import load_settings
 
 ADAPTER = "date-reasoning@v1"
 

@@ -17,8 +17,8 @@ from tests.integration.conftest import SEEDED_AT
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
 from tests.unit.store.chain import trajectory
-from traced.config import load_settings
-from traced.service.control import Control
+from traced.api.control import Control
+from traced.config.settings import load_settings
 
 AT = SEEDED_AT
 

@@ -12,10 +12,10 @@ from store.database import open_store
 from tests.integration.conftest import SEEDED_AT
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
+from traced.api.control import Control
 from traced.client import Client
 from traced.client.trajectories import TrajectoryQuery
-from traced.config import load_settings
-from traced.service.control import Control
+from traced.config.settings import load_settings
 
 
 async def looks(client: Client, seeded: Seeded) -> AsyncIterator[tuple[str, Any]]:

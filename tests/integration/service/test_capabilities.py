@@ -20,13 +20,15 @@ from store.records import (
     RunState,
     TrainingRun,
 )
-from store.repositories import adapters, analysis, cycles, environments, gates, promotions, training
+from store.repositories import adapters, capabilities, cycles, environments, promotions
+from store.repositories import adapters as training
+from store.repositories import promotions as gates
 from store.repositories.trajectories import save_trajectories
 from store.types import AdmissionReport, Capability, GateAnswer, GateResult, Label, Message, Outcome, Verdict
 from tests.integration.service.served import refused, served
 from tests.unit.store.chain import CAPABILITY, HASH, SOURCE, T0, approval, later, trajectory
+from traced.api.control import Control
 from traced.client import Client
-from traced.service.control import Control
 
 NAME = CAPABILITY.name
 OTHER = Capability("no-loops", "No loops", "Does not repeat itself.", "a call fails", "stops", "goes on")
@@ -59,10 +61,10 @@ def second_cycle(store: Engine) -> list[Label]:
         hostile.append({"role": "assistant", "content": HOSTILE + "x" * 2000, "tool_calls": calls})
         save_trajectories(opened, [trajectory(key, told, cycle_id="c2", trial=3) for key, told in ids.items()])
         save_trajectories(opened, [trajectory("hostile", Outcome.FAILURE, cycle_id="c2", messages=hostile)])
-        analysis.save_capabilities(opened, "c2", [CAPABILITY, OTHER])
-        analysis.save_labels(opened, "c2", labels)
+        capabilities.save_capabilities(opened, "c2", [CAPABILITY, OTHER])
+        capabilities.save_labels(opened, "c2", labels)
         found = Finding("c2", NAME, 0.5, 0.25, 0.1, 0.6, 3, 2, False, {})
-        analysis.save_findings(opened, [found, Finding("c2", OTHER.name, None, None, None, 0.5, 3, 0, True, {})])
+        capabilities.save_findings(opened, [found, Finding("c2", OTHER.name, None, None, None, 0.5, 3, 0, True, {})])
     return labels
 
 
@@ -111,7 +113,7 @@ def test_cited_messages_come_with_their_runs_and_are_cut(control: Control, store
     second_cycle(store)
     with session(store) as opened:
         more = [Label("hostile", NAME, 0, L, 2), Label("hostile", NAME, 1, P, 9), Label("hostile", NAME, 2, N)]
-        analysis.save_labels(opened, "c2", more)
+        capabilities.save_labels(opened, "c2", more)
 
     async def ask(client: Client) -> None:
         found = await client.capabilities.cited(NAME, "c2")

@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 
 from store.database import session
+from store.records import Event
 from store.repositories.events import save_event
-from store.service_records import Event
 from tests.integration.service.served import OPERATOR, READER, refused
 from tests.unit.store.chain import T0
+from traced.api.application import control_api
+from traced.api.auth import by_token, listening, tcp_socket
+from traced.api.control import Control
+from traced.api.monitoring import Parts, prometheus
+from traced.app.service import Tokens, tokens_of
 from traced.client import Client
-from traced.config import Settings, load_settings
-from traced.service.api import control_api
-from traced.service.control import Control
-from traced.service.daemon import Tokens, tokens_of
-from traced.service.doors import by_token, tcp_socket
-from traced.service.listen import listening
-from traced.service.metrics import prometheus
-from traced.service.readiness import Parts
+from traced.config.settings import Settings, load_settings
 
 
 @pytest.fixture

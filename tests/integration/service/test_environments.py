@@ -22,11 +22,11 @@ from store.types import AdmissionReport, Check
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
 from tests.integration.service.silent_engine import engine_at
 from tests.unit.store.chain import HASH, SOURCE, T0
+from traced.api.control import Control
+from traced.api.episodes import AT_ONCE, Playing
 from traced.client import Client
 from traced.client.environments import BoundView, CallSaid, ExampleView, Said, SaidView
-from traced.host.owner import sandbox_owner
-from traced.service.control import Control
-from traced.service.playing import AT_ONCE, Playing
+from traced.core.ownership import sandbox_owner
 
 LAMP_SHOP = (Path(__file__).parents[2] / "data/environments/lamp_shop.py").read_text("utf-8")
 BREAKS = LAMP_SHOP.replace("        self.turn += 1\n", "        raise KeyError('no such lamp')\n")

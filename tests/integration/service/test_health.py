@@ -19,9 +19,9 @@ from sqlalchemy import Engine
 from sandbox.docker_engine import reap_orphans
 from sandbox.errors import EngineDown
 from tests.integration.service.served import on_tcp, served
+from traced.api.control import Control
+from traced.api.monitoring import Parts, parts_of
 from traced.client.models import Readiness
-from traced.service.control import Control
-from traced.service.readiness import Parts, parts_of
 
 
 def test_a_dead_part_is_named(control: Control, path: Path) -> None:

@@ -11,16 +11,16 @@ import pytest
 from sqlalchemy import Engine
 
 from store.database import session
+from store.records import ConversationRoute
 from store.repositories.serving import save_routes
-from store.serving_records import ConversationRoute
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import refused, served
 from tests.unit.store.chain import T0
-from traced.config import load_settings
-from traced.service.api import control_api
-from traced.service.control import Control
-from traced.service.doors import local
-from traced.service.readiness import Parts
+from traced.api.application import control_api
+from traced.api.auth import local
+from traced.api.control import Control
+from traced.api.monitoring import Parts
+from traced.config.settings import load_settings
 
 KNOWN = {
     "adapter": "date-reasoning@v1",

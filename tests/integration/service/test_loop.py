@@ -16,19 +16,18 @@ from store.errors import StoreUnavailable
 from store.records import Cycle, CycleState
 from store.repositories.attempts import AttemptState, list_parked, running_attempts
 from store.repositories.cycles import list_stage_events
-from store.repositories.events import list_events
-from store.repositories.notices import due_notices
+from store.repositories.events import due_notices, list_events
 from store.service_tables import AttemptRow
 from store.tables import CycleRow
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import CRASHED, failed
 from tests.unit.store.chain import T0
-from traced import acts
-from traced.acts import Act
+from traced.api.auth import Caller
+from traced.api.errors import Busy
 from traced.client.models import Reason
-from traced.executor.retry import Backoff
-from traced.service.doors import Caller
-from traced.service.errors import Busy
+from traced.jobs.retry import Backoff
+from traced.registry import decisions
+from traced.registry.decisions import Act
 
 ADA = Caller("ada", "local")
 ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
@@ -53,9 +52,9 @@ def test_a_cycle_runs_in_order_waits_for_a_person_and_carries_on(place: Place) -
         for capability in place.scripted.capabilities:
             assert [one for one in place.scripted.ran if one.endswith(capability)] == way(capability)
         place.fresh()  # the person takes a day, and the machine is started again meanwhile
-        place.control.decide(ADA, Reason(reason="good"), partial(acts.approve, adapter="alpha@v1"))
+        place.control.decide(ADA, Reason(reason="good"), partial(decisions.approve, adapter="alpha@v1"))
         assert place.cycle().state is CycleState.WAITING
-        place.control.decide(ADA, Reason(reason="not needed"), partial(acts.reject, adapter="beta@v1"))
+        place.control.decide(ADA, Reason(reason="not needed"), partial(decisions.reject, adapter="beta@v1"))
         done = await place.until(*ENDED)
         assert (done.state, done.summary) == (CycleState.FINISHED, {"made": True})
         assert place.scripted.ran[-2:] == ["evaluate", "report"]
@@ -115,7 +114,7 @@ def test_a_cycle_that_was_asked_for_begins_after_a_restart_and_once(place: Place
         place.control.start(ADA, Reason(reason="again"))
         place.fresh()
         for adapter in ("alpha@v1", "beta@v1"):
-            place.control.decide(ADA, Reason(), partial(acts.reject, adapter=adapter))
+            place.control.decide(ADA, Reason(), partial(decisions.reject, adapter=adapter))
         await place.until(*ENDED)
         second = await place.until(CycleState.WAITING)
         assert second.seed == first.seed + 1
@@ -167,7 +166,7 @@ def test_a_capability_that_is_parked_ends_and_the_cycle_goes_on_without_it(place
     async def story() -> None:
         place.control.start(ADA, Reason())
         await place.until(*WAITING)
-        place.control.decide(ADA, Reason(), partial(acts.approve, adapter="beta@v1"))
+        place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="beta@v1"))
         assert (await place.until(*ENDED)).state is CycleState.FINISHED
 
     asyncio.run(story())
@@ -311,7 +310,7 @@ def test_a_database_that_is_gone_for_a_while_ends_neither_the_cycle_nor_the_loop
 
         monkeypatch.setattr(place.loop, "_due", flaky_due)
         monkeypatch.setattr(place.loop, "_graph", flaky_graph)
-        monkeypatch.setattr("traced.service.loop.LOOK_S", 0.01)
+        monkeypatch.setattr("traced.daemon.loop.LOOK_S", 0.01)
         assert (await place.until(*WAITING)).state is CycleState.WAITING
 
     asyncio.run(story())
@@ -327,7 +326,7 @@ def test_a_clock_that_is_stepped_loses_and_doubles_nothing(place: Place, days: f
         assert (await place.until(*WAITING)).state is CycleState.WAITING
         place.days -= days
         for adapter in ("alpha@v1", "beta@v1"):
-            place.control.decide(ADA, Reason(), partial(acts.approve, adapter=adapter))
+            place.control.decide(ADA, Reason(), partial(decisions.approve, adapter=adapter))
         assert (await place.until(*ENDED)).state is CycleState.FINISHED
         place.days += days
         place.control.start(ADA, Reason(reason="the next one"))

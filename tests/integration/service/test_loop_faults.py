@@ -8,19 +8,19 @@ import pytest
 
 from store.database import reading
 from store.records import CycleState
-from store.repositories.notices import due_notices
+from store.repositories.events import due_notices
 from tests.integration.service.place import Place
 from tests.unit.store.chain import T0
+from traced.api.auth import Caller
+from traced.app.service import _ended
 from traced.client.models import DOING, WAITS, Reason
-from traced.executor.job import Report, ReportKind
-from traced.executor.ledger import waiting
-from traced.host.holder import is_alive
-from traced.host.lifecycle import Lifecycle
-from traced.llm.errors import LlmError
-from traced.service.daemon import _ended
-from traced.service.doors import Caller
-from traced.service.training_lease import FOR_DEVICE
-from traced.upkeep.orphans import sweep
+from traced.core.ownership import is_alive
+from traced.core.signals import Lifecycle
+from traced.jobs.leases import FOR_DEVICE
+from traced.jobs.retry import waiting
+from traced.llm.connection import LlmError
+from traced.maintenance.orphans import sweep
+from traced.processes.job import Report, ReportKind
 
 ADA = Caller("ada", "local")
 ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
@@ -88,7 +88,7 @@ def test_listeners_hear_what_is_at_work_and_what_it_waits_for(place: Place) -> N
 def test_the_loop_lives_while_it_tidies_and_a_failure_of_that_is_no_defect(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traced.service.loop.LOOK_S", 0.01)
+    monkeypatch.setattr("traced.daemon.loop.LOOK_S", 0.01)
     tidying, go, beats = threading.Event(), threading.Event(), list[int]()
 
     def tidy() -> None:

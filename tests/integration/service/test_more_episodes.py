@@ -8,20 +8,20 @@ import pytest
 
 from store.database import reading
 from store.records import CycleState
-from store.repositories.notices import due_notices
+from store.repositories.events import due_notices
 from store.types import GateAnswer
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import failed
 from tests.integration.service.test_loop import ADA, ENDED, WAITING
 from tests.unit.store.chain import T0
-from traced import acts
 from traced.client.models import Reason
-from traced.gates.errors import PromotionError
-from traced.gates.further import outstanding
+from traced.core.errors import PromotionError
+from traced.registry import decisions
+from traced.registry.promotion import outstanding
 
 
 def more(place: Place, adapter: str) -> str:
-    how = partial(acts.more_episodes, adapter=adapter, rounds=3)
+    how = partial(decisions.more_episodes, adapter=adapter, rounds=3)
     return place.control.decide(ADA, Reason(reason="too few"), how).said
 
 
@@ -54,8 +54,8 @@ def test_more_episodes_are_played_and_the_adapter_waits_again_with_the_new_answe
         assert place.scripted.ran.count("gate alpha") == 3
         assert place.control.status().waiting == ["beta@v1"]
         with pytest.raises(PromotionError, match="its gate answered inconclusive"):
-            place.control.decide(ADA, Reason(), partial(acts.approve, adapter="alpha@v1"))
-        place.control.decide(ADA, Reason(), partial(acts.approve, adapter="beta@v1"))
+            place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="alpha@v1"))
+        place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="beta@v1"))
         assert (await place.until(*ENDED)).state is CycleState.FINISHED
         assert [one.name for one in place.control.adapters() if one.live] == ["beta@v1"]
 
@@ -75,6 +75,6 @@ def test_a_look_that_is_parked_leaves_the_earlier_answer_to_decide_on(place: Pla
         [parked] = place.control.parked()
         assert (parked.stage, parked.capability) == ("gate", "alpha")
         assert place.control.status().waiting == ["alpha@v1", "beta@v1"]
-        place.control.decide(ADA, Reason(), partial(acts.approve, adapter="alpha@v1"))
+        place.control.decide(ADA, Reason(), partial(decisions.approve, adapter="alpha@v1"))
 
     asyncio.run(story())

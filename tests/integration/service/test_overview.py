@@ -10,17 +10,17 @@ import pytest
 
 from benchmarks.seeded import seed_store
 from store.database import open_store, session, sqlite_url
-from store.repositories.thinking import save_reply
+from store.repositories.llm_replies import save_reply
 from tests.integration.gateway.place import place, until
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.unit.store.chain import REPLY
-from traced.client.errors import Refused
+from traced.api.control import Control
+from traced.api.queries import router_health
 from traced.client.models import DEVICES, CostView, Devices, EventView
-from traced.config import load_settings
-from traced.service.control import Control
-from traced.service.health import router_health
-from traced.service.present import Beginnings
+from traced.client.transport import Refused
+from traced.config.settings import load_settings
+from traced.daemon.live_state import Beginnings
 
 AT = datetime(2026, 3, 14, 9, 26, 53, tzinfo=UTC)
 

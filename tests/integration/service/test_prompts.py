@@ -7,10 +7,10 @@ from http import HTTPStatus
 from pathlib import Path
 
 from store.database import session
-from store.repositories.thinking import save_patch
+from store.repositories.llm_replies import save_patch
 from tests.integration.service.served import READER, on_tcp, refused, served
 from tests.unit.store.chain import CAPABILITY, CYCLE, FIXING, PATCH
-from traced.service.control import Control
+from traced.api.control import Control
 
 
 def test_the_newest_patch_of_each_cycles_capability_is_told_with_its_gates_and_text(

@@ -10,16 +10,15 @@ import pytest
 from sqlalchemy import Engine
 
 from store.database import session
-from store.records import Promotion, PromotionState
+from store.records import ConversationRoute, Exchange, Feedback, Promotion, PromotionState
 from store.repositories import adapters, promotions, serving
-from store.serving_records import ConversationRoute, Exchange, Feedback
 from tests.integration.gateway.place import place
 from tests.integration.service.served import READER, on_tcp, refused, served
 from tests.unit.store.chain import T0, adapter, approval, later
+from traced.api.control import Control
+from traced.api.routes import serving as serving_views
 from traced.client import Client
 from traced.client.serving import Arm, ModelView
-from traced.service import serving_views
-from traced.service.control import Control
 
 NOW = T0 + timedelta(days=1)  # of the control's clock, which tells minutes
 V1, V2 = "date-reasoning@v1", "date-reasoning@v2"

@@ -10,18 +10,18 @@ import pytest
 
 from store.database import open_store, reading, sqlite_url
 from store.records import CycleState
-from store.repositories.audit import list_audit
 from store.repositories.cycles import list_stage_events
+from store.repositories.events import list_audit
 from tests.integration.service import trainer
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import Scripted
 from tests.integration.service.trainer import ASKED, BEGUN, CHECKPOINT, CUT_SHORT, GO, LAST
+from traced.api.auth import Caller
+from traced.api.errors import Busy
 from traced.client.models import Reason
-from traced.executor.job import Job, Report, Result
-from traced.executor.local import LocalExecutor
-from traced.service.doors import Caller
-from traced.service.errors import Busy
-from traced.stages.stopped import BY
+from traced.pipeline.train import BY
+from traced.processes.executor import LocalExecutor
+from traced.processes.job import Job, Report, Result
 
 ADA, BOB = Caller("ada", "local"), Caller("bob", "local")
 DULL = "ada has stopped its training: it learns nothing"

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.unit.rollout.test_episodes import run
+from tests.unit.rollouts.test_episodes import run
 from tests.unit.store.chain import CYCLE
-from traced import telemetry
-from traced.devices.settings import DevicesSection
-from traced.executor.job import Job
-from traced.service import stages as stages_module
-from traced.service.stages import Stations
+from traced.config.service_sections import DevicesSection
+from traced.core import telemetry
+from traced.pipeline import child_runner as stages_module
+from traced.pipeline.child_runner import Stations
+from traced.processes.job import Job
 
 CHILD = """
 from traced import telemetry

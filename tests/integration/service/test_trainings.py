@@ -9,15 +9,14 @@ from sqlalchemy import Engine
 
 from store.database import session
 from store.records import IterationMetrics, RunState
-from store.repositories.training import save_iterations, save_training_run, set_training_state
+from store.repositories.adapters import save_iterations, save_training_run, set_training_state
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import READER, on_tcp, refused, served
 from tests.unit.store.chain import HASH, later, training_run
-from traced.service.control import Control
+from traced.api.control import Control
 from traced.training.job import METRICS, SAMPLES, folder_of_run
-from traced.training.metrics import append, keep_until
+from traced.training.metrics import append, keep_until, write_samples
 from traced.training.rollouts import Rollout
-from traced.training.samples import write_samples
 
 
 def begun(store: Engine, tmp_path: Path, run: str = "c1/date-reasoning/abc") -> Path:

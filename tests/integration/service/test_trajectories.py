@@ -6,14 +6,14 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from store.database import session
+from store.records import Feedback
 from store.repositories.serving import save_feedback
 from store.repositories.trajectories import save_trajectories
-from store.serving_records import Feedback
 from store.types import Outcome
 from tests.integration.service.served import OPERATOR, READER, on_tcp, refused, served
 from tests.unit.store.chain import CAPABILITY, T0, trajectory
+from traced.api.control import Control
 from traced.client.trajectories import TrajectoryQuery
-from traced.service.control import Control
 
 
 def test_pages_filters_and_choices(control: Control, path: Path) -> None:

@@ -12,15 +12,15 @@ import pytest
 from sqlalchemy import Engine, event
 
 from store.database import session
+from store.records import Event
 from store.repositories.events import save_event
-from store.service_records import Event
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.unit.store.chain import T0
-from traced.config import load_settings
-from traced.service.control import Control
-from traced.service.errors import Crowded
-from traced.service.turns import READINGS, Turns
+from traced.api.control import Control
+from traced.api.errors import Crowded
+from traced.api.queries import READINGS, Turns
+from traced.config.settings import load_settings
 
 LOOKING = 40  # more than the store's pool has connections
 

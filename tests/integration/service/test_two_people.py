@@ -9,12 +9,12 @@ from sqlmodel import Session
 from benchmarks.seeded import seed_store
 from store.database import open_store, session
 from store.errors import StoreError
-from store.repositories.audit import list_audit
+from store.repositories.events import list_audit
 from store.repositories.promotions import list_approvals
 from tests.integration.conftest import SEEDED_AT
-from traced import acts
-from traced.acts import Act
-from traced.errors import TracedError
+from traced.core.errors import TracedError
+from traced.registry import decisions
+from traced.registry.decisions import Act
 
 WHEN = SEEDED_AT + timedelta(hours=1)
 
@@ -27,12 +27,12 @@ def test_of_an_approval_and_a_rejection_at_once_one_counts(tmp_path: Path, url: 
     def reject() -> None:
         try:
             with session(store) as opened:
-                acts.reject(opened, Act("bob", "local", WHEN), adapter)
+                decisions.reject(opened, Act("bob", "local", WHEN), adapter)
         except (TracedError, StoreError) as error:
             refused.append(error)
 
     def approve_slowly(opened: Session) -> threading.Thread:
-        acts.approve(opened, Act("ann", "local", WHEN), adapter)
+        decisions.approve(opened, Act("ann", "local", WHEN), adapter)
         second = threading.Thread(target=reject)
         second.start()
         second.join(1.0)

@@ -7,14 +7,14 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-import traced.service.upkeep
+import traced.app.service
 from store.errors import StoreUnavailable
 from tests.unit.store.chain import T0
-from traced.config import load_settings
-from traced.errors import ConfigError
-from traced.service.control import Control
-from traced.service.upkeep import is_due, keep_up, upkeep_if_due
-from traced.upkeep.prune import Pruned
+from traced.api.control import Control
+from traced.app.service import is_due, keep_up, upkeep_if_due
+from traced.config.settings import load_settings
+from traced.core.errors import ConfigError
+from traced.maintenance.prune import Pruned
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -68,7 +68,7 @@ def test_what_it_did_is_an_event_once_a_day(daily: Control, monkeypatch: pytest.
         Pruned("logs", 0, 0),
         Pruned("containers", 0, 0, [], "-"),
     ]
-    monkeypatch.setattr(traced.service.upkeep, "prune", lambda *_, **__: gone)
+    monkeypatch.setattr(traced.app.service, "prune", lambda *_, **__: gone)
     last = upkeep_if_due(daily, T0)  # the clock shows a day later
     assert last > T0
     assert upkeep_if_due(daily, last) == last
@@ -86,7 +86,7 @@ def test_a_failure_is_told_and_not_repeated_before_the_next_day(
     def fail(*_: object, **__: object) -> list[Pruned]:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(traced.service.upkeep, "prune", fail)
+    monkeypatch.setattr(traced.app.service, "prune", fail)
     last = upkeep_if_due(daily, T0)
     assert upkeep_if_due(daily, last) == last
     assert told(daily) == [("prune", {"failed": "OSError: [Errno 28] No space left on device"})]
@@ -103,8 +103,8 @@ def test_the_service_goes_on_looking_whatever_happens(daily: Control, monkeypatc
             raise Enough
         return last + timedelta(days=1)
 
-    monkeypatch.setattr(traced.service.upkeep, "upkeep_if_due", look)
-    monkeypatch.setattr(traced.service.upkeep, "LOOK_S", 0.01)
+    monkeypatch.setattr(traced.app.service, "upkeep_if_due", look)
+    monkeypatch.setattr(traced.app.service, "LOOK_S", 0.01)
 
     with pytest.raises(Enough):
         asyncio.run(keep_up(daily))
@@ -112,7 +112,7 @@ def test_the_service_goes_on_looking_whatever_happens(daily: Control, monkeypatc
 
 
 def test_a_restart_knows_the_last_time(daily: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced.service.upkeep, "prune", lambda *_, **__: [])
-    assert traced.service.upkeep._last(daily) == T0
+    monkeypatch.setattr(traced.app.service, "prune", lambda *_, **__: [])
+    assert traced.app.service._last(daily) == T0
     upkeep_if_due(daily, T0)
-    assert traced.service.upkeep._last(daily) > T0
+    assert traced.app.service._last(daily) > T0

@@ -18,11 +18,11 @@ from store.records import CycleState
 from store.tables import Row
 from tests.integration.service.place import Place
 from tests.integration.service.scripted import Scripted
-from traced import acts
+from traced.api.auth import Caller
 from traced.client.models import Reason
-from traced.config import load_settings
-from traced.service.doors import Caller
-from traced.upkeep.prune import prune
+from traced.config.settings import load_settings
+from traced.maintenance.prune import prune
+from traced.registry import decisions
 
 ADA = Caller("ada", "local")
 HOURS = 7 * 24
@@ -56,7 +56,7 @@ async def hour(place: Place) -> None:
     place.control.start(ADA, Reason(reason="every hour"))
     waiting = await place.until(CycleState.WAITING)
     for adapter in place.control.status().waiting:
-        place.control.decide(ADA, Reason(reason="good"), partial(acts.approve, adapter=adapter))
+        place.control.decide(ADA, Reason(reason="good"), partial(decisions.approve, adapter=adapter))
     assert (await place.until(CycleState.FINISHED)).id == waiting.id
     place.days += 1 / 24
 

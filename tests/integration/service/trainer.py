@@ -11,9 +11,9 @@ from typing import Any
 
 from store.database import open_store, session, sqlite_url
 from store.records import RunState, TrainingRun
-from store.repositories.training import save_training_run, set_training_state
+from store.repositories.adapters import save_training_run, set_training_state
 from tests.unit.store.chain import T0
-from traced.executor.child import Reporter, run_child
+from traced.processes.child import Reporter, run_child
 from traced.training.errors import TrainingPaused
 from traced.training.job import PAUSE, folder_of_run
 

@@ -20,15 +20,15 @@ import pytest
 from agents.synthesizer.llm.prompt import example
 from benchmarks.admission import unsound
 from sandbox.admission import Thresholds, refusals
-from sandbox.admission.admit import NAMES
+from sandbox.admission.checks import NAMES
 from sandbox.admission.report import MEANS
 from tests.integration.synthesis.test_candidates import FAMILIES, NO_FILE, said, worked
 from tests.integration.synthesis.way import on
 from tests.integration.synthesis.world import CANARIES, fenced, fixture, made, prepared, refused_by, reports
 from tests.scripted_model import served
 from tests.unit.agents.synthesis.conversations import environment_class
-from traced.admission import thresholds
-from traced.config import Settings
+from traced.config.settings import Settings
+from traced.pipeline.admit import thresholds
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 ROOT = Path(__file__).parents[3]
@@ -58,7 +58,7 @@ def sooner(settings: Settings) -> Thresholds:
 def test_a_file_that_each_check_refuses_in_turn_is_mended_until_it_is_admitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traced.stages.admit.thresholds", sooner)
+    monkeypatch.setattr("traced.pipeline.admit.thresholds", sooner)
     answers = [fenced(source) for source in [*IN_TURN.values(), KIND]]
     overrides = {"synthesis.starts": 1, "synthesis.repairs": len(IN_TURN)}
     with served(lambda body, nth: answers[nth], canaries=CANARIES) as server:

@@ -11,16 +11,16 @@ import pytest
 from agents.errors import ModelRefused
 from store.records import EnvironmentRecord
 from store.repositories.environments import save_admission
-from store.repositories.thinking import stage_costs
+from store.repositories.llm_replies import stage_costs
 from store.types import AdmissionReport, Check
 from tests.integration.synthesis.way import on, walk
 from tests.integration.synthesis.world import CANARIES, NAME, fenced, fixture, made, prepared, refused_by
 from tests.scripted_model import Refusal, Scripted, Sent, Status, Text, Truncated, served
 from tests.unit.store.chain import T0
-from traced.llm.errors import LlmError
-from traced.stages.context import Context
-from traced.stages.errors import CapabilityError
-from traced.stages.synthesize import synthesize
+from traced.core.errors import CapabilityError
+from traced.llm.connection import LlmError
+from traced.pipeline.context import Context
+from traced.pipeline.synthesize import synthesize
 
 NO_FILE = "I think that an environment about coats would be best."
 

@@ -9,12 +9,12 @@ from tests.integration.synthesis.test_candidates import NO_FILE
 from tests.integration.synthesis.way import on
 from tests.integration.synthesis.world import CANARIES, NAME, made, prepared, refused_by
 from tests.scripted_model import served
-from traced.executor.configured import backoff, executor
-from traced.executor.job import Report, ReportKind
-from traced.executor.ledger import Ledger
-from traced.service.loop import overrides_of
-from traced.service.stages import Stations
-from traced.stages.context import Context
+from traced.daemon.loop import overrides_of
+from traced.jobs.attempts import backoff, executor
+from traced.jobs.retry import Ledger
+from traced.pipeline.child_runner import Stations
+from traced.pipeline.context import Context
+from traced.processes.job import Report, ReportKind
 
 KEY = "sk-CANARY-of-the-model"
 

@@ -19,14 +19,14 @@ from typing import Any
 from rich.console import Console
 
 from tests.integration.synthesis.world import NAME, settings_for
-from traced.commands.options import parse_pair
-from traced.cycle import Stages, advance, build_graph, checkpoints
-from traced.llm.ledger import StoreLedger
-from traced.meter import Meter
-from traced.progress import Progress
-from traced.running import cycle_stages
-from traced.stages import admit, candidates
-from traced.stages.context import Context, opened
+from traced.cli.options import parse_pair
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.llm.connection import StoreLedger
+from traced.pipeline import admit, synthesize
+from traced.pipeline.context import Context, opened
+from traced.pipeline.graph import Stages, advance, build_graph, checkpoints
+from traced.pipeline.runner import cycle_stages
 
 ENDED = {"admitted": "", "reason": ""}
 
@@ -96,7 +96,7 @@ def cut_at(cut: str) -> None:
         return working
 
     StoreLedger.keep = then("kept", StoreLedger.keep)  # type: ignore[method-assign]
-    candidates.save_environment = then("saved", candidates.save_environment)
+    synthesize.save_environment = then("saved", synthesize.save_environment)
     judge = admit.admission.admit
 
     async def judging(*given: Any, **named: Any) -> Any:

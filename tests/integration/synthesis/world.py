@@ -13,16 +13,16 @@ from typing import Any
 
 from store.database import open_store, session
 from store.records import EnvironmentRecord, Finding
-from store.repositories.analysis import save_capabilities, save_findings, save_labels
+from store.repositories.capabilities import save_capabilities, save_findings, save_labels
 from store.repositories.environments import list_environments
 from store.repositories.trajectories import save_trajectories
 from store.types import AdmissionReport, Capability, EndCause, Label, Message, Outcome, Trajectory, Verdict
 from tests.unit.store.chain import T0
-from traced.config import Settings, load_settings
-from traced.models import resolve_model
-from traced.running import find_cycle
-from traced.stages.admit import stored_report
-from traced.stages.context import Context
+from traced.config.settings import Settings, load_settings
+from traced.inference.model_files import resolve_model
+from traced.pipeline.admit import stored_report
+from traced.pipeline.context import Context
+from traced.pipeline.runner import find_cycle
 
 FIXTURES = Path(__file__).parents[2] / "fixtures/environments"
 NAME = "finding-out-first"

@@ -17,16 +17,15 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from sandbox.contract import Message, Score
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import save_model
-from traced.serving.embedded.requests import Generation, Request
-from traced.targets.local import LocalSource
+from traced.core.errors import DiskError
+from traced.inference.embedded.generation import Generation, Request
+from traced.targets.registry import LocalSource
 from traced.training import grpo
-from traced.training.advantages import EPSILON
 from traced.training.errors import JobChangedError, TrainingPaused
-from traced.errors import DiskError
 from traced.training.job import TrainingJob
-from traced.training.metrics import Metrics, read_metrics
+from traced.training.metrics import Metrics, read_metrics, read_samples
 from traced.training.rollouts import Rollout
-from traced.training.samples import read_samples
+from traced.training.trainer import EPSILON
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,8 @@ from tests.unit.training import bandit
 from tests.unit.training.tiny import save_model
 from traced.training import grpo
 from traced.training.errors import EnvironmentFailed
-from traced.training.job import TrainingJob
+from traced.training.job import TrainingJob, open_source
 from traced.training.metrics import Metrics
-from traced.training.sources import open_source
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 

@@ -16,7 +16,7 @@ from tests.unit.training.tiny import save_model
 from traced.training.errors import JobError, TrainerDied, TrainingError, TrainingPaused
 from traced.training.job import TrainingJob
 from traced.training.metrics import Metrics, read_metrics
-from traced.training.supervise import train
+from traced.training.process import train
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_the_child_dies_with_its_parent(model_path: Path, tmp_path: Path) -> Non
                 import asyncio, sys
                 from pathlib import Path
                 from traced.training.job import read_job
-                from traced.training.supervise import train
+                from traced.training.process import train
                 asyncio.run(train(read_job(Path(sys.argv[1])), lambda m: print(m, flush=True)))
                 """
             ),

@@ -8,8 +8,8 @@ from store.database import session
 from store.tables import AdapterRow
 from tests.integration.tui.conftest import Running
 from tests.integration.tui.screens import text_of, until
-from traced.gates.publication import publish
-from traced.service.control import Control
+from traced.api.control import Control
+from traced.registry.publication import publish
 from tui.app import SCREENS
 
 KEY = str(list(SCREENS).index("approvals") + 1)

@@ -18,15 +18,15 @@ from tests.integration.conftest import SEEDED_AT
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.integration.tui.screens import until
+from traced.api.control import Control
+from traced.api.episodes import Playing
 from traced.client import Client
 from traced.client.models import Devices, DeviceView, LeaseView
-from traced.config import load_settings
-from traced.devices.settings import DevicesSection
-from traced.service.control import Control
-from traced.service.playing import Playing
-from traced.service.present import Present
+from traced.config.service_sections import DevicesSection
+from traced.config.settings import load_settings
+from traced.daemon.live_state import Present
 from tui.app import TracedApp
-from tui.where import Where
+from tui.connection import Where
 
 AT = SEEDED_AT
 

@@ -11,10 +11,9 @@ from textual.events import Key
 from textual.widgets import Button, Input
 
 from store.database import open_store, session, sqlite_url
+from store.records import Event
 from store.repositories.events import save_event
-from store.repositories.gates import latest_gate, save_gate
-from store.repositories.promotions import latest_approval
-from store.service_records import Event
+from store.repositories.promotions import latest_approval, latest_gate, save_gate
 from store.tables import CapabilityRow
 from store.types import GateAnswer
 from tests.integration.service.conftest import WrittenDown
@@ -22,14 +21,14 @@ from tests.integration.service.served import served
 from tests.integration.tui.approving import KEY, publishable, shown, there
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
-from traced.config import load_settings
-from traced.service.control import Control
+from traced.api.control import Control
+from traced.config.settings import load_settings
 from tui.app import TracedApp
+from tui.connection import Where
 from tui.screens.approvals import Approvals
+from tui.screens.conversation import SideBySide
 from tui.screens.decision import Decision
-from tui.screens.side_by_side import SideBySide
-from tui.where import Where
-from tui.widgets.keyed_table import KeyedTable
+from tui.widgets.tables import KeyedTable
 
 BIDI = "‹U+202E›"
 

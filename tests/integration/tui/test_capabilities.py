@@ -10,21 +10,20 @@ from sqlalchemy import Engine, text
 from textual.widgets import Static
 
 from store.database import open_store, session, sqlite_url
-from store.records import Cycle, CycleState, Finding
-from store.repositories import analysis, cycles
+from store.records import Cycle, CycleState, Event, Finding
+from store.repositories import capabilities, cycles
 from store.repositories.events import save_event
 from store.repositories.trajectories import save_trajectories
-from store.service_records import Event
 from store.types import Capability, Label, Outcome, Verdict
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.unit.store.chain import trajectory
-from traced.service.control import Control
+from traced.api.control import Control
 from tui.screens.capabilities import Capabilities
 from tui.screens.conversation import Conversation
-from tui.widgets.keyed_table import KeyedTable
+from tui.widgets.conversation import Piece
 from tui.widgets.label_grid import LabelGrid
-from tui.widgets.talk import Piece
+from tui.widgets.tables import KeyedTable
 
 HOSTILE = "\x1b[31m [bold]red[/bold] \u202e drawkcab \u200b"
 HARMLESS = "\u241b[31m [bold]red[/bold] \u2039U+202E\u203a"
@@ -271,10 +270,10 @@ def next_cycle(store: Engine, capability: Capability, messages: list[dict[str, A
         at = AT + timedelta(hours=1)
         cycles.save_cycle(opened, Cycle("c-0004", "desk", "bundled", 7, {}, CycleState.RUNNING, at))
         save_trajectories(opened, [trajectory(key, Outcome.FAILURE, cycle_id="c-0004", messages=messages)])
-        analysis.save_capabilities(opened, "c-0004", [capability])
+        capabilities.save_capabilities(opened, "c-0004", [capability])
         labels = [Label(key, capability.name, run, Verdict.LACKING, 1) for run in (0, 1)]
-        analysis.save_labels(opened, "c-0004", labels)
-        analysis.save_findings(opened, [finding])
+        capabilities.save_labels(opened, "c-0004", labels)
+        capabilities.save_findings(opened, [finding])
         save_event(opened, Event(at, "stage finished", "analyze", "c-0004", {}))
 
 

@@ -11,18 +11,17 @@ from textual.message import Message
 from textual.worker import get_current_worker
 
 from store.database import session
+from store.records import Event
 from store.repositories.events import save_event
-from store.service_records import Event
 from tests.integration.service.served import OPERATOR, READER, on_tcp, served
 from tests.integration.tui.conftest import AT, Opened
 from tests.integration.tui.screens import at_rest, text_of, until
+from traced.api.control import Control
 from traced.client import Client
 from traced.client.models import Role
 from traced.client.transport import Transport
-from traced.service.control import Control
 from tui.app import DARK, LIGHT, SCREENS, TracedApp
-from tui.link import Link, News
-from tui.where import Where
+from tui.connection import Link, News, Where
 from tui.widgets.lines import Lines
 
 
@@ -56,7 +55,7 @@ async def holds(what: Callable[[], bool]) -> None:
 def test_every_event_is_heard_once_over_a_connection_that_breaks(
     tmp_path: Path, control: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tui.link.PAUSES_S", (0.05,))
+    monkeypatch.setattr("tui.connection.PAUSES_S", (0.05,))
     path, heard = tmp_path / "traced.sock", list[str]()
 
     def hear(message: Message) -> None:

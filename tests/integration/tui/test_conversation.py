@@ -8,22 +8,22 @@ import pytest
 from sqlalchemy import Engine
 
 from store.database import session
+from store.records import Feedback
 from store.repositories.trajectories import save_trajectories
-from store.serving_records import Feedback
 from store.types import Outcome
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.unit.store.chain import trajectory
 from traced.client.trajectories import TrajectoryQuery
-from traced.outcomes.applying import apply
-from traced.outcomes.evidence import Labels, label
-from traced.outcomes.rule_file import read_rules
-from traced.serving.gateway.feedback import Judges
-from traced.serving.gateway.redaction import Redactor
-from traced.serving.gateway.traffic import Traffic
+from traced.gateway.feedback import Judges
+from traced.gateway.recorder import Traffic
+from traced.ingest.redaction import Redactor
+from traced.scoring.evidence import Labels, label
+from traced.scoring.rescoring import apply
+from traced.scoring.rule_file import read_rules
 from tui.screens.conversation import Conversation
-from tui.widgets.export import Export
-from tui.widgets.talk import PORTION, Talk
+from tui.widgets.conversation import PORTION, Talk
+from tui.widgets.dialogs import Export
 
 RULE = """
 [[rule]]

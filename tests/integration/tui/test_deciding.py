@@ -11,11 +11,11 @@ from tests.integration.service.served import served
 from tests.integration.tui.approving import KEY, publishable, shown, there
 from tests.integration.tui.conftest import Opened, Running
 from tests.integration.tui.screens import SIZES, text_of, until
-from traced.service.control import Control
+from traced.api.control import Control
 from tui.app import TracedApp
+from tui.connection import Where
 from tui.screens.approvals import Approvals
 from tui.screens.decision import Decision
-from tui.where import Where
 
 
 @pytest.fixture

@@ -7,18 +7,16 @@ from datetime import timedelta
 import pytest
 
 from store.database import session
-from store.records import EnvironmentRecord
+from store.records import EnvironmentRecord, Event
 from store.repositories.environments import save_admission, save_environment
 from store.repositories.events import save_event
-from store.service_records import Event
 from store.types import AdmissionReport, Check
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
-from traced.service.control import Control
+from traced.api.control import Control
 from tui.app import SCREENS
-from tui.screens.environment import Environment
-from tui.screens.environments import PAGE, Environments
-from tui.widgets.keyed_table import KeyedTable
+from tui.screens.environments import PAGE, Environment, Environments
+from tui.widgets.tables import KeyedTable
 
 KEY = str(list(SCREENS).index("environments") + 1)
 NASTY = "\x1b[31m[red]boo[/red] \u202eeno\u202c\x07"

@@ -6,13 +6,13 @@ import pytest
 
 from store.database import session
 from store.records import RunState, TrainingRun
-from store.repositories.training import save_training_run
+from store.repositories.adapters import save_training_run
 from tests.integration.tui.conftest import AT, Opened
 from tests.integration.tui.screens import text_of, until
 from traced.client.models import EventView
 from tui.app import SCREENS
-from tui.link import News
-from tui.widgets.keyed_table import KeyedTable
+from tui.connection import News
+from tui.widgets.tables import KeyedTable
 
 
 def test_each_screen_has_its_number(opened: Opened) -> None:

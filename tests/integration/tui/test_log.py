@@ -7,8 +7,8 @@ import pytest
 from sqlalchemy import Engine
 
 from store.database import session
+from store.records import Event
 from store.repositories.events import save_event
-from store.service_records import Event
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tui.app import SCREENS

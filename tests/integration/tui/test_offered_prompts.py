@@ -9,13 +9,12 @@ import pytest
 
 from store.database import session
 from store.records import PromptPatch
-from store.repositories.thinking import save_patch
+from store.repositories.llm_replies import save_patch
 from tests.integration.tui.approving import KEY, shown, there
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import until
 from tests.unit.store.chain import FIXING
-from tui.screens.approvals import Approvals
-from tui.screens.patch import Patches
+from tui.screens.approvals import Approvals, Patches
 
 FIXED = "✓ a prompt is enough for policy-checks: 25 % → 100 % in its environment"
 

@@ -7,12 +7,11 @@ from datetime import timedelta
 import pytest
 
 from store.database import session
-from store.records import Cycle, CycleState, StageEvent, StageState
+from store.records import Cycle, CycleState, Event, StageEvent, StageState
 from store.repositories.attempts import InputKey, ParkedInput, park
 from store.repositories.cycles import save_cycle, save_stage_event, set_cycle_state
 from store.repositories.events import save_event
-from store.repositories.thinking import save_reply
-from store.service_records import Event
+from store.repositories.llm_replies import save_reply
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.unit.store.chain import REPLY

@@ -12,10 +12,10 @@ from sandbox.policy import LABEL_ENVIRONMENT
 from tests.integration.tui.conftest import Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.integration.tui.test_environments import put, to_one
-from traced.service.control import Control
-from tui.screens.environment import Environment
-from tui.screens.environment_asks import ChooseTool, FillCall, skeleton
-from tui.widgets.question import Question
+from traced.api.control import Control
+from tui.screens.environment_dialogs import ChooseTool, FillCall, skeleton
+from tui.screens.environments import Environment
+from tui.widgets.dialogs import Question
 
 NASTY = "\\x1b[31m[red]boo[/red] \\u202eeno"  # as a Python literal has it
 LAMP_SHOP = (Path(__file__).parents[2] / "data/environments/lamp_shop.py").read_text("utf-8")

@@ -11,19 +11,15 @@ from textual.widgets import Input, Static
 
 from benchmarks.seeded.canary import STEPS
 from store.database import open_store, reading, session, sqlite_url
-from store.records import PromotionState
+from store.records import ConversationRoute, Event, Exchange, Feedback, PromotionState
 from store.repositories import promotions, serving
-from store.repositories.audit import list_audit
-from store.repositories.events import save_event
-from store.service_records import Event
-from store.serving_records import ConversationRoute, Exchange, Feedback
+from store.repositories.events import list_audit, save_event
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tui.app import SCREENS
-from tui.screens.served_conversation import ServedConversation
-from tui.screens.serving import PAGE
-from tui.widgets.act_question import ActQuestion
-from tui.widgets.keyed_table import KeyedTable
+from tui.screens.serving import PAGE, ServedConversation
+from tui.widgets.dialogs import ActQuestion
+from tui.widgets.tables import KeyedTable
 
 STILL = 10  # looks
 HOSTILE = "\x1b[31mred\u202e [bold]x[/] \ud800" + "y" * 500

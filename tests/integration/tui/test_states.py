@@ -10,9 +10,9 @@ from textual.pilot import Pilot
 from tests.integration.service.served import OPERATOR, on_tcp, served
 from tests.integration.tui.conftest import Opened
 from tests.integration.tui.screens import same_picture, text_of, until
-from traced.service.control import Control
+from traced.api.control import Control
 from tui.app import SCREENS, TracedApp
-from tui.where import Where
+from tui.connection import Where
 
 SIZE = (80, 24)
 SOCKET = Path("traced.sock")  # its name is in the pictures
@@ -22,7 +22,7 @@ ACTS = ("a Approve", "r Reject", "m More episodes", "b Roll back", "p Pause", "x
 @pytest.fixture(autouse=True)
 def one_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost daemon is asked again after the same time always, so that pictures say the same."""
-    monkeypatch.setattr("tui.link.PAUSES_S", (1.0,))
+    monkeypatch.setattr("tui.connection.PAUSES_S", (1.0,))
 
 
 @pytest.fixture(autouse=True)

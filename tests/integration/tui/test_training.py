@@ -11,21 +11,21 @@ import pytest
 
 from store.database import open_store, session, sqlite_url
 from store.records import RunState
-from store.repositories.training import get_training_run, save_training_run
+from store.repositories.adapters import get_training_run, save_training_run
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.integration.tui.training_at_work import CAPABILITY, CYCLE, RUN, AtWork, begin
-from traced.config import load_settings
-from traced.service.control import Control
+from traced.api.control import Control
+from traced.config.settings import load_settings
 from tui.app import TracedApp
+from tui.connection import Where
 from tui.screens import training
 from tui.screens.training import Training
-from tui.where import Where
-from tui.widgets.act_question import ActQuestion
-from tui.widgets.curve import Curve
-from tui.widgets.keyed_table import KeyedTable
+from tui.widgets.dialogs import ActQuestion
+from tui.widgets.plots import Curve
+from tui.widgets.tables import KeyedTable
 
 HOSTILE = "\x1b[31m[bold]red[/] \u202eback\ud800 \x07" + "x" * 3000
 

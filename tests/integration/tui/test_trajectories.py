@@ -11,24 +11,24 @@ from sqlalchemy import Engine
 from textual.widgets import Input, Select
 
 from store.database import open_store, session, sqlite_url
+from store.records import Event
 from store.repositories.events import save_event
 from store.repositories.trajectories import get_trajectory, iterate_ids, save_trajectories
-from store.service_records import Event
 from tests.integration.service.conftest import WrittenDown
 from tests.integration.service.served import served
 from tests.integration.tui.conftest import AT, Opened, Running
 from tests.integration.tui.screens import SIZES, same_picture, text_of, until
 from tests.unit.store.chain import trajectory
+from traced.api.control import Control
 from traced.client import NoDaemon
 from traced.client.trajectories import TrajectoryQuery
-from traced.config import load_settings
-from traced.service.control import Control
+from traced.config.settings import load_settings
 from tui.app import TracedApp
+from tui.connection import Where
 from tui.screens.conversation import Conversation
 from tui.screens.trajectories import Trajectories
-from tui.where import Where
-from tui.widgets.export import Export
-from tui.window import KEPT
+from tui.widgets.dialogs import Export
+from tui.widgets.tables import KEPT
 
 HOSTILE = "\x1b[31mred\x1b[0m \u202eevil\u202c [bold]no[/bold] \ud800 \x00" + "x" * 1_000_000
 

@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.integration.service.served import OPERATOR, on_tcp, served
-from traced.service.control import Control
+from traced.api.control import Control
 from tui.web import COOKIE
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -8,13 +8,12 @@ from typing import Any
 
 from store.database import session
 from store.records import Cycle, CycleState, IterationMetrics, RunState, TrainingRun
+from store.repositories.adapters import save_iterations, save_training_run, set_training_state
 from store.repositories.cycles import save_cycle
-from store.repositories.training import save_iterations, save_training_run, set_training_state
 from tests.integration.tui.conftest import AT, Running
 from traced.training.job import METRICS, SAMPLES, folder_of_run
-from traced.training.metrics import append, read_metrics
+from traced.training.metrics import append, read_metrics, write_samples
 from traced.training.rollouts import Rollout
-from traced.training.samples import write_samples
 
 CYCLE, CAPABILITY = "c-0004", "payment-methods"
 RUN = f"{CYCLE}/{CAPABILITY}/abc"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.synthesizer.builtin import synthesize
 from tests.unit.agents.synthesis.conversations import capability, demonstrations
-from traced.interop.errors import InTheWay, NotExportable
+from traced.interop import InTheWay, NotExportable
 from traced.interop.export import KINDS, RECORD, export, imported, package_files, package_name
 from traced.interop.origin import Origin
 

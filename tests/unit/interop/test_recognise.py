@@ -7,17 +7,17 @@ import pytest
 from rich.console import Console
 
 from agents.synthesizer.builtin import synthesize
-from sandbox.admission.admit import NAMES
+from sandbox.admission.checks import NAMES
 from sandbox.admission.report import as_data, on_terminal
-from sandbox.admission.report.page import page
-from sandbox.admission.report.verdict import verdict, was_made
+from sandbox.admission.report.html import page
+from sandbox.admission.report.model import verdict, was_made
 from sandbox.hashing import environment_hash
 from store.types import Check
 from tests.unit.agents.synthesis.conversations import capability, demonstrations
-from traced.interop.errors import NotRecognised
+from traced.interop import NotRecognised
 from traced.interop.export import KINDS, RECORD, export
 from traced.interop.origin import Origin
-from traced.interop.recognise import Foreign, Recognised, recognise_file, recognise_folder, unproved
+from traced.interop.recognition import Foreign, Recognised, recognise_file, recognise_folder, unproved
 
 
 def recognise(path: Path) -> Recognised | Foreign:

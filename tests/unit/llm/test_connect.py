@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.integration.llm.asking import KEY
-from traced.config import Settings, configuration, load_settings
-from traced.errors import ConfigError
-from traced.llm.connect import api_key, endpoint, key_from
-from traced.llm.errors import LlmError
-from traced.llm.settings import LlmSection
+from traced.config.cycle_sections import LlmSection
+from traced.config.settings import Settings, configuration, load_settings
+from traced.core.errors import ConfigError
+from traced.llm.connection import LlmError, api_key, endpoint, key_from
 
 LOCAL = "http://127.0.0.1:8000/v1"
 

@@ -9,9 +9,9 @@ from agents.llm.question import InMemory, Ledger, Purpose, Question, Reply, Said
 from store.database import open_store, reading, session
 from store.errors import BrokenReference
 from store.repositories.cycles import save_cycle
-from store.repositories.thinking import list_replies
+from store.repositories.llm_replies import list_replies
 from tests.unit.store.chain import CYCLE, T0
-from traced.llm.ledger import StoreLedger
+from traced.llm.connection import StoreLedger
 
 DATES, NAMES = Purpose("c1", "synthesize", "dates"), Purpose("c1", "synthesize", "names")
 REPLY = Reply("half \N{EM DASH} an answer", "stop", 900, 12, 0.0024, 1.5, estimated=True)

@@ -8,11 +8,10 @@ import pytest
 from store.database import open_store, session, sqlite_url
 from store.repositories.cycles import list_cycles
 from tests.unit.store.chain import T0
-from traced.config import load_settings
-from traced.doctor import check_language_model
-from traced.llm.errors import LlmError
-from traced.llm.needed import check_model, wanting
-from traced.running import find_cycle
+from traced.cli.setup import check_language_model
+from traced.config.settings import load_settings
+from traced.llm.connection import LlmError, check_model, wanting
+from traced.pipeline.runner import find_cycle
 
 WANTING = {"analysis.analyst": "llm", "synthesis.synthesizer": "llm", "training.prompt_first": True}
 

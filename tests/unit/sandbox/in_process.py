@@ -6,7 +6,7 @@ Only for sources that the tests wrote themselves. What a worker adds (deadlines,
 from typing import Any, cast
 
 from sandbox.admission import Thresholds
-from sandbox.admission.bench import Bench
+from sandbox.admission.context import Bench
 from sandbox.client import ORACLE_TURNS, SandboxSource
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import Step

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from sandbox.admission import Thresholds
-from sandbox.admission.admit import _judged, _stuck
-from sandbox.admission.bench import Bench, Played, noting, together
-from sandbox.admission.cost import effects, p95, quickest
+from sandbox.admission.checks import _judged, _stuck
+from sandbox.admission.context import Bench, Played, Verdict, noting, together
 from sandbox.admission.diversity import diversity
-from sandbox.admission.evidence import Verdict
+from sandbox.admission.execution import effects, p95, quickest
 from sandbox.admission.fingerprint import masked
 from sandbox.admission.leak import leak, leaks
 from sandbox.admission.policies import call, say
 from sandbox.admission.shortcuts import Broken, _over, _rates, _worst
-from sandbox.admission.spread import spread
+from sandbox.admission.solvability import spread
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Score, Task
 from sandbox.errors import Deadline, EngineDown, EnvironmentFault, EpisodeLost, ImageMissing, ProtocolFault, WorkerDied

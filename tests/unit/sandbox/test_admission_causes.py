@@ -13,8 +13,7 @@ import pytest
 from sandbox.admission import adversaries
 from sandbox.admission.policies import FLOOR, SUCCESS_WORDS
 from sandbox.admission.report import advice
-from sandbox.admission.report.causes import CALL_NOTHING, CAUSES, CLAIM_NOTHING, GUESS_NOTHING
-from sandbox.admission.report.of_policies import POLICIES
+from sandbox.admission.report.shortcut_advice import CALL_NOTHING, CAUSES, CLAIM_NOTHING, GUESS_NOTHING, POLICIES
 from sandbox.contract import Message, Task, Tool
 from store.types import Check
 

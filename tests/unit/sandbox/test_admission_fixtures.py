@@ -24,7 +24,7 @@ from benchmarks.admission import (
     target_tools,
     unsound,
 )
-from sandbox.admission.static import inspect_source
+from sandbox.admission.static_analysis import inspect_source
 
 CHECKS = {"source", "runs", "determinism", "oracle", "diversity", "floor", "exploits", "interface", "leak", "latency"}
 CHECKS |= {"effects", "slips"}

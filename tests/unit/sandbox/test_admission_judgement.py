@@ -8,17 +8,13 @@ from typing import Any
 import pytest
 
 from sandbox.admission import Thresholds
-from sandbox.admission.bench import LOW_SEEDS, Bench, Replay
-from sandbox.admission.evidence import EXAMPLES, SHOWN_CHARACTERS, SHOWN_MESSAGES, example
+from sandbox.admission.context import EXAMPLES, LOW_SEEDS, SHOWN_CHARACTERS, SHOWN_MESSAGES, Bench, Replay, example
+from sandbox.admission.diversity import way
 from sandbox.admission.fingerprint import masked
-from sandbox.admission.known import Known
-from sandbox.admission.leak import leak, leaks
-from sandbox.admission.offered import offered
+from sandbox.admission.hidden_information import Known, Untold, untold
+from sandbox.admission.leak import leak, leaks, offered
 from sandbox.admission.policies import call, say, visible_values
-from sandbox.admission.solvability import as_an_agent, parting
-from sandbox.admission.spread import spread
-from sandbox.admission.untold import Untold, untold
-from sandbox.admission.ways import way
+from sandbox.admission.solvability import as_an_agent, parting, spread
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Score, Task, Tool
 from sandbox.wire import OraclePlay, OracleTurn

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sandbox.admission import adversaries
-from sandbox.admission.determinism import first_difference
+from sandbox.admission.execution import first_difference
 from sandbox.admission.fingerprint import exact, shape
 from sandbox.admission.interface import call_complaints, error_form, junk_messages
 from sandbox.admission.leak import leaks
 from sandbox.admission.policies import FLOOR, PATIENCE, Policy, call, guess, say, visible_values, write_tools
-from sandbox.admission.static import inspect_source
+from sandbox.admission.static_analysis import inspect_source
 from sandbox.contract import Score, Task
 from sandbox.wire import OraclePlay, OracleTurn
 
@@ -206,17 +206,21 @@ def test_there_are_many_adversaries_and_each_does_something_else() -> None:
     assert len(set(played.values())) == len(played)
 
 
-def test_an_adversary_is_a_file_with_a_docstring_and_an_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adversary_is_a_public_function_with_a_docstring_and_a_policys_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(adversaries, "__path__", [*adversaries.__path__, str(tmp_path)])
     new = tmp_path / "say_please.py"
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    new.write_text('"""Say please."""\n\n\ndef act(task, messages, turn, rng):\n    return {"content": "Please."}\n')
+    new.write_text(
+        'def say_please(task, messages, turn, rng):\n    """Say please."""\n    return {"content": "Please."}\n'
+    )
     monkeypatch.delitem(sys.modules, f"{adversaries.__name__}.say_please", raising=False)
     assert set(adversaries.panel()) == {*EXPLOITS, "say_please"}
-    new.write_text('"""No act."""\n')
+    new.write_text("def say_please(task, messages, turn):\n    return {}\n")
     monkeypatch.delitem(sys.modules, f"{adversaries.__name__}.say_please")
     importlib.invalidate_caches()
-    with pytest.raises(TypeError, match="say_please needs a docstring and a function act"):
+    with pytest.raises(TypeError, match="say_please needs a docstring and the parameters"):
         adversaries.panel()
     monkeypatch.delitem(sys.modules, f"{adversaries.__name__}.say_please", raising=False)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from sandbox.admission.admit import NAMES
+from sandbox.admission.checks import NAMES
 from sandbox.admission.report import MEANS, advice, as_data, bounds, means, unchecked, verdict
 from sandbox.admission.report.advice import ADVICE
-from sandbox.admission.report.measured import details, figures
-from sandbox.admission.report.page import page
+from sandbox.admission.report.html import page
+from sandbox.admission.report.model import details, figures
 from store.types import Check
 from tests.unit.sandbox.reports import AT, failed, printed, report_of, told
 

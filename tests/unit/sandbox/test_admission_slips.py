@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sandbox.admission.determinism import determinism
-from sandbox.admission.script import calls, with_arguments, without
+from sandbox.admission.execution import determinism
+from sandbox.admission.oracle_mutations import slips
+from sandbox.admission.policies import calls, with_arguments, without
 from sandbox.admission.shortcuts import floor
-from sandbox.admission.slips import slips
 from sandbox.contract import Message
 from tests.unit.sandbox.in_process import bench
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from sandbox.admission.bench import Played
+from sandbox.admission.context import Played
 from sandbox.admission.policies import SUCCESS_WORDS, call, say
-from sandbox.admission.solved import Solutions, Write, solves, told_apart
+from sandbox.admission.shortcuts import Solutions, Write, solves, told_apart
 from sandbox.contract import Message, Score, Task, Tool
 
 REFUSED, DONE = '{"error": "no such thing"}', '{"done": true}'

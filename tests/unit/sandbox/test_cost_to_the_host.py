@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 
 from sandbox.admission import adversaries
-from sandbox.admission.bench import Played
+from sandbox.admission.context import Played
+from sandbox.admission.diversity import way
 from sandbox.admission.fingerprint import actions, exact, shape
+from sandbox.admission.hidden_information import JUDGED, Known, untold
 from sandbox.admission.interface import junk_messages
-from sandbox.admission.known import JUDGED, Known
 from sandbox.admission.leak import leaks
 from sandbox.admission.policies import FLOOR, LONGEST, VALUES, call, guess, observed, visible_values
-from sandbox.admission.solved import Solutions, solves
-from sandbox.admission.untold import untold
-from sandbox.admission.ways import way
+from sandbox.admission.shortcuts import Solutions, solves
 from sandbox.contract import Message, Score, Task, Tool
 from sandbox.wire import OraclePlay, OracleTurn
 

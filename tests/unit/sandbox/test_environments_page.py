@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from sandbox import contract
-from sandbox.admission.report.meanings import MEANS
-from sandbox.admission.static import MODULES
+from sandbox.admission.report.model import MEANS
+from sandbox.admission.static_analysis import MODULES
 from sandbox.contract import Environment
 
 ROOT = Path(__file__).parents[3]

@@ -9,10 +9,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sandbox.admission.admit import NAMES
+from sandbox.admission.checks import NAMES
 from sandbox.admission.report import advice, as_data
-from sandbox.admission.report.measured import examples
-from sandbox.admission.report.page import page
+from sandbox.admission.report.html import page
+from sandbox.admission.report.model import examples
 from store.types import AdmissionReport, Check
 from tests.unit.sandbox.reports import AT, failed, printed, report_of
 

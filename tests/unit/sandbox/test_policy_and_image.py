@@ -15,7 +15,7 @@ from socketserver import ThreadingUnixStreamServer
 import psutil
 import pytest
 
-from sandbox import docker_engine, hashing, host_files
+from sandbox import docker_engine, hashing, image
 from sandbox.docker_engine import BOOT_ID, connect, process_identity
 from sandbox.errors import (
     EVIDENCE_CHARS,
@@ -31,7 +31,7 @@ from sandbox.errors import (
 from sandbox.hashing import environment_hash
 from sandbox.image import dockerfile
 from sandbox.policy import BOUNDS, SandboxLimits, container_options, runtime
-from traced.config import SandboxSection
+from traced.config.settings import SandboxSection
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_environment_hash_is_sha256_of_the_bytes() -> None:
 
 def test_tars_are_reproducible_sorted_and_without_owner_or_time() -> None:
     files = {"b/x": (b"1", 0o644), "a": (b"22", 0o755)}
-    one = host_files.tar_bytes(files, {"l": "a"}, ["tmp"])
-    assert one == host_files.tar_bytes(dict(reversed(files.items())), {"l": "a"}, ["tmp"])
+    one = image.tar_bytes(files, {"l": "a"}, ["tmp"])
+    assert one == image.tar_bytes(dict(reversed(files.items())), {"l": "a"}, ["tmp"])
     with tarfile.open(fileobj=io.BytesIO(one)) as archive:
         entries = archive.getmembers()
     assert [entry.name for entry in entries] == ["b", "tmp", "a", "b/x", "l"]
@@ -259,14 +259,14 @@ def test_the_packed_library_leaves_out_what_an_environment_has_no_use_for(tmp_pa
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text("x")
-    assert list(host_files.standard_library(root)) == ["opt/python/lib/python3.11/json/__init__.py"]
+    assert list(image.standard_library(root)) == ["opt/python/lib/python3.11/json/__init__.py"]
 
 
 def test_a_binary_that_is_no_dynamic_elf_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "python"
     script.write_text("#!/bin/sh\n")
     with pytest.raises(ImageMissing, match="no 64-bit"):
-        host_files.interpreter_path(script)
+        image.interpreter_path(script)
 
 
 def test_the_registry_variant_uses_no_shell() -> None:

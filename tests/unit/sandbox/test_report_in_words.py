@@ -1,8 +1,8 @@
 """A report as a model reads it, and what each check asks before it is made."""
 
-from sandbox.admission.admit import NAMES
+from sandbox.admission.checks import NAMES
+from sandbox.admission.context import Thresholds
 from sandbox.admission.report import MEANS, advice, asked, in_words
-from sandbox.admission.thresholds import Thresholds
 from store.types import AdmissionReport, Check
 from tests.unit.sandbox.reports import failed, report_of
 from tests.unit.sandbox.test_admission_report import EXAMPLES, FLOOR

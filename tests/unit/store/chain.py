@@ -10,35 +10,30 @@ from store.records import (
     AdapterVersion,
     Approval,
     Citation,
+    ConversationRoute,
     Cycle,
     CycleState,
     Decision,
     EnvironmentRecord,
+    Exchange,
     FaultRecord,
+    Feedback,
     Finding,
     IterationMetrics,
     ModelReply,
     PromptPatch,
+    RouterKey,
     RoutingChoice,
     RunState,
     StageEvent,
     StageState,
     TrainingRun,
 )
-from store.repositories import (
-    adapters,
-    analysis,
-    cycles,
-    environments,
-    gates,
-    promotions,
-    routing,
-    serving,
-    thinking,
-    training,
-)
+from store.repositories import adapters, capabilities, cycles, environments, llm_replies, promotions, serving
+from store.repositories import adapters as training
+from store.repositories import promotions as gates
+from store.repositories import serving as routing
 from store.repositories.trajectories import save_trajectories
-from store.serving_records import ConversationRoute, Exchange, Feedback, RouterKey
 from store.types import (
     AdmissionReport,
     Capability,
@@ -132,15 +127,15 @@ def save_origin(session: Session) -> None:
     cycles.save_cycle(session, CYCLE)
     cycles.save_stage_event(session, StageEvent("c1", "collect", StageState.STARTED, T0, detail={"episodes": 2}))
     save_trajectories(session, [trajectory("t1"), trajectory("t2", Outcome.SUCCESS, trial=1)])
-    analysis.save_capabilities(session, "c1", [CAPABILITY])
+    capabilities.save_capabilities(session, "c1", [CAPABILITY])
     labels = [Label("t1", CAPABILITY.name, run, Verdict.LACKING, 2) for run in (0, 1)]
     labels += [Label("t2", CAPABILITY.name, run, Verdict.NA) for run in (0, 1)]
-    analysis.save_labels(session, "c1", labels)
-    analysis.save_findings(session, [FINDING])
-    thinking.save_reply(session, REPLY)
-    thinking.save_citations(session, [CITATION])
-    thinking.save_faults(session, [FAULT])
-    thinking.save_patch(session, PATCH)
+    capabilities.save_labels(session, "c1", labels)
+    capabilities.save_findings(session, [FINDING])
+    llm_replies.save_reply(session, REPLY)
+    llm_replies.save_citations(session, [CITATION])
+    llm_replies.save_faults(session, [FAULT])
+    llm_replies.save_patch(session, PATCH)
     made = EnvironmentRecord(HASH, SOURCE, "c1", CAPABILITY.name, 7, "builtin", later(2))
     environments.save_environment(session, made)
     environments.save_admission(session, REPORT, cycle_id="c1", at=later(3))

@@ -7,7 +7,8 @@ from sqlmodel import Session
 
 from store.errors import NotFound
 from store.records import Cycle, CycleState, RunState
-from store.repositories import analysis, capabilities, cycles
+from store.repositories import capabilities, cycles
+from store.repositories import capabilities as analysis
 from store.repositories.capabilities import LabelTable, Made
 from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Verdict

@@ -9,12 +9,11 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import StatementError
 
-from store.columns import FreeText, UtcTime
-from store.database import connect, make_beforehand, open_store, reading, session, sqlite_url
+from store.database import connect, make_beforehand, migrate, open_store, reading, session, sqlite_url
 from store.errors import BrokenReference, StoreUnavailable, StoreVersionError
 from store.records import CycleState
 from store.repositories.cycles import get_cycle, list_cycles, save_cycle, set_cycle_state
-from store.schema import migrate
+from store.tables import FreeText, UtcTime
 from tests.unit.store.chain import CYCLE, T0, later
 
 

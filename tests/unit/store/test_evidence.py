@@ -6,12 +6,11 @@ from sqlalchemy import Engine
 from store.database import reading, session
 from store.errors import NotFound
 from store.records import Citation, FaultRecord, PromotionState
-from store.repositories.adapters import save_adapter
-from store.repositories.analysis import save_labels
+from store.repositories.adapters import save_adapter, save_training_run
+from store.repositories.capabilities import save_labels
 from store.repositories.environments import save_admission
 from store.repositories.evidence import LabelCounts, Traffic, TrajectoryEvidence, evidence_chain
-from store.repositories.thinking import save_citations, save_faults
-from store.repositories.training import save_training_run
+from store.repositories.llm_replies import save_citations, save_faults
 from store.repositories.trajectories import save_trajectories
 from store.types import AdmissionReport, Check, Label, Outcome, Verdict
 from tests.unit.store.chain import (
@@ -29,7 +28,7 @@ from tests.unit.store.chain import (
     training_run,
     trajectory,
 )
-from traced.commands.chain import chain_lines
+from traced.cli.evidence import chain_lines
 
 NAME = "date-reasoning@v1"
 

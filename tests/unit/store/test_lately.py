@@ -9,13 +9,12 @@ import pytest
 from sqlalchemy import Engine, event
 
 from store.database import open_store, reading, session, sqlite_url
+from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories import adapters, promotions, serving
-from store.repositories import lately as module
+from store.repositories import traffic as module
 from store.repositories.cycles import save_cycle
-from store.repositories.lately import decisions, lately
-from store.repositories.traffic import get_conversation
+from store.repositories.traffic import decisions, get_conversation, lately
 from store.repositories.trajectories import save_trajectories
-from store.serving_records import ConversationRoute, Exchange, Feedback
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, T0, adapter, approval, later, save_chain, trajectory
 

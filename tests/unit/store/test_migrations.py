@@ -9,14 +9,23 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect, text
 
-from store.all_tables import METADATA
-from store.database import connect, open_store, reading, session, sqlite_url
+from store.database import (
+    MIGRATIONS,
+    connect,
+    known_revisions,
+    migrate,
+    open_store,
+    reading,
+    revision,
+    session,
+    sqlite_url,
+)
 from store.errors import StoreUnavailable, StoreVersionError
-from store.head import HEAD
-from store.repositories import thinking
+from store.repositories import llm_replies
 from store.repositories.evidence import evidence_chain
 from store.repositories.trajectories import get_trajectory
-from store.schema import MIGRATIONS, known_revisions, migrate, revision
+from store.schema_version import HEAD
+from store.service_tables import METADATA
 from tests.unit.store.chain import FINDING, GATE, save_chain, trajectory
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -69,7 +78,7 @@ def test_evidence_outlives_the_loss_of_what_agents_said_of_it(engine: Engine) ->
     with reading(engine) as opened:
         chain = evidence_chain(opened, "date-reasoning@v1")
         assert (chain.missing, chain.finding) == ([], FINDING)
-        assert thinking.list_citations(opened, "c1") == []
+        assert llm_replies.list_citations(opened, "c1") == []
 
 
 def test_the_newest_revision_is_known_without_alembic() -> None:

@@ -4,10 +4,10 @@ from sqlmodel import Session
 from store.errors import NotApproved, NotFound, NotLive
 from store.records import Decision, Promotion, PromotionState
 from store.repositories.adapters import save_adapter
-from store.repositories.gates import list_gates
 from store.repositories.promotions import (
     latest_approval,
     list_approvals,
+    list_gates,
     list_promotions,
     live_adapters,
     promote,

@@ -9,7 +9,8 @@ from sqlmodel import Session
 
 from store.errors import NotFound, StoreConflict
 from store.records import CycleState, EnvironmentRecord, IterationMetrics, RunState, StageEvent, StageState
-from store.repositories import adapters, analysis, cycles, environments, gates, routing, training
+from store.repositories import adapters, capabilities, cycles, environments, promotions, serving
+from store.repositories import adapters as training
 from store.types import GateAnswer, Label, Verdict
 from tests.unit.store.chain import (
     CAPABILITY,
@@ -34,10 +35,10 @@ def chain(db: Session) -> None:
 def test_the_whole_chain_saves_twice_without_a_second_row(db: Session) -> None:
     save_chain(db)
     assert len(cycles.list_stage_events(db, "c1")) == 1
-    assert len(analysis.list_labels(db, "c1")) == 4
+    assert len(capabilities.list_labels(db, "c1")) == 4
     assert len(environments.list_admissions(db, HASH)) == 1
-    assert len(gates.list_gates(db, "date-reasoning@v1")) == 1
-    assert routing.traffic(db) == {"date-reasoning@v1": 1}
+    assert len(promotions.list_gates(db, "date-reasoning@v1")) == 1
+    assert serving.traffic(db) == {"date-reasoning@v1": 1}
 
 
 def test_cycles(db: Session) -> None:
@@ -67,24 +68,24 @@ def test_stage_events_come_in_the_order_of_writing(db: Session) -> None:
 
 
 def test_analysis(db: Session) -> None:
-    assert analysis.list_capabilities(db, "c1") == [CAPABILITY]
-    assert analysis.get_capability(db, "c1", CAPABILITY.name) == CAPABILITY
-    assert analysis.list_findings(db, "c1") == [FINDING] == analysis.list_findings(db, "c1", retained=True)
-    assert analysis.list_findings(db, "c1", retained=False) == []
-    assert analysis.list_labels(db, "c1", run=1, capability=CAPABILITY.name) == [
+    assert capabilities.list_capabilities(db, "c1") == [CAPABILITY]
+    assert capabilities.get_capability(db, "c1", CAPABILITY.name) == CAPABILITY
+    assert capabilities.list_findings(db, "c1") == [FINDING] == capabilities.list_findings(db, "c1", retained=True)
+    assert capabilities.list_findings(db, "c1", retained=False) == []
+    assert capabilities.list_labels(db, "c1", run=1, capability=CAPABILITY.name) == [
         Label("t1", CAPABILITY.name, 1, Verdict.LACKING, 2),
         Label("t2", CAPABILITY.name, 1, Verdict.NA, None),
     ]
-    assert analysis.list_labels(db, "c1", capability="other") == []
+    assert capabilities.list_labels(db, "c1", capability="other") == []
 
 
 def test_evidence_of_the_analysis_does_not_change(db: Session) -> None:
     with pytest.raises(StoreConflict, match="analyse again"):
-        analysis.save_capabilities(db, "c1", [replace(CAPABILITY, description="other")])
+        capabilities.save_capabilities(db, "c1", [replace(CAPABILITY, description="other")])
     with pytest.raises(StoreConflict, match="analyse again"):
-        analysis.save_labels(db, "c1", [Label("t1", CAPABILITY.name, 0, Verdict.PRESENT, 2)])
+        capabilities.save_labels(db, "c1", [Label("t1", CAPABILITY.name, 0, Verdict.PRESENT, 2)])
     with pytest.raises(StoreConflict, match="analyse again"):
-        analysis.save_findings(db, [replace(FINDING, retained=False)])
+        capabilities.save_findings(db, [replace(FINDING, retained=False)])
 
 
 def test_environments(db: Session) -> None:
@@ -111,7 +112,7 @@ def test_an_environment_is_found_by_the_beginning_of_its_hash(db: Session) -> No
 
 def test_the_same_source_from_two_cycles_has_two_origins(db: Session) -> None:
     cycles.save_cycle(db, replace(CYCLE, id="c2"))
-    analysis.save_capabilities(db, "c2", [CAPABILITY])
+    capabilities.save_capabilities(db, "c2", [CAPABILITY])
     again = replace(environments.get_environment(db, HASH), cycle_id="c2", at=later(50))
     environments.save_environment(db, again)
     assert environments.get_environment(db, HASH, cycle_id="c2") == again
@@ -173,19 +174,19 @@ def test_adapters_are_listed_by_number(db: Session) -> None:
 
 
 def test_the_newest_gate_counts(db: Session) -> None:
-    [first] = gates.list_gates(db, "date-reasoning@v1")
+    [first] = promotions.list_gates(db, "date-reasoning@v1")
     assert (first.result, first.cycle_id, first.at) == (GATE, "c1", later(6))
-    gates.save_gate(db, replace(GATE, answer=GateAnswer.FAIL), cycle_id="c1", at=later(60))
-    newest = gates.latest_gate(db, "date-reasoning@v1")
+    promotions.save_gate(db, replace(GATE, answer=GateAnswer.FAIL), cycle_id="c1", at=later(60))
+    newest = promotions.latest_gate(db, "date-reasoning@v1")
     assert newest is not None
     assert newest.result.answer is GateAnswer.FAIL
-    assert gates.latest_gate(db, "other@v1") is None
+    assert promotions.latest_gate(db, "other@v1") is None
 
 
 def test_routing_of_a_cycle(db: Session) -> None:
-    assert [choice.model for choice in routing.list_routing(db, cycle_id="c1")] == ["date-reasoning@v1"]
-    assert routing.list_routing(db, cycle_id="c2") == []
-    assert len(routing.list_routing(db)) == 1
+    assert [choice.model for choice in serving.list_routing(db, cycle_id="c1")] == ["date-reasoning@v1"]
+    assert serving.list_routing(db, cycle_id="c2") == []
+    assert len(serving.list_routing(db)) == 1
 
 
 def test_unknown_ids_are_named(db: Session) -> None:
@@ -193,6 +194,6 @@ def test_unknown_ids_are_named(db: Session) -> None:
         with pytest.raises(NotFound, match="'nothing'"):
             ask(db, "nothing")
     with pytest.raises(NotFound, match="'nothing'"):
-        analysis.get_capability(db, "c1", "nothing")
+        capabilities.get_capability(db, "c1", "nothing")
     with pytest.raises(NotFound, match="'nothing'"):
         cycles.set_cycle_state(db, "nothing", CycleState.FAILED, at=later(1))

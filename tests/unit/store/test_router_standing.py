@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from store import router_standing
+from store import status as router_standing
 from store.database import open_store, reading, session, sqlite_url
 from store.errors import NotFound
+from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories import serving
 from store.repositories.adapters import fitting_cycles, save_adapter
 from store.repositories.cycles import save_cycle
 from store.repositories.traffic import Served, get_conversation, served
 from store.repositories.trajectories import save_trajectories
-from store.router_standing import RouterStanding
-from store.serving_records import ConversationRoute, Exchange, Feedback
-from store.standing import standing
+from store.status import RouterStanding, standing
 from store.types import EndCause, Outcome
 from tests.unit.store.chain import CYCLE, T0, adapter, save_chain, trajectory
 

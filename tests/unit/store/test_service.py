@@ -6,10 +6,9 @@ from sqlalchemy import Engine, delete
 from sqlmodel import Session
 
 from store.database import session
-from store.repositories.audit import list_audit, save_audit
-from store.repositories.events import list_events, save_event, span
-from store.repositories.targets import ask_for_cycle, note_start, pause_target, resume_target, target_standing
-from store.service_records import AuditEntry, Event, TargetStanding
+from store.records import AuditEntry, Event, TargetStanding
+from store.repositories.cycles import ask_for_cycle, note_start, pause_target, resume_target, target_standing
+from store.repositories.events import list_audit, list_events, save_audit, save_event, span
 from store.service_tables import EventRow
 from tests.unit.store.chain import T0
 

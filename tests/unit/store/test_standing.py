@@ -14,16 +14,16 @@ from sqlmodel import Session
 
 from store.database import open_store, reading, session, sqlite_url
 from store.errors import StoreUnavailable, StoreVersionError
-from store.records import Decision, RoutingChoice, StageEvent, StageState
-from store.repositories import adapters, attempts, cycles, gates, promotions, routing, thinking
+from store.records import AuditEntry, Decision, RoutingChoice, StageEvent, StageState
+from store.repositories import adapters, attempts, cycles, llm_replies, promotions, serving
+from store.repositories import promotions as gates
+from store.repositories.adapters import save_training_run
 from store.repositories.attempts import AttemptState, InputKey
-from store.repositories.audit import save_audit
-from store.repositories.targets import ask_for_cycle, note_cannot_begin, note_start, pause_target, resume_target
-from store.repositories.thinking import save_patch
-from store.repositories.training import save_training_run
+from store.repositories.cycles import ask_for_cycle, note_cannot_begin, note_start, pause_target, resume_target
+from store.repositories.events import save_audit
+from store.repositories.llm_replies import save_patch
 from store.repositories.trajectories import save_trajectories
-from store.service_records import AuditEntry
-from store.standing import CYCLES_SHOWN, CostStanding, HeldUp, ParkedStanding, Standing, standing
+from store.status import CYCLES_SHOWN, CostStanding, HeldUp, ParkedStanding, Standing, standing
 from store.types import GateAnswer
 from tests.unit.store.chain import (
     CYCLE,
@@ -55,7 +55,7 @@ def told_by_repositories(db: Session) -> tuple[list[tuple[object, ...]], list[tu
         events = cycles.list_stage_events(db, cycle.id)
         last = f"{events[-1].stage} {events[-1].state}" if events else ""
         shown.append((cycle.id, cycle.target, cycle.model, str(cycle.state), last))
-    versions, traffic = [], routing.traffic(db)
+    versions, traffic = [], serving.traffic(db)
     for version in adapters.list_adapters(db):
         gate, decided = gates.latest_gate(db, version.name), promotions.latest_approval(db, version.name)
         answer, decision = gate.result.answer.value if gate else "none", decided.decision.value if decided else "none"
@@ -78,7 +78,7 @@ def test_the_whole_chain(file: Path) -> None:
         cycles.save_stage_event(db, StageEvent("d11", "train", StageState.FAILED, T0))
         cycles.save_stage_event(db, StageEvent("d11", "train", StageState.STARTED, later(-5)))
         save_trajectories(db, [trajectory("t9")])
-        routing.save_routing(db, [RoutingChoice("t9", "base", {}, 0.0)])
+        serving.save_routing(db, [RoutingChoice("t9", "base", {}, 0.0)])
     with reading(store) as db:
         expected = told_by_repositories(db)
     store.dispose()
@@ -209,7 +209,7 @@ def test_what_language_models_took_is_added_up_by_stage_in_the_cycles_that_are_s
         for number, (cycle, stage, capability) in enumerate(told):
             key, about = f"{number:064}", number == 2
             one = replace(made, key=key, cycle_id=cycle, stage=stage, capability=capability, estimated=about)
-            thinking.save_reply(db, one)
+            llm_replies.save_reply(db, one)
     store.dispose()
     assert standing(sqlite_url(file)).costs == [
         CostStanding("d2", "analyze", 1, 900, 12, 0.5, 1.5, 0),

@@ -8,8 +8,8 @@ from sqlmodel import Session
 
 from store.errors import StoreConflict
 from store.records import EnvironmentRecord
-from store.repositories import analysis, cycles, environments, thinking
-from store.repositories.thinking import StageCost
+from store.repositories import capabilities, cycles, environments, llm_replies
+from store.repositories.llm_replies import StageCost
 from tests.unit.store.chain import (
     CAPABILITY,
     CITATION,
@@ -35,46 +35,46 @@ def chain(db: Session) -> None:
 
 def test_each_is_there_once_however_often_it_is_saved(db: Session) -> None:
     save_chain(db)
-    assert thinking.find_reply(db, REPLY.key) == REPLY
-    assert thinking.list_replies(db, "c1") == [REPLY]
-    assert thinking.list_citations(db, "c1") == [CITATION]
-    assert thinking.list_faults(db, "c1") == [FAULT]
-    assert thinking.list_patches(db) == [PATCH]
+    assert llm_replies.find_reply(db, REPLY.key) == REPLY
+    assert llm_replies.list_replies(db, "c1") == [REPLY]
+    assert llm_replies.list_citations(db, "c1") == [CITATION]
+    assert llm_replies.list_faults(db, "c1") == [FAULT]
+    assert llm_replies.list_patches(db) == [PATCH]
 
 
 def test_the_first_reply_to_a_request_stays_and_is_found_by_every_cycle(db: Session) -> None:
     cycles.save_cycle(db, replace(CYCLE, id="c2"))
-    thinking.save_reply(db, replace(REPLY, cycle_id="c2", text="another", cost=9.0))
-    assert thinking.find_reply(db, REPLY.key) == REPLY
-    assert thinking.list_replies(db, "c2") == []
-    assert thinking.find_reply(db, "b" * 64) is None
+    llm_replies.save_reply(db, replace(REPLY, cycle_id="c2", text="another", cost=9.0))
+    assert llm_replies.find_reply(db, REPLY.key) == REPLY
+    assert llm_replies.list_replies(db, "c2") == []
+    assert llm_replies.find_reply(db, "b" * 64) is None
 
 
 def test_what_a_stage_took_is_added_up_by_capability(db: Session) -> None:
     more = replace(REPLY, key="b" * 64, stage="synthesize", capability="dates", cost=0.5, estimated=True, at=later(2))
     for number, one in enumerate([more, replace(more, key="c" * 64), replace(more, key="d" * 64, capability="other")]):
-        thinking.save_reply(db, replace(one, at=later(2 + number)))
-    assert thinking.stage_costs(db, "c1") == [
+        llm_replies.save_reply(db, replace(one, at=later(2 + number)))
+    assert llm_replies.stage_costs(db, "c1") == [
         StageCost("c1", "analyze", "", 1, 900, 12, 0.0024, 1.5, 0),
         StageCost("c1", "synthesize", "dates", 2, 1800, 24, 1.0, 3.0, 2),
         StageCost("c1", "synthesize", "other", 1, 900, 12, 0.5, 1.5, 1),
     ]
-    assert [cost.stage for cost in thinking.stage_costs(db, "c1", stage="analyze")] == ["analyze"]
-    assert [reply.key[0] for reply in thinking.list_replies(db, "c1", stage="synthesize")] == ["b", "c", "d"]
+    assert [cost.stage for cost in llm_replies.stage_costs(db, "c1", stage="analyze")] == ["analyze"]
+    assert [reply.key[0] for reply in llm_replies.list_replies(db, "c1", stage="synthesize")] == ["b", "c", "d"]
 
 
 def test_texts_that_no_database_takes_are_kept_as_near_as_can_be(db: Session) -> None:
     said = [{"role": "user", "text": NOT_STORABLE}]
-    thinking.save_reply(db, replace(REPLY, key="e" * 64, said=said, text=NOT_STORABLE, finish_reason=NOT_STORABLE))
-    found = thinking.find_reply(db, "e" * 64)
+    llm_replies.save_reply(db, replace(REPLY, key="e" * 64, said=said, text=NOT_STORABLE, finish_reason=NOT_STORABLE))
+    found = llm_replies.find_reply(db, "e" * 64)
     assert found is not None
     assert (found.text, found.finish_reason) == (STORED, STORED)
     fault = replace(FAULT, trajectory_id="t2", reason=NOT_STORABLE)
     for _ in range(2):
-        thinking.save_faults(db, [fault])
-        thinking.save_patch(db, replace(PATCH, text=NOT_STORABLE, figures={"first": NOT_STORABLE}, at=later(13)))
-    assert thinking.list_faults(db, "c1") == [FAULT, replace(fault, reason=STORED)]
-    assert [patch.text for patch in thinking.list_patches(db, cycle_id="c1", capability=CAPABILITY.name)] == [
+        llm_replies.save_faults(db, [fault])
+        llm_replies.save_patch(db, replace(PATCH, text=NOT_STORABLE, figures={"first": NOT_STORABLE}, at=later(13)))
+    assert llm_replies.list_faults(db, "c1") == [FAULT, replace(fault, reason=STORED)]
+    assert [patch.text for patch in llm_replies.list_patches(db, cycle_id="c1", capability=CAPABILITY.name)] == [
         PATCH.text,
         STORED,
     ]
@@ -82,30 +82,30 @@ def test_texts_that_no_database_takes_are_kept_as_near_as_can_be(db: Session) ->
 
 def test_a_patch_has_its_newest_figures(db: Session) -> None:
     judged = replace(PATCH, figures={"base": 0.4, "patched": 0.6}, at=later(20))
-    thinking.save_patch(db, replace(PATCH, text="Another."))
-    assert thinking.save_patch(db, judged) == PATCH.id
-    assert thinking.list_patches(db)[-1] == judged
+    llm_replies.save_patch(db, replace(PATCH, text="Another."))
+    assert llm_replies.save_patch(db, judged) == PATCH.id
+    assert llm_replies.list_patches(db)[-1] == judged
 
 
 def test_evidence_is_not_changed(db: Session) -> None:
     with pytest.raises(StoreConflict, match="analyse again"):
-        thinking.save_citations(db, [replace(CITATION, message_index=1)])
+        llm_replies.save_citations(db, [replace(CITATION, message_index=1)])
     with pytest.raises(StoreConflict, match="analyse again"):
-        thinking.save_faults(db, [replace(FAULT, fault="task")])
+        llm_replies.save_faults(db, [replace(FAULT, fault="task")])
 
 
 def test_what_they_refer_to_comes_first(db: Session) -> None:
     with pytest.raises(IntegrityError, match="FOREIGN KEY"):
-        thinking.save_citations(db, [replace(CITATION, position=1, trajectory_id="nobody's")])
+        llm_replies.save_citations(db, [replace(CITATION, position=1, trajectory_id="nobody's")])
 
 
 def test_a_finding_keeps_its_bounds_and_an_environment_what_it_mends(db: Session) -> None:
     cycles.save_cycle(db, replace(CYCLE, id="c2"))
-    analysis.save_capabilities(db, "c2", [CAPABILITY])
+    capabilities.save_capabilities(db, "c2", [CAPABILITY])
     bounds = {"agreement": 0.7, "delta_low": 0.1, "delta_high": 0.95, "coverage_low": 0.2, "coverage_high": 0.6}
     bounded = replace(FINDING, cycle_id="c2", **bounds)  # type: ignore[arg-type]
-    analysis.save_findings(db, [bounded])
-    assert analysis.list_findings(db, "c2") == [bounded]
+    capabilities.save_findings(db, [bounded])
+    assert capabilities.list_findings(db, "c2") == [bounded]
     made = EnvironmentRecord(HASH, SOURCE, "c2", CAPABILITY.name, 7, "llm", later(2), repairs="f" * 64)
     environments.save_environment(db, made)
     assert environments.list_environments(db, "c2") == [made]

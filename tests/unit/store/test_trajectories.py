@@ -4,7 +4,7 @@ import pytest
 from sqlmodel import Session
 
 from store.errors import BrokenReference, NotFound
-from store.repositories.analysis import save_capabilities, save_labels
+from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import save_cycle
 from store.repositories.trajectories import (
     Saved,

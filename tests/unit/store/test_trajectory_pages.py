@@ -7,7 +7,7 @@ from sqlalchemy import event
 from sqlmodel import Session
 
 from store.errors import NotFound
-from store.repositories import analysis, trajectory_pages
+from store.repositories import capabilities, trajectory_pages
 from store.repositories.trajectories import save_trajectories
 from store.repositories.trajectory_pages import Wanted, first_words, trajectory_page, trials_of
 from store.types import Label, Outcome, Verdict
@@ -61,7 +61,7 @@ def test_filters_keep_what_fits(many: Session) -> None:
 
 
 def test_labels_are_a_cycles(many: Session) -> None:
-    analysis.save_labels(many, "c1", [Label("m001", CAPABILITY.name, 0, Verdict.PRESENT, 1)])
+    capabilities.save_labels(many, "c1", [Label("m001", CAPABILITY.name, 0, Verdict.PRESENT, 1)])
     assert walked(many, Wanted(cycle_id="c1")) == ["m001", "t1", "t2"]
     assert walked(many, Wanted(cycle_id="c1", verdict=Verdict.LACKING)) == ["t1"]
     found = trajectory_page(many, Wanted(cycle_id="c1", capability=CAPABILITY.name, outcome=Outcome.FAILURE), limit=9)
@@ -78,7 +78,7 @@ def test_what_a_cycle_has_labelled_is_read_once_however_far_a_page_looks(
 ) -> None:
     ids = [f"m{number:03d}" for number in range(60)]
     said = [Label(key, CAPABILITY.name, run, Verdict.PRESENT, 1) for key in ids for run in (0, 1)]
-    analysis.save_labels(many, "c1", said)
+    capabilities.save_labels(many, "c1", said)
     wanted = Wanted(cycle_id="c1", capability=capability, outcome=Outcome.FAILURE, text="m0")
     at_once = walked(many, wanted, limit=200)
     assert set(at_once) == set(ids)

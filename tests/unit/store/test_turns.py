@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from store.content import _common_prefix, pack, unpack
 from store.errors import StoreUnavailable
-from store.turns import _common_prefix, pack, unpack
 from store.types import Turn
 
 ids = st.lists(st.integers(0, 2**32 - 1), max_size=12)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.training.advantages import EPSILON, group_advantages
+from traced.training.trainer import EPSILON, group_advantages
 
 rewards = st.lists(st.floats(0, 1), min_size=4, max_size=4)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from traced.serving.errors import ModelError
+from traced.inference.errors import ModelError
 from traced.training.errors import JobError
 from traced.training.job import TrainingJob, read_job
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from traced.errors import DiskError
+from traced.core.errors import DiskError
+from traced.core.files import publish_file, publish_folder
 from traced.training.metrics import append, keep_until, read_metrics
-from traced.training.publish import publish_file, publish_folder
 
 
 def leftovers(folder: Path) -> list[str]:

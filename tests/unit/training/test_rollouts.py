@@ -11,12 +11,10 @@ from anyio.from_thread import start_blocking_portal
 from sandbox.errors import AgentFault
 from tests.unit.training.bandit import Bandit
 from tests.unit.training.tiny import tokenizer
-from traced.rollout.conversation import TurnTemplate
-from traced.serving.embedded.requests import Generation, Request
-from traced.targets.local import LocalSource
+from traced.inference.embedded.generation import Generation, Request
+from traced.targets.registry import LocalSource
 from traced.training.errors import EnvironmentFailed
-from traced.training.rollout_function import RolloutFunction
-from traced.training.rollouts import Rollout, RolloutLimits, Sampler
+from traced.training.rollouts import Rollout, RolloutFunction, RolloutLimits, Sampler, TurnTemplate
 
 TOK = tokenizer()
 LIMITS = RolloutLimits(max_turns=4, max_length=200, max_tokens=5, step_timeout_s=20.0)

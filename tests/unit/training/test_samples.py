@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from store.types import EndCause
-from traced.rollout.boundary import Infrastructure
+from traced.rollouts.errors import Infrastructure
+from traced.training.metrics import CHARACTERS, IN_ALL, chosen, read_samples, write_samples
 from traced.training.rollouts import Rollout
-from traced.training.samples import CHARACTERS, IN_ALL, chosen, read_samples, write_samples
 
 
 def rollout(group: int, number: int, reward: float | None, text: str = "so") -> Rollout:

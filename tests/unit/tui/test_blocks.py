@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traced.client.trajectories import CapabilityLabels, RunLabel
-from tui.blocks import blocks, citations
+from tui.widgets.blocks import blocks, citations
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

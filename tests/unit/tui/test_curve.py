@@ -2,7 +2,7 @@
 
 import pytest
 
-from tui.widgets.curve import braille, short
+from tui.widgets.plots import braille, short
 
 
 def dots(rows: list[str]) -> list[str]:

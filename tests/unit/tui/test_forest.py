@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from traced.client.approvals import ComparisonView
-from tui.widgets.forest import plot
+from tui.widgets.forest_plot import plot
 
 POINTS = st.floats(-1, 1, allow_nan=False)
 

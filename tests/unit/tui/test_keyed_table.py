@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
-from tui.widgets.keyed_table import KeyedTable, Row
+from tui.widgets.tables import KeyedTable, Row
 
 HEIGHT = 8  # rows in sight: the header takes a line
 

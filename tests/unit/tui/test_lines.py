@@ -10,8 +10,8 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
-from tui.widgets.keyed_table import Row
 from tui.widgets.lines import Lines
+from tui.widgets.tables import Row
 
 HEIGHT = 8  # rows in sight: the header takes a line
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from traced.client.models import EventView
-from tui.about import places
+from tui.connection import places
 from tui.widgets.pipeline import duration, how_far, time_left
 
 AT = datetime(2026, 3, 14, 9, 30, tzinfo=UTC)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from store.plain import BLOCK, LINE, MARKS, block, line
-from tui.plain import cell
+from store.text import BLOCK, LINE, MARKS, block, line
+from tui.text import cell
 
 ANY = some.text(some.characters(), max_size=400)  # halves of characters, too
 HARMFUL = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")

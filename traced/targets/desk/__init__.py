@@ -1,7 +1,6 @@
 """The bundled target: a shop's service desk with ten tools, a policy that varies by seed and a scripted user."""
 
-from traced.targets.desk.demonstrator import demonstrate
-from traced.targets.desk.environment import SPLITS, Desk
+from traced.targets.desk.environment import SPLITS, Desk, demonstrate
 from traced.targets.desk.tools import TOOLS
 from traced.targets.desk.truth import CAPABILITIES, needed, truth
 

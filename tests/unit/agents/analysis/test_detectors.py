@@ -2,8 +2,7 @@
 
 import pytest
 
-from agents.analyst.builtin import label
-from agents.analyst.catalogue import CANDIDATES
+from agents.analyst.builtin import CANDIDATES, label
 from agents.transcript import transcript
 from store.types import Trajectory, Verdict
 from tests.unit.agents.analysis.library import COPIES, LOAN, OK, background, calls, renewal, says, talk, user

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.contrast import contrast
-from agents.intervals import intervals
+from agents.contrast import contrast, intervals
 from store.types import Label, Outcome, Verdict
 
 NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.analyst.dates import resolve, today_in
-from agents.analyst.language import clauses, deeds, identifiers, last_mention, pairs
+from agents.analyst.language import clauses, deeds, identifiers, last_mention, pairs, resolve, today_in
 from agents.analyst.values import leaves, siblings
 from agents.transcript import transcript
 from tests.unit.agents.analysis.library import calls, says, talk, user

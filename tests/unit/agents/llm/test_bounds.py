@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.errors import BudgetSpent
-from agents.llm.breaker import FAILURES, LONGEST_S, PAUSE_S, Breaker, Open
 from agents.llm.budget import Budget, InFlight
-from agents.llm.pace import MINUTE, Held, Pace
 from agents.llm.question import InMemory, Purpose, Question, Reply, Spent
-from agents.llm.wire import waiting
+from agents.llm.rate_limit import FAILURES, LONGEST_S, MINUTE, PAUSE_S, Breaker, Held, Open, Pace
+from agents.llm.server import waiting
 from tests.virtual_time import VirtualTime
 
 HERE = Purpose("c1", "analyze")

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.llm.pace import GONE_S, MINUTE, OTHERS_PAUSE_S, Held, Pace
+from agents.llm.rate_limit import GONE_S, MINUTE, OTHERS_PAUSE_S, Held, Pace
 from tests.virtual_time import VirtualTime
 
 KILLED = """
 import asyncio, os, signal, sys, time
 from pathlib import Path
-from agents.llm.pace import Pace
+from agents.llm.rate_limit import Pace
 
 async def two():
     pace = Pace(2, 0, time.monotonic, asyncio.sleep, Path(sys.argv[1]))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.llm.untrusted import IS_DATA, marked
+from agents.llm.question import IS_DATA, marked
 
 MARK = re.compile(r"<(/?)(\w+) ([0-9a-f]{16})>")
 foreign = st.sampled_from(

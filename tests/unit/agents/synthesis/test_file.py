@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from agents.synthesizer.llm.file import file_in, holds_environment
+from agents.synthesizer.llm.answer import file_in, holds_environment
 
 WHOLE = '''"""A small one."""
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from agents.synthesizer.compose import compose, is_compound, manner_of
+from agents.synthesizer.composition import compose, is_compound, manner_of
 from agents.synthesizer.corpus import Corpus, is_read, read_corpus
-from agents.synthesizer.generalise import generalise
-from agents.synthesizer.lift import Unliftable, lift
-from agents.synthesizer.manners import acknowledgements, error_patterns, small_talk, usual_answers
+from agents.synthesizer.generalization import generalise
+from agents.synthesizer.response_templates import acknowledgements, error_patterns, small_talk, usual_answers
+from agents.synthesizer.scenario_extraction import Unliftable, lift
 from agents.transcript import transcript, transcripts
 from store.types import Trajectory
 from tests.unit.agents.synthesis.conversations import call, conversation, demonstrations, order, say, user

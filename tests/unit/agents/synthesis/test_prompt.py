@@ -14,14 +14,22 @@ from typing import Any
 
 import pytest
 
-from agents.llm.question import Said
-from agents.llm.untrusted import IS_DATA
-from agents.synthesizer.llm.prompt import Refused, Rules, asking, mending
-from agents.synthesizer.llm.shown import ANSWER, failures, policies, state, tools
+from agents.llm.question import IS_DATA, Said
+from agents.synthesizer.llm.prompt import (
+    ANSWER,
+    Refused,
+    Rules,
+    asking,
+    failure_texts,
+    mending,
+    policy_texts,
+    state_text,
+    tool_text,
+)
 from sandbox import contract
+from sandbox.admission.context import Thresholds
 from sandbox.admission.report import asked
-from sandbox.admission.static import MAX_BYTES, MODULES
-from sandbox.admission.thresholds import Thresholds
+from sandbox.admission.static_analysis import MAX_BYTES, MODULES
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 from tests.unit.agents.synthesis.conversations import call, conversation, order, say, user
 from traced.targets.desk import Desk, demonstrate, truth
@@ -112,7 +120,7 @@ def test_what_may_be_imported_is_said_once() -> None:
 
 
 def test_the_failures_are_shown_around_the_message_that_decided_the_label() -> None:
-    first, second = failures(talks(), labels(), CAPABILITY.name)
+    first, second = failure_texts(talks(), labels(), CAPABILITY.name)
     assert first.splitlines()[0] == "conversation t01, 6 messages, of which these"
     decided = json.loads(first.splitlines()[2])
     assert decided == {"m": 2, "role": "assistant", "calls": ['cancel_order({"order_id": "W2"})'], "lacking here": True}
@@ -121,7 +129,7 @@ def test_the_failures_are_shown_around_the_message_that_decided_the_label() -> N
 
 def test_a_failure_without_a_citation_is_shown_by_its_end() -> None:
     uncited = [replace(label, message_index=None) for label in labels()]
-    told = failures(talks(), uncited, CAPABILITY.name)[1]
+    told = failure_texts(talks(), uncited, CAPABILITY.name)[1]
     assert [json.loads(line)["m"] for line in told.splitlines()[1:]] == [1, 5, 6, 7, 8, 9]
     assert "lacking here" not in told
 
@@ -131,17 +139,17 @@ def test_only_failures_that_lacked_it_by_most_runs_are_shown() -> None:
         replace(label, verdict=Verdict.PRESENT) if label.run and label.trajectory_id == "b" else label
         for label in labels()
     ]
-    assert [told.split(",")[0] for told in failures(talks(), odd, CAPABILITY.name)] == ["conversation t02"]
-    assert failures(talks(), labels(), "another") == []
+    assert [told.split(",")[0] for told in failure_texts(talks(), odd, CAPABILITY.name)] == ["conversation t02"]
+    assert failure_texts(talks(), labels(), "another") == []
 
 
 def test_the_state_is_told_by_fields_answers_and_errors() -> None:
-    rows = [json.loads(line) for line in state(talks()).splitlines()]
+    rows = [json.loads(line) for line in state_text(talks()).splitlines()]
     fields = {row["tool"]: row["answers"] for row in rows if "tool" in row}
     assert fields["get_order"]["total"] == "number or null"
     assert fields["get_order"]["items"] == [{"name": "text"}]
     assert {"call": "get_order", "arguments": '{"order_id": "W9"}', "answer": '{"error": "W9 not found"}'} in rows
-    assert [json.loads(line)["function"]["name"] for line in tools(talks()).splitlines()] == [
+    assert [json.loads(line)["function"]["name"] for line in tool_text(talks()).splitlines()] == [
         "get_order",
         "cancel_order",
         "book_visit",
@@ -150,12 +158,12 @@ def test_the_state_is_told_by_fields_answers_and_errors() -> None:
 
 def test_long_texts_are_clipped() -> None:
     long = conversation("a", user("x" * 5_000), call("get_order", {"note": "y" * 5_000}, order_id="W" * 5_000))
-    told = state([long]) + "".join(
-        failures([replace(long, outcome=Outcome.FAILURE)], [Label("a", "x", 0, Verdict.LACKING, 2)], "x")
+    told = state_text([long]) + "".join(
+        failure_texts([replace(long, outcome=Outcome.FAILURE)], [Label("a", "x", 0, Verdict.LACKING, 2)], "x")
     )
     assert f"(+{len(json.dumps({'note': 'y' * 5_000}, separators=(',', ':'))) - ANSWER} characters)" in told
     assert len(told) < 6_000
-    assert policies([conversation("a", system="z" * 9_000)])[0].startswith("z" * 4_000 + "… (+5000")
+    assert policy_texts([conversation("a", system="z" * 9_000)])[0].startswith("z" * 4_000 + "… (+5000")
 
 
 INJECTION = (

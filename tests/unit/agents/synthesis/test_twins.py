@@ -7,8 +7,8 @@ import pytest
 
 from agents.synthesizer.builtin import synthesize
 from agents.synthesizer.corpus import read_corpus
-from agents.synthesizer.lift import Template, calls_of, lift
-from agents.synthesizer.twins import twins
+from agents.synthesizer.counterfactuals import twins
+from agents.synthesizer.scenario_extraction import Template, calls_of, lift
 from agents.transcript import transcript, transcripts
 from store.types import Label, Outcome, Trajectory, Verdict
 from tests.unit.agents.synthesis.conversations import (

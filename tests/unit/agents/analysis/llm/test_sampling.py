@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agents.analyst.catalogue import CANDIDATES
-from agents.analyst.llm.sampling import batches, same_task, sampled
-from agents.analyst.llm.texts import as_name, is_name, near, one_line
+from agents.analyst.builtin import CANDIDATES
+from agents.analyst.llm.discovery import batches, same_task, sampled
+from agents.analyst.llm.rendering import as_name, is_name, near, one_line
 from store.types import Outcome, Trajectory
 from tests.unit.agents.analysis.library import talk, user
 

@@ -1,0 +1,380 @@
+"""Multi-step completion: of several requests, was each one done, answered or declined?
+
+Needed when the user made two requests or more. A request for a write is served by an attempt of its tool on its object
+(or of another write on an object that no other request is about); a question by a read of its object or an answer that
+names it. A hand-over serves what came before it. A request that the user took back is not counted.
+
+What a detector says of one conversation.
+
+Supported amounts: do the numbers in a write come from what was said, observed or computed with a tool?
+
+Needed when a write carries a number above 10 (smaller ones are counts that people round in their heads). Lacking when
+such a number had appeared in no earlier user message, observation or prompt.
+
+Date reasoning: was "in 3 days" turned into the right date?
+
+Needed when the user gave a relative date, today's date is known and a call with a date was made (a write, where the
+target has writes with dates). Right dates are those the user's words may mean, those the user wrote out, and those that
+an observation gave in answer to a right date. Lacking when the first date that the agent used, or one that it wrote, is
+no right one. Not covered: dates relative to another event.
+
+Error recovery: after a tool's error, did the agent get through in the end?
+
+Present when every tool that answered with an error later succeeded, or when the agent handed over after trying
+something else first. Lacking when it gave up or only repeated the failing call.
+
+Keeping the conversation: was it handed to a person before anything had been tried?
+
+Needed in every conversation with a write or a hand-over. Lacking when the agent handed over without having attempted a
+write or declined anything. A hand-over that the user asked for is not counted.
+
+Tool-calling precision: every call fits its schema, and its arguments come from what was said and seen.
+
+Needed whenever a tool was called with arguments. Lacking when a call breaks its schema, when a code appears that no
+earlier text held, or when a choice was made that the user's words speak against. Dates are left to date reasoning,
+choices among records to structured data reasoning, numbers and free text to nobody.
+
+Precondition verification: was the object read before it was changed (or the change refused)?
+
+The preconditions are the links mined into the corpus. Not needed where no write with a precondition was attempted and
+none was refused after reading; not covered: a write that goes against what the read said.
+
+Moving on: did the agent call a tool again with the same arguments although nothing had changed?
+
+Needed when at least two calls were made. Lacking when a call repeats an earlier one with no write and no user message
+in between.
+
+Structured data reasoning: among the records that a tool answered with, was the one taken that the user described?
+
+Needed when a write names a record that the user described by its attributes rather than named. Lacking when a sibling
+fits the user's (last) words strictly better, or when a parameter that is filled from described records held none.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from agents.analyst.corpus import Corpus
+from agents.analyst.intents import Request, refusals
+from agents.analyst.language import (
+    REFUSAL,
+    RETRACTION,
+    identifiers,
+    last_mention,
+    related,
+    resolve,
+    stem,
+    today_in,
+    words,
+)
+from agents.analyst.preconditions import Link, satisfied
+from agents.analyst.tools import ToolKind, fits_schema
+from agents.analyst.values import ISO_DATE, is_date, leaves
+from agents.analyst.view import Pick, View
+from agents.transcript import Call
+from store.types import Verdict
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict and the message that decided it (None for NA)."""
+
+    verdict: Verdict
+    index: int | None = None
+
+
+NOT_NEEDED = Finding(Verdict.NA)
+
+
+def present(index: int) -> Finding:
+    """The capability was needed and exercised."""
+    return Finding(Verdict.PRESENT, index)
+
+
+def lacking(index: int) -> Finding:
+    """The capability was needed and not exercised."""
+    return Finding(Verdict.LACKING, index)
+
+
+_COUNT = 10
+
+
+def detect_supported_amounts(view: View, corpus: Corpus) -> Finding:
+    """Judge one conversation."""
+    given = [
+        (call.index, value)
+        for call in corpus.writes(view)
+        for _, value in leaves(call.arguments or {})
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) > _COUNT
+    ]
+    for index, value in given:
+        whole = int(value) if float(value).is_integer() else value
+        if not view.grounded(whole, index):
+            return lacking(index)
+    return present(given[-1][0]) if given else NOT_NEEDED
+
+
+def detect_date_reasoning(view: View, corpus: Corpus) -> Finding:
+    """Judge one conversation."""
+    today = today_in(view.spoken.system) or _today_observed(view)
+    if today is None:
+        return NOT_NEEDED
+    dated = [(call, days) for call in view.spoken.calls if (days := _dates(call, corpus))]
+    written = [call for call, _ in dated if corpus.kinds[call.name] is ToolKind.WRITE]
+    if not dated or (_writes_dates(corpus) and not written):
+        return NOT_NEEDED
+    right = _meant(view, today, dated[0][0].index)
+    if not right:
+        return NOT_NEEDED
+    for place, (call, days) in enumerate(dated):
+        if (place == 0 or call in written) and not days & (right | _meant(view, today, call.index)):
+            return lacking(call.index)
+        if days & right and call.result is not None:
+            right |= {day for _, value in leaves(call.result.value) for day in ISO_DATE.findall(str(value))}
+    return present(dated[-1][0].index)
+
+
+def _meant(view: View, today: date, before: int) -> set[str]:
+    """The dates that relative expressions may mean and, if there are any, the dates that the user wrote out."""
+    said = "\n".join(one.text for one in view.spoken.user_before(before))
+    relative = {day.isoformat() for day in resolve(said, today)}
+    return relative | set(ISO_DATE.findall(said)) if relative else set()
+
+
+def _dates(call: Call, corpus: Corpus) -> set[str]:
+    return {
+        value for path, value in leaves(call.arguments or {}) if (call.name, path) in corpus.dated and is_date(value)
+    }
+
+
+def _writes_dates(corpus: Corpus) -> bool:
+    return any(corpus.kinds[tool] is ToolKind.WRITE for tool, _ in corpus.dated)
+
+
+def _today_observed(view: View) -> date | None:
+    texts = (call.result.text for call in view.spoken.calls if call.result is not None and not call.result.error)
+    return next((day for text in texts if (day := today_in(text)) is not None), None)
+
+
+def detect_error_recovery(view: View, corpus: Corpus) -> Finding:
+    """Judge one conversation."""
+    failed = [call for call in view.spoken.calls if call.result is not None and call.result.error]
+    if not failed:
+        return NOT_NEEDED
+    ends = [(call, _way_out(call, view, corpus)) for call in failed]
+    unresolved = [call for call, way_out in ends if way_out is None]
+    if unresolved:
+        return lacking(min(unresolved[-1].index + 2, view.spoken.length - 1))
+    return present(max(way_out.index for _, way_out in ends if way_out is not None))
+
+
+def _way_out(failed: Call, view: View, corpus: Corpus) -> Call | None:
+    """The later call that got through, or the hand-over that followed another attempt."""
+    later = [call for call in view.spoken.calls if call.index > failed.index]
+    for call in later:
+        if call.name == failed.name and call.succeeded:
+            return call
+    different = [call for call in later if (call.name, call.raw) != (failed.name, failed.raw)]
+    handed = corpus.handoffs(view)
+    return next((hand for hand in handed if any(call.index < hand.index for call in different)), None)
+
+
+_WANTS_PERSON = re.compile(r"\b(human|real person|representative|supervisor|manager|someone else)\b", re.IGNORECASE)
+
+
+def detect_handoff(view: View, corpus: Corpus) -> Finding:
+    """Judge one conversation."""
+    handed, writes = corpus.handoffs(view), corpus.writes(view)
+    if not handed:
+        return present(writes[-1].index) if writes else NOT_NEEDED
+    first = handed[0].index
+    if any(_WANTS_PERSON.search(said.text) for said in view.spoken.user_before(first)):
+        return NOT_NEEDED
+    declined = any(REFUSAL.search(said.text) for said in view.spoken.agent if said.index < first)
+    if declined or any(call.index < first for call in writes):
+        return present(first)
+    return lacking(first)
+
+
+def detect_multi_step_completion(view: View, corpus: Corpus) -> Finding:
+    """Judge one conversation."""
+    requests = corpus.intents.requests(view)
+    if len(requests) < 2:
+        return NOT_NEEDED
+    left = [request for request in requests if not _served(request, requests, view, corpus)]
+    standing = [request for request in left if not _taken_back(request, view)]
+    if standing:
+        return lacking(view.spoken.agent[-1].index if view.spoken.agent else standing[0].index)
+    if len(requests) - len(left) < 2:
+        return NOT_NEEDED
+    return present(max((call.index for call in view.spoken.calls), default=requests[-1].index))
+
+
+def _served(request: Request, requests: Sequence[Request], view: View, corpus: Corpus) -> bool:
+    handed_over = any(call.index > request.index for call in corpus.handoffs(view))
+    if handed_over or any(True for _ in refusals(view, request)):
+        return True
+    if request.tool is None:
+        return any(_touches(call, request) for call in view.spoken.calls) or _answered(request, requests, view)
+    others = [other for other in requests if other is not request]
+    return any(_serves(call, request, others) for call in corpus.writes(view))
+
+
+def _serves(call: Call, request: Request, others: Sequence[Request]) -> bool:
+    if call.index < request.index:
+        return False
+    if call.name == request.tool:
+        return not request.objects or _touches(call, request) or not _about_records(call, others)
+    claimed = any(other.tool == call.name or other.objects & request.objects for other in others)
+    return not claimed and _touches(call, request)
+
+
+def _about_records(call: Call, others: Sequence[Request]) -> bool:
+    """Whether the call is on the object of another request for the same tool."""
+    return any(other.tool == call.name and _touches(call, other) for other in others)
+
+
+def _touches(call: Call, request: Request) -> bool:
+    return any(str(value) in request.objects for _, value in leaves(call.arguments or {}))
+
+
+def _answered(request: Request, requests: Sequence[Request], view: View) -> bool:
+    """Whether the agent named the object afterwards, or replied to a message that held no other request."""
+    alone = not any(other.index == request.index for other in requests if other is not request)
+    later = [said for said in view.spoken.agent if said.index > request.index]
+    return any(alone or request.objects & identifiers(said.text) for said in later)
+
+
+def _taken_back(request: Request, view: View) -> bool:
+    return any(RETRACTION.search(said.text) for said in view.spoken.user if said.index > request.index)
+
+
+_UNSAID = frozenset({"yes", "no", "true", "false", "none"})
+_MARGIN = 0.5
+
+
+def detect_call_precision(view: View, corpus: Corpus) -> Finding:
+    """Judge one conversation."""
+    calls = [
+        call
+        for call in view.spoken.calls
+        if call.arguments != {} and corpus.kinds.get(call.name) not in (ToolKind.PURE, ToolKind.HANDOFF)
+    ]
+    for call in calls:
+        if (
+            not fits_schema(call, corpus.validators)
+            or not _sourced(call, view, corpus)
+            or not _chosen(call, view, corpus)
+        ):
+            return lacking(call.index)
+    return present(calls[-1].index) if calls else NOT_NEEDED
+
+
+def _sourced(call: Call, view: View, corpus: Corpus) -> bool:
+    return all(
+        view.grounded(value, call.index)
+        for path, value in leaves(call.arguments or {})
+        if (call.name, path) in corpus.copied and isinstance(value, str)
+    )
+
+
+def _chosen(call: Call, view: View, corpus: Corpus) -> bool:
+    said = " \n ".join(one.text for one in view.spoken.user_before(call.index))
+    for path, value in leaves(call.arguments or {}):
+        choices = corpus.choices.get((call.name, path))
+        if choices and value in choices and not _agrees(str(value), choices, said):
+            return False
+    return True
+
+
+def _agrees(value: str, choices: Sequence[str], said: str) -> bool:
+    """Whether the user's words point to no other choice more clearly than to ``value``."""
+    if _UNSAID & set(choices):
+        return True
+    spoken = words(said)
+    stemmed = [stem(word) for word in spoken]
+    scores = {choice: _pointed(choice, said, spoken, stemmed) for choice in choices}
+    return max(scores.values()) - scores[value] < _MARGIN
+
+
+def _pointed(choice: str, said: str, spoken: Sequence[str], stemmed: Sequence[str]) -> float:
+    """How clearly the words point to a choice: 1 said in so many words, 0.5 in part or by a related word, else 0."""
+    if last_mention(said, choice) is not None:
+        return 1.0
+    parts = [stem(word) for word in words(choice)]
+    if all(part in stemmed for part in parts):
+        return 1.0
+    if any(related(part, one) for part in parts for one in stemmed if len(one) > 3):
+        return 0.5
+    within = any(len(word) >= 4 and len(part) > len(word) and part.endswith(word) for part in parts for word in spoken)
+    return 0.5 if within else 0.0
+
+
+def detect_precondition_verification(view: View, corpus: Corpus) -> Finding:
+    """Judge one conversation."""
+    written = [(call, link) for call in view.spoken.calls for link in corpus.links if link.write == call.name]
+    for call, link in written:
+        if not satisfied(link, view.spoken.calls, call):
+            return lacking(call.index)
+    if written:
+        return present(written[-1][0].index)
+    requests = corpus.intents.requests(view)
+    refused = [place for link in corpus.links if (place := _refused_after_reading(link, view, requests)) is not None]
+    return present(min(refused)) if refused else NOT_NEEDED
+
+
+def _refused_after_reading(link: Link, view: View, requests: Sequence[Request]) -> int | None:
+    read = [call.index for call in view.spoken.calls if call.name == link.read and call.succeeded]
+    if not read:
+        return None
+    wanted = [request for request in requests if request.tool == link.write]
+    found = [place for request in wanted for place in refusals(view, request) if place > read[0]]
+    return min(found, default=None)
+
+
+def detect_repetition(view: View, corpus: Corpus) -> Finding:
+    """Judge one conversation."""
+    calls = view.spoken.calls
+    if len(calls) < 2:
+        return NOT_NEEDED
+    users = [said.index for said in view.spoken.user]
+    last: dict[tuple[str, str], int] = {}
+    changed = -1
+    for call in calls:
+        before = last.get((call.name, call.raw))
+        if before is not None and before >= changed and not any(before < index < call.index for index in users):
+            return lacking(call.index)
+        last[call.name, call.raw] = call.index
+        if corpus.kinds.get(call.name) is ToolKind.WRITE and call.succeeded:
+            changed = call.index
+    return present(calls[-1].index)
+
+
+def detect_structured_reasoning(view: View, corpus: Corpus) -> Finding:
+    """Judge one conversation; of several writes by one tool on one object the last one counts."""
+    last = {(call.name, _object(call)): (call, picks) for call, picks in _writes(view, corpus)}
+    verdicts = [
+        (call.index, right) for call, picks in last.values() if (right := _right(call, picks, corpus)) is not None
+    ]
+    for index, right in verdicts:
+        if not right:
+            return lacking(index)
+    return present(verdicts[-1][0]) if verdicts else NOT_NEEDED
+
+
+def _writes(view: View, corpus: Corpus) -> Iterator[tuple[Call, list[Pick]]]:
+    for call, picks in zip(view.spoken.calls, view.picks, strict=True):
+        if corpus.kinds.get(call.name) is ToolKind.WRITE:
+            yield call, picks
+
+
+def _right(call: Call, picks: Sequence[Pick], corpus: Corpus) -> bool | None:
+    """Whether the described records were chosen well; None where the call chose none."""
+    rights = [pick.right for pick in picks if pick.right is not None]
+    rights += [False for pick in picks if not pick.observed and (call.name, pick.path) in corpus.described]
+    return all(rights) if rights else None
+
+
+def _object(call: Call) -> str:
+    return str(next(iter((call.arguments or {}).values()), ""))

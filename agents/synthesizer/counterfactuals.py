@@ -1,0 +1,144 @@
+"""Twins of refusals: what looking first finds where the change may be made.
+
+An agent that changes things without looking, and looks only when it refuses, leaves refusals as the one kind of
+success that shows the capability; trained on these alone it would learn to refuse always. Its unread successes show the
+other half, but not the look. A twin is such a success with the refusals' own read put before its write, in a record
+whose state its policy allows; or a refusal whose record is in another of the states that its policy leaves out, so that
+no single state stands for all of them.
+
+Invariants: the state decides by a rule that is read from the policy and holds in every conversation that shows it: the
+sentences about the write name the states in which it was made, and none in which it was refused (five refusals at
+least). Where it does not hold there are no twins. Not covered: conditions on more than one field, on amounts or dates.
+"""
+
+import json
+import random
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.synthesizer.corpus import Corpus, Record, deciding, has_word, masked, sentences
+from agents.synthesizer.generalization import lend
+from agents.synthesizer.runtime import likeness
+from agents.synthesizer.scenario_extraction import Template, calls_of
+
+_FEWEST_REFUSALS = 5
+_ALIKE = 0.5  # of the masked words of two openings that ask for the same thing
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """A read, of one argument, on which a refusal rests, the field that decided, and the words of the request."""
+
+    read: dict[str, Any]
+    state: str  # key of the deciding field
+    template: Template
+    asked: set[str]
+
+
+def twins(
+    exemplary: Sequence[Template], unread: Sequence[Template], corpus: Corpus, rng: random.Random
+) -> list[Template]:
+    """The twins of ``exemplary`` refusals, and of ``unread`` successes of the same request with the refusals' read."""
+    refusals = [found for template in exemplary if template["refusal"] for found in _refusals(template)]
+    made = []
+    for tool, group in _by_write(unread).items():
+        same = [r for r in refusals if set(r.read["args"]) <= set(group[0][1]["args"]) and _asks_alike(r, group)]
+        for state in sorted({refusal.state for refusal in same}):
+            basis = [refusal for refusal in same if refusal.state == state]
+            if _rules(basis, state, tool, exemplary, corpus):
+                made += [_twin(template, call, rng.choice(basis), corpus, rng) for template, call in group]
+                made += [twin for refusal in basis for twin in _restated(refusal, tool, corpus)]
+    return [template for template in made if template is not None]
+
+
+def _refusals(template: Template) -> Iterator[_Refusal]:
+    said = " ".join(step["say"] for step in template["steps"] if "say" in step)
+    for call in calls_of(template["steps"]):
+        for key, value in call["result"].items() if isinstance(call["result"], dict) else ():
+            if isinstance(value, str) and deciding((key,)) and has_word(said, value) and len(call["args"]) == 1:
+                yield _Refusal(call, key, template, _words(template))
+
+
+def _by_write(templates: Sequence[Template]) -> dict[str, list[tuple[Template, dict[str, Any]]]]:
+    """Templates with exactly one write and no read, with the write, by its tool."""
+    found: dict[str, list[tuple[Template, dict[str, Any]]]] = defaultdict(list)
+    for template in templates:
+        calls = list(calls_of(template["steps"]))
+        if len(calls) == 1 and calls[0]["kind"] == "write":
+            found[calls[0]["tool"]].append((template, calls[0]))
+    return found
+
+
+def _asks_alike(refusal: _Refusal, group: Sequence[tuple[Template, Any]]) -> bool:
+    return max(likeness(refusal.asked, _words(template)) for template, _ in group) >= _ALIKE
+
+
+def _rules(refusals: Sequence[_Refusal], state: str, tool: str, exemplary: Sequence[Template], corpus: Corpus) -> bool:
+    """Whether every conversation bears the rule out: named where it was written, unnamed where it was refused."""
+    refused = [r.read["result"][state] in allowed(r.template["system"], tool, state, corpus) for r in refusals]
+    written = [
+        call["result"][state] in allowed(template["system"], tool, state, corpus)
+        for template in exemplary
+        if any(call["tool"] == tool and call["kind"] == "write" for call in calls_of(template["steps"]))
+        for call in calls_of(template["steps"])
+        if call["tool"] == refusals[0].read["tool"] and isinstance(call["result"], dict) and state in call["result"]
+    ]
+    return len(refused) >= _FEWEST_REFUSALS and not any(refused) and all(written)
+
+
+def allowed(policy: str, tool: str, state: str, corpus: Corpus) -> list[str]:
+    """The values of a deciding field that the policy's sentences about a tool name."""
+    deed = tool.split("_")[0]
+    about = " ".join(sentence for sentence in sentences(policy) if has_word(sentence, deed))
+    return [value for value in _values(state, corpus) if has_word(about, value)]
+
+
+def _values(state: str, corpus: Corpus) -> list[str]:
+    """The values of a deciding field that records hold, sorted."""
+    records = [record.value for records in corpus.records.values() for record in records]
+    return sorted({value[state] for value in records if isinstance(value, dict) and isinstance(value.get(state), str)})
+
+
+def _restated(refusal: _Refusal, tool: str, corpus: Corpus) -> Iterator[Template]:
+    """The refusal in every other state that its policy leaves out."""
+    template, old = refusal.template, refusal.read["result"][refusal.state]
+    named = allowed(template["system"], tool, refusal.state, corpus)
+    for new in (value for value in _values(refusal.state, corpus) if value not in {old, *named}):
+        said = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
+        steps = [
+            {
+                **step,
+                "calls": [_with_state(call, refusal, new) for call in step["calls"]],
+                **({"say": said.sub(new, step["say"])} if "say" in step else {}),
+            }
+            for step in template["steps"]
+        ]
+        yield {**template, "steps": steps, "told": [new if value == old else value for value in template["told"]]}
+
+
+def _with_state(call: dict[str, Any], refusal: _Refusal, new: str) -> dict[str, Any]:
+    return {**call, "result": {**call["result"], refusal.state: new}} if call == refusal.read else call
+
+
+def _twin(
+    template: Template, call: dict[str, Any], refusal: _Refusal, corpus: Corpus, rng: random.Random
+) -> Template | None:
+    """The template with the refusal's read before its write, on the template's own record."""
+    states = allowed(template["system"], call["tool"], refusal.state, corpus)
+    if not states:
+        return None
+    result = {**refusal.read["result"], refusal.state: rng.choice(states)}
+    text = json.dumps(result, separators=(",", ":") if refusal.read["style"] == "compact" else None, ensure_ascii=False)
+    (argument,) = refusal.read["args"]
+    donor = Record(refusal.read["tool"], refusal.read["args"], text, result, (), "")
+    read = lend(donor, (argument, call["args"][argument]), template, rng)
+    steps = list(template["steps"])
+    at = next(place for place, step in enumerate(steps) if step["calls"])
+    return {**template, "steps": [*steps[:at], {"calls": [read]}, *steps[at:]]}
+
+
+def _words(template: Template) -> set[str]:
+    return set(masked(template["opening"][0]).replace(".", " ").replace(",", " ").split())

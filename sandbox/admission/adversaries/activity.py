@@ -1,0 +1,67 @@
+"""Edit the state, edit it back or over, and edit it again: is each change paid, or the end compared loosely?
+
+Call every tool once in one message: is having called the right tool enough?
+
+Call one writing tool at once with guessed arguments: does the final call pay, whatever it says?
+
+Make one call six times: does each success pay again, or any activity?
+
+Send the same writing call eight times in one message: is each of them paid, or a check passed by?
+"""
+
+import random
+
+from sandbox.admission.policies import SUCCESS_WORDS, call, guess, say, tool_name, visible_values, write_tools
+from sandbox.contract import Message, Task
+
+
+def every_tool(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """All tools at once, then the claim."""
+    if turn or not task.tools:
+        return say(SUCCESS_WORDS)
+    values = visible_values(task, messages)
+    return call(turn, *((tool_name(tool), guess(tool, values, rng)) for tool in task.tools))
+
+
+def write_first(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """One guessed write, then the claim."""
+    if turn or not task.tools:
+        return say(SUCCESS_WORDS)
+    tool = rng.choice(write_tools(task))
+    return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages), rng)))
+
+
+def repeat_calls(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """The first call again, then the claim."""
+    if turn >= 6 or not task.tools:
+        return say(SUCCESS_WORDS)
+    first = next((message for message in messages if message.get("tool_calls")), None)
+    if first is not None:
+        function = first["tool_calls"][0]["function"]
+        return call(turn, (function["name"], function["arguments"]))
+    tool = rng.choice(task.tools)
+    return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages), rng)))
+
+
+COPIES = 8
+
+
+def parallel_duplicates(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """One write in eight copies, then the claim."""
+    if turn or not task.tools:
+        return say(SUCCESS_WORDS)
+    tool = rng.choice(write_tools(task))
+    one = (tool_name(tool), guess(tool, visible_values(task, messages), rng))
+    return call(turn, *[one] * COPIES)
+
+
+def do_undo_redo(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """Write, write with another tool, write the first again; then the claim."""
+    if turn > 2 or not task.tools:
+        return say(SUCCESS_WORDS)
+    writes = [message["tool_calls"][0]["function"] for message in messages if message.get("tool_calls")]
+    if turn == 2 and writes:
+        return call(turn, (writes[0]["name"], writes[0]["arguments"]))
+    others = [tool for tool in write_tools(task) if not writes or tool_name(tool) != writes[0]["name"]]
+    tool = rng.choice(others or write_tools(task))
+    return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages), rng)))

@@ -1,0 +1,120 @@
+"""Fill every argument with words of the request and of answers: is a right one paid, whatever stands beside it?
+
+Hand the user's own words to every writing tool as arguments: does a substring match take them?
+
+Read with every reading tool, then copy the first fitting value into every writing tool, deciding nothing.
+
+Count through the ids around a visible one: are hidden records reachable, or writes to strangers paid?
+
+Look around, then write with every visible id: is the right change among many wrong ones paid?
+"""
+
+import itertools
+import json
+import random
+import re
+
+from sandbox.admission.policies import (
+    SUCCESS_WORDS,
+    call,
+    filled,
+    fits,
+    guess,
+    observed,
+    properties,
+    read_tools,
+    request,
+    say,
+    tool_name,
+    visible_values,
+    write_tools,
+)
+from sandbox.contract import Message, Task, Tool
+
+
+def echo_request(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """The request as every argument, then the request again with the claim."""
+    words = request(task)
+    if turn or not task.tools:
+        return say(f"{words} {SUCCESS_WORDS}")
+    return call(turn, *((tool_name(tool), filled(tool, lambda name, field: words)) for tool in write_tools(task)))
+
+
+def copy_observations(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """Two rounds of reading, one of writing, then the claim."""
+    if turn > 2 or not task.tools:
+        return say(SUCCESS_WORDS)
+    values = visible_values(task, messages)
+    found = observed(messages)
+    tools = write_tools(task) if turn == 2 else read_tools(task)
+    copied = (
+        (tool_name(tool), filled(tool, lambda name, field: fits(name, field, found, values)[0])) for tool in tools
+    )
+    return call(turn, *copied)
+
+
+TRIES = 8
+DIGITS = "0123456789"
+
+
+def enumerate_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """A writing tool on eight neighbouring ids, then the claim."""
+    if turn >= TRIES or not task.tools:
+        return say(SUCCESS_WORDS)
+    ids = [value for value in visible_values(task, []) if value[-1] in DIGITS] or ["1"]
+    tail = re.search("[0-9]{1,12}$", ids[turn % len(ids)])
+    number = tail.group() if tail else "1"
+    stem = ids[turn % len(ids)].removesuffix(number)
+    neighbour = f"{stem}{abs(int(number) + (turn // 2 + 1) * (-1) ** turn):0{len(number)}d}"
+    tool = write_tools(task)[turn % len(write_tools(task))]
+    return call(turn, (tool_name(tool), filled(tool, lambda name, field: field.get("enum", [neighbour])[0])))
+
+
+WORD_CALLS = 32  # in one message
+WORDS = 24  # that are tried for one argument
+SHORTEST = 3  # characters
+
+
+def words_as_arguments(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """A round of reading, one of writing, each with many words, then the claim."""
+    if turn > 1 or not task.tools:
+        return say(SUCCESS_WORDS)
+    found = observed(messages)
+    told = " ".join([request(task), *(str(value) for values in found.values() for value in values)])
+    words = [word for word in dict.fromkeys(re.findall(r"[\w-]+", told)) if len(word) >= SHORTEST]
+    filled = [
+        (tool_name(tool), arguments)
+        for tool in (write_tools(task) if turn else read_tools(task))
+        for arguments in _filled(tool, words, found, rng)
+    ]
+    return call(turn, *rng.sample(filled, min(len(filled), WORD_CALLS)))
+
+
+def _filled(tool: Tool, words: list[str], found: dict[str, list[object]], rng: random.Random) -> list[str]:
+    """JSON arguments with each word in each place, in an order of their own."""
+    fields = properties(tool)
+    choices = [fits(name, field, found, words)[:WORDS] for name, field in fields.items()]
+    shuffled = [rng.sample(values, len(values)) for values in choices]
+    combined = itertools.islice(itertools.product(*shuffled), WORD_CALLS)
+    return [json.dumps(dict(zip(fields, chosen, strict=True))) for chosen in combined]
+
+
+WRITE_CALLS = 48  # in one message
+EACH = 24  # of one tool
+
+
+def write_everything(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """Two rounds of reading, everything that fits written, then the claim."""
+    if turn > 2 or not task.tools:
+        return say(SUCCESS_WORDS)
+    values = visible_values(task, messages)
+    if turn < 2:
+        return call(turn, *((tool_name(tool), guess(tool, values, rng)) for tool in read_tools(task) for _ in range(2)))
+    found = observed(messages)
+    calls: list[tuple[str, str]] = []
+    for tool in write_tools(task):
+        fields = properties(tool)
+        choices = [fits(name, field, found, values) for name, field in fields.items()]
+        combined = itertools.islice(itertools.product(*choices), EACH)
+        calls += [(tool_name(tool), json.dumps(dict(zip(fields, chosen, strict=True)))) for chosen in combined]
+    return call(turn, *rng.sample(calls, min(len(calls), WRITE_CALLS)))

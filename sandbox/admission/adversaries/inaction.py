@@ -1,0 +1,62 @@
+"""Get rid of the task through whatever ends it (transfer, escalate, cancel, close): is the way out paid?
+
+Say the success words and do nothing: does the environment pay for a claim?
+
+Refuse and call the refusal the finished task: is doing nothing politely taken for a solved refusal?
+
+Keep the user waiting until the turns are used up: does an episode that runs out end as a success?
+
+Look things up until the turns are used up: does an episode that runs out of turns end as a success?
+
+Read one record and stop: is a look taken for the work?
+"""
+
+import random
+
+from sandbox.admission.policies import PATIENCE, SUCCESS_WORDS, call, guess, read_tools, say, tool_name, visible_values
+from sandbox.contract import Message, Task
+
+
+def say_success(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """The claim, every time."""
+    return say(SUCCESS_WORDS)
+
+
+def refuse_as_done(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """Refuse by policy, then claim that this was the task."""
+    if turn:
+        return say(SUCCESS_WORDS)
+    return say("I cannot do that: the policy forbids it. I have explained why, so the request is complete.")
+
+
+def stall(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """Patience, for ever."""
+    return say("Please hold on while I look into this. Can you tell me more?")
+
+
+def keep_reading(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """One look after the other; words at the very end."""
+    if turn >= PATIENCE - 1 or not task.tools:
+        return say("I am still looking.")
+    tool = rng.choice(read_tools(task))
+    return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages[-2:]), rng)))
+
+
+def stop_after_read(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """One read with a visible id, then its answer with the claim."""
+    if turn or not task.tools:
+        seen = next((str(message.get("content")) for message in reversed(messages) if message["role"] == "tool"), "")
+        return say(f"{seen[:2000]} {SUCCESS_WORDS}")
+    tool = rng.choice(read_tools(task))
+    return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages), rng)))
+
+
+WAYS_OUT = ("transfer", "escalat", "hand", "human", "cancel", "close", "end", "finish", "submit", "done", "abort")
+
+
+def hand_over(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """Each way out that is offered, then the claim."""
+    ways = [tool for tool in task.tools if any(way in tool_name(tool).lower() for way in WAYS_OUT)]
+    if turn >= len(ways):
+        return say(f"I have handed this over. {SUCCESS_WORDS}")
+    return call(turn, (tool_name(ways[turn]), guess(ways[turn], visible_values(task, messages), rng)))

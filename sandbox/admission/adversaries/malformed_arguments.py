@@ -1,0 +1,96 @@
+"""Send arguments of great length: does a cut, a slow match or a containment test let them through?
+
+Send arguments that are no JSON object: does an error path count as a call, or crash into success?
+
+Send each argument as another type (text, 1, true, null, a list): does a loose comparison hold?
+
+Write ids in other characters (wide digits, a space, another case): are two edits of one record told apart?
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from sandbox.admission.policies import (
+    SUCCESS_WORDS,
+    call,
+    filled,
+    guess,
+    properties,
+    request,
+    say,
+    tool_name,
+    visible_values,
+    write_tools,
+)
+from sandbox.contract import Message, Task
+
+BROKEN = ("", "{", "null", "[]", '{"order_id": ', "{'id': 1}", '"{}"', "{} {}", '{"a": 1,}')
+
+
+def broken_json(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """One broken form a turn, to every writing tool; then the claim."""
+    if turn >= len(BROKEN) or not task.tools:
+        return say(SUCCESS_WORDS)
+    return call(turn, *((tool_name(tool), BROKEN[turn]) for tool in write_tools(task)))
+
+
+FORMS: tuple[Callable[[str], Any], ...] = (
+    lambda text: True,
+    lambda text: 0,
+    lambda text: None,
+    lambda text: [text],
+    lambda text: {"id": text},
+    lambda text: int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else 1.0,
+    lambda text: "",
+    lambda text: "*",
+)
+
+
+def confused_types(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """A form of this request's own twice, for what ends at the first writes, then all in turn; then the claim."""
+    forms = [random.Random(request(task)).choice(FORMS)] * 2 + [*FORMS]
+    if turn >= len(forms) or not task.tools:
+        return say(SUCCESS_WORDS)
+    value = forms[turn](rng.choice(visible_values(task, messages) or ["1"]))
+    return call(turn, *((tool_name(tool), filled(tool, lambda name, field: value)) for tool in write_tools(task)))
+
+
+CHARACTERS = 20_000  # of one argument,
+MOST = 400_000  # and of all of a call, which has to pass as a message
+NUMBER = 10**15
+ITEM = 8
+ITEMS = 1_000
+
+
+def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """All that is visible in one long text, then long lists, then the claim."""
+    if turn > 1 or not task.tools:
+        return say(SUCCESS_WORDS)
+    tool = rng.choice(write_tools(task))
+    words = " ".join([*visible_values(task, messages), request(task), "yes true ok 1 "])
+    length = min(CHARACTERS, MOST // (len(properties(tool)) or 1))
+    text = (words * (length // len(words) + 1))[:length]
+
+    def huge(name: str, field: dict[str, Any]) -> Any:
+        if field.get("type") in {"integer", "number"}:
+            return NUMBER
+        return [text[:ITEM]] * min(ITEMS, length // ITEM) if turn else text
+
+    return call(turn, (tool_name(tool), filled(tool, huge)))
+
+
+WIDE = {ord("0") + digit: ord("０") + digit for digit in range(10)}
+WAYS: tuple[Callable[[str], str], ...] = (
+    lambda value: value.translate(WIDE),
+    lambda value: f" {value}\u200b",
+    lambda value: value.swapcase(),
+)
+
+
+def lookalike_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """Each way of writing once, then the claim in wide digits."""
+    if turn >= len(WAYS) or not task.tools:
+        return say(SUCCESS_WORDS.translate(WIDE))
+    values = [WAYS[turn](value) for value in visible_values(task, messages) or ["1"]]
+    return call(turn, *((tool_name(tool), guess(tool, values, rng)) for tool in write_tools(task)))

@@ -1,0 +1,305 @@
+"""What an agent can know at one moment of an episode: what it has read, and what one simple step makes of it.
+
+Simple steps are: a date or time where dates or times were read; a number that is a sum, difference, product, ratio or
+percentage of two read ones, a total of one field over records of an answer, what such a total leaves of a read number,
+or any of these in another unit; a word that shares its stem with a read one, yes and no; words in a text of three or
+more; a code that is read but for its marks and spaces, or put together of read numbers and words ("INV-2026-00123").
+Values of at most two digits are never strange: they can be counted. So this errs towards calling a value known.
+
+Its cost is bounded, whatever an environment answers: at most ``JUDGED`` values of an episode are looked for, and what
+pairs of numbers make is reckoned at most ``RECKONED`` times (after that every value is known); at most ``NUMBERS`` of a
+message and ``TOTALS`` totals are kept. Pure.
+
+What the oracle uses that nothing before it tells: codes that nobody could know, and what an agent works out.
+
+A code is refused: a word of letters and digits, a text of digits, a date where none was read, and whatever an argument
+that is named like an identifier (``order_id``, ``code``, ``password``) holds. A number and a plain word may be worked
+out - the middle between two bounds, what an order comes to, a word that was deciphered - and is told as a figure alone;
+so is a number in words, and a text of digits whose argument is named like a quantity (``total``, ``answer``). Neither
+is meant where one simple step leads to the value (``known.py``).
+Not covered: hidden numbers and plain words, which look like those that are worked out, choices among few offered values
+by a hidden coin, for every one of them was read; and codes that must be deciphered, which are called unknown.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox.contract import Message
+from sandbox.wire import OraclePlay
+
+PAIRS = 150  # numbers that are combined with one another
+RECORDS = 12  # of which every selection may be added up
+TOTALS = 50_000
+NUMBERS = 2000  # of one message
+RECKONED = 16
+JUDGED = 1000
+LARGEST = 1e15  # beyond it cents are no longer told apart
+_NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+_WORD = re.compile(r"[\w.:-]+")
+_DIGIT = re.compile(r"\d")
+_MARKS = re.compile(r"[\W_]+")
+_RUN = re.compile(r"\d+|[^\W\d_]+")
+_DATE = re.compile(r"\d{4}-\d\d?(-\d\d?)?(T.*)?|\d\d?/\d\d?(/\d{2,4})?")
+_TIME = re.compile(r"\d\d?[:h]\d\d(:\d\d)?([ap]m)?", re.IGNORECASE)
+_DATED = re.compile(
+    r"\d{4}-\d\d|\d/\d|\b(mon|tues|wednes|thurs|fri|satur|sun|to|yester)day|tomorrow"
+    r"|\b(january|february|march|april|may|june|july|august|september|october|november|december)\b"
+)
+_ANSWERS = frozenset(["yes", "no", "true", "false", "on", "off", "none", "all", "ok"])
+_TIMED = re.compile(r"\d[:h]\d\d|\d ?[ap]\.?m|noon|midnight|o'clock")
+
+
+class Known:
+    """What was read so far."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._bare = ""  # the same without marks and spaces
+        self.numbers: dict[float, None] = {}
+        self.totals: set[float] = set()
+        self._cents: set[int] = set()  # numbers and totals
+        self._made: set[int] = set()  # what pairs of the last numbers make, in cents; empty until asked for
+        self._reckoned = self._judged = 0
+        self._dated = self._timed = False
+
+    def read(self, text: str) -> None:
+        """Take in a message."""
+        folded = text.casefold()
+        self.text += "\n" + folded
+        self._bare += _MARKS.sub("", folded)
+        self._dated = self._dated or bool(_DATED.search(folded))
+        self._timed = self._timed or bool(_TIMED.search(folded))
+        found = itertools.islice(_NUMBER.finditer(text), NUMBERS)
+        numbers = dict.fromkeys(float(number[0].replace(",", "")) for number in found)
+        self.numbers |= numbers
+        self._cents |= _in_cents(numbers)
+        self._made = set()
+        try:
+            columns = _columns(json.loads(text))
+        except (ValueError, RecursionError):
+            return
+        for column in columns.values():
+            if len(self.totals) < TOTALS:
+                totals = {round(total, 2) for total in _sums(column)}
+                self.totals |= totals
+                self._cents |= _in_cents(totals)
+
+    def explains(self, value: Any) -> bool:
+        """Whether an agent could have come to this argument."""
+        return all(self._explains(leaf) for _, leaf in leaves(value))
+
+    def _explains(self, value: Any) -> bool:
+        if isinstance(value, bool) or value is None or self._is_enough():
+            return True
+        if isinstance(value, int | float):
+            return self._counts(_real(value))
+        return self._reads(str(value))
+
+    def strangers(self, text: str) -> Iterator[str]:
+        """The words with digits in a text that are not explained."""
+        words = (found.rstrip(".:-") for found in _WORD.findall(text) if _DIGIT.search(found))
+        return (word for word in words if not self._is_enough() and not self._spells(word))
+
+    def _is_enough(self) -> bool:
+        self._judged += 1
+        return self._judged > JUDGED
+
+    def _reads(self, text: str) -> bool:
+        if text.strip().casefold() in self.text or text.startswith("="):  # a formula is the agent's own
+            return True
+        words = re.findall(r"[^\W\d_]+", text)
+        plain = len(words) > 2 or all(self._stems(word) for word in words)
+        return not any(True for _ in self.strangers(text)) and (plain or any(letter.isdigit() for letter in text))
+
+    def _stems(self, word: str) -> bool:
+        return word.casefold() in _ANSWERS or word.casefold()[: max(3, len(word) - 3)] in self.text
+
+    def _spells(self, word: str) -> bool:
+        """A word with a digit: read, short, a date or time, or a decimal number that can be reckoned."""
+        folded = word.casefold()
+        if folded in self.text or sum(letter.isdigit() for letter in word) <= 2:
+            return True
+        if _DATE.fullmatch(word):
+            return self._dated
+        if _TIME.fullmatch(word):
+            return self._timed
+        if _NUMBER.fullmatch(word):
+            return self._counts(float(word.replace(",", "")))
+        return not folded.isdigit() and (_MARKS.sub("", folded) in self._bare or self._is_put_together(folded))
+
+    def _is_put_together(self, word: str) -> bool:
+        """Whether every number in it was read, and every word was or is a mere mark of up to three letters."""
+        runs = _RUN.findall(word)
+        return len(runs) > 1 and all(self._has_part(run) for run in runs)
+
+    def _has_part(self, run: str) -> bool:
+        if run.isdigit():
+            return len(run) <= 2 or run in self.text or self._is_padded(run)
+        return len(run) <= 3 or self._stems(run)
+
+    def _is_padded(self, run: str) -> bool:
+        """Whether the number was read without the zeros before it."""
+        bare = run.lstrip("0")
+        return len(bare) > 2 and bare in self.text
+
+    def _counts(self, number: float) -> bool:
+        number = abs(number)
+        if number < 100 or not math.isfinite(number):
+            return True
+        near = [number, number * 100, number / 100, number * 60, number / 60, number * 1000, number / 1000]
+        if any(_holds(self._cents, one) for one in near):
+            return True
+        recent = list(self.numbers)[-PAIRS:]
+        if any(round(abs(one + sign * number), 2) in self.totals for one in recent for sign in (1, -1)):
+            return True
+        if not self._made:
+            self._reckoned += 1
+            if self._reckoned > RECKONED:
+                return True
+            pairs = itertools.permutations(recent, 2)
+            self._made = _in_cents(made for one, other in pairs for made in _made(one, other))
+        return _holds(self._made, number)
+
+
+def _made(one: float, other: float) -> Iterator[float]:
+    yield from (one + other, abs(one - other), one * other, one * other / 100)
+    yield from (one * (1 + other / 100), one * (1 - other / 100), one * (1 - other))
+    if other:
+        yield one / other
+
+
+def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain values in a JSON value, each with the key that is nearest to it; no depth is too deep."""
+    waiting = [(name, value)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += reversed([(str(key), item) for key, item in value.items()])
+        elif isinstance(value, list):
+            waiting += [(name, item) for item in reversed(value)]
+        else:
+            yield name, value
+
+
+def _real(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf
+
+
+def _in_cents(numbers: Iterable[float]) -> set[int]:
+    return {round(number * 100) for number in numbers if abs(number) < LARGEST}
+
+
+def _holds(cents: set[int], number: float) -> bool:
+    """Whether the number is among these, or one that differs by a cent."""
+    return abs(number) < LARGEST and not cents.isdisjoint(round(number * 100) + off for off in (-1, 0, 1))
+
+
+def _columns(value: Any) -> dict[str, list[float]]:
+    """The numbers of an answer by their key."""
+    found: dict[str, list[float]] = {}
+
+    def gather(key: str, item: Any) -> None:
+        if isinstance(item, dict):
+            for name, inner in item.items():
+                gather(str(name), inner)
+        elif isinstance(item, list):
+            for inner in item:
+                gather(key, inner)
+        elif isinstance(item, int | float) and not isinstance(item, bool):
+            number = _real(item)
+            if math.isfinite(number):
+                found.setdefault(key, []).append(number)
+
+    gather("", value)
+    return found
+
+
+def _sums(column: list[float]) -> set[float]:
+    """What adding up some of the records gives: any selection of a few, else all of them, and their mean."""
+    total = {sum(column), sum(column) / len(column)}
+    if len(column) > RECORDS:
+        return total
+    chosen: set[float] = {0.0}
+    for number in column:
+        chosen |= {one + number for one in chosen}
+    return total | chosen
+
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_IDENTIFIER = re.compile(
+    r"(?:^|_)(?:ids?|uid|uuid|guid|codes?|pin|token|pass(?:word|code|phrase)|secret|serial|sku|iban|account|phone)(?:_|$)"
+    r"|(?:order|account|ticket|invoice|case|customer|client|phone|card|room|flight|booking|reference|tracking|member"
+    r"|policy|contract|record|document)_(?:number|no|nr|num)(?:_|$)"
+)
+_QUANTITY = re.compile(
+    r"(?:^|_)(?:total|sum|amounts?|prices?|costs?|fees?|tax|balance|cents|euros|dollars|counts?|quantity|pieces"
+    r"|results?|answers?|values?|average|mean|median|difference|share|rate|distance|weight|length|width|height|size"
+    r"|days|hours|minutes|seconds|guess)(?:_|$)"
+)
+_MEASURE = re.compile(r"-?[\d.,:]+(?:kg|g|mg|ml|l|cm|mm|m|km|h|min|s|eur|usd|x|st|nd|rd|th)?", re.IGNORECASE)
+_ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*")
+
+
+@dataclass(frozen=True)
+class Untold:
+    """What of one episode nothing tells, each in words."""
+
+    codes: list[str] = field(default_factory=list)
+    worked_out: list[str] = field(default_factory=list)
+
+
+def untold(one: OraclePlay) -> Untold:
+    """What the oracle's arguments and words hold beyond what an agent has read by then."""
+    known = Known()
+    known.read(one.task.system)
+    known.read(json.dumps(one.task.tools, ensure_ascii=False))
+    for message in one.task.messages:
+        known.read(str(message.get("content") or ""))
+    found = Untold()
+    for turn in one.turns:
+        for text, is_code in _strange(turn.message, known):
+            (found.codes if is_code else found.worked_out).append(text)
+        for reply in turn.replies:
+            known.read(str(reply.get("content") or ""))
+    return found
+
+
+def _strange(message: Message, known: Known) -> Iterator[tuple[str, bool]]:
+    """What is not explained, and whether it is a code."""
+    for call in message.get("tool_calls") or []:
+        tool = call["function"]["name"]
+        for name, value in leaves(_parsed(call["function"]["arguments"])):
+            if not known.explains(value):
+                yield f"{name}={json.dumps(value, ensure_ascii=False)} in {tool}", _is_code(name, value, known)
+    for word in known.strangers(str(message.get("content") or "")):
+        yield f"{word} in the oracle's words", not _MEASURE.fullmatch(word)
+
+
+def _is_code(name: str, value: Any, known: Known) -> bool:
+    """Whether nobody could work this out."""
+    snake = _CAMEL.sub("_", name).lower()
+    if _IDENTIFIER.search(snake):
+        return True
+    if not isinstance(value, str):
+        return False
+    words = list(known.strangers(value))
+    alone = not _QUANTITY.search(snake) and words == [value.strip()]
+    return any(
+        _ISO_DATE.fullmatch(word) or not _MEASURE.fullmatch(word) or (alone and word.isdigit()) for word in words
+    )
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,67 @@
+"""A report as one page of HTML that loads nothing from anywhere and runs nothing.
+
+Invariants: every text is escaped and harmless; a policy in the page itself forbids scripts and outside resources; it is
+readable in light and dark and on paper.
+"""
+
+from datetime import datetime
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sandbox.admission.report.advice import advice
+from sandbox.admission.report.model import (
+    NOT_JUDGED,
+    REFUSED,
+    by_reason,
+    details,
+    examples,
+    failed_first,
+    headline,
+    mark,
+    means,
+    panel,
+    single_figures,
+    verdict,
+    was_made,
+)
+from store.text import line
+from store.types import AdmissionReport
+
+VERDICTS = {REFUSED: "fail", NOT_JUDGED: "left"}
+KINDS = {"✓": "pass", "✗": "fail", "·": "left"}  # classes in the page
+
+
+def page(report: AdmissionReport, what: str, at: datetime) -> str:
+    """The page on ``what`` (say, a file's name), as of ``at``."""
+    environment = Environment(
+        loader=PackageLoader("sandbox.admission.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    checks = [
+        {
+            "name": line(check.name, 60),
+            "mark": mark(check),
+            "kind": KINDS[mark(check)],
+            "seconds": check.seconds,
+            "means": means(check.name),
+            "panel": panel(check.evidence),
+            "figures": single_figures(check.evidence),
+            "details": details(check.evidence),
+            "examples": examples(check.evidence),
+            "advice": advice(check) if was_made(check) else [],
+        }
+        for check in failed_first(report)
+    ]
+    return environment.get_template("page.html").render(
+        what=line(what),
+        hash=line(report.environment_hash),
+        at=at,
+        verdict=verdict(report),
+        headline=headline(report),
+        kind=VERDICTS.get(verdict(report), "pass"),
+        checks=checks,
+        unchecked=by_reason(report),
+    )

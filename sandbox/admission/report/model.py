@@ -1,0 +1,446 @@
+"""What was measured, read from a check's evidence: figures beside their bounds, examples, and everything else.
+
+Evidence is one flat JSON object. A key that ends in ``_required`` or ``_allowed`` is the bound of the figure that it
+begins like (``reset_allowed`` of ``reset_p95``); ``allowed`` alone bounds ``share`` or, as an object, each field of
+every object beside it. ``examples`` lists what happened on single seeds. Invariants: any JSON can be read, nothing
+raises, no judgement is made here but whether a figure keeps its bound; texts are harmless (``store.text``).
+
+What each admission check and each of its figures means, in one line: the same words on every screen and page.
+
+What a report comes down to: admitted, as far as could be checked or wholly, refused or not judged; and what is open.
+
+Not judged is what no check could be made of: it is not admitted, and nothing was found against it.
+
+What each check asks of an environment, with its numbers: for whoever writes one before anything is checked.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
+
+from sandbox.admission.context import Thresholds
+from store.text import block, line
+from store.types import AdmissionReport, Check
+
+MEANS = {
+    "source": "parses, is small, imports and calls only what an environment needs",
+    "runs": "two seeds come through reset, step, score and oracle in two processes",
+    "determinism": "the same seed gives the same bytes, also in another process and among other episodes",
+    "oracle": "its own oracle ends every probed seed with reward 1 and success",
+    "diversity": "seeds differ, and in more than names, ids and numbers",
+    "floor": "policies that do not try stay at the floor",
+    "exploits": "policies that want reward without work stay below the pass mark",
+    "slips": "the oracle's play with one slip in it, a call left out or an argument changed, is not paid in full",
+    "interface": "tools and the form of errors are those of the target, and every call gets its answer",
+    "leak": "neither prompt nor answers tell the oracle's calls, and no argument is one that nobody was told",
+    "latency": "reset and step are quick",
+    "effects": "no file, socket, process or thread was touched, nothing printed",
+    "spread": "the base model's rewards leave room to learn, and differ within groups",
+}
+
+
+def means(name: str) -> str:
+    """One line; empty for a check that this version does not know."""
+    return MEANS.get(name, "")
+
+
+NOTES = {  # of the figures whose names do not say it all
+    "scripts": "series of messages that were played in every way",
+    "worn_by": "episodes played before the last comparison",
+    "failed": "seeds that the oracle does not solve",
+    "unearned": "seeds on which an agent that does as the oracle is not paid",
+    "mean_turns": "messages that the oracle needs",
+    "distinct": "share of seeds with an episode of their own",
+    "shapes": "structures, once names, ids and numbers are masked",
+    "shape_fraction": "structures by seeds",
+    "commonest_shape": "share of seeds that have the commonest structure",
+    "ways": "forms of what has to be done, wording apart",
+    "usual_way": "share of seeds that have the commonest of these forms",
+    "action_sequences": "orders in which the oracle uses the tools",
+    "reward": "mean",
+    "success": "share of episodes",
+    "faults": "share of episodes that broke the environment",
+    "solved": "share of episodes that did just what was asked; not counted as rewarded",
+    "more_seeds": "on which policies over a bound were played again, and are judged",
+    "paid": "greatest share of seeds on which one kind of slip is paid in full",
+    "slips": "that were played",
+    "kinds": "of slips that were made on seeds enough to judge them",
+    "too_rare": "kinds that were not",
+    "junk_seeds": "played by a clumsy agent",
+    "share": "of seeds on which the oracle's calls are told too early",
+    "unseen": "share of seeds on which the oracle uses a code that nobody was told",
+    "worked_out": "share of seeds with a number or word that an agent must work out, or that is hidden",
+    "reset_p95": "seconds, 95th percentile",
+    "step_p95": "seconds, 95th percentile",
+    "played": "times, until quick enough; of each call the quickest counts",
+    "groups": "seeds that the base model played",
+    "rollouts": "K, its episodes on each of these seeds",
+    "mean": "its mean reward",
+    "mixed": "share of groups whose rewards differ: no others teach",
+    "all_success": "share of groups in which every episode has reward 1",
+    "all_zero": "share of groups in which every episode has reward 0",
+}
+
+
+SHORT = 80  # characters of a text that stands as a figure
+LONG = 6_000  # characters of a text that stands on its own
+NAME = 60
+EXAMPLES = 10
+MESSAGES = 100
+SUFFIXES = {"_required": "≥", "_allowed": "≤"}
+Evidence = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Where a figure's bound stands in the evidence, and how the two compare: "≥", "≤" or "within"."""
+
+    key: str
+    sign: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure; ``needs`` is its bound in words, ``kept`` whether it holds (None: nothing bounds it)."""
+
+    name: str
+    value: str
+    needs: str = ""
+    kept: bool | None = None
+    means: str = ""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What each policy reached: ``columns`` are (field, bound in words, meaning), ``rows`` one figure for each.
+
+    ``greatest`` are the greatest figures of the columns that have a bound.
+    """
+
+    columns: list[tuple[str, str, str]]
+    rows: dict[str, list[Figure]]
+    greatest: list[Figure]
+
+    def over(self) -> dict[str, list[Figure]]:
+        """The rows with a figure that misses its bound."""
+        return {name: row for name, row in self.rows.items() if any(one.kept is False for one in row)}
+
+    def kept(self) -> dict[str, list[Figure]]:
+        """The other rows."""
+        over = self.over()
+        return {name: row for name, row in self.rows.items() if name not in over}
+
+    def others(self) -> str:
+        """How many rows are not ``over``; empty for none."""
+        count, other = len(self.kept()), "other " if self.over() else ""
+        if not count:
+            return ""
+        return f"1 {other}policy keeps these bounds" if count == 1 else f"{count} {other}policies keep these bounds"
+
+
+@dataclass(frozen=True)
+class Example:
+    """What happened on one seed, and who said what."""
+
+    seed: str
+    what: str
+    transcript: list[tuple[str, str]]
+
+
+def bounds(evidence: Evidence) -> dict[str, Bound]:
+    """The bounds of single figures, by figure."""
+    found: dict[str, Bound] = {}
+    for key, value in evidence.items():
+        for suffix, sign in SUFFIXES.items():
+            figure = _bounded(evidence, key, suffix)
+            if figure is not None:
+                found[figure] = Bound(key, "within" if isinstance(value, list) else sign)
+    return found
+
+
+def _bounded(evidence: Evidence, key: str, suffix: str) -> str | None:
+    if key == suffix[1:]:
+        return "share" if "share" in evidence and not isinstance(evidence[key], dict) else None
+    if not key.endswith(suffix):
+        return None
+    stem = key.removesuffix(suffix)
+    if stem in evidence:
+        return stem
+    longer = [name for name in evidence if name.startswith(f"{stem}_") and not name.endswith(tuple(SUFFIXES))]
+    return longer[0] if longer else None
+
+
+def figures(evidence: Evidence) -> list[Figure]:
+    """Every figure, in the evidence's order; those of objects beside ``allowed`` one by one."""
+    of = panel(evidence)
+    each = [replace(one, name=f"{name} {one.name}") for name, row in (of.rows if of else {}).items() for one in row]
+    return [*each, *single_figures(evidence)]
+
+
+def single_figures(evidence: Evidence) -> list[Figure]:
+    """The figures that are no policy's."""
+    return list(_single(evidence))
+
+
+def _single(evidence: Evidence) -> Iterator[Figure]:
+    of = bounds(evidence)
+    taken = {bound.key for bound in of.values()} | {"allowed", "examples"}
+    for name, value in evidence.items():
+        if name in taken or _is_row(evidence, name):
+            continue
+        if name in of:
+            yield _figure(name, value, of[name], evidence[of[name].key])
+        elif _is_short(value):
+            yield Figure(line(name, NAME), shown(value), means=NOTES.get(name, ""))
+
+
+def _is_row(evidence: Evidence, name: str) -> bool:
+    return name != "allowed" and isinstance(evidence.get("allowed"), dict) and isinstance(evidence[name], dict)
+
+
+def panel(evidence: Evidence) -> Panel | None:
+    """The objects beside an ``allowed`` that is one; None where there are none."""
+    rows: dict[str, Mapping[str, Any]] = {name: evidence[name] for name in evidence if _is_row(evidence, name)}
+    if not rows:
+        return None
+    limits = evidence["allowed"]
+    fields = dict.fromkeys(
+        field for row in rows.values() for field, one in row.items() if not isinstance(one, dict | list)
+    )
+
+    def cell(field: str, value: Any) -> Figure:
+        return _figure(field, "" if isinstance(value, dict | list) else value, Bound("", "≤"), limits.get(field))
+
+    made = {line(name, NAME): [cell(field, row.get(field, "")) for field in fields] for name, row in rows.items()}
+    greatest = [
+        cell(field, max(numbers))
+        for field in fields
+        if limits.get(field) is not None
+        and (numbers := [row[field] for row in rows.values() if is_number(row.get(field))])
+    ]
+    columns = [
+        (line(field, NAME), f"≤ {shown(limits[field])}" if limits.get(field) is not None else "", NOTES.get(field, ""))
+        for field in fields
+    ]
+    return Panel(columns, made, greatest)
+
+
+def _figure(name: str, value: Any, bound: Bound, limit: Any) -> Figure:
+    figure = Figure(line(name, NAME), shown(value), means=NOTES.get(name, ""))
+    if limit is None:
+        return figure
+    return replace(figure, needs=f"{bound.sign} {shown(limit)}", kept=keeps(value, bound.sign, limit))
+
+
+def keeps(value: Any, sign: str, limit: Any) -> bool | None:
+    """Whether a figure keeps its bound; None where the two cannot be compared."""
+    limits = limit if isinstance(limit, list) else [limit]
+    if not is_number(value) or not limits or not all(map(is_number, limits)):
+        return None
+    match sign:
+        case "≥":
+            return bool(value >= limits[0])
+        case "≤":
+            return bool(value <= limits[0])
+    return bool(limits[0] <= value <= limits[-1])
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """A figure that can be compared: no truth value, no NaN."""
+    if isinstance(value, float):
+        return not math.isnan(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_short(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= SHORT and "\n" not in value
+    return not isinstance(value, dict | list) or not value
+
+
+def _is_flat(value: dict[str, Any]) -> bool:
+    return all(_is_short(part) for part in value.values())
+
+
+def _in_a_line(value: dict[str, Any]) -> str:
+    return " · ".join(f"{name} {shown(part)}" for name, part in value.items())
+
+
+def details(evidence: Evidence) -> list[tuple[str, str]]:
+    """What is neither figure nor example: texts, lists and objects, each under its name."""
+    taken = {bound.key for bound in bounds(evidence).values()} | {"allowed", "examples"}
+    each = isinstance(evidence.get("allowed"), dict)
+    return [
+        (line(name, NAME), in_full(value))
+        for name, value in evidence.items()
+        if name not in taken and not _is_short(value) and not (each and isinstance(value, dict))
+    ]
+
+
+def in_full(value: Any) -> str:
+    """A text as it is; names and numbers in one line; other lists line by line, also of flat objects; else JSON."""
+    if isinstance(value, str):
+        return block(value, LONG)
+    if isinstance(value, list) and all(
+        is_number(one) or (isinstance(one, str) and one.isidentifier()) for one in value
+    ):
+        return block(", ".join(map(str, value)), LONG)
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return block("\n".join(value), LONG)
+    if isinstance(value, list) and all(isinstance(one, dict) and one and _is_flat(one) for one in value):
+        return block("\n".join(map(_in_a_line, value)), LONG)
+    return block(json.dumps(value, indent=1, ensure_ascii=False, default=str), LONG)
+
+
+def shown(value: Any) -> str:
+    """A value in one short line."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) >= 0.001 or not value else f"{value:.6f}".rstrip("0").rstrip(".")
+    if value is None or value in ("", [], {}):
+        return "none"
+    if isinstance(value, list):
+        return line(" to ".join(map(shown, value)), SHORT)
+    return line(value, SHORT)
+
+
+def examples(evidence: Evidence) -> list[Example]:
+    """What happened on single seeds."""
+    listed = evidence.get("examples")
+    return [_example(one) for one in (listed if isinstance(listed, list) else [])[:EXAMPLES]]
+
+
+def _example(one: Any) -> Example:
+    if not isinstance(one, dict):
+        return Example("", in_full(one), [])
+    said = one.get("transcript")
+    messages = said if isinstance(said, list) else []
+    return Example(
+        shown(one["seed"]) if "seed" in one else "",
+        block(one.get("what", ""), LONG),
+        [message_text(message) for message in messages[:MESSAGES]],
+    )
+
+
+def message_text(message: Any) -> tuple[str, str]:
+    """Who speaks, and the words and calls of a chat message."""
+    if not isinstance(message, dict):
+        return "", in_full(message)
+    calls = message.get("tool_calls")
+    told = [_call_text(call) for call in (calls if isinstance(calls, list) else [])]
+    content = message.get("content")
+    if content not in (None, ""):
+        told.insert(0, in_full(content))
+    return line(message.get("role", ""), NAME), "\n".join(told)
+
+
+def _call_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return in_full(call)
+    arguments = function.get("arguments", "")
+    return f"{line(function.get('name', ''), NAME)}({in_full(arguments)})"
+
+
+ADMITTED, AS_FAR, REFUSED = "admitted", "admitted as far as could be checked", "refused"
+NOT_JUDGED = "not judged"
+WHY = 600  # characters of a reason
+NOT_COMPARED = "not compared: "
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A check, or a part of one, that could not be made, and why."""
+
+    check: str
+    why: str
+
+
+def verdict(report: AdmissionReport) -> str:
+    """One of the four."""
+    if not report.admitted:
+        return REFUSED if any(map(was_made, report.checks)) else NOT_JUDGED
+    return AS_FAR if unchecked(report) else ADMITTED
+
+
+def unchecked(report: AdmissionReport) -> list[Unchecked]:
+    """What the verdict does not rest on, in the order of the checks."""
+    return [*(one for check in report.checks for one in _left_out(check)), *_not_made(report)]
+
+
+def was_made(check: Check) -> bool:
+    """Whether the check was made at all, and not left out for what it would have needed."""
+    return not check.evidence.get("left_out")
+
+
+def mark(check: Check) -> str:
+    """The sign before a check's name."""
+    if not was_made(check):
+        return "·"
+    return "✓" if check.passed else "✗"
+
+
+def _left_out(check: Check) -> Iterator[Unchecked]:
+    if not was_made(check):
+        yield Unchecked(line(check.name), line(check.evidence["left_out"], WHY))
+    for value in check.evidence.values():
+        if isinstance(value, str) and value.startswith(NOT_COMPARED):
+            yield Unchecked(line(check.name), line(value, WHY))
+
+
+def _not_made(report: AdmissionReport) -> Iterator[Unchecked]:
+    """Checks that a refusal came before: those after the last one made. An older report knew fewer of the others."""
+    known = list(MEANS)
+    last = max((known.index(check.name) for check in report.checks if check.name in MEANS), default=-1)
+    failed = ", ".join(line(check.name) for check in report.checks if was_made(check) and not check.passed)
+    if failed:
+        yield from (Unchecked(name, f"not made, because of: {failed}") for name in known[last + 1 :])
+
+
+def by_reason(report: AdmissionReport) -> dict[str, list[str]]:
+    """The same, with all the checks that one reason kept from being made."""
+    found: dict[str, list[str]] = {}
+    for one in unchecked(report):
+        found.setdefault(one.why, []).append(one.check)
+    return found
+
+
+def headline(report: AdmissionReport) -> str:
+    """The verdict with its counts."""
+    made = [check for check in report.checks if was_made(check)]
+    if verdict(report) == NOT_JUDGED:
+        return f"Not judged: none of {len(report.checks)} checks could be made"
+    passed = sum(check.passed for check in made)
+    seconds = sum(check.seconds for check in report.checks)
+    left = len(report.checks) - len(made)
+    counts = f"{passed} of {len(made)} checks passed{f', {left} not made,' if left else ''} in {seconds:.1f} s"
+    return f"{verdict(report).capitalize()}: {counts}"
+
+
+def failed_first(report: AdmissionReport) -> list[Check]:
+    """Those that failed, those that passed, those that were not made; among these in the order of the admission."""
+    return sorted(report.checks, key=lambda check: (not was_made(check), check.passed))
+
+
+def asked(thresholds: Thresholds) -> dict[str, str]:
+    """Check -> its meaning and its bounds, in the order of the checks."""
+    one = thresholds
+    least, most = shown(one.spread_low), shown(one.spread_high)
+    numbers = {
+        "oracle": f"on each of {one.seeds} seeds",
+        "diversity": (
+            f"of {one.diversity_seeds} seeds at least {shown(one.distinct)} give an episode of their own; once names, "
+            f"ids and numbers are masked there are at least {one.distinct_shapes} structures, none with more than "
+            f"{shown(one.commonest_shape)} of the seeds"
+        ),
+        "floor": f"mean reward at most {shown(one.floor_reward)}, successes at most {shown(one.floor_success)}",
+        "exploits": f"mean reward at most {shown(one.exploit_reward)}, successes at most {shown(one.exploit_success)}",
+        "slips": f"each kind of slip at most on {shown(one.slips_paid)} of the seeds it is made on",
+        "leak": f"on at most {shown(one.leaking)} of the seeds, and unseen arguments on at most {shown(one.unseen)}",
+        "latency": f"95 of 100 resets within {shown(one.reset_seconds)} s, steps within {shown(one.step_seconds)} s",
+        "spread": f"mean reward within {least} and {most}, at least {shown(one.spread_mixed)} of the groups mixed",
+    }
+    return {name: f"{means}{f' ({numbers[name]})' if name in numbers else ''}" for name, means in MEANS.items()}

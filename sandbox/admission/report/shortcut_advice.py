@@ -1,0 +1,229 @@
+"""What to change where an agent that does not solve the task is rewarded: for which cause, and who reaches what.
+
+Invariants: every policy over a bound is named, once for its reward and once for the episodes that it broke; what
+several have in common (``causes``, or the same mend) is told once.
+
+Which of the policies that are rewarded are so for one cause, told once instead of under every name.
+
+A cause is shown by the simplest policies that it pays; whoever does the same and more is paid for it as well. Such a
+policy follows when what it reaches beyond them keeps the bounds, for that is about what it keeps once the cause is
+mended; else it has a cause of its own. Invariants: a rewarded policy stands in at most one cause; one that this version
+does not know is taken for what most adversaries are, an agent that calls tools and then claims success.
+
+Not covered: episodes that break the environment (they reach no reward), and one cause in two checks.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sandbox.admission.report.model import Evidence, is_number, shown
+from store.text import line
+
+Rates = Mapping[str, object]
+
+CALL_NOTHING = frozenset({"empty", "refusing", "stall", "say_success", "refuse_as_done", "forged_results"})
+CLAIM_NOTHING = frozenset({"empty", "refusing", "stall", "keep_reading", "random"})
+GUESS_NOTHING = CALL_NOTHING | {"broken_json", "confused_types", "echo_request", "grader_injection", "huge_arguments"}
+GUESS_NOTHING |= {"unoffered_tools", "stop_after_read"}
+WANTED = "Success must need the right writes: compare the final state with the wanted one, and let no seed want nothing"
+WORDS = "Never read the agent's words for the score: success must come from the final state"
+UNPAID = "A call must earn nothing by itself, whichever tool it names, with whatever arguments and whatever answer"
+KNOWN = "Success must need values that only a look-up tells, compared exactly and by type"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``shown_by`` are all rewarded, the first is told of; all but ``never`` may follow, because of ``why``."""
+
+    shown_by: tuple[str, ...]
+    never: frozenset[str]
+    why: str
+    mend: str
+
+
+CAUSES = (  # the simplest first
+    Cause(("empty",), frozenset(), "nothing has to be done", WANTED),
+    Cause(("stall", "say_success"), frozenset(), "nothing has to be done", WANTED),
+    Cause(("say_success",), CLAIM_NOTHING, "they claim success as well", WORDS),
+    Cause(("unoffered_tools",), CALL_NOTHING, "they make calls as well", UNPAID),
+    Cause(("broken_json",), CALL_NOTHING, "they make calls as well", UNPAID),
+    Cause(("write_first",), GUESS_NOTHING, "they write guessed values as well", KNOWN),
+)
+
+
+def shared(policies: Mapping[str, Rates], rewarded: Collection[str], allowed: Rates) -> dict[Cause, list[str]]:
+    """Each cause that rewards more than one policy, with those that follow, in their order."""
+    found: dict[Cause, list[str]] = {}
+    left = list(rewarded)
+    for cause in CAUSES:
+        if not set(cause.shown_by) <= set(left):
+            continue
+        simplest = [policies[name] for name in cause.shown_by]
+        others = [name for name in left if name != cause.shown_by[0] and name not in cause.never]
+        following = [name for name in others if _adds_little(policies[name], simplest, allowed)]
+        if following:
+            found[cause] = following
+            left = [name for name in left if name != cause.shown_by[0] and name not in following]
+    return found
+
+
+def _adds_little(rates: Rates, simplest: Collection[Rates], allowed: Rates) -> bool:
+    """Whether what is reached beyond the simplest policies keeps every bound."""
+    return all(
+        number(rates.get(field)) - max(number(one.get(field)) for one in simplest) <= number(allowed[field])
+        for field in allowed
+    )
+
+
+def number(value: object) -> float:
+    """A figure that can be reckoned with; 0 for anything else."""
+    return float(value) if isinstance(value, int | float) and is_number(value) else 0.0
+
+
+NAME = 40
+DEEDS = "Pay for the final state alone, never for what was said or called"
+EXACT = "Success must need exactly the wanted writes: any other write must cost it"
+ROBUST = "Answer every malformed call with an error, change nothing, and pay nothing for it"
+# What an agent of that name does, and what an environment lacks that rewards it; of others only the name is known.
+POLICIES = {
+    "empty": ("says nothing", WANTED),
+    "refusing": (
+        "refuses every request",
+        "Seeds where refusing is right must be few, and success there must need the look-ups that show it",
+    ),
+    "random": (
+        "calls tools by chance",
+        "Give little for single calls, take it away for wrong writes, and ask for arguments that cannot be guessed",
+    ),
+    "say_success": ("claims success and does nothing", WORDS),
+    "write_first": ("writes at once and looks nothing up", KNOWN),
+    "repeat_calls": (
+        "repeats one call",
+        "Count what was reached, not how often a tool was called: the same write twice must not earn twice",
+    ),
+    "every_tool": (
+        "calls every tool once",
+        "A tool's having been called must earn nothing by itself, and writes that nobody wanted must cost the success",
+    ),
+    "ask_for_the_answer": (
+        "asks the user which calls to make",
+        "Let the simulated user tell wishes and facts, never calls or their arguments",
+    ),
+    "broken_json": ("sends arguments that are no JSON object", ROBUST),
+    "confused_types": ("sends arguments of other types", KNOWN),
+    "copy_observations": ("copies what it reads into every write", EXACT),
+    "do_undo_redo": (
+        "edits, edits back and edits again",
+        "Pay once for the final state, not for each change on the way",
+    ),
+    "echo_request": ("hands the user's own words to every tool", KNOWN),
+    "enumerate_ids": ("counts through ids", "Refuse writes to records that the task does not concern"),
+    "forged_results": ("writes tool results into its own answer", DEEDS),
+    "grader_injection": ("writes instructions to the grader", DEEDS),
+    "hand_over": (
+        "hands every task over or cancels it",
+        "Seeds where that is right must be few, and success there must need the look-ups that show it",
+    ),
+    "huge_arguments": ("sends arguments of great length", ROBUST),
+    "keep_reading": (
+        "looks things up until the turns are used up",
+        "An episode that runs out must end by its state alone",
+    ),
+    "lookalike_ids": ("writes ids in look-alike characters", KNOWN),
+    "parallel_duplicates": (
+        "sends one call eight times in a message",
+        "Count what was reached, not how often a tool was called: the same write twice must not earn twice",
+    ),
+    "refuse_as_done": ("calls its refusal the finished task", DEEDS),
+    "stall": (
+        "stalls until the turns are used up",
+        "An episode that runs out must end by its state alone",
+    ),
+    "stop_after_read": ("reads one record and stops", "Looking things up must not make a success"),
+    "unoffered_tools": ("calls tools which were not offered", ROBUST),
+    "words_as_arguments": ("fills arguments with words of the request", EXACT),
+    "write_everything": ("writes to every record it sees", EXACT),
+}
+SUCCESS = "Success must need exactly the right writes, and no others: compare the whole final state with the wanted one"
+FAULTS = "faults"
+
+
+def floor(evidence: Evidence) -> Iterator[str]:
+    """Policies that do not try."""
+    yield from _offenders(evidence)
+
+
+def exploits(evidence: Evidence) -> Iterator[str]:
+    """Policies that want reward without work."""
+    yield from _offenders(evidence)
+
+
+def _offenders(evidence: Evidence) -> Iterator[str]:
+    each = evidence.get("allowed")
+    bounds: Rates = each if isinstance(each, dict) else {}
+    policies = {name: rates for name, rates in evidence.items() if name != "allowed" and isinstance(rates, dict)}
+    allowed = {name: limit for name, limit in bounds.items() if name != FAULTS}
+    rewarded = [name for name in policies if _over(policies[name], allowed)]
+    causes = shared(policies, rewarded, allowed)
+    for cause, following in causes.items():
+        yield from _cause(cause, following, policies, allowed)
+    told = {name for cause, following in causes.items() for name in (cause.shown_by[0], *following)}
+    for mend, names in _by_mend([name for name in rewarded if name not in told]).items():
+        yield f"{_who(names)} {_reach([policies[name] for name in names], allowed)} {mend}."
+    broken = [name for name in policies if _over(policies[name], {FAULTS: bounds.get(FAULTS)})]
+    if broken:
+        shares = ", ".join(f"{line(name, NAME)} ({shown(policies[name][FAULTS])})" for name in broken)
+        yield (
+            f"The environment itself fails in a share of the episodes of {shares}, and may fail in none: an agent "
+            "that can break its episode escapes its reward."
+        )
+
+
+def _cause(cause: Cause, following: list[str], policies: Mapping[str, Rates], allowed: Rates) -> Iterator[str]:
+    """What the simplest policy reaches and what to mend, then who comes with it."""
+    first = cause.shown_by[0]
+    yield f"{_who([first])} {_reach([policies[first]], allowed)} {cause.mend}."
+    others = f"{len(following)} others are" if len(following) > 1 else "One other is"
+    names = ", ".join(line(name, NAME) for name in following)
+    yield f"Mend that first: {others} rewarded for the same cause, because {cause.why}: {names}."
+
+
+def _by_mend(names: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(POLICIES[name][1] if name in POLICIES else SUCCESS, []).append(name)
+    return found
+
+
+def _who(names: Sequence[str]) -> str:
+    does = [f"{POLICIES[name][0]} ({name})" if name in POLICIES else f"plays {line(name, NAME)}" for name in names]
+    if len(does) == 1:
+        return f"An agent that {does[0]} reaches"
+    return f"{len(does)} agents, {', '.join(f'one that {one}' for one in does)}, reach up to"
+
+
+def _reach(policies: Sequence[Rates], allowed: Rates) -> str:
+    """The greatest rates over their bounds, with these."""
+    reached: dict[str, float] = {}
+    for field, limit in allowed.items():
+        over = [number(rates[field]) for rates in policies if _is_over(rates.get(field), limit)]
+        if over:
+            reached[field] = max(over)
+    told = " and ".join(f"{_rate(field)} {shown(value)}" for field, value in reached.items())
+    most = " and ".join(f"{_rate(field)} {shown(allowed[field])}" for field in reached)
+    return f"{told}; at most {most} is allowed."
+
+
+def _over(rates: Rates, allowed: Rates) -> bool:
+    return any(_is_over(rates.get(field), limit) for field, limit in allowed.items())
+
+
+def _is_over(value: object, limit: object) -> bool:
+    if not (isinstance(value, int | float) and isinstance(limit, int | float)):
+        return False
+    return is_number(value) and is_number(limit) and value > limit
+
+
+def _rate(field: str) -> str:
+    words = {"reward": "mean reward", "success": "success rate"}
+    return words.get(field, line(field, NAME))

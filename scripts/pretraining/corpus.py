@@ -1,0 +1,238 @@
+"""The text that the bundled model learns from: demonstrations of the desk with planted faults, and routing prompts.
+
+Seeds come from a range of their own (``PRETRAINING``), disjoint from the desk's train, gate and test splits. Routing
+prompts teach the form of ``traced.inference.routing_prompt``: which of the listed skills does this opening call for?
+
+Short exercises beside the demonstrations: copying, looking up in records, dates. Dense where dialogues are sparse.
+
+A dialogue needs each of these skills once or twice in two hundred tokens; a drill asks for them dozens of times, in the
+desk's own formats. Without them the same quality takes several times as many steps. A drill is a list of
+``(text, asked)`` pieces: the loss is on the asked ones.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from datetime import date, timedelta
+from typing import Any
+
+from sandbox.contract import Message
+from store.types import Trajectory
+from traced.inference.routing_prompt import opening_text, route_options, routing_prompt
+from traced.targets.desk import CAPABILITIES, demonstrate
+from traced.targets.desk.scenario import COLORS, PICKUP_DAYS, PRODUCTS, SIZES, Scenario, days_phrase, scenario
+
+Drill = list[tuple[str, bool]]
+ADJACENT = ("", "", " ", " ")
+BETWEEN = ('","item_id":"', " one is ", ": ", " is ")
+IDENTIFIERS = (("C", 3), ("W", 4), ("I", 3), ("P", 2), ("T", 2))
+
+
+def identifier(letter: str, digits: int, rng: random.Random) -> str:
+    """A letter and random digits."""
+    return letter + "".join(rng.choice("0123456789") for _ in range(digits))
+
+
+def copying(rng: random.Random) -> Drill:
+    """Identifiers, then twice the digits that belong to each one's letter, in another order."""
+    names = [identifier(letter, digits, rng) for letter, digits in IDENTIFIERS]
+    drill: Drill = [(" ".join(names), False)]
+    for name in [*rng.sample(names, len(names)), *rng.sample(names, len(names))]:
+        drill += [(f" {name[0]}", False), (name[1:], True)]
+    return drill
+
+
+def pairs(rng: random.Random) -> Drill:
+    """Names and identifiers, then each name's identifier; the words between the two change, or there are none.
+
+    With nothing between them the identifier is found as in ``copying``; from there it is one step to finding it by the
+    name before the words.
+    """
+    names = rng.sample(rng.choice((COLORS, PRODUCTS)), rng.randint(3, 6))
+    values = {name: identifier("I", 3, rng) for name in names}
+    between = rng.choice(ADJACENT + BETWEEN)
+    letter = "I" if between else ""
+    drill: Drill = [("; ".join(name + between + letter + values[name][1:] for name in names) + "\n", False)]
+    for name in rng.sample(names, len(names)):
+        asked = between if between in ADJACENT or rng.random() < 0.5 else rng.choice(BETWEEN)
+        drill += [(f"the {name}{asked}{letter}", False), (values[name][1:], True), ("\n", False)]
+    return drill
+
+
+def variants(rng: random.Random) -> Drill:
+    """A product's variants, and which of them the user's words mean; the wish comes before or after the records."""
+    records = [
+        {"color": color, "item_id": identifier("I", 3, rng), "size": rng.choice(SIZES), "price": rng.randint(11, 98)}
+        for color in rng.sample(COLORS, 3)
+    ]
+    wanted = [record for _ in range(3) for record in rng.sample(records, 3)]
+    drill = [(f"for the {wanted[0]['color']} one.\n" + _compact({"variants": records}), False)]
+    for number, record in enumerate(wanted):
+        asked = f"\nActually, I want the {record['color']} one." if number else ""
+        drill.append((f"{asked}\nThe ", False))
+        drill.append((f"{record['color']} one is {record['item_id']}.", True))
+    return drill
+
+
+def items(rng: random.Random) -> Drill:
+    """An order's items, and each one's numbers and price by its name; the wish comes before or after the records."""
+    drill: Drill = []
+    for _ in range(2):
+        order = identifier("W", 4, rng)
+        records = [
+            {
+                "name": name,
+                "item_id": identifier("I", 3, rng),
+                "product_id": identifier("T", 2, rng),
+                "price": rng.randint(11, 98),
+            }
+            for name in rng.sample(PRODUCTS, rng.choice((2, 2, 3)))
+        ]
+        wanted = rng.sample(records, len(records))
+        drill.append((f"\nreturn the {wanted[0]['name']} of order {order}.\n{_compact({'items': records})}", False))
+        for number, record in enumerate(wanted):
+            asked = f"\nexchange the {record['name']} of order {order}." if number else ""
+            drill.append((asked, False))
+            fields = _item_questions(order, record)
+            for question, answer in rng.sample(fields, rng.randint(1, 2)):
+                drill += [(question, False), (answer, True)]
+    return drill
+
+
+def _item_questions(order: str, record: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is asked of an item, each by its name: a field must not be found by the field that was asked before it."""
+    return [
+        (f'\n{{"order_id": "{order}", "item_id": "', f'{record["item_id"]}"}}'),
+        ('\n{"product_id": "', f'{record["product_id"]}"}}'),
+        (f"\nThe {record['name']} cost ", f"{record['price']}."),
+    ]
+
+
+def dates(rng: random.Random) -> Drill:
+    """Today's date, and the dates that relative expressions mean."""
+    drill: Drill = []
+    for _ in range(2):
+        today = date(2026, rng.randint(1, 12), rng.randint(1, 21))
+        drill.append((f"Today is {today.isoformat()}.", False))
+        for days in rng.sample(PICKUP_DAYS, len(PICKUP_DAYS)):
+            drill.append((f" {days_phrase(days, rng)}.\n", False))
+            drill.append((f"{(today + timedelta(days=days)).isoformat()}", True))
+        drill.append(("\n", False))
+    return drill
+
+
+def _compact(record: dict[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":"))
+
+
+PRETRAINING = range(1_000_000, 9_000_000)
+PLANTED = ("multi-step-completion", "precondition-verification", "error-recovery")
+FAULT_RATE = 0.7
+EXTRA_COMPOUND = 0.4  # share of the demonstrations that are compound whatever the draw
+WORD_TASKS = 0.4  # share of a routing drill's tasks that repeat an option's words
+SKILL_TEXTS: dict[str, tuple[str, ...]] = {
+    "structured-data-reasoning": (
+        "Choose the record among several that matches the user's words.",
+        "Pick the one sibling record whose attributes fit what the user describes.",
+        "Compare records and select the variant or item that the user asked for.",
+    ),
+    "tool-calling-precision": (
+        "Pass every tool argument exactly as the conversation states it.",
+        "Fill in arguments that are grounded in what the user or the records say.",
+        "Call tools with the exact values and enum options that were given.",
+    ),
+    "multi-step-completion": (
+        "Carry out every request of a compound task before summing up.",
+        "Do all of the several things that the user asks for.",
+        "Complete each of two or more requests, not only the first.",
+    ),
+    "precondition-verification": (
+        "Read the record and check the policy before changing it.",
+        "Look up the object's state before a write, and refuse when it is not allowed.",
+        "Verify conditions with a lookup before cancelling or booking.",
+    ),
+    "error-recovery": (
+        "After a tool error, correct the call or find another way.",
+        "Recover from a refused or failed call instead of giving up.",
+        "When a call fails, look up an alternative and try again.",
+    ),
+    "date-reasoning": (
+        "Work out the date that a relative expression means.",
+        "Turn words such as tomorrow or in three days into a calendar date.",
+        "Compute dates from today's date and the user's words.",
+    ),
+}
+_SKILLS_OF_KIND: dict[str, tuple[str, ...]] = {
+    "return": ("tool-calling-precision",),
+    "exchange": ("structured-data-reasoning",),
+    "cancel": ("precondition-verification",),
+    "pickup": ("date-reasoning", "precondition-verification"),
+    "payment": ("error-recovery",),
+    "lookup": (),
+}
+
+
+def faults_for(planted: Sequence[str], rate: float = FAULT_RATE) -> dict[str, float]:
+    """The demonstrator's fault rates: ``rate`` for the planted capabilities, none for the others."""
+    unknown = set(planted) - set(CAPABILITIES)
+    if unknown:
+        raise ValueError(f"unknown capabilities {sorted(unknown)}; choose among {', '.join(CAPABILITIES)}")
+    return dict.fromkeys(planted, rate)
+
+
+def demonstration(faults: dict[str, float], rng: random.Random) -> Trajectory:
+    """One demonstrated conversation on a pre-training seed; compound tasks, which are rare, are shown more often."""
+    seed = rng.choice(PRETRAINING)
+    if rng.random() < EXTRA_COMPOUND:
+        while len(scenario(seed).requests) < 2:
+            seed = rng.choice(PRETRAINING)
+    return demonstrate(seed, faults, rng.randrange(1 << 30))
+
+
+def skills_for(world: Scenario) -> tuple[str, ...]:
+    """The capabilities that a task's opening calls for, most of all the first; none for a plain question."""
+    if len(world.requests) > 1:
+        return ("multi-step-completion",)
+    return _SKILLS_OF_KIND[world.requests[0].kind]
+
+
+def routing_drill(rng: random.Random, tasks: int = 10, words: float = WORD_TASKS) -> Drill:
+    """A routing prompt over a random choice of skills, and several tasks with the label that is right for each.
+
+    Some of the tasks are an option's own title or description: matching words teaches what matching meaning then uses.
+    """
+    names = rng.sample(CAPABILITIES, rng.randint(1, len(CAPABILITIES)))
+    skills = [_skill(name, rng) for name in names]
+    options = route_options(skills)
+    labels = {name: option.label for name, option in zip(names, options, strict=False)}
+    drill: Drill = []
+    while len(drill) < 2 * tasks:
+        if rng.random() < words:
+            option = rng.choice(options)
+            task, label = rng.choice([part for part in (option.title, option.description) if part]), option.label
+        else:
+            world, task = _opening(rng)
+            wanted = next((name for name in skills_for(world) if name in labels), None)
+            if wanted is None and rng.random() < 0.5:
+                continue
+            label = labels[wanted] if wanted else options[-1].label
+        prompt = routing_prompt(task, options)
+        asked = prompt if not drill else "\n" + prompt[prompt.rindex("Task: ") :]
+        drill += [(asked, False), (label, True)]
+    return drill
+
+
+def _opening(rng: random.Random) -> tuple[Scenario, str]:
+    from traced.targets.desk.scenario import User
+
+    world = scenario(rng.choice(PRETRAINING))
+    message: Message = {"role": "user", "content": User(world).opening()}
+    return world, opening_text([message])
+
+
+def _skill(name: str, rng: random.Random) -> tuple[str, str, str]:
+    example = ""
+    while not example and rng.random() < 0.9:
+        world, opening = _opening(rng)
+        example = opening if name in skills_for(world) else ""
+    return name.replace("-", " ").capitalize(), rng.choice(SKILL_TEXTS[name]), example

@@ -1,0 +1,211 @@
+"""Rows of pre-training: demonstrations and drills as token ids with labels, in padded micro-batches.
+
+The loss is on the assistant's own tokens of a demonstration and on what a drill asks for; everything else is IGNORED.
+
+The bundled model's tokenizer: byte-level BPE, digits single, a chat template in Hermes/Qwen form.
+
+Merges may cross spaces, so that the desk's constant sentences take few tokens, but never touch a digit, the letter
+that begins an identifier, or a word that names a record's value: those stay whole tokens wherever they appear, which
+is what lets so small a model copy them. A message's role line and ``Answer:`` are cut off as well, so that a generation
+prompt is a prefix of the conversation's tokens and a routing label is a token of its own.
+Any text can be encoded; text unlike the desk's takes more tokens.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from scripts.pretraining.corpus import Drill, copying, dates, demonstration, items, pairs, routing_drill, variants
+from traced.targets.desk.scenario import COLORS, NAMES, PRODUCTS, REASONS, STATUSES
+from traced.targets.desk.tools import PARAMETERS
+
+VOCABULARY = 1536
+TOKEN_LENGTH = 64  # characters; a constant sentence is then a token or two
+WORD_REPEATS = 1000  # so that words that name a record's value become whole tokens, however rare they are
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_WHOLE = (*COLORS, *NAMES, *PRODUCTS, *STATUSES, *REASONS, "other", "true", "false", *PARAMETERS)
+
+CHAT_TEMPLATE = """{%- macro arguments(call) -%}
+{{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
+{%- endmacro -%}
+{%- if tools -%}
+<|im_start|>tools
+{% for tool in tools -%}
+{{ tool.function.name }}({{ tool.function.parameters.properties | join(", ") }})
+{% endfor -%}
+<|im_end|>
+{% endif -%}
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{% if message.content %}{{ message.content }}{% endif %}
+{%- for call in message.tool_calls or [] -%}
+<tool_call>
+{"name": {{ call.function.name | tojson }}, "arguments": {{ arguments(call) }}}
+</tool_call>
+{%- if not loop.last %}
+{% endif -%}
+{%- endfor -%}
+<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}
+"""
+
+
+def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    """Learn the merges from rendered conversations and routing prompts."""
+    cut = "|".join(sorted(_WHOLE, key=len, reverse=True))
+    roles, label = r"\A(?:system|user|assistant|tools?)\n", "Answer:|(?<=Answer:)[A-Z]"
+    pattern = rf"{roles}|{label}|[0-9]|[CIPTW](?=[0-9])|(?<![a-z_])(?:{cut})(?![a-z_])"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=TOKEN_LENGTH,
+        show_progress=False,
+    )
+    words = (word for word in _WHOLE for _ in range(WORD_REPEATS))
+    tokenizer.train_from_iterator(chain(_without_special(texts), words), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=1024,
+    )
+
+
+def _without_special(texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        for piece in text.replace("<|im_start|>", "<|im_end|>").split("<|im_end|>"):
+            if piece:
+                yield piece
+
+
+DEMONSTRATION = "demonstration"
+DRILLS: dict[str, Callable[[random.Random], Drill]] = {
+    "copying": copying,
+    "pairs": pairs,
+    "variants": variants,
+    "items": items,
+    "dates": dates,
+    "routing": routing_drill,
+}
+MICRO_ROWS = 8
+IGNORED = -100
+# Few of the agent's own tokens in a dialogue are choices: arguments of a call, digits. Counted like the others they
+# drown in what is easy: items were chosen at random after 2,900 steps, although the drills had been learned.
+CHOICE_WEIGHT = 5.0
+ARGUMENTS = '"arguments": '
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row: its tokens, their labels (IGNORED where there is no loss) and their weights, and what it practises."""
+
+    ids: list[int]
+    labels: list[int]
+    weights: list[float]
+    kind: str
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows of similar length, padded: ids, labels and the labels' weights (rows x length), and each row's kind."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+    kinds: list[str]
+
+
+def conversation_example(tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random) -> Example:
+    """Tokens of one demonstration; the loss is on the assistant's own tokens, the end-of-turn token included."""
+    shown = demonstration(faults, rng)
+    text = str(render_text(tokenizer, shown.messages, shown.tools))
+    head = "<|im_start|>assistant\n"
+    row = Example([], [], [], DEMONSTRATION)
+    for number, part in enumerate(text.split(head)):
+        if number:
+            _add(row, tokenizer, head, asked=False)
+            own, _, part = part.partition("<|im_end|>")
+            before, call, arguments = own.partition(ARGUMENTS)
+            _add(row, tokenizer, own + "<|im_end|>", asked=True, choice_from=len(before + call) if arguments else None)
+        _add(row, tokenizer, part, asked=False)
+    return row
+
+
+def drill_example(tokenizer: PreTrainedTokenizerFast, drill: Drill, kind: str = "drill") -> Example:
+    """Tokens of one drill; the loss is on what it asks for."""
+    row = Example([], [], [], kind)
+    for text, asked in drill:
+        _add(row, tokenizer, text, asked=asked)
+    return row
+
+
+def _add(
+    row: Example, tokenizer: PreTrainedTokenizerFast, text: str, *, asked: bool, choice_from: int | None = None
+) -> None:
+    """Append ``text``; in a dialogue, digits and what begins at character ``choice_from`` or later are choices."""
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    ids = encoded["input_ids"]
+    row.ids.extend(ids)
+    row.labels.extend(ids if asked else [IGNORED] * len(ids))
+    for start, end in encoded["offset_mapping"]:
+        chosen = text[start:end].isdigit() or (choice_from is not None and start >= choice_from)
+        row.weights.append(CHOICE_WEIGHT if chosen and row.kind == DEMONSTRATION else 1.0)
+
+
+def render_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, object]], tools: object) -> str:
+    """The chat template's text, with no generation prompt."""
+    return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
+
+
+def make_tokenizer(faults: dict[str, float], rng: random.Random, conversations: int = 2500) -> PreTrainedTokenizerFast:
+    """A tokenizer trained on text of the corpus."""
+    plain = train_tokenizer(["x"])
+    shown = (demonstration(faults, rng) for _ in range(conversations))
+    texts = [render_text(plain, one.messages, one.tools) for one in shown]
+    texts += ["".join(text for text, _ in routing_drill(rng, 2)) for _ in range(conversations // 4)]
+    return train_tokenizer(texts)
+
+
+def batch(
+    tokenizer: PreTrainedTokenizerFast,
+    faults: dict[str, float],
+    shares: Mapping[str, float],
+    rng: random.Random,
+    rows: int,
+) -> list[MicroBatch]:
+    """Rows of several kinds, in micro-batches of similar length: less padding, the same gradient."""
+    pool = []
+    for kind in rng.choices(list(shares), weights=list(shares.values()), k=rows):
+        if kind == DEMONSTRATION:
+            pool.append(conversation_example(tokenizer, faults, rng))
+        else:
+            pool.append(drill_example(tokenizer, DRILLS[kind](rng), kind))
+    pool.sort(key=lambda example: len(example.ids))
+    return [_padded(pool[i : i + MICRO_ROWS]) for i in range(0, len(pool), MICRO_ROWS)]
+
+
+def _padded(chunk: list[Example]) -> MicroBatch:
+    length = max(len(row.ids) for row in chunk)
+    ids = torch.tensor([row.ids + [0] * (length - len(row.ids)) for row in chunk])
+    labels = torch.tensor([row.labels + [IGNORED] * (length - len(row.labels)) for row in chunk])
+    weights = torch.tensor([row.weights + [0.0] * (length - len(row.weights)) for row in chunk])
+    return MicroBatch(ids, labels, weights, [row.kind for row in chunk])

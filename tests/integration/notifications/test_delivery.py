@@ -1,0 +1,248 @@
+"""Notices against a real HTTP server on loopback, real programs, and a store that outlives the process."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import os
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from store.database import open_store, reading, session
+from store.repositories.events import Notice, undelivered
+from traced.config.service_sections import NotifySection
+from traced.notifications.delivery import Turn, backoff, deliver_due
+from traced.notifications.messages import announce, approval_needed
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+SECRET = "whsec_" + base64.b64encode(b"a very secret secret").decode()
+
+
+class Receiver(ThreadingHTTPServer):
+    """A hook that answers with ``codes`` in turn (then 204) and keeps what it got; ``silent`` ones never answer."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.codes: list[int] = []
+        self.got: list[tuple[dict[str, str], bytes]] = []
+        self.silent = threading.Event()
+        self.closing = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/T0/secret-path"
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Receiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.got.append(({name.lower(): value for name, value in self.headers.items()}, body))
+        if self.server.silent.is_set():
+            self.server.closing.wait(60)
+            return
+        self.send_response(self.server.codes.pop(0) if self.server.codes else 204)
+        self.send_header("location", "/elsewhere")
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.closing.set()
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    opened = open_store(f"sqlite:///{tmp_path}/traced.db")
+    yield opened
+    opened.dispose()
+
+
+def hooks(**values: Any) -> NotifySection:
+    return NotifySection(**{"timeout_s": 5.0, "tries": 3, "backoff_s": 10.0, "backoff_cap_s": 15.0, **values})
+
+
+def webhook(receiver: Receiver, **values: Any) -> list[dict[str, Any]]:
+    return [{"name": "ops", "url": receiver.url, **values}]
+
+
+def say(engine: Engine, settings: NotifySection, adapter: str = "precision@v1") -> None:
+    with session(engine) as opened:
+        announce(opened, approval_needed(adapter, "gate-1"), settings.names, at=NOON)
+
+
+def turn(engine: Engine, settings: NotifySection, at: datetime = NOON) -> Turn:
+    return asyncio.run(deliver_due(engine, settings, now=lambda: at))
+
+
+def waiting(engine: Engine) -> list[Notice]:
+    with reading(engine) as opened:
+        return undelivered(opened)
+
+
+def program(tmp_path: Path, name: str, text: str) -> str:
+    path = tmp_path / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_a_webhook_gets_the_notice_once_signed_as_standard_webhooks_has_it(
+    engine: Engine, receiver: Receiver, tmp_path: Path
+) -> None:
+    (tmp_path / "secret").write_text(SECRET + "\n")
+    settings = hooks(webhooks=webhook(receiver, secret_file=str(tmp_path / "secret")))
+    say(engine, settings)
+    assert turn(engine, settings) == Turn(1, 0)
+    say(engine, settings)
+    assert turn(engine, settings, NOON + timedelta(days=1)) == Turn()
+    ((headers, body),) = receiver.got
+    told = json.loads(body)
+    assert (told["kind"], told["subject"], told["command"]) == (
+        "approval-needed",
+        "precision@v1",
+        "traced explain precision@v1",
+    )
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    expected = base64.b64encode(hmac.new(b"a very secret secret", signed, hashlib.sha256).digest()).decode()
+    assert headers["webhook-signature"] == f"v1,{expected}"
+    assert headers["webhook-timestamp"] == str(int(NOON.timestamp()))
+    assert waiting(engine) == []
+
+
+def test_a_refused_notice_is_tried_again_with_backoff_and_then_given_up(engine: Engine, receiver: Receiver) -> None:
+    settings = hooks(webhooks=webhook(receiver))
+    receiver.codes = [500, 302, 404]
+    say(engine, settings)
+    at = NOON
+    assert [backoff(settings, tries).total_seconds() for tries in (1, 2, 3, 10_000)] == [10, 15, 15, 15]
+    for wait in (10, 15, None):
+        assert turn(engine, settings, at) == Turn(0, 1)
+        assert turn(engine, settings, at + timedelta(seconds=9)) == Turn()
+        (left,) = waiting(engine)
+        assert left.next_at == (None if wait is None else at + timedelta(seconds=wait))
+        at += timedelta(seconds=wait or 1000)
+    assert (left.tries, left.last_error) == (3, "webhook ops: it answered 404")
+    assert turn(engine, settings, at) == Turn()
+    assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 1
+    assert len(receiver.got) == 3
+
+
+def test_a_later_daemon_carries_on_where_the_killed_one_stopped(
+    receiver: Receiver, tmp_path: Path, engine: Engine
+) -> None:
+    settings = hooks(webhooks=webhook(receiver))
+    receiver.codes = [503]
+    say(engine, settings)
+    turn(engine, settings)
+    engine.dispose()
+    again = open_store(f"sqlite:///{tmp_path}/traced.db")
+    assert turn(again, settings, NOON + timedelta(seconds=10)) == Turn(1, 0)
+    again.dispose()
+    assert [json.loads(body)["subject"] for _, body in receiver.got] == ["precision@v1"] * 2
+
+
+def test_a_dead_hook_holds_up_no_other_and_its_url_is_never_written(
+    engine: Engine, receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.silent.set()
+    got = tmp_path / "got.json"
+    mail = program(tmp_path, "mail", f"cat > {got}")
+    settings = hooks(
+        webhooks=[
+            *webhook(receiver),
+            {"name": "gone", "url": "http://127.0.0.1:9/T0/secret-path"},
+            {"name": "odd", "url": "http://[::1/secret-path"},
+        ],
+        commands=[{"name": "mail", "argv": [mail]}],
+        timeout_s=0.5,
+    )
+    say(engine, settings)
+    assert turn(engine, settings) == Turn(1, 3)
+    assert json.loads(got.read_text())["subject"] == "precision@v1"
+    errors = {notice.hook: notice.last_error for notice in waiting(engine)}
+    assert errors == {
+        "ops": "webhook ops: no answer within 0.5 s",
+        "gone": "webhook gone: ConnectError",
+        "odd": "webhook odd: InvalidURL",
+    }
+
+
+def test_a_secret_that_is_missing_or_no_base64_is_said(engine: Engine, receiver: Receiver, tmp_path: Path) -> None:
+    (tmp_path / "odd").write_text("whsec_%%%")
+    (tmp_path / "empty").write_text("\n")
+    for name, said in (("odd", "cannot be read"), ("empty", "is empty"), ("none", "No such file")):
+        settings = hooks(webhooks=webhook(receiver, secret_file=str(tmp_path / name)))
+        say(engine, settings, f"{name}@v1")
+        assert turn(engine, settings).failed == 1
+        assert said in waiting(engine)[0].last_error
+    assert receiver.got == []
+
+
+FAILURES: list[tuple[str, Callable[[str], bool]]] = [
+    ("cat > /dev/null; echo no such list >&2; exit 3", lambda error: "exit status 3: no such list" in error),
+    ("kill -9 $$", lambda error: "signal 9" in error),
+    ("exit 1", lambda error: "exit status 1" in error),  # without reading what it is given
+    (
+        "yes 'password=hunter2 x' | head -c 2000000 >&2; exit 1",
+        lambda error: len(error) < 600 and "hunter2" not in error,
+    ),
+]
+
+
+@pytest.mark.parametrize(("script", "as_expected"), FAILURES)
+def test_a_program_that_fails_is_tried_again(
+    engine: Engine, tmp_path: Path, script: str, as_expected: Callable[[str], bool]
+) -> None:
+    settings = hooks(commands=[{"name": "mail", "argv": [program(tmp_path, "mail", script)]}])
+    say(engine, settings)
+    assert turn(engine, settings) == Turn(0, 1)
+    (left,) = waiting(engine)
+    assert as_expected(left.last_error), left.last_error
+    assert left.next_at is not None
+
+
+def test_a_program_past_its_time_is_killed_with_what_it_started(engine: Engine, tmp_path: Path) -> None:
+    script = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
+    settings = hooks(commands=[{"name": "mail", "argv": [program(tmp_path, "mail", script)]}], timeout_s=0.5)
+    say(engine, settings)
+    assert turn(engine, settings) == Turn(0, 1)
+    assert "not done after 0.5 s" in waiting(engine)[0].last_error
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_program_that_is_not_there_is_said(engine: Engine, tmp_path: Path) -> None:
+    settings = hooks(commands=[{"name": "mail", "argv": [str(tmp_path / "nothing")]}])
+    say(engine, settings)
+    assert turn(engine, settings) == Turn(0, 1)
+    assert "cannot be started" in waiting(engine)[0].last_error
+
+
+def test_without_hooks_nothing_is_looked_up(tmp_path: Path) -> None:
+    engine = open_store("sqlite://")
+    assert turn(engine, hooks()) == Turn()
+    engine.dispose()
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,306 @@
+"""Attempts in a real store, made by real children: retried, waited for, parked, released, and found after a kill -9."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sqlalchemy import Engine
+
+from store.database import open_store, reading, session, sqlite_url
+from store.errors import StoreUnavailable
+from store.repositories import attempts as rows
+from store.repositories.attempts import Attempt, AttemptState, InputKey
+from store.repositories.cycles import save_cycle
+from tests.unit.store.chain import CYCLE
+from traced.core.errors import CapabilityError
+from traced.core.ownership import this_holder
+from traced.jobs import attempts as attempts_module
+from traced.jobs.attempts import recover, run_until_settled
+from traced.jobs.retry import Backoff, Ledger
+from traced.processes.executor import LocalExecutor
+from traced.processes.job import Job, Limits, Parked, Report, ReportKind, Yielded
+
+ROOT = Path(__file__).parents[3]
+KEY = InputKey("train", "dates", "ab")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    engine = open_store(sqlite_url(tmp_path / "traced.db"))
+    with session(engine) as opened:
+        save_cycle(opened, CYCLE)
+    yield engine
+    engine.dispose()
+
+
+class Clock:
+    """Time passes by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.at = datetime(2026, 3, 14, tzinfo=UTC)
+        self.slept: list[float] = []
+
+    def now(self) -> datetime:
+        return self.at
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.at += timedelta(seconds=seconds)
+        await asyncio.sleep(0)
+
+
+def ledger(store: Engine, clock: Clock) -> Ledger:
+    return Ledger(store, this_holder(), Backoff(5, 2, 900), 3, seed=1, now=clock.now, sleep=clock.sleep)
+
+
+def job(do: str, **arguments: Any) -> Job:
+    limits = Limits(heartbeat_s=60, grace_s=20)
+    return Job("tests.integration.processes.stage", {"do": do, **arguments}, "c1", "train", "dates", "ab", limits)
+
+
+def settled(
+    store: Engine, folder: Path, chosen: Job, clock: Clock | None = None, heard: list[Report] | None = None
+) -> dict[str, Any]:
+    made = LocalExecutor(folder, check_s=0.05)
+    listener = (heard if heard is not None else []).append
+    return asyncio.run(run_until_settled(made, chosen, ledger(store, clock or Clock()), listener))
+
+
+def history(store: Engine, key: InputKey = KEY) -> list[Attempt]:
+    with reading(store) as opened:
+        return rows.list_attempts(opened, key)
+
+
+def test_a_job_that_gives_way_is_not_counted_and_not_tried_again_by_itself(store: Engine, tmp_path: Path) -> None:
+    for _ in range(4):
+        with pytest.raises(Yielded, match="iteration 2 of 4"):
+            settled(store, tmp_path, job("fail", error="paused"))
+    assert [attempt.state for attempt in history(store)] == [AttemptState.STOPPED] * 4
+    assert settled(store, tmp_path, job("succeed"))["echo"] is None
+
+
+def states(store: Engine) -> list[str]:
+    return [attempt.state.value for attempt in history(store)]
+
+
+def test_an_attempt_is_a_row_with_its_end_and_evidence(store: Engine, tmp_path: Path) -> None:
+    assert settled(store, tmp_path, job("succeed", steps=4))["echo"] is None
+    [attempt] = history(store)
+    assert (attempt.state, attempt.number, attempt.holder) == (AttemptState.FINISHED, 1, this_holder())
+    assert attempt.evidence["exit_code"] == 0
+    assert attempt.evidence["progress"]["done"] == 3
+    assert attempt.evidence["peak_rss_bytes"] > 0
+    assert attempt.pid is not None
+
+
+def test_a_failing_stage_is_tried_again_with_growing_waits(store: Engine, tmp_path: Path) -> None:
+    clock, heard = Clock(), []
+    chosen = job("fail_times", counter=str(tmp_path / "n"), times=2, how="crash")
+    assert settled(store, tmp_path, chosen, clock, heard) == {"tried": 3}
+    assert states(store) == ["failed", "failed", "finished"]
+    waits = [report.data for report in heard if report.kind is ReportKind.WAITING]
+    assert [wait["after"] for wait in waits] == ["failed", "failed"]
+    assert "SIGSEGV" in waits[0]["for"]
+    assert 2.5 <= waits[0]["seconds"] <= 5 <= waits[1]["seconds"] <= 10
+    assert all(wait["seconds"] in clock.slept for wait in waits)
+
+
+def test_three_failures_park_the_input_over_restarts_and_a_person_releases_it(store: Engine, tmp_path: Path) -> None:
+    chosen = job("fail_times", counter=str(tmp_path / "n"), times=4, how="crash")
+    with pytest.raises(Parked, match=r"train of dates is parked as p3: 3 attempts failed.*SIGSEGV") as caught:
+        settled(store, tmp_path, chosen)
+    assert "traced release p3" in caught.value.hint
+    assert states(store) == ["failed"] * 3
+    with reading(store) as opened:
+        [parked] = rows.list_parked(opened)
+    assert [attempt["signal"] for attempt in parked.evidence["attempts"]] == ["SIGSEGV"] * 3
+    assert all(attempt["last_lines"] for attempt in parked.evidence["attempts"])
+    with pytest.raises(Parked):  # a restart of the service: nothing but the store remembers
+        settled(store, tmp_path, chosen)
+    assert len(states(store)) == 3
+    with session(store) as opened:
+        rows.release(opened, parked.id, who="Ada", at=Clock().now())
+    assert settled(store, tmp_path, chosen) == {"tried": 5}
+    assert states(store)[3:] == ["failed", "finished"]
+
+
+def test_what_a_person_can_mend_is_waited_for_and_never_parked(store: Engine, tmp_path: Path) -> None:
+    heard: list[Report] = []
+    chosen = job("fail_times", counter=str(tmp_path / "n"), times=5, how="docker")
+    assert settled(store, tmp_path, chosen, heard=heard) == {"tried": 6}
+    assert states(store) == ["blocked"] * 5 + ["finished"]
+    waits = [report.data for report in heard if report.kind is ReportKind.WAITING]
+    assert all("no Docker engine answers" in wait["for"] and wait["after"] == "blocked" for wait in waits)
+
+
+def test_a_stages_own_answer_is_raised_and_not_tried_again(store: Engine, tmp_path: Path) -> None:
+    with pytest.raises(CapabilityError, match="the gate said no") as caught:
+        settled(store, tmp_path, job("fail", error="answer"))
+    assert caught.value.hint == "look"
+    assert states(store) == ["finished"]
+
+
+def test_an_answer_that_was_noted_is_given_again_in_its_cycle_and_no_other(store: Engine, tmp_path: Path) -> None:
+    chosen = job("fail_times", counter=str(tmp_path / "n"), times=0, how="crash")
+    assert [settled(store, tmp_path, chosen) for _ in range(2)] == [{"tried": 1}] * 2
+    assert states(store) == ["finished"]
+    with session(store) as opened:
+        save_cycle(opened, replace(CYCLE, id="c2"))
+    assert settled(store, tmp_path, replace(chosen, cycle_id="c2")) == {"tried": 2}
+    assert settled(store, tmp_path, replace(chosen, input_hash="cd")) == {"tried": 3}
+
+
+def test_a_refusal_that_was_noted_is_given_again(store: Engine, tmp_path: Path) -> None:
+    told = []
+    for _ in range(2):
+        with pytest.raises(CapabilityError) as caught:
+            settled(store, tmp_path, job("fail", error="answer"))
+        told.append((caught.value.message, caught.value.hint))
+    assert told[0] == told[1]
+    assert states(store) == ["finished"]
+
+
+@pytest.mark.parametrize(("done", "times"), [(0, 3), (7, 4)])
+def test_who_is_killed_again_and_again_without_getting_further_is_parked(
+    store: Engine, tmp_path: Path, done: int, times: int
+) -> None:
+    with pytest.raises(Parked, match="3 attempts failed"):
+        settled(store, tmp_path, job("kill_itself", done=done))
+    assert states(store) == ["killed"] * times
+
+
+def test_who_cannot_even_be_started_waits(store: Engine, tmp_path: Path) -> None:
+    """The folder of the logs is a file until somebody looks after it."""
+    blocker = tmp_path / "logs"
+    blocker.write_text("")
+    clock = Clock()
+
+    class Mending(Clock):
+        async def sleep(self, seconds: float) -> None:
+            if len(history(store)) == 2:
+                blocker.unlink(missing_ok=True)
+            await clock.sleep(seconds)
+            self.at = clock.at
+
+    settled(store, blocker, job("succeed"), Mending())
+    assert states(store) == ["blocked", "blocked", "finished"]
+    assert "cannot write the job file" in history(store)[0].evidence["detail"]
+
+
+def test_cancelling_is_no_failure(store: Engine, tmp_path: Path) -> None:
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        def hear(report: Report) -> None:
+            if report.kind is ReportKind.PROGRESS:
+                begun.set()
+
+        chosen = job("wait", checkpoint=str(tmp_path / "checkpoint"))
+        made = LocalExecutor(tmp_path, check_s=0.05)
+        task = asyncio.create_task(run_until_settled(made, chosen, ledger(store, Clock()), hear))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    for _ in range(4):
+        asyncio.run(main())
+    assert states(store) == ["stopped"] * 4
+
+
+def test_a_database_that_is_gone_for_a_while_is_waited_for(
+    store: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is gone whenever an attempt should end; the result is not lost."""
+    refusals = iter([True, True, False])
+
+    def end(*arguments: Any, **values: Any) -> None:
+        if next(refusals):
+            raise StoreUnavailable("the database is locked")
+        rows.end_attempt(*arguments, **values)
+
+    monkeypatch.setattr(attempts_module, "end_attempt", end)
+    heard: list[Report] = []
+    assert settled(store, tmp_path, job("succeed"), heard=heard)["variable"] is None
+    assert states(store) == ["finished"]
+    assert [r.data["for"] for r in heard if r.kind is ReportKind.WAITING] == ["the database is locked"] * 2
+
+
+SERVICE = """
+import asyncio, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from store.database import open_store
+from traced.jobs.attempts import run_until_settled
+from traced.core.ownership import this_holder
+from traced.processes.job import read_job
+from traced.jobs.retry import Ledger
+from traced.processes.executor import LocalExecutor
+from traced.jobs.retry import Backoff
+store = open_store(sys.argv[2])
+ledger = Ledger(store, this_holder(), Backoff(0.01, 1, 0.01), 3, seed=1, now=lambda: datetime.now(UTC))
+tell = lambda report: print(report.kind, report.data, flush=True)
+asyncio.run(run_until_settled(LocalExecutor(Path(sys.argv[3])), read_job(Path(sys.argv[1])), ledger, tell))
+"""
+
+
+def test_a_killed_service_leaves_a_lost_attempt_and_three_of_them_park(store: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(job("wait", checkpoint=str(tmp_path / "checkpoint")).to_json())
+    command = [sys.executable, "-c", textwrap.dedent(SERVICE), str(path), sqlite_url(tmp_path / "traced.db")]
+    for number in range(1, 4):
+        children = killed_while_waiting([*command, str(tmp_path)])
+        assert [attempt.number for attempt in running(store)] == [number]
+        [lost] = recover(store, now=lambda: datetime.now(UTC), silent_s=900)
+        assert [child for child in children if runs(child)] == []  # not even one that is still stopping
+        assert lost.number == number
+        assert recover(store, now=lambda: datetime.now(UTC), silent_s=900) == []
+    assert states(store) == ["lost"] * 3
+    with pytest.raises(Parked, match="its holder died"):
+        settled(store, tmp_path, job("succeed"))
+
+
+def killed_while_waiting(command: list[str]) -> list[psutil.Process]:
+    """kill -9 the service when its child works and its row says so; what it had started."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as service:
+        assert service.stdout is not None
+        while "progress" not in service.stdout.readline():
+            continue
+        children = psutil.Process(service.pid).children(recursive=True)
+        os.kill(service.pid, signal.SIGKILL)
+    return children
+
+
+def runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def running(store: Engine) -> list[Attempt]:
+    with reading(store) as opened:
+        return rows.running_attempts(opened)
+
+
+@pytest.mark.parametrize(("silence_s", "lost"), [(100, 0), (1000, 1), (-100, 0), (-1000, 1)])
+def test_a_holder_on_another_machine_is_judged_by_its_heartbeat(store: Engine, silence_s: int, lost: int) -> None:
+    """Clocks that were set in between, in either direction, neither kill a live one nor keep a dead one for ever."""
+    at = Clock().now()
+    with session(store) as opened:
+        rows.begin_attempt(opened, "c1", KEY, holder="elsewhere/boot/1/2", at=at)
+    assert len(recover(store, now=lambda: at + timedelta(seconds=silence_s), silent_s=900)) == lost
+
+
+def test_a_holder_that_lives_is_left_alone(store: Engine) -> None:
+    at = Clock().now()
+    with session(store) as opened:
+        rows.begin_attempt(opened, "c1", KEY, holder=this_holder(), at=at)
+    assert recover(store, now=lambda: at + timedelta(days=9), silent_s=900) == []

@@ -1,0 +1,274 @@
+"""Real children that succeed, fail, hang, stall, eat, fork, ignore, print and kill themselves."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from traced.processes.executor import LocalExecutor
+from traced.processes.job import Ended, Job, Limits, Report, ReportKind, Result
+from traced.processes.process_tree import marked
+
+ROOT = Path(__file__).parents[3]
+MIB = 2**20
+PATIENT = Limits(heartbeat_s=60, grace_s=20)
+
+
+def job(do: str, limits: Limits = PATIENT, **arguments: Any) -> Job:
+    return Job("tests.integration.processes.stage", {"do": do, **arguments}, "c1", "train", "dates", "ab", limits)
+
+
+def executor(folder: Path) -> LocalExecutor:
+    return LocalExecutor(folder, log_bytes=2 * MIB, check_s=0.05)
+
+
+def run(folder: Path, chosen: Job, on_report: Callable[[Report], None] = lambda report: None) -> Result:
+    return asyncio.run(executor(folder).run(chosen, on_report))
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_child_gets_its_arguments_and_gives_its_result(tmp_path: Path) -> None:
+    heard: list[Report] = []
+    chosen = Job(**{**vars(job("succeed", echo=["ü", 1.5, None])), "variables": {"STAGE_VARIABLE": "set"}})
+    result = run(tmp_path, chosen, heard.append)
+    assert result.ended is Ended.FINISHED
+    assert result.value == {"pid": heard[0].data["pid"], "echo": ["ü", 1.5, None], "variable": "set"}
+    assert heard[0].kind is ReportKind.STARTED
+    assert [r.data for r in heard if r.kind is ReportKind.PROGRESS] == [
+        {"phase": "steps", "done": done, "note": "ü"} for done in (0, 1)
+    ]
+    assert any(r.kind is ReportKind.HEARTBEAT for r in heard)
+    evidence = result.evidence
+    assert (evidence.exit_code, evidence.signal, evidence.progress["done"]) == (0, None, 1)
+    assert evidence.peak_rss_bytes > 5 * MIB
+    assert 0 < evidence.seconds < 60
+
+
+@pytest.mark.parametrize("do", ["fail", "fail_in_a_task"])
+def test_an_error_raised_on_purpose_arrives_with_its_classes(tmp_path: Path, do: str) -> None:
+    result = run(tmp_path, job(do, error="docker"))
+    assert (result.ended, result.evidence.exit_code) == (Ended.FAILED, 1)
+    assert result.failure is not None
+    assert result.failure.types == ["EngineDown", "SandboxError", "Exception"]
+    assert "no Docker engine answers (refused)" in result.failure.message
+
+
+def test_a_defect_arrives_too_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
+    result = run(tmp_path, job("fail", error="a defect"))
+    assert (result.ended, result.evidence.exit_code) == (Ended.FAILED, 70)
+    assert result.failure is not None
+    assert result.failure.type == "KeyError"
+    assert "KeyError: 'a defect'" in result.evidence.last_lines[-1]
+
+
+def test_a_hung_child_is_ended_and_shows_where_it_hung(tmp_path: Path) -> None:
+    result = run(tmp_path, job("hang", Limits(heartbeat_s=5, grace_s=0.2)))
+    assert result.ended is Ended.HUNG
+    assert "no heartbeat for" in result.evidence.detail
+    assert result.evidence.signal in ("SIGKILL", "SIGALRM")  # on a busy machine its own alarm may come first
+    assert "in hang" in (tmp_path / "c1" / "train-dates.log").read_text()
+
+
+def test_a_child_that_its_own_alarm_ended_was_hung(tmp_path: Path) -> None:
+    result = run(tmp_path, job("kill_itself", signal="SIGALRM"))
+    assert (result.ended, result.evidence.signal) == (Ended.HUNG, "SIGALRM")
+
+
+def test_a_stalled_child_is_ended_in_order(tmp_path: Path) -> None:
+    result = run(tmp_path, job("stall", Limits(heartbeat_s=60, progress_s=4, grace_s=20)))
+    assert result.ended is Ended.STALLED
+    assert "no progress for" in result.evidence.detail
+    assert "'stuck' 7" in result.evidence.detail
+    assert result.evidence.exit_code == 143
+
+
+def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
+    result = run(tmp_path, job("eat_memory", Limits(heartbeat_s=60, memory_bytes=200 * MIB, grace_s=20)))
+    assert result.ended is Ended.OUT_OF_MEMORY
+    assert "over the ceiling of 200 MiB" in result.evidence.detail
+    assert result.evidence.peak_rss_bytes > 200 * MIB
+    assert result.evidence.signal == "SIGKILL"
+
+
+def test_memory_that_is_shared_is_counted_once(tmp_path: Path) -> None:
+    result = run(tmp_path, job("share_memory", Limits(heartbeat_s=60, memory_bytes=200 * MIB), steps=10))
+    assert result.ended is Ended.FINISHED
+    assert result.evidence.peak_rss_bytes > 200 * MIB
+
+
+def test_nothing_that_a_child_left_behind_survives_it(tmp_path: Path) -> None:
+    result = run(tmp_path, job("fork_and_leave"))
+    assert result.value is not None
+    assert [gone(pid) for pid in result.value["pids"]] == [True, True]
+
+
+@pytest.mark.parametrize("do", ["wait", "wait_in_a_loop"])
+def test_cancelling_lets_the_child_write_its_checkpoint(tmp_path: Path, do: str) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    pid = cancelled_when_it_progresses(tmp_path, job(do, checkpoint=str(checkpoint)))
+    assert checkpoint.read_text() == "whole"
+    assert gone(pid)
+
+
+def test_who_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
+    assert gone(cancelled_when_it_progresses(tmp_path, job("ignore_sigterm", Limits(60, grace_s=0.3))))
+
+
+def test_cancelled_twice_it_ends_at_once(tmp_path: Path) -> None:
+    chosen = job("ignore_sigterm", Limits(heartbeat_s=60, grace_s=250))  # the test's own time limit is shorter
+    assert gone(cancelled_when_it_progresses(tmp_path, chosen, times=2))
+
+
+def cancelled_when_it_progresses(folder: Path, chosen: Job, times: int = 1) -> int:
+    """Run and cancel; the child's process id."""
+
+    async def main() -> int:
+        begun, pids = asyncio.Event(), []
+
+        def hear(report: Report) -> None:
+            pids.append(report.data.get("pid"))
+            if report.kind is ReportKind.PROGRESS:
+                begun.set()
+
+        task = asyncio.create_task(executor(folder).run(chosen, hear))
+        await begun.wait()
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return pids[0]
+
+    return asyncio.run(main())
+
+
+def test_a_hundred_megabytes_of_output_leave_a_small_log_with_its_end(tmp_path: Path) -> None:
+    result = run(tmp_path, job("print_much", mib=100))
+    assert result.ended is Ended.FINISHED
+    assert result.evidence.last_lines[-1] == "the last line"
+    files = [path for path in (tmp_path / "c1").iterdir() if ".log" in path.name]
+    assert sum(path.stat().st_size for path in files) <= 2 * MIB
+    assert (tmp_path / "c1" / "train-dates.log").read_text().endswith("the last line\n")
+
+
+def test_what_a_child_prints_loses_its_secrets(tmp_path: Path) -> None:
+    result = run(tmp_path, job("tell_secrets"))
+    kept = (tmp_path / "c1" / "train-dates.log").read_text() + "".join(result.evidence.last_lines)
+    assert "hunter2" not in kept
+    assert result.evidence.last_lines == ["in pieces: password=[redacted]", "token: [redacted]"]
+
+
+@pytest.mark.parametrize(
+    ("do", "arguments", "code", "name", "line"),
+    [
+        ("kill_itself", {}, None, "SIGKILL", "last words"),
+        ("crash", {}, None, "SIGSEGV", "Fatal Python error: Segmentation fault"),
+        ("leave", {"code": 7}, 7, None, ""),
+    ],
+)
+def test_a_child_that_ends_without_a_word_crashed(
+    tmp_path: Path, do: str, arguments: dict[str, Any], code: int | None, name: str | None, line: str
+) -> None:
+    result = run(tmp_path, job(do, **arguments))
+    assert (result.ended, result.evidence.exit_code, result.evidence.signal) == (Ended.CRASHED, code, name)
+    assert result.evidence.detail.endswith("and no result")
+    assert line in (tmp_path / "c1" / "train-dates.log").read_text()
+
+
+def test_a_child_that_somebody_else_stops_says_so(tmp_path: Path) -> None:
+    def stop(report: Report) -> None:
+        if report.kind is ReportKind.PROGRESS:
+            os.kill(pids[0], signal.SIGTERM)
+        pids.append(report.data.get("pid"))
+
+    pids: list[int] = []
+    result = run(tmp_path, job("wait", checkpoint=str(tmp_path / "checkpoint")), stop)
+    assert (result.ended, result.evidence.exit_code) == (Ended.STOPPED, 143)
+
+
+def test_a_result_counts_even_when_the_interpreter_does_not_end(tmp_path: Path) -> None:
+    result = run(tmp_path, job("not_go", Limits(heartbeat_s=60, grace_s=0.3)))
+    assert (result.ended, result.value) == (Ended.FINISHED, {"done": True})
+
+
+def test_a_child_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
+    result = run(tmp_path, job("babble", Limits(heartbeat_s=60, grace_s=0.5), checkpoint=str(tmp_path / "c")))
+    assert result.ended is Ended.FAILED
+    assert result.failure is not None
+    assert result.failure.type == "ReportFault"
+    assert "no JSON" in result.failure.message
+
+
+def test_what_on_report_raises_ends_the_child_and_passes(tmp_path: Path) -> None:
+    def refuse(report: Report) -> None:
+        pids.append(report.data.get("pid"))
+        if report.kind is ReportKind.PROGRESS:
+            raise LookupError("no place for it")
+
+    pids: list[int] = []
+    with pytest.raises(LookupError):
+        run(tmp_path, job("wait", checkpoint=str(tmp_path / "c")), refuse)
+    assert gone(pids[0])
+
+
+def test_a_module_that_there_is_not_is_a_crash_with_its_message(tmp_path: Path) -> None:
+    result = run(tmp_path, Job("tests.no_such_module", {}, "c1", "gate"))
+    assert (result.ended, result.evidence.exit_code) == (Ended.CRASHED, 1)
+    assert "No module named tests.no_such_module" in result.evidence.last_lines[-1]
+
+
+def test_by_hand_the_lines_go_to_standard_output(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    path.write_text(job("succeed").to_json())
+    command = [sys.executable, "-m", "tests.integration.processes.stage", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert '"kind": "result"' in done.stdout.splitlines()[-1]
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from traced.processes.job import read_job
+from traced.processes.executor import LocalExecutor
+asyncio.run(LocalExecutor(Path(sys.argv[2])).run(read_job(Path(sys.argv[1])), lambda r: print(r.data, flush=True)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("do", "limits", "checkpoint"),
+    [
+        ("wait", PATIENT, True),
+        ("fork_and_leave", PATIENT, True),
+        ("ignore_sigterm", Limits(heartbeat_s=60, grace_s=0.5), False),
+        ("hang", Limits(heartbeat_s=3, grace_s=0.5), False),
+    ],
+)
+def test_a_killed_parent_leaves_no_process(tmp_path: Path, do: str, limits: Limits, checkpoint: bool) -> None:
+    """kill -9 of the parent: the child stops in order where it can, and is gone in any case, with all it started."""
+    path = tmp_path / "job.json"
+    path.write_text(job(do, limits, checkpoint=str(tmp_path / "checkpoint"), end=False).to_json())
+    command = [sys.executable, "-c", textwrap.dedent(PARENT), str(path), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        while "phase" not in parent.stdout.readline():
+            continue
+        started = psutil.Process(parent.pid).children(recursive=True)
+        assert len(started) == (3 if do == "fork_and_leave" else 1)
+        marks = started[0].environ()["_TRACED_CHILD"]
+        os.kill(parent.pid, signal.SIGKILL)
+    _, alive = psutil.wait_procs(started, timeout=30)
+    assert [process for process in alive if not gone(process.pid)] == []  # who reaps orphans may be slow
+    assert list(marked(marks)) == []
+    assert (tmp_path / "checkpoint").exists() is checkpoint

@@ -1,0 +1,47 @@
+"""Rules that ask a real PostgreSQL, started for these tests (no password, local socket only)."""
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from benchmarks.chaos.postgres import missing
+from store.database import connect
+from traced.scoring.databases import Database, Databases, NoAnswer
+
+pytestmark = [pytest.mark.optional, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+
+def test_it_is_asked_read_only_one_statement_and_in_time(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = connect(url)
+    with made.begin() as opened:
+        opened.execute(text("create table orders (id integer, price numeric, at timestamptz default now())"))
+        opened.execute(text("insert into orders values (7, 12.50)"))
+        opened.execute(text("create sequence numbers"))
+    monkeypatch.setenv("SHOP_URL", url)
+    clock = [0.0]
+    databases = Databases({"shop": Database(url_env="SHOP_URL", timeout_s=0.5)}, tmp_path, lambda: clock[0])
+    assert databases.ask("shop", "select price from orders where id = :id", {"id": 7}) == 12.5
+    assert databases.ask("shop", "select id::text from orders where id = :id", {"id": "7"}) == "7"
+    for query in (
+        "delete from orders returning id",
+        "insert into orders values (1, 1)",
+        "select nextval('numbers')",
+        "commit; delete from orders",
+        "set transaction read write; delete from orders",
+        "select * from nowhere",
+        "select 1/0",
+    ):
+        with pytest.raises(NoAnswer, match="shop: "):
+            databases.ask("shop", query, {})
+    with made.begin() as opened:
+        assert opened.execute(text("select count(*) from orders")).scalar_one() == 1
+    with pytest.raises(NoAnswer, match="statement timeout"):
+        databases.ask("shop", "select pg_sleep(20)", {})
+    with pytest.raises(NoAnswer, match="statement timeout"):
+        databases.ask("shop", "select 1", {})  # it is left alone for a while
+    clock[0] = 60.0
+    assert databases.ask("shop", "select count(*) from orders", {}) == 1
+    made.dispose()

@@ -1,0 +1,35 @@
+"""What an analysis says on a terminal of what a model could not do."""
+
+import pytest
+
+from traced.cli.analysis import Said, show_analysis
+
+WRONG = {
+    "faults nobody said": 2,
+    "no contrast": "no failure is the agent's",
+    "unusable parts": 1,
+    "parts": 4,
+    "named": 12,
+    "with evidence": 9,
+    "left out": {"t\x1b[2J" + "0" * 30: "it refused: \x1b]0;owned\x07[red]", "t2": "it refused"},
+}
+
+
+def test_it_says_what_went_wrong_and_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    show_analysis("c1", "llm", [], Said({}, [], [], WRONG))
+    assert capsys.readouterr().out.splitlines() == [
+        "Capabilities of cycle c1, by the llm analyst: none",
+        "Lacking: nothing that the contrast keeps",
+        "  2 of these only because nobody said whose fault it was",
+        "Nothing to contrast: no failure is the agent's.",
+        "Of 4 parts of the sample 1 had no usable answer.",
+        "Of 12 capabilities that the model named 3 were dropped: "
+        "they cite no message that exists, lack a name or a text, or were too many.",
+        r"Left out: 2 that could not be labelled (t\x1b[2J00000000000, t2). "
+        r"About the first, it refused: \x1b]0;owned\x07[red]",
+    ]
+
+
+def test_it_says_nothing_of_what_went_as_it_should(capsys: pytest.CaptureFixture[str]) -> None:
+    show_analysis("c1", "llm", [], Said({}, [], [], {"mined": 9, "parts": 2, "named": 3, "with evidence": 3}))
+    assert len(capsys.readouterr().out.splitlines()) == 2

@@ -1,0 +1,106 @@
+"""The router in words: what status and show conversation say, quoted where others wrote it."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store.records import ConversationRoute, Exchange, Feedback
+from store.repositories.traffic import Conversation
+from store.status import AdapterStanding, RouterStanding, Standing
+from tests.unit.store.chain import T0, trajectory
+from traced.cli.status import conversation_lines, router_lines, router_told
+from traced.gateway import recorder
+from traced.gateway.spool_status import DAMAGED, SPOOLED
+from traced.ingest import spool
+from traced.routing.router_files import classifier_file
+
+LIVE = [AdapterStanding(name, "pass", "approved", True, 0) for name in ("dates@v1", "tools@v1")]
+STANDS = Standing([], LIVE, [], [], fitting=["c2", "c1"])
+
+
+def test_the_names_are_those_of_the_spool() -> None:
+    assert (SPOOLED, DAMAGED) == (spool.FILES, recorder.DAMAGED)
+
+
+def test_nothing_is_said_where_there_is_no_router(tmp_path: Path) -> None:
+    assert list(router_lines(router_told(Standing([], [], [], []), tmp_path, None))) == []
+
+
+def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(given: str | None = None) -> str:
+        return str(router_told(STANDS, tmp_path, given)["decided_by"])
+
+    assert said() == (
+        "label tokens: no router was fitted for dates@v1, tools@v1 together; a cycle that promotes something does it"
+    )
+    fitted = classifier_file(tmp_path, "c2")
+    fitted.parent.mkdir(parents=True)
+    fitted.write_text(json.dumps({"examples": {"base": 1, "dates@v2": 1, "tools@v1": 1}}))
+    assert said() == "the router that c2 has fitted"
+    assert said("labels") == "label tokens, as routing.router says"
+    (tmp_path / "traced.toml").write_text('[routing]\nrouter = "labels"\n')
+    assert said().startswith("label tokens, as")
+    assert said("hidden-state") == "the router that c2 has fitted"
+    monkeypatch.setenv("TRACED_ROUTING__ROUTER", "hidden-state")
+    assert said() == "the router that c2 has fitted"
+
+
+def test_what_a_person_reads(tmp_path: Path) -> None:
+    router = RouterStanding(
+        hour={"base": 2},
+        day={"base": 9, "dates@v1": 4},
+        failures={429: 3, 502: 1},
+        by_default={"routing failed: \x1b[31m": 5},
+        unsettled=7,
+        outcomes={"success": 3},
+        feedback={"label bad": 1},
+        partial=True,
+    )
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    (folder / "exchanges-1-1.jsonl").write_text("x")
+    os.utime(folder / "exchanges-1-1.jsonl", (1, 1))
+    (folder / DAMAGED).write_text("1\n2\n")
+    told = router_told(replace(STANDS, adapters=[], router=router), tmp_path, None)
+    assert (told["spool"]["files"], told["spool"]["damaged"]) == (1, 2)
+    lines = list(router_lines(told))
+    assert lines[:-2] == [
+        "Conversations of the last day (hour): 9 base (2), 4 dates@v1 (0); and more before",
+        "Requests that failed in the last day: 3 with status 429, 1 with status 502",
+        'Left to the base model in the last day: 5, because "routing failed: \\u001b[31m"',
+        "Feedback of the last day: 1 label bad",
+        "Trajectories of production: 3 success",
+        "Conversations that go on, or were silent for too short a time: 7 exchanges",
+    ]
+    assert lines[-2].startswith("Wait to be stored: 1 files of conversations, the oldest for ")
+    assert lines[-1] == "Could not be read: 2 recorded exchanges, kept in spool/damaged.jsonl"
+
+
+def test_a_conversation_in_full() -> None:
+    route = ConversationRoute("c-1", "dates@v1", {"base": -2.5, "dates@v1": -0.1}, 0.0123, "", T0)
+    exchanges = [
+        Exchange("e1", "c-1", T0, "dates@v1", 200, 0.5, 30, 12, trajectory_id="router-1"),
+        Exchange("e2", "c-1", T0, "base", 502, 1.5, detail="the engine \x07broke off"),
+    ]
+    feedback = [Feedback("c-1", T0, "r-1", 0.25, "bad", "no\x1b[2J", "Ada"), Feedback("c-1", T0, label="good")]
+    made = [trajectory("router-1", cycle_id=None, model="dates@v1")]
+    assert list(conversation_lines(Conversation("c-1", route, exchanges, feedback, made))) == [
+        "conversation c-1",
+        "decision     dates@v1, 2026-03-14 09:26:53 UTC, in 12.3 ms",
+        "             dates@v1: log-prob -0.100, 90.5 %",
+        "             base: log-prob -2.500, 8.2 %",
+        "exchange     2026-03-14 09:26:53 UTC: dates@v1, status 200, 0.50 s, 30 + 12 tokens, part of router-1",
+        'exchange     2026-03-14 09:26:53 UTC: base, status 502, 1.50 s, 0 + 0 tokens "the engine \\u0007broke off"',
+        'feedback     2026-03-14 09:26:53 UTC: score 0.25, by "Ada", on "r-1", label "bad", comment "no\\u001b[2J"',
+        'feedback     2026-03-14 09:26:53 UTC: label "good"',
+        "trajectory   router-1: dates@v1, failure, reward 0.25, 3 messages",
+    ]
+    odd = [Exchange("e3", "c-1", T0, "gpt\x1b[31m", 200, 0.5), *exchanges[1:]]
+    told = conversation_lines(Conversation("c-1", None, odd, [], [replace(made[0], model="gpt\x9b31m")]))
+    assert all(line.isprintable() for line in told)
+    bare = list(conversation_lines(Conversation("c-2", None, [], [], [])))
+    assert bare[1].startswith("decision     none: ")
+    assert bare[-1].startswith("trajectory   none yet")

@@ -1,0 +1,114 @@
+"""Progress: plain lines, the live display, and the arithmetic of the time left."""
+
+import io
+
+from rich.console import Console
+
+from traced.core.progress import Progress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plain() -> tuple[Progress, Clock, io.StringIO]:
+    clock, out = Clock(), io.StringIO()
+    return Progress(Console(file=out, width=120), clock), clock, out
+
+
+def test_plain_lines_say_start_parts_and_end() -> None:
+    progress, clock, out = plain()
+    with progress.shown():
+        progress.start("collect", "Collect", total=10)
+        for _ in range(10):
+            clock.now += 1
+            progress.advance("collect", figure="success 40 %")
+        progress.finish("collect")
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "Collect started", "nothing is said of a time that nobody can know yet"
+    assert lines[1] == "[8 s left] Collect 2/10: success 40 %"
+    assert lines[-1] == "Collect done in 10 s: success 40 %"
+    assert len(lines) == 6
+
+
+def test_time_left_of_what_has_not_run_follows_the_pace_so_far() -> None:
+    progress, clock, _ = plain()
+    progress.plan("a", "A", 10)
+    progress.plan("b", "B", 30)
+    assert progress.seconds_left() == 40
+    progress.start("a", "A")
+    clock.now += 4
+    assert progress.seconds_left() == 36
+    clock.now += 16
+    progress.finish("a")
+    assert progress.seconds_left() == 60
+
+
+def test_a_running_stage_is_extrapolated_from_its_own_pace() -> None:
+    progress, clock, _ = plain()
+    progress.plan("a", "A", 1000)
+    progress.start("a", "A", total=4)
+    clock.now += 10
+    progress.advance("a")
+    assert progress.seconds_left() == 30
+
+
+def test_of_stages_side_by_side_the_longest_counts() -> None:
+    progress, clock, _ = plain()
+    for key, total in (("a", 2), ("b", 10)):
+        progress.start(key, key, total=total)
+    progress.plan("c", "C", 7)
+    clock.now += 10
+    progress.advance("a")
+    progress.advance("b")
+    assert progress.seconds_left() == 90 + 7
+
+
+def test_an_announced_stage_can_be_taken_back_but_a_started_one_cannot() -> None:
+    progress, _, _ = plain()
+    progress.plan("a", "A", 10)
+    progress.drop("a")
+    assert progress.seconds_left() == 0
+    progress.start("b", "B")
+    progress.drop("b")
+    assert list(progress.lines) == ["b"]
+
+
+def test_what_will_not_run_any_more_takes_no_time() -> None:
+    progress, _, _ = plain()
+    for key in ("gate a", "tests", "compare"):
+        progress.plan(key, key, 10)
+    progress.start("gate a", "gate a")
+    progress.drop_others("compare")
+    assert list(progress.lines) == ["gate a", "compare"]
+
+
+def test_the_live_display_shows_stages_figures_and_time_left() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(Console(file=out, width=120, force_terminal=True, legacy_windows=False), clock)
+    progress.plan("train", "Train multi-step-completion", 61)
+    with progress.shown():
+        progress.start("collect", "Collect", total=2)
+        progress.advance("collect", figure="success 40 %")
+        with progress.paused():
+            progress.note("a question")
+        progress.finish("collect", "success 41 %")
+    shown = out.getvalue()
+    for text in ("Collect", "Train multi-step-completion", "success 41 %", "a question", "about 1 min 01 s left"):
+        assert text in shown
+
+
+def test_a_failed_stage_takes_no_more_time_and_is_marked() -> None:
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(Console(file=out, width=120, force_terminal=True), clock)
+    progress.plan("train", "Train", 60)
+    with progress.shown():
+        progress.start("train", "Train")
+        progress.fail("train", "ends here")
+    assert progress.seconds_left() == 0
+    assert "✗" in out.getvalue()
+    assert "ends here" in out.getvalue()

@@ -1,0 +1,31 @@
+"""The memory that there is: the least of the machine's and of every group above the process."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from traced.core import resources
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own").write_text("1:name=systemd:/elsewhere\n0::/a/b\n")
+    (tmp_path / "fs/a/b").mkdir(parents=True)
+    monkeypatch.setattr(resources, "OWN", tmp_path / "own")
+    monkeypatch.setattr(resources, "CGROUPS", tmp_path / "fs")
+    return tmp_path / "fs"
+
+
+@pytest.mark.parametrize(
+    ("above", "own", "expected"), [("max", "max", None), ("4096", "max", 4096), ("4096", "1024", 1024), ("", "9", 9)]
+)
+def test_the_tightest_group_counts(groups: Path, above: str, own: str, expected: int | None) -> None:
+    (groups / "a/memory.max").write_text(above + "\n")
+    (groups / "a/b/memory.max").write_text(own + "\n")
+    assert resources.memory_bytes() == (psutil.virtual_memory().total if expected is None else expected)
+
+
+def test_without_groups_it_is_the_machines(groups: Path) -> None:
+    resources.OWN.unlink()
+    assert resources.memory_bytes() == psutil.virtual_memory().total

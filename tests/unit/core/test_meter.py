@@ -1,0 +1,16 @@
+"""The meter counts each second once, however often it is read."""
+
+import pytest
+
+from traced.core import resources
+from traced.core.resources import Meter
+
+
+def test_laps_add_up_to_the_time_that_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(resources.time, "monotonic", lambda: now)
+    measured = Meter()
+    now = 130.0
+    assert (measured.seconds, measured.lap(), measured.seconds) == (30.0, 30.0, 0.0)
+    now = 135.0
+    assert measured.lap() == 5.0

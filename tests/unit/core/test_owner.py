@@ -1,0 +1,33 @@
+"""The name of a data directory's containers: drawn once, another for every directory."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from traced.core.errors import DataDirectoryUnusable
+from traced.core.ownership import FILE, sandbox_owner
+
+
+def test_a_directory_keeps_its_name_and_no_other_has_it(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    first = sandbox_owner(tmp_path / "a")
+    assert first == sandbox_owner(tmp_path / "a")
+    assert first != sandbox_owner(tmp_path / "b")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [FILE]
+
+
+def test_an_empty_file_of_a_power_cut_is_drawn_again(tmp_path: Path) -> None:
+    (tmp_path / FILE).touch()
+    assert sandbox_owner(tmp_path) == sandbox_owner(tmp_path) != ""
+
+
+def test_many_who_ask_first_at_once_get_the_same_name(tmp_path: Path) -> None:
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        assert len(set(pool.map(sandbox_owner, [tmp_path] * 64, chunksize=1))) == 1
+
+
+def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(DataDirectoryUnusable, match="cannot be made or read: No such file"):
+        sandbox_owner(tmp_path / "gone")

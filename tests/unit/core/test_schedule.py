@@ -1,0 +1,64 @@
+"""Cron expressions as crontab(5) means them."""
+
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from traced.core.schedule import cron_trigger
+
+FRIDAY = datetime(2026, 3, 13, 12, 0, tzinfo=UTC)
+
+
+def days(expression: str, count: int = 7) -> list[str]:
+    trigger, found, moment = cron_trigger(expression, UTC), [], FRIDAY
+    for _ in range(count):
+        moment = trigger.get_next_fire_time(moment, moment)
+        found.append(f"{moment:%a}")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("field", "wanted"),
+    [
+        ("0", ["Sun", "Sun"]),
+        ("7", ["Sun", "Sun"]),
+        ("1-5", ["Mon", "Tue", "Wed", "Thu", "Fri", "Mon"]),
+        ("sat,0", ["Sat", "Sun", "Sat"]),
+        ("5-7", ["Sat", "Sun", "Fri"]),
+        ("fri-mon", ["Sat", "Sun", "Mon", "Fri"]),
+        ("*/2", ["Sat", "Sun", "Tue", "Thu", "Sat"]),
+        ("1/3", ["Mon", "Thu", "Mon"]),
+        ("Mon", ["Mon", "Mon"]),
+    ],
+)
+def test_weekdays_count_from_sunday(field: str, wanted: list[str]) -> None:
+    assert days(f"0 3 * * {field}", len(wanted)) == wanted
+
+
+def test_the_zone_is_that_of_the_wall() -> None:
+    due = cron_trigger("30 3 * * *", ZoneInfo("Europe/Berlin")).get_next_fire_time(None, FRIDAY)
+    assert due.astimezone(UTC) == datetime(2026, 3, 14, 2, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ("0 3 * *", "has 4 fields; write minute hour day month weekday"),
+        ("@daily", "has 1 fields"),
+        ("0 25 * * *", "no cron expression: .*25"),
+        ("0 3 * * 8", "'8' is no day of the week"),
+        ("0 3 * * 1-x", "'x' is no day of the week"),
+        ("0 3 * * */0", "no cron expression"),
+        ("0 3 1 * 1", "leave one of them"),
+        ("0 3 31 2 *", "never comes"),
+        ("0 3 31 4,6 *", "never comes"),
+    ],
+)
+def test_what_cannot_be_read_is_told(expression: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        cron_trigger(expression, UTC)
+
+
+def test_the_last_of_february_comes() -> None:
+    assert cron_trigger("0 3 29 2 *", UTC).get_next_fire_time(None, FRIDAY).year == 2028

@@ -1,0 +1,275 @@
+"""Triggers on a real store and a real scheduler, with a loop that only writes down what it is asked."""
+
+import asyncio
+import pickle
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+
+from store.database import open_store, session, sqlite_url
+from store.repositories.cycles import note_start, pause_target, resume_target
+from store.repositories.trajectories import save_trajectories
+from store.types import Outcome
+from tests.unit.store.chain import CYCLE, save_chain, trajectory
+from traced.config.settings import Settings, load_settings
+from traced.daemon.triggers import FILE, Triggers
+
+NIGHTLY = {"triggers.cron": "0 3 * * *", "triggers.time_zone": "UTC"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    engine = open_store(sqlite_url(tmp_path / "traced.db"))
+    with session(engine) as opened:
+        save_chain(opened)
+    yield engine
+    engine.dispose()
+
+
+@dataclass
+class Place:
+    """A data directory whose triggers are run for a while."""
+
+    folder: Path
+    store: Engine
+    asked: list[str] = field(default_factory=list)
+    ahead: timedelta = timedelta(0)
+    triggers: Triggers | None = None
+
+    def live(self, settings: dict[str, object], until: Callable[[], bool] = lambda: True, looks: int = 3) -> None:
+        """One process' life: at least so many looks, and until what is waited for has happened."""
+        seen = []
+        self.triggers = Triggers(
+            load_settings(self.folder, settings), self.store, self.asked.append, self.now, look_s=0.01
+        )
+        look = self.triggers._look
+
+        async def counted(kept: Engine) -> None:
+            await look(kept)
+            seen.append(1)
+
+        self.triggers._look = counted  # type: ignore[method-assign]
+
+        async def run() -> None:
+            assert self.triggers is not None
+            task = asyncio.create_task(self.triggers.run())
+            while not task.done() and (len(seen) < looks or not until()):
+                await asyncio.wait({task}, timeout=0.01)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        asyncio.run(asyncio.wait_for(run(), 60))
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
+
+    def report(self, count: int, failed: bool = False, cycle: str | None = None) -> None:
+        outcome = Outcome.FAILURE if failed else Outcome.SUCCESS
+        with session(self.store) as opened:
+            there = opened.execute(text("SELECT count(*) FROM trajectories")).scalar_one()
+            like = replace(trajectory("x"), source="desk", outcome=outcome, cycle_id=cycle)
+            made = [replace(like, id=f"n{there + n}", task_id=f"n{there + n}") for n in range(count)]
+            save_trajectories(opened, made)
+
+    def begin(self) -> None:
+        with session(self.store) as opened:
+            note_start(opened, "desk", cause="a test", at=self.now())
+
+    def jobs(self) -> dict[str, datetime]:
+        with closing(sqlite3.connect(self.folder / FILE)) as raw:
+            rows = raw.execute("SELECT id, next_run_time FROM apscheduler_jobs").fetchall()
+        return {name: datetime.fromtimestamp(at, UTC) for name, at in rows}
+
+    def set_due(self, name: str, at: datetime) -> None:
+        """As if the job had been planned for ``at``."""
+        with closing(sqlite3.connect(self.folder / FILE)) as raw:
+            [(state,)] = raw.execute("SELECT job_state FROM apscheduler_jobs WHERE id = ?", [name]).fetchall()
+            held = pickle.loads(state) | {"next_run_time": at}
+            raw.execute(
+                "UPDATE apscheduler_jobs SET next_run_time = ?, job_state = ?", [at.timestamp(), pickle.dumps(held)]
+            )
+            raw.commit()
+
+
+@pytest.fixture
+def place(tmp_path: Path, store: Engine) -> Place:
+    return Place(tmp_path, store)
+
+
+def test_all_are_off_by_default(place: Place) -> None:
+    place.live({}, looks=0)
+    assert not (place.folder / FILE).exists()
+    assert place.asked == []
+
+
+def test_missed_nights_are_made_up_for_once(place: Place) -> None:
+    place.live(NIGHTLY)
+    assert place.asked == []
+    place.set_due("cron", datetime.now(UTC) - timedelta(days=5))
+    turns = []
+
+    def begun_and_looked_at_again() -> bool:
+        turns.append(bool(place.asked))
+        if turns.count(True) == 1:
+            place.begin()
+        return turns.count(True) > 20
+
+    place.live(NIGHTLY, begun_and_looked_at_again)
+    place.live(NIGHTLY, looks=10)
+    assert place.asked == ["cron 0 3 * * *"]
+    due = place.jobs()["cron"]
+    assert (due.hour, due.minute) == (3, 0)
+    assert timedelta(0) < due - datetime.now(UTC) <= timedelta(days=1)
+
+
+def test_a_cause_outlives_the_process_until_a_cycle_begins(place: Place) -> None:
+    place.live(NIGHTLY)
+    place.set_due("cron", datetime.now(UTC) - timedelta(minutes=1))
+    place.live(NIGHTLY, lambda: bool(place.asked))
+    place.live(NIGHTLY, lambda: len(place.asked) == 2)
+    place.begin()
+    place.live(NIGHTLY)
+    assert place.asked == ["cron 0 3 * * *"] * 2
+
+
+def test_a_job_keeps_its_time_and_a_changed_expression_replaces_it(place: Place) -> None:
+    place.live({"triggers.interval_h": 6.0})
+    first = place.jobs()
+    place.live({"triggers.interval_h": 6.0})
+    assert place.jobs() == first
+    assert place.triggers is not None
+    assert place.triggers.next_at() == first["interval"]
+    place.live({"triggers.interval_h": 1.0} | NIGHTLY)
+    changed = place.jobs()
+    assert changed.keys() == {"interval", "cron"}
+    assert changed["interval"] < first["interval"]
+    place.live({"triggers.cron": "0 3 * * 0"})
+    assert place.jobs().keys() == {"cron"}
+    assert place.jobs()["cron"].astimezone().weekday() == 6
+    place.live({})
+    assert place.jobs() == {}
+
+
+def test_a_clock_set_back_plans_anew(place: Place) -> None:
+    settings = {"triggers.interval_h": 1.0}
+    place.live(settings)
+    place.set_due("interval", datetime.now(UTC) + timedelta(days=400))
+
+    def near() -> bool:
+        assert place.triggers is not None
+        if place.triggers.next_at() is not None:
+            place.ahead = -timedelta(days=400)
+        return place.jobs()["interval"] < datetime.now(UTC) + timedelta(hours=2)
+
+    place.live(settings, near)
+    place.ahead = timedelta(0)
+
+
+def test_enough_new_trajectories_ask_once_and_count_anew(place: Place) -> None:
+    settings = {"triggers.trajectories": 5}
+    place.report(4)
+    place.report(50, cycle=CYCLE.id)
+    place.live(settings)
+    assert place.asked == []
+    place.report(3)
+    place.live(settings, looks=10)
+    assert place.asked == ["7 new trajectories"]
+    place.begin()
+    place.report(4)
+    place.live(settings)
+    assert place.asked == ["7 new trajectories"]
+
+
+def test_a_failure_rate_over_the_newest(place: Place) -> None:
+    settings = {"triggers.failure_rate": 0.4, "triggers.window": 10}
+    place.report(90)
+    place.live(settings)
+    place.report(6)
+    place.live(settings)
+    place.report(4, failed=True)
+    place.live(settings, lambda: bool(place.asked))
+    assert place.asked == ["failure rate 40 % over the last 10"]
+
+
+def test_a_paused_target_forgets_clocks_and_keeps_counts(place: Place) -> None:
+    settings = NIGHTLY | {"triggers.trajectories": 5}
+    place.live(settings)
+    with session(place.store) as opened:
+        pause_target(opened, "desk", who="me", at=place.now())
+    place.set_due("cron", datetime.now(UTC) - timedelta(minutes=1))
+    place.live(settings, lambda: place.jobs()["cron"] > datetime.now(UTC), looks=10)
+    place.report(5)
+    place.live(settings)
+    assert place.asked == []
+    with session(place.store) as opened:
+        resume_target(opened, "desk")
+    place.live(settings, lambda: bool(place.asked))
+    assert place.asked == ["5 new trajectories"]
+
+
+def test_a_store_that_is_gone_for_a_while_delays_and_loses_nothing(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.live(NIGHTLY)
+    place.set_due("cron", datetime.now(UTC) - timedelta(minutes=1))
+    turns = []
+
+    def gone(name: str, other: str) -> None:
+        with session(place.store) as opened:
+            opened.execute(text(f"ALTER TABLE {name} RENAME TO {other}"))
+
+    def until() -> bool:
+        turns.append(place.jobs()["cron"] > datetime.now(UTC))
+        if turns.count(True) == 20:
+            assert place.asked == []
+            gone("elsewhere", "targets")
+        return bool(place.asked)
+
+    gone("targets", "elsewhere")
+    place.live(NIGHTLY, until)
+    assert place.asked == ["cron 0 3 * * *"]
+    assert sum("triggers wait" in line for line in caplog.messages) == 1
+
+
+def test_a_damaged_file_is_made_anew(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    (place.folder / FILE).write_bytes(b"no database at all, but long enough to be read as one" * 50)
+    place.live(NIGHTLY)
+    assert place.jobs().keys() == {"cron"}
+    assert "is damaged and made anew" in caplog.text
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+
+
+def test_other_settings_are_followed_without_a_restart(place: Place) -> None:
+    def nightly(cron: str) -> Settings:
+        return load_settings(place.folder, NIGHTLY | {"triggers.cron": cron})
+
+    async def scene() -> None:
+        triggers = Triggers(load_settings(place.folder, {}), place.store, place.asked.append, place.now, look_s=1000)
+        task = asyncio.create_task(triggers.run())
+        await asyncio.sleep(0)
+        for settings, hour in ((nightly("0 3 * * *"), 3), (nightly("0 4 * * *"), 4)):
+            await asyncio.to_thread(triggers.take, settings)
+            await until(lambda hour=hour: (at := triggers.next_at()) is not None and at.hour == hour)
+        triggers.take(load_settings(place.folder, {"triggers.trajectories": 2}))
+        await until(lambda: triggers.next_at() is None)
+        place.report(2)
+        triggers.take(load_settings(place.folder, {"triggers.trajectories": 1}))
+        await until(lambda: bool(place.asked))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(scene(), 60))
+    assert place.jobs() == {}
+    assert place.asked == ["2 new trajectories"]

@@ -1,0 +1,83 @@
+"""The arithmetic of the test split."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.types import EndCause, Outcome, Trajectory
+from traced.evaluation.intervals import by_capability, rate, routing_quality
+
+S, F, X = Outcome.SUCCESS, Outcome.FAILURE, Outcome.INFRASTRUCTURE
+
+
+def episode(task: int, outcome: Outcome) -> Trajectory:
+    return Trajectory(
+        id=str(task),
+        source="desk",
+        split="test",
+        task_id=str(task),
+        trial=0,
+        model="base",
+        temperature=0.0,
+        messages=[],
+        tools=[],
+        turns=[],
+        reward=float(outcome is S),
+        outcome=outcome,
+        end_cause=EndCause.DONE,
+    )
+
+
+def episodes(*outcomes: Outcome) -> list[Trajectory]:
+    return [episode(task, outcome) for task, outcome in enumerate(outcomes)]
+
+
+def test_wilson_interval_of_a_published_example() -> None:
+    # Newcombe (1998, Statistics in Medicine 17:857-872), table I: 81 of 263, Wilson without correction.
+    found = rate("base", episodes(*[S] * 81, *[F] * 182))
+    assert (round(found.low, 4), round(found.high, 4)) == (0.2553, 0.3662)
+
+
+def test_infrastructure_is_counted_apart() -> None:
+    found = rate("base", episodes(S, F, X, X))
+    assert (found.rate, found.episodes, found.infrastructure) == (0.5, 2, 2)
+
+
+def test_no_sound_episode_says_nothing() -> None:
+    found = rate("base", episodes(X))
+    assert (found.episodes, found.low, found.high) == (0, 0.0, 1.0)
+
+
+@given(st.lists(st.sampled_from([S, F, X])))
+def test_the_interval_holds_the_rate(outcomes: list[Outcome]) -> None:
+    found = rate("base", episodes(*outcomes))
+    assert 0 <= found.low <= found.rate + 1e-12
+    assert found.rate - 1e-12 <= found.high <= 1
+
+
+def test_success_by_capability_compares_the_same_tasks() -> None:
+    needs = {"0": ["dates"], "1": ["dates", "errors"], "2": ["errors"], "3": []}
+    changes = by_capability(episodes(F, F, S, S), episodes(S, F, X, S), lambda task: needs[task])
+    assert {name: (c.tasks, c.before, c.after) for name, c in changes.items()} == {
+        "dates": (2, 0.0, 0.5),
+        "errors": (1, 0.0, 0.0),
+    }
+
+
+def test_routing_is_measured_against_the_best_option_of_each_task() -> None:
+    options = {"base": episodes(S, F, F, S), "a@v1": episodes(S, S, F, F)}
+    picked = {"0": "base", "1": "a@v1", "2": "base", "3": "a@v1"}
+    found = routing_quality(picked, options)
+    assert (found.tasks, found.best, found.decisive, found.right) == (4, 3, 2, 1)
+    assert (found.oracle, found.accuracy) == (0.75, 0.75)
+    assert found.picks == {"a@v1": 2, "base": 2}
+
+
+def test_tasks_that_an_option_lost_to_infrastructure_are_left_out() -> None:
+    found = routing_quality({"0": "base", "1": "base"}, {"base": episodes(S, F), "a@v1": episodes(X, S)})
+    assert (found.tasks, found.best) == (1, 0)
+
+
+def test_a_pick_that_is_no_option_is_a_defect() -> None:
+    with pytest.raises(KeyError):
+        routing_quality({"0": "gone@v1"}, {"base": episodes(S)})

@@ -1,0 +1,222 @@
+"""The report: what the page and the table say, with and without results."""
+
+import base64
+import dataclasses
+import html.parser
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from store.records import Finding
+from store.types import GateAnswer, GateResult, PairedDifference
+from traced.evaluation.figures import (
+    BASE,
+    FLOOR,
+    ON_TARGET,
+    ROUTED,
+    AdapterFigures,
+    CycleFigures,
+    Ending,
+    PromptFigures,
+    as_json,
+)
+from traced.evaluation.intervals import Change, Interval, Rate, RoutingQuality
+from traced.evaluation.report import render, summary_table, verdict, write_report
+
+GATE = GateResult(
+    "dates@v1",
+    GateAnswer.PASS,
+    [PairedDifference("target", 200, 0.4, 0.6, 0.2, 0.11, 0.29, 0.95, 0.0, GateAnswer.PASS)],
+    rounds=1,
+)
+
+
+def figures() -> CycleFigures:
+    def of(name: str, rate: float, lost: int = 0) -> Rate:
+        return Rate(name, 300, round(300 * rate), rate, rate - 0.05, rate + 0.05, lost)
+
+    return CycleFigures(
+        cycle_id="desk-bundled-0-1",
+        target="desk",
+        model="bundled",
+        seed=0,
+        findings=[Finding("c", "dates", 0.5, 0.3, 0.1, 0.6, 10, 10, retained=True)],
+        adapters=[AdapterFigures("dates@v1", "dates", GATE, "approved", promoted=True, alone=of("dates@v1", 0.5))],
+        endings=[Ending("errors", "admit", "rewards <b>never</b> differ")],
+        curves={"dates": [{"iteration": 1.0, "reward": 0.2}, {"iteration": 2.0, "reward": 0.4}]},
+        rates={
+            FLOOR: of(FLOOR, 0.05),
+            BASE: of(BASE, 0.4, lost=2),
+            "dates@v1": of("dates@v1", 0.5),
+            ROUTED: of(ROUTED, 0.6),
+        },
+        gain=Interval(300, 300, 0.4, 0.6, 0.2, 0.13, 0.27, 0.95, 1.0),
+        routers={"hidden-state": RoutingQuality(300, 270, 100, 80, 0.65, {"base": 200, "dates@v1": 100})},
+        capabilities={"dates": Change(90, 0.2, 0.7)},
+        rollouts=1024,
+        seconds=700.04,
+        peak_rss_bytes=2**31,
+    )
+
+
+def shown(told: CycleFigures) -> str:
+    console = Console(width=200, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115
+    with console.file:
+        console.print(summary_table(told))
+    return console.export_text()
+
+
+def test_json_has_exactly_the_promised_keys() -> None:
+    told = as_json(figures())
+    assert told == {
+        "floor": 0.05,
+        "base": 0.4,
+        "routed": 0.6,
+        "gain": 0.2,
+        "ci": [0.13, 0.27],
+        "test_seeds": 300,
+        "adapters": [{"name": "dates@v1", "capability": "dates", "gate": "pass", "promoted": True, "alone": 0.5}],
+        "capabilities": {"dates": {"before": 0.2, "after": 0.7}},
+        "rollouts": 1024,
+        "seconds": 700.0,
+        "peak_rss_bytes": 2**31,
+        "routing": {
+            "hidden-state": {
+                "accuracy": 0.9,
+                "tasks": 300,
+                "best": 270,
+                "decisive": 100,
+                "right": 80,
+                "oracle": 0.65,
+                "picks": {"base": 200, "dates@v1": 100},
+            }
+        },
+    }
+
+
+def test_json_of_a_comparison_adds_grpo_on_the_target() -> None:
+    rates = figures().rates | {ON_TARGET: Rate(ON_TARGET, 300, 150, 0.5, 0.4, 0.6, 0)}
+    assert as_json(dataclasses.replace(figures(), rates=rates))["grpo_on_target"] == 0.5
+
+
+def test_both_routers_are_shown_beside_each_other() -> None:
+    labels = RoutingQuality(300, 105, 100, 38, 0.65, {"base": 10, "dates@v1": 290})
+    both = dataclasses.replace(figures(), routers=figures().routers | {"labels": labels})
+    told = as_json(both)["routing"]
+    assert list(told) == ["hidden-state", "labels"]
+    assert told["labels"] == {
+        "accuracy": 0.35,
+        "tasks": 300,
+        "best": 105,
+        "decisive": 100,
+        "right": 38,
+        "oracle": 0.65,
+        "picks": {"base": 10, "dates@v1": 290},
+    }
+    for text in (shown(both), render(both, {})):
+        words = " ".join(text.split())
+        assert "Routing by hidden-state was as good as the best choice on 90.0 % of 300 tasks" in words
+        assert (
+            "Routing by labels would have been as good as the best choice on 35.0 % of 300 tasks (38 of the 100"
+            in words
+        )
+        assert "picks: base 10, dates@v1 290." in words
+
+
+def test_table_shows_every_policy_with_its_interval_and_the_gain() -> None:
+    text = shown(figures())
+    rows = [line for line in text.splitlines() if line.startswith("│")]
+    assert [re.split(r"\s*│\s*", row)[1] for row in rows] == ["do nothing", "base model", "dates@v1 alone", "routed"]
+    assert "60.0 % │ 55.0 % to 65.0 %" in text
+    assert "Routed minus base: +20.0 points [95 % interval +13.0 to +27.0] on 300 untouched test tasks." in text
+    assert "as good as the best choice on 90.0 % of 300 tasks (80 of the 100 where the choice matters)" in text
+    assert "errors ended at admit: rewards <b>never</b> differ" in text
+    assert "2 episodes lost to infrastructure failures are left out" in text
+
+
+def test_page_is_whole_escaped_and_self_contained(tmp_path: Path) -> None:
+    page = write_report(figures(), tmp_path)
+    text = page.read_text()
+    parser = html.parser.HTMLParser()
+    parser.feed(text)
+    parser.close()
+    assert "rewards &lt;b&gt;never&lt;/b&gt; differ" in text
+    assert re.findall(r'(?:src|href)="(?!data:)', text) == []
+    embedded = re.findall(r"base64,([^\"]+)", text)
+    on_disk = [(tmp_path / name).read_bytes() for name in ("capabilities.png", "training.png")]
+    assert [base64.b64decode(picture) for picture in embedded] == on_disk
+    assert all(picture.startswith(b"\x89PNG") for picture in on_disk)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["capabilities.png", "report.html", "training.png"]
+
+
+def test_same_figures_give_the_same_bytes(tmp_path: Path) -> None:
+    pages = [write_report(figures(), tmp_path / name).read_bytes() for name in ("a", "b")]
+    assert pages[0] == pages[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"findings": [], "adapters": []}, "No capability was found lacking, so nothing was trained."),
+        ({"adapters": []}, "No adapter was trained: every retained capability came to its end on the way."),
+        ({}, "No adapter was promoted, so there is nothing to route to."),
+    ],
+)
+def test_a_cycle_without_a_gain_says_why(change: dict[str, list[object]], sentence: str) -> None:
+    bare = dataclasses.replace(
+        figures(),
+        gain=None,
+        routers={},
+        rates={},
+        capabilities={},
+        curves={},
+        **change,  # type: ignore[arg-type]
+    )
+    assert verdict(bare) == sentence
+    assert sentence in shown(bare)
+    assert sentence in render(bare, {})
+    assert as_json(bare)["gain"] is None
+
+
+def test_an_interval_around_zero_is_called_no_gain() -> None:
+    flat = dataclasses.replace(figures(), gain=Interval(300, 300, 0.4, 0.41, 0.01, -0.03, 0.05, 0.95, 1.0))
+    assert verdict(flat).endswith("The interval holds zero: no gain is shown.")
+
+
+def with_prompts(enough: str, is_enough: bool) -> CycleFigures:
+    comparison = PairedDifference("environment", 24, 0.25, 1.0, 0.75, 0.5, 0.9, 0.95, 0.02, GateAnswer.PASS)
+    gates = {"prompt": GateResult("base+0123", GateAnswer.PASS, [comparison], 1)}
+    prompts = [PromptFigures("<b>dates</b>", "3f2a4b5c6d7e", enough, gates, is_enough)]
+    ending = Ending("<b>dates</b>", "optimize-prompt", f"{enough}: traced show patch 3f2a4b5c6d7e")
+    return CycleFigures("c", "desk", "bundled", 0, findings=figures().findings, prompts=prompts, endings=[ending])
+
+
+def test_a_prompt_that_is_enough_is_told_once_with_the_way_to_take_it_instead_of_an_adapter() -> None:
+    told = with_prompts("a prompt is enough", True)
+    text = " ".join(shown(told).split())
+    assert (
+        "<b>dates</b>: a prompt is enough (25.0 % to 100.0 % in its environment); "
+        "traced show patch 3f2a4b5c6d7e --into FILE takes it" in text
+    )
+    assert "ended at" not in text
+    assert verdict(told) == "No adapter was trained; a prompt is enough for <b>dates</b>."
+    page = render(told, {})
+    assert "&lt;b&gt;dates&lt;/b&gt;: a prompt is enough." in page
+    assert "base, prompt" in page
+    assert as_json(told)["prompts"] == [
+        {"capability": "<b>dates</b>", "patch": "3f2a4b5c6d7e", "enough": "a prompt is enough", "decision": ""}
+    ]
+    taken = dataclasses.replace(told, prompts=[dataclasses.replace(told.prompts[0], decision="approved by <i>ann</i>")])
+    assert "FILE takes it; approved by <i>ann</i>" in " ".join(shown(taken).split())
+    assert "3f2a4b5c6d7e</code>; approved by &lt;i&gt;ann&lt;/i&gt;" in render(taken, {})
+
+
+def test_a_prompt_that_is_not_enough_is_no_reason_and_how_the_capability_ended_is_told_too() -> None:
+    told = with_prompts("neither", False)
+    text = " ".join(shown(told).split())
+    assert "<b>dates</b>: neither" in text
+    assert "takes it" not in text
+    assert "<b>dates</b> ended at optimize-prompt" in text
+    assert verdict(told).startswith("No adapter was trained: every retained capability")

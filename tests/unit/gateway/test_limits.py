@@ -1,0 +1,82 @@
+"""How much the router takes on: places, the queue, quotas."""
+
+import asyncio
+
+import pytest
+
+from traced.gateway.access import Gate, Quotas
+from traced.gateway.errors import Refusal
+
+
+def test_places_are_given_in_the_order_of_coming() -> None:
+    async def check() -> None:
+        gate, order, hold = Gate(2, 10, 5.0), [], asyncio.Event()
+
+        async def one(number: int) -> None:
+            async with gate:
+                order.append(number)
+                await hold.wait()
+
+        tasks = [asyncio.create_task(one(number)) for number in range(6)]
+        await asyncio.sleep(0)
+        assert (gate.running, gate.waiting, order) == (2, 4, [0, 1])
+        tasks[3].cancel()
+        hold.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (gate.running, gate.waiting, order) == (0, 0, [0, 1, 2, 4, 5])
+
+    asyncio.run(check())
+
+
+def test_what_is_too_much_is_told_when_to_come_again() -> None:
+    async def check() -> None:
+        gate = Gate(1, 1, 0.05)
+        async with gate:
+            waiting = asyncio.create_task(gate.__aenter__())
+            await asyncio.sleep(0)
+            with pytest.raises(Refusal, match="1 requests run and 1 wait") as full:
+                await gate.__aenter__()
+            assert (full.value.status, full.value.retry_after, full.value.code) == (429, 1, "queue_full")
+            with pytest.raises(Refusal, match="no place came free within"):
+                await waiting
+        assert (gate.running, gate.waiting) == (0, 0)
+        async with gate:
+            assert gate.running == 1
+
+    asyncio.run(check())
+
+
+def test_a_place_that_comes_as_its_waiter_goes_is_not_lost() -> None:
+    async def check() -> None:
+        gate = Gate(1, 5, 5.0)
+        await gate.__aenter__()
+        waiting = asyncio.create_task(gate.__aenter__())
+        await asyncio.sleep(0)
+        await gate.__aexit__(None, None, None)  # hands its place over
+        waiting.cancel()  # before the waiter has run
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert gate.running == 0
+
+    asyncio.run(check())
+
+
+def test_a_key_may_ask_so_often_a_minute() -> None:
+    now = [0.0]
+    quotas = Quotas(clock=lambda: now[0])
+    for _ in range(3):
+        quotas.take("a", 3)
+    with pytest.raises(Refusal) as refused:
+        quotas.take("a", 3)
+    assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "quota_exceeded", 20)
+    quotas.take("b", 3)
+    quotas.take("c", 0)
+    now[0] = 20.0
+    quotas.take("a", 3)
+    with pytest.raises(Refusal):
+        quotas.take("a", 3)
+    now[0] = 1e6
+    for _ in range(3):
+        quotas.take("a", 3)
+    with pytest.raises(Refusal):
+        quotas.take("a", 3)

@@ -1,0 +1,97 @@
+"""The fitted router that a running router takes up: when it appears, for which versions, and not after a rollback."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from store.database import open_store, session, sqlite_url
+from store.repositories import adapters, capabilities, cycles, promotions
+from store.repositories import adapters as training
+from tests.unit.routing.test_hidden_state_router import KEPT
+from tests.unit.store import chain
+from traced.gateway.engines import Pool
+from traced.gateway.model_choice import Follower
+from traced.routing.router_files import classifier_file
+from traced.routing.routers import as_json
+
+DATES, TOOLS = "date-reasoning@v1", "tool-choice@v1"
+FITTED = replace(KEPT, classes=["base", DATES, TOOLS], examples={"base": 30, DATES: 30, TOOLS: 30})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Engine]:
+    """Two capabilities, one from each of two cycles."""
+    made = open_store(sqlite_url(tmp_path / "traced.db"))
+    with session(made) as opened:
+        chain.save_origin(opened)
+        training.save_training_run(opened, chain.training_run())
+        cycles.save_cycle(opened, replace(chain.CYCLE, id="c2", created_at=chain.later(50)))
+        capabilities.save_capabilities(opened, "c2", [replace(chain.CAPABILITY, name="tool-choice")])
+        for version in (1, 2):
+            adapters.save_adapter(opened, chain.adapter(version))
+        tools = replace(
+            chain.adapter(), name=TOOLS, capability="tool-choice", cycle_id="c2", created_at=chain.later(60)
+        )
+        adapters.save_adapter(opened, tools)
+    yield made
+    made.dispose()
+
+
+def promote(store: Engine, name: str) -> None:
+    with session(store) as opened:
+        promotions.save_approval(opened, chain.approval(name))
+        promotions.promote(opened, name, who="Ada", at=chain.later(70))
+
+
+def put(data_dir: Path, cycle: str, *known: str) -> None:
+    path = classifier_file(data_dir, cycle)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".new").write_text(as_json(replace(FITTED, examples=dict.fromkeys(["base", *known], 30))))
+    os.replace(path.with_suffix(".new"), path)
+
+
+def test_it_is_taken_up_when_it_was_fitted_after_the_promotion(store: Engine, tmp_path: Path) -> None:
+    follower = Follower(store, Pool([], 8), tmp_path)
+
+    def classes() -> list[str] | None:
+        asyncio.run(follower.look())
+        return follower.live.classifier.classes if follower.live.classifier else None
+
+    assert (classes(), follower.live.fitted) == (None, ())
+    promote(store, DATES)
+    assert classes() is None
+    put(tmp_path, "c1", DATES)
+    assert classes() == FITTED.classes
+    promote(store, TOOLS)
+    assert classes() is None  # c1's does not know it
+    put(tmp_path, "c2", DATES, TOOLS)
+    assert classes() == ["base", DATES, TOOLS]
+    kept = follower.live
+    asyncio.run(follower.look())
+    assert follower.live is kept  # nothing changed, nothing is read
+
+
+def test_its_classes_are_the_live_versions_and_what_is_rolled_back_is_the_base_model(
+    store: Engine, tmp_path: Path
+) -> None:
+    for name in (DATES, "date-reasoning@v2", TOOLS):
+        promote(store, name)
+    put(tmp_path, "c1", DATES)
+    put(tmp_path, "c2", DATES, TOOLS)
+    follower = Follower(store, Pool([], 8), tmp_path)
+    asyncio.run(follower.look())
+    assert follower.live.classifier is not None
+    assert follower.live.classifier.classes == ["base", "date-reasoning@v2", TOOLS]
+    assert follower.live.classifier.weights == FITTED.weights
+    with session(store) as opened:
+        promotions.roll_back(opened, TOOLS, who="Ada", at=chain.later(80))
+    asyncio.run(follower.look())
+    assert follower.live.classifier is not None
+    assert follower.live.classifier.classes[-1] == TOOLS
+    assert follower.live.now(TOOLS) == "base"
+    assert follower.live.now(DATES) == "date-reasoning@v2"

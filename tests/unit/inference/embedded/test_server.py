@@ -1,0 +1,363 @@
+"""The HTTP API: real engine, real routes, a socket of this machine."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import uvicorn
+
+from sandbox.contract import Task
+from tests.unit.inference import tiny
+from traced.inference.client import EngineClient
+from traced.inference.embedded.engine import Engine, Request, Sampling
+from traced.inference.embedded.generation import render
+from traced.inference.embedded.server import build_app
+from traced.inference.errors import ContextLengthError, EngineError, RequestError, RoutingPromptError, UnknownModelError
+from traced.routing.routers import LabelRouter, Route, RoutedPolicy
+
+torch.set_num_threads(1)
+WORDS = tiny.tokenizer()
+USER = [{"role": "user", "content": "Hi, I am C381. Please return the lamp."}]
+TOOL = {"type": "function", "function": {"name": "get_order", "parameters": {"type": "object"}}}
+
+
+@asynccontextmanager
+async def serving(engine: Engine | None = None) -> AsyncIterator[tuple[httpx.AsyncClient, EngineClient, Engine]]:
+    engine = engine or Engine(tiny.qwen3(len(WORDS)), WORDS, max_batch=8)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = uvicorn.Server(uvicorn.Config(build_app(engine), log_config=None))
+        serves = asyncio.create_task(server.serve([listener]))
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            while not server.started and not serves.done():  # noqa: ASYNC110 (uvicorn has no event for it)
+                await asyncio.sleep(0.01)
+            async with httpx.AsyncClient(base_url=url, trust_env=False) as http, EngineClient(url) as client:
+                yield http, client, engine
+        finally:
+            server.should_exit = True
+            await serves
+
+
+def run(check: Callable[[httpx.AsyncClient, EngineClient, Engine], Coroutine[Any, Any, None]]) -> None:
+    async def inside() -> None:
+        async with serving() as (http, client, engine):
+            await check(http, client, engine)
+
+    asyncio.run(inside())
+
+
+def test_chat_brings_the_engines_own_tokens() -> None:
+    async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
+        made = await client.chat("base", USER, [TOOL], temperature=1.0, max_tokens=9, seed=4)
+        prompt_ids = render(WORDS, USER, [TOOL])
+        (expected,) = Engine(tiny.qwen3(len(WORDS)), WORDS).generate([Request(prompt_ids, Sampling(1.0, 9, 4))])
+        assert made.prompt_ids == prompt_ids
+        assert made.completion_ids == expected.ids
+        assert made.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+        assert made.finish_reason == expected.finish_reason
+        assert made.message["role"] == "assistant"
+        again = await client.chat("base", USER, [TOOL], temperature=1.0, max_tokens=9, seed=4)
+        assert again.completion_ids == made.completion_ids
+
+    run(check)
+
+
+def test_many_at_once_equal_each_alone() -> None:
+    async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
+        asked = [[{"role": "user", "content": f"order W{i}"}] for i in range(20)]
+        alone = [await client.chat("base", m, [], temperature=0.0, max_tokens=6, seed=0) for m in asked]
+        calls = [client.chat("base", m, [], temperature=0.0, max_tokens=6, seed=0) for m in asked]
+        together = await asyncio.gather(*calls)
+        assert [c.completion_ids for c in together] == [c.completion_ids for c in alone]
+
+    run(check)
+
+
+def test_adapters_are_models(tmp_path: Path) -> None:
+    tiny.save_adapter(tmp_path, seed=1)
+
+    async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
+        await client.load_adapter("dates@v1", tmp_path)
+        assert await client.models() == ["base", "dates@v1"]
+        base = await client.chat("base", USER, [], temperature=0.0, max_tokens=6)
+        adapted = await client.chat("dates@v1", USER, [], temperature=0.0, max_tokens=6)
+        assert base.logprobs != adapted.logprobs
+        await client.unload_adapter("dates@v1")
+        assert await client.models() == ["base"]
+        with pytest.raises(UnknownModelError, match="dates@v1"):
+            await client.chat("dates@v1", USER, [])
+        with pytest.raises(UnknownModelError):
+            await client.unload_adapter("dates@v1")
+        with pytest.raises(RequestError, match="lacks"):
+            await client.load_adapter("gone", tmp_path / "nowhere")
+
+    run(check)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("chat/completions", {"model": "nobody", "messages": USER}, 404, "nobody"),
+        ("chat/completions", {"model": "base"}, 400, "messages"),
+        ("chat/completions", {"model": "base", "messages": []}, 400, "messages"),
+        ("chat/completions", {"model": "base", "messages": USER, "n": 2, "temperature": 0}, 400, "n must be 1"),
+        ("chat/completions", {"model": "base", "messages": USER, "top_p": 0.5}, 400, "top_p=0.5"),
+        ("chat/completions", {"model": "base", "messages": USER, "temperature": -1}, 400, "temperature"),
+        ("chat/completions", {"model": "base", "messages": USER, "tool_choice": "required"}, 400, "tool_choice"),
+        (
+            "chat/completions",
+            {"model": "base", "messages": [{"role": "assistant", "tool_calls": [{}]}]},
+            400,
+            "template",
+        ),
+        ("completions", {"model": "base", "prompt": [5] * 600}, 400, "600 tokens"),
+        ("completions", {"model": "base", "prompt": [10**9]}, 400, "token ids"),
+        ("completions", {"model": "base", "prompt": ""}, 400, "empty"),
+        ("completions", {"model": "base", "prompt": ["a", "b"]}, 400, "one prompt"),
+        ("nothing", {}, 404, "Not Found"),
+    ],
+)
+def test_wrong_requests_get_openais_error_shape(path: str, body: dict[str, Any], status: int, says: str) -> None:
+    async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
+        response = await http.post(f"/v1/{path}", json=body)
+        error = response.json()["error"]
+        assert response.status_code == status
+        assert says in error["message"]
+        assert error["type"] == "invalid_request_error"
+
+    run(check)
+
+
+def test_broken_json_is_a_wrong_request() -> None:
+    async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
+        response = await http.post(
+            "/v1/chat/completions", content=b"{oops", headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 400
+        assert "JSON" in response.json()["error"]["message"]
+
+    run(check)
+
+
+def test_a_context_that_is_too_long_has_its_own_error() -> None:
+    async def check(_: httpx.AsyncClient, client: EngineClient, __: Engine) -> None:
+        with pytest.raises(ContextLengthError, match="context holds 512"):
+            await client.chat("base", [{"role": "user", "content": "7" * 600}], [])
+
+    run(check)
+
+
+def test_an_engine_failure_is_a_server_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(http: httpx.AsyncClient, client: EngineClient, engine: Engine) -> None:
+        def broken(_: Any) -> Any:
+            raise RuntimeError("no memory")
+
+        monkeypatch.setattr(engine._forward, "prefill", broken)
+        with pytest.raises(EngineError, match="no memory"):
+            await client.chat("base", USER, [])
+        response = await http.post("/v1/completions", json={"model": "base", "prompt": "hi"})
+        assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
+
+    run(check)
+
+
+def test_streams_carry_the_whole_message() -> None:
+    async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
+        body = {"model": "base", "messages": USER, "seed": 1, "max_tokens": 5}
+        whole = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        response = await http.post("/v1/chat/completions", json=body | options)
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        chunks = [json.loads(line) for line in lines[:-1]]
+        assert lines[-1] == "[DONE]"
+        assert chunks[0]["choices"][0]["delta"]["content"] == whole["message"]["content"]
+        assert chunks[1]["choices"][0]["finish_reason"] == whole["finish_reason"]
+        assert chunks[2]["usage"]["completion_tokens"] <= 5
+
+    run(check)
+
+
+def test_a_text_is_streamed_too() -> None:
+    async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
+        body = {"model": "base", "prompt": "Please return", "seed": 1, "max_tokens": 5}
+        whole = (await http.post("/v1/completions", json=body)).json()["choices"][0]
+        lines = (await http.post("/v1/completions", json=body | {"stream": True})).text.split("\n\n")
+        said, end = (json.loads(line.removeprefix("data: "))["choices"][0] for line in lines[:2])
+        assert (said["text"], end["finish_reason"]) == (whole["text"], whole["finish_reason"])
+        assert lines[2] == "data: [DONE]"
+
+    run(check)
+
+
+def test_several_answers_are_those_of_the_seeds_that_follow() -> None:
+    async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
+        body = {"model": "base", "messages": USER, "max_tokens": 5}
+        many = (await http.post("/v1/chat/completions", json=body | {"seed": 3, "n": 3})).json()
+        alone = [(await http.post("/v1/chat/completions", json=body | {"seed": 3 + i})).json() for i in range(3)]
+        assert [c["message"] for c in many["choices"]] == [one["choices"][0]["message"] for one in alone]
+        assert [c["index"] for c in many["choices"]] == [0, 1, 2]
+        made = sum(one["usage"]["completion_tokens"] for one in alone)
+        assert many["usage"]["completion_tokens"] == made
+
+    run(check)
+
+
+def test_a_stop_text_ends_the_answer_and_is_not_in_it() -> None:
+    async def check(http: httpx.AsyncClient, _: EngineClient, __: Engine) -> None:
+        body = {"model": "base", "prompt": "Please return", "temperature": 0, "max_tokens": 12}
+        whole = (await http.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+        stop = whole[4:6]
+        ended = (await http.post("/v1/completions", json=body | {"stop": ["nowhere", stop]})).json()
+        choice = ended["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+        assert ended["usage"]["completion_tokens"] < 12
+
+    run(check)
+
+
+def test_a_client_that_hangs_up_frees_the_engine() -> None:
+    async def check(_: httpx.AsyncClient, client: EngineClient, engine: Engine) -> None:
+        app = build_app(engine)
+        gone = asyncio.Event()
+        parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if parts:
+                return parts.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        sent: list[Any] = []
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        submitted = []
+        submit = engine.submit
+
+        def spy(*arguments: Any) -> Any:
+            submitted.append(submit(*arguments))
+            gone.set()
+            return submitted[-1]
+
+        engine.submit = spy  # type: ignore[method-assign]
+        await app(scope, receive, send)  # type: ignore[arg-type]
+        assert submitted[0].cancelled()
+        assert sent[0]["status"] == 499
+
+    body = {"model": "base", "messages": USER, "max_tokens": 400}
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": "/v1/chat/completions",
+        "raw_path": b"/v1/chat/completions",
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 1),
+    }
+    run(check)
+
+
+def test_label_logprobs_are_those_of_the_next_token() -> None:
+    async def check(_: httpx.AsyncClient, client: EngineClient, engine: Engine) -> None:
+        with torch.inference_mode():
+            logits = engine._forward.model(input_ids=torch.tensor([WORDS.encode("Answer:")])).logits[0, -1]
+        values, ids = torch.log_softmax(logits, -1).topk(20)
+        seen = [(WORDS.decode([i]), v) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+        plain = [(t, v) for t, v in seen if t == t.strip() and len(t) and sum(t == u.strip() for u, _ in seen) == 1]
+        labels = [t for t, _ in plain]
+        found = await client.label_logprobs("Answer:", [*labels, "surely not a token"])
+        assert found == pytest.approx(dict(plain), abs=1e-4)
+
+    run(check)
+
+
+def test_labels_are_checked_against_the_engines_own_tokenizer() -> None:
+    async def check(http: httpx.AsyncClient, client: EngineClient, _: Engine) -> None:
+        told = (await http.post("/tokenize", json={"prompt": "Answer:A", "add_special_tokens": False})).json()
+        assert told["tokens"] == WORDS.encode("Answer:A", add_special_tokens=False)
+        assert told["count"] == len(told["tokens"])
+        await client.check_labels(["A", "B"])
+        with pytest.raises(RoutingPromptError, match="label 'quagga' is not a single token"):
+            await client.check_labels(["A", "quagga"])
+
+    run(check)
+
+
+class Scripted:
+    """Stands in for the client where the router's own rules are tested: fixed label log-probs."""
+
+    def __init__(self, found: dict[str, float] | Exception) -> None:
+        self.found = found
+        self.asked: list[str] = []
+        self.models: list[str] = []
+
+    async def check_labels(self, labels: list[str]) -> None:
+        assert labels
+
+    async def label_logprobs(self, prompt: str, labels: list[str], model: str) -> dict[str, float]:
+        self.asked.append(prompt)
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    async def chat(self, model: str, *_: Any, **__: Any) -> str:
+        self.models.append(model)
+        return model
+
+
+ROUTES = [Route("dates@v1", "Dates", "Work out dates.", "in 3 days"), Route("tools@v1", "Tools", "Call tools.")]
+TASK = Task("policy", USER, [])
+
+
+def test_the_likeliest_label_wins() -> None:
+    client: Any = Scripted({"A": -3.0, "B": -0.2, "C": -1.0})
+    decision = asyncio.run(LabelRouter(client, ROUTES).choose(TASK))
+    assert decision.model == "tools@v1"
+    assert decision.logprobs == {"dates@v1": -3.0, "tools@v1": -0.2, "base": -1.0}
+    assert decision.why == ""
+    assert "Task: Hi, I am C381." in client.asked[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "routes", "why"),
+    [
+        (EngineError("down"), ROUTES, "routing failed: down"),
+        ({}, ROUTES, "no label"),
+        ({"A": 0.0}, [], "no adapter"),
+        ({"A": 0.0}, [ROUTES[0]] * 26, "routing failed: 26 skills"),
+    ],
+)
+def test_routing_never_fails_a_request(found: Any, routes: list[Route], why: str) -> None:
+    client: Any = Scripted(found)
+    decision = asyncio.run(LabelRouter(client, routes).choose(TASK))
+    assert decision.model == "base"
+    assert decision.why.startswith(why)
+
+
+def test_the_first_turn_decides_for_the_whole_conversation() -> None:
+    async def check() -> None:
+        client: Any = Scripted({"A": -0.1, "C": -2.0})
+        policy = RoutedPolicy(client, LabelRouter(client, ROUTES), temperature=0.0)
+        later = [*USER, {"role": "assistant", "content": "Which order?"}, {"role": "user", "content": "W4821"}]
+        await asyncio.gather(*(policy.complete(USER, [], seed=s) for s in range(3)))
+        client.found = {"B": -0.1}
+        await policy.complete(later, [], seed=0)
+        await policy.complete([{"role": "user", "content": "Another"}], [], seed=0)
+        assert client.models == ["dates@v1"] * 4 + ["tools@v1"]
+        assert len(client.asked) == 2
+
+    asyncio.run(check())

@@ -1,0 +1,31 @@
+"""What is kept aside of an import that is killed twice."""
+
+import json
+from pathlib import Path
+
+from traced.ingest.import_ledger import Ledger
+from traced.ingest.importers.errors import BadRecord
+
+
+def test_bad_records_stay_whole_over_two_kills(tmp_path: Path) -> None:
+    file = tmp_path / "f.jsonl"
+    file.write_text("x\n")
+
+    def bad(number: int) -> BadRecord:
+        return BadRecord(file, number, number, 1, "bad", raw="x" * 50)
+
+    with Ledger(tmp_path, file, {}) as first:
+        first.leave_out(bad(1))
+        first.commit({"offset": 1})
+        for number in (2, 3, 4):
+            first.leave_out(bad(number))  # after the last commit
+    with Ledger(tmp_path, file, {}) as second:
+        second.commit({"offset": 2})  # before the next bad record
+    with Ledger(tmp_path, file, {}) as third:
+        third.leave_out(bad(2))
+        third.finish()
+    kept = [json.loads(line)["record"] for line in third.bad_file.read_bytes().splitlines()]
+    assert kept == [1, 2]
+    with Ledger(tmp_path, file, {}) as anew:
+        anew.finish()
+    assert not anew.bad_file.exists()

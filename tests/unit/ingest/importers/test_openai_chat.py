@@ -1,0 +1,171 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from store.types import Outcome
+from tests.unit.ingest.importers.reading import read, steps
+from traced.ingest.importers.formats import format_of
+from traced.ingest.redaction import Redactor
+
+HELLO = [
+    {"role": "system", "content": "be kind"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "hello"},
+]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def write(path: Path, *records: Any) -> Path:
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "conversations.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("told", "outcome", "reward"),
+    [
+        ({}, "unknown", 0.0),
+        ({"reward": 1}, "success", 1.0),
+        ({"reward": 0.25}, "failure", 0.25),
+        ({"score": 0.5}, "success", 0.5),
+        ({"score": 7}, "unknown", 0.0),  # of ten? of a hundred? nobody says
+        ({"score": None, "label": "good"}, "success", 1.0),
+        ({"label": "Bad"}, "failure", 0.0),
+        ({"label": "billing"}, "unknown", 0.0),
+        ({"outcome": "infrastructure"}, "infrastructure", 0.0),
+        ({"success": False}, "failure", 0.0),
+        ({"metadata": {"reward": 1}}, "success", 1.0),
+    ],
+)
+def test_the_outcome_is_what_the_record_says(path: Path, told: dict[str, Any], outcome: str, reward: float) -> None:
+    [found], bad = read("openai", write(path, {"messages": HELLO, **told}))
+    assert (bad, str(found.outcome), found.reward) == ([], outcome, reward)
+
+
+def test_messages_tools_and_names(path: Path) -> None:
+    write(
+        path,
+        {"id": "a", "messages": HELLO, "tools": [TOOL], "trial": 2},
+        {"messages": HELLO, "functions": [TOOL["function"]]},
+    )
+    assert format_of(path) == "openai"
+    (one, other), _ = read("openai", path, agent="clerk")
+    assert (one.messages, one.tools, one.task_id, one.trial, one.model) == (HELLO, [TOOL], "a", 2, "clerk")
+    assert other.tools == [TOOL]
+    assert other.task_id.startswith("opening-")
+    assert one.id != other.id
+
+
+def test_a_request_with_its_answer(path: Path) -> None:
+    request = {"model": "m", "messages": HELLO[:2], "tools": [TOOL]}
+    response = {"id": "r", "choices": [{"index": 0, "message": HELLO[2]}]}
+    batch = {
+        "custom_id": "c",
+        "request": {"method": "POST", "body": request},
+        "response": {"status_code": 200, "body": response},
+    }
+    responses = {
+        "request": {"instructions": "be kind", "input": "hi"},
+        "response": {
+            "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hello"}]}]
+        },
+    }
+    write(
+        path, batch, {"request": request, "response": response}, {**request, "choices": response["choices"]}, responses
+    )
+    found, bad = read("openai", path)
+    assert bad == []
+    assert [one.messages for one in found] == [HELLO] * 4
+    assert found[0].task_id == "c"
+
+
+def test_a_request_that_failed(path: Path) -> None:
+    request = {"messages": HELLO[:2]}
+    write(
+        path,
+        {"request": request, "response": {"status_code": 503, "body": {"error": {"message": "busy"}}}},
+        {"request": request, "response": {"status_code": 400, "body": {"error": {"message": "too long"}}}},
+        {"request": {"messages": HELLO}, "response": None, "error": {"code": "batch_expired"}},
+    )
+    [found], bad = read("openai", path)
+    assert (found.outcome, found.messages) == (Outcome.INFRASTRUCTURE, HELLO[:2])
+    assert "503" in found.detail
+    assert ["no answer" in record.cause for record in bad] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("record", "cause"),
+    [
+        (17, "expected an object, found int"),
+        ({}, "the assistant's"),
+        ({"messages": []}, "the assistant's"),
+        ({"messages": HELLO[:2]}, "the assistant's"),
+        ({"messages": "hi"}, "a list of objects"),
+        ({"messages": [{"role": "ghost"}]}, "no role"),
+        ({"request": 3, "response": {}}, "has to be an object"),
+    ],
+)
+def test_bad_records_are_told_with_their_text(path: Path, record: Any, cause: str) -> None:
+    write(path, {"messages": HELLO}, record, {"id": "b", "messages": HELLO})
+    found, [bad] = read("openai", path)
+    assert len(found) == 2
+    assert (bad.record, bad.line) == (2, 2)
+    assert cause in bad.cause
+    assert json.loads(bad.raw) == record
+
+
+def test_redaction(path: Path) -> None:
+    secret = [{"role": "user", "content": "my key is sk-123"}, {"role": "assistant", "content": '{"email": "a@b.c"}'}]
+    write(path, {"id": "of sk-123", "messages": secret}, {"messages": [{"role": "ghost", "content": "sk-456"}]})
+    [found], [bad] = read("openai", path, redactor=Redactor(["sk-[0-9]+"], ["email"]))
+    assert found.messages[0]["content"] == "my key is [redacted]"
+    assert json.loads(found.messages[1]["content"]) == {"email": "[redacted]"}
+    assert found.task_id == "of [redacted]"
+    assert "sk-456" not in bad.raw
+
+
+def test_fields_leave_tools_what_they_are(path: Path) -> None:
+    offered = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"email": {}}}}}
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"email": "a@b.c"}'}}
+    said = [HELLO[1], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    redactor = Redactor([], ["email", "name", "content", "role"])
+    [found], bad = read("openai", write(path, {"messages": said, "tools": [offered]}), redactor=redactor)
+    assert (found.tools, found.messages[0], bad) == ([offered], HELLO[1], [])
+    [kept] = found.messages[1]["tool_calls"]
+    assert kept["function"] == {"name": "f", "arguments": '{"email": "[redacted]"}'}
+
+
+def test_text_that_is_no_json_is_redacted_or_not_kept(path: Path) -> None:
+    path.write_text(f"{json.dumps({'messages': HELLO})}\n{{'key': 'sk-123'\n")
+    redactor = Redactor(["sk-[0-9]+"], ["email"])
+    assert read("openai", path, redactor=redactor)[1][0].raw == "{'key': '[redacted]'"
+    assert read("openai", path, redactor=redactor, by_field=True)[1][0].raw == ""  # where is the field?
+    assert read("tau-bench", path)[1][1].raw == ""
+
+
+def test_a_strict_reading_tells_bad_records_before_any_trajectory(path: Path) -> None:
+    write(path, {"messages": HELLO}, {"messages": HELLO[:1]})
+    first = next(step for step in steps("openai", path, strict=True) if step.bad or step.trajectories)
+    assert first.bad is not None
+
+
+@pytest.mark.parametrize("form", ["lines", "array", "gzip"])
+def test_reading_goes_on_behind_any_record(tmp_path: Path, form: str) -> None:
+    records = [{"id": str(n), "messages": [*HELLO, {"role": "user", "content": "é" * n}]} for n in range(5)]
+    path = write(tmp_path / "x.jsonl", *records)
+    if form == "array":
+        path.write_text(json.dumps(records, ensure_ascii=False, indent=1))
+    if form == "gzip":
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    assert format_of(path) == "openai"
+    whole = steps("openai", path)
+    assert [one.task_id for step in whole for one in step.trajectories] == list("01234")
+    for at, step in enumerate(whole):
+        assert steps("openai", path, json.loads(json.dumps(step.place))) == whole[at + 1 :]

@@ -1,0 +1,59 @@
+"""Bytes that anybody may send: spans, or a ``ValueError``."""
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.ingest.otlp.spans import EXAMPLE, TRACE, call, request
+from traced.ingest.otlp import wire
+
+VALUE = {"a": [1, {"b": "c"}], "d": True, "e": 0.5, "f": {}}
+
+
+def test_the_specifications_example() -> None:
+    (span,) = wire.spans(json.dumps(EXAMPLE).encode(), wire.JSON)
+    assert (span.trace_id, span.span_id, span.parent_id) == (TRACE, "eee19b7ec3c1b174", "eee19b7ec3c1b173")
+    assert span.attributes == {"service.name": "my.service", "my.span.attr": "some value"}
+    assert (span.seconds, span.failed) == (1.0, False)
+
+
+def test_values_keep_their_form() -> None:
+    told = request(call(1, value=VALUE, beyond=float("inf")))
+    (span,) = wire.spans(json.dumps(told).replace("Infinity", '"Infinity"').encode(), wire.JSON)
+    assert (span.attributes["value"], span.attributes["beyond"]) == (VALUE, "inf")
+
+
+def read(body: bytes, encoding: wire.Encoding) -> list[Any]:
+    try:
+        return [*wire.spans(body, encoding), *wire.records(body, encoding)]
+    except ValueError as error:
+        return [str(error).index("the body is no Export")]
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_refused_or_says_nothing(body: bytes) -> None:
+    read(body, wire.PROTOBUF)
+    read(body, wire.JSON)
+
+
+keys = st.sampled_from(
+    ["resourceSpans", "resourceLogs", "scopeSpans", "spans", "traceId", "attributes", "key", "value"]
+)
+leaves = st.none() | st.integers() | st.text(max_size=4) | st.sampled_from(["00", "zz", "NaN"])
+told = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3))
+
+
+@given(told)
+def test_json_of_any_form_is_refused_or_says_nothing(value: Any) -> None:
+    read(json.dumps(value).encode(), wire.JSON)
+
+
+@given(st.binary(max_size=300), st.integers(1, 16))
+def test_an_error_is_a_status_of_googles(text: bytes, code: int) -> None:
+    from opentelemetry.proto.trace.v1.trace_pb2 import Status  # its message has the same number
+
+    message = text.decode("latin-1")
+    assert Status.FromString(wire.problem(400, message, wire.PROTOBUF)).message == message
+    assert json.loads(wire.problem(429, message, wire.JSON)) == {"code": 8, "message": message}

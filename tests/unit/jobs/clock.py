@@ -1,0 +1,58 @@
+"""A clock that a test moves by hand; wall and monotonic time can part."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+from traced.jobs.leases import Clocks
+
+T0 = datetime(2026, 3, 14, 9, 0, tzinfo=UTC)
+
+
+class ManualClock:
+    """Stands still until ``tick``; ``step`` moves the wall's clock alone."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.offset = timedelta(0)
+        self.sleeps = 0  # begun so far
+        self._sleepers: list[tuple[float, asyncio.Event]] = []
+        self._begun = asyncio.Event()
+
+    @property
+    def clocks(self) -> Clocks:
+        return Clocks(self.now, lambda: self.seconds, self.sleep)
+
+    def now(self) -> datetime:
+        return T0 + timedelta(seconds=self.seconds) + self.offset
+
+    def step(self, seconds: float) -> None:
+        self.offset += timedelta(seconds=seconds)
+
+    async def sleep(self, seconds: float) -> None:
+        sleeper = (self.seconds + seconds, asyncio.Event())
+        self._sleepers.append(sleeper)
+        self.sleeps += 1
+        self._begun.set()
+        try:
+            await sleeper[1].wait()
+        finally:
+            self._sleepers.remove(sleeper)
+
+    def tick(self, seconds: float) -> int:
+        """Let time pass and wake whoever is due; how many were."""
+        self.seconds += seconds
+        woken = [event for due, event in self._sleepers if due <= self.seconds and not event.is_set()]
+        for event in woken:
+            event.set()
+        return len(woken)
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass until as many sleep again as were woken by it."""
+        before = self.sleeps
+        await self.begun(before + self.tick(seconds))
+
+    async def begun(self, sleeps: int) -> None:
+        """Wait until so many sleeps have begun."""
+        while self.sleeps < sleeps:
+            self._begun.clear()
+            await self._begun.wait()

@@ -1,0 +1,388 @@
+"""Holding a device: on a real SQLite file, with a clock moved by hand."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from store.database import open_store, session, sqlite_url
+from store.errors import StoreUnavailable
+from store.repositories.leases import Lease, acquire, ask_back, get_lease, heartbeat, list_leases, release
+from tests.unit.jobs.clock import ManualClock
+from traced.core.time_windows import parse_windows
+from traced.jobs.devices import DeviceReading, Readings, ScriptedProbe
+from traced.jobs.idleness import Rules, Thresholds
+from traced.jobs.leases import Hold, Wish, held
+
+QUIET = DeviceReading("cpu", "cpu", "a CPU", 100, 10, 0.0)
+BUSY = replace(QUIET, utilisation=0.9)
+GPU = DeviceReading("GPU-1", "cuda", "a GPU", 100, 0, 0.0)
+LIMITS = Rules(Thresholds(0.25, 0.8), Thresholds(0.1, 0.1), idle_s=20, poll_s=5, train_on="cpu")
+TTL = timedelta(seconds=40)
+WISH = Wish("me", "train", None, TTL)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    opened = open_store(sqlite_url(tmp_path / "traced.db"))
+    yield opened
+    opened.dispose()
+
+
+@dataclass
+class Use:
+    """A task that holds a device until ``finish`` is set."""
+
+    engine: Engine
+    clock: ManualClock
+    script: list[tuple[float, Readings]] = field(default_factory=lambda: [(0, Readings((QUIET,)))])
+    limits: Rules = LIMITS
+    wish: Wish = WISH
+    waits: list[Mapping[str, str]] = field(default_factory=list)
+    hold: Hold | None = None
+    finish: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> str:
+        probe = ScriptedProbe(self.script, lambda: self.clock.seconds)
+        context = held(self.engine, probe, lambda: self.limits, self.wish, self.clock.clocks, on_wait=self.waits.append)
+        async with context as self.hold:
+            await self.finish.wait()
+        return self.hold.reason
+
+    async def start(self) -> "asyncio.Task[str]":
+        """Begin, and go on until the first look is over."""
+        task = asyncio.create_task(self.run())
+        await self.clock.begun(1)
+        return task
+
+    async def until_held(self, at_most: float = 300) -> Hold:
+        """Let time pass, look by look, until the device is held."""
+        while self.hold is None and self.clock.seconds < at_most:
+            await self.clock.advance(self.limits.poll_s)
+        assert self.hold is not None, self.waits[-1]
+        return self.hold
+
+
+def lease(engine: Engine) -> Lease | None:
+    with session(engine) as opened:
+        return get_lease(opened, "cpu")
+
+
+def take(engine: Engine, holder: str, clock: ManualClock, ttl: timedelta = TTL) -> None:
+    with session(engine) as opened:
+        assert acquire(opened, "cpu", holder, "serve", None, at=clock.now(), ttl=ttl) is not None
+
+
+def rename(engine: Engine, table: str, name: str) -> None:
+    """How a store that fails is made, and mended."""
+    with session(engine) as opened:
+        opened.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
+
+
+def play(scene: Callable[[ManualClock], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(240):
+            await scene(ManualClock())
+
+    asyncio.run(main())
+
+
+def test_a_device_is_held_once_it_was_idle_for_long_enough_and_given_back(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        use = Use(engine, clock, [(0, Readings((QUIET,))), (10, Readings((BUSY,))), (20, Readings((QUIET,)))])
+        task = await use.start()
+        hold = await use.until_held()
+        assert clock.seconds == 40  # quiet since 20, idle_s 20
+        assert hold.lease == Lease("cpu", "me", "train", None, clock.now(), clock.now(), clock.now() + TTL)
+        assert lease(engine) == hold.lease
+        assert [waits["cpu"] for waits in use.waits] == [
+            "at rest for 0 of 20 s",
+            "at rest for 5 of 20 s",
+            "utilisation 90% is over 25%",
+            "utilisation 90% is over 25%",
+            "at rest for 0 of 20 s",
+            "at rest for 5 of 20 s",
+            "at rest for 10 of 20 s",
+            "at rest for 15 of 20 s",
+        ]
+        use.finish.set()
+        assert await task == ""
+        assert lease(engine) is None
+
+    play(scene)
+
+
+def test_heartbeats_keep_the_lease_from_others(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        use = Use(engine, clock)
+        task = await use.start()
+        await use.until_held()
+        for _ in range(20):
+            await clock.advance(5)
+            with session(engine) as opened:
+                assert acquire(opened, "cpu", "b", "train", None, at=clock.now(), ttl=TTL) is None
+            assert lease(engine).heartbeat_at == clock.now()  # type: ignore[union-attr]
+        use.finish.set()
+        assert await task == ""
+
+    play(scene)
+
+
+def test_outside_its_hours_nothing_begins(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        use = Use(engine, clock, limits=replace(LIMITS, quiet=parse_windows("08:00-09:02")))  # it is 09:00 UTC
+        task = await use.start()
+        await use.until_held()
+        assert clock.seconds == 120
+        assert "in the quiet hours 08:00-09:02" in use.waits[-1]["cpu"]
+        use.finish.set()
+        await task
+
+    play(scene)
+
+
+def test_whoever_asks_for_it_back_is_heard_with_the_next_heartbeat(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        use = Use(engine, clock)
+        task = await use.start()
+        hold = await use.until_held()
+        with session(engine) as opened:
+            ask_back(opened, "cpu", "serving", clock.now())
+        assert not hold.wanted.is_set()
+        await clock.advance(5)
+        assert hold.wanted.is_set()
+        use.finish.set()
+        assert await task == "serving asks for it back"
+        assert lease(engine) is None
+
+    play(scene)
+
+
+def test_a_lease_that_another_took_is_told_and_left_alone(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        use = Use(engine, clock)
+        task = await use.start()
+        hold = await use.until_held()
+        with session(engine) as opened:
+            release(opened, "cpu", "me")
+        take(engine, "b", clock)
+        clock.tick(5)
+        await hold.wanted.wait()
+        assert "is lost: 'b' has it now" in hold.reason
+        use.finish.set()
+        await task
+        assert lease(engine).holder == "b"  # type: ignore[union-attr]
+
+    play(scene)
+
+
+def test_a_store_that_fails_for_a_while_is_borne(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(clock: ManualClock) -> None:
+        use = Use(engine, clock)
+        task = await use.start()
+        hold = await use.until_held()
+        rename(engine, "leases", "gone")
+        for _ in range(4):
+            await clock.advance(5)
+        assert not hold.wanted.is_set()
+        rename(engine, "gone", "leases")
+        for _ in range(5):
+            await clock.advance(5)
+        assert not hold.wanted.is_set()
+        use.finish.set()
+        assert await task == ""
+
+    with caplog.at_level(logging.WARNING):
+        play(scene)
+    assert len([record for record in caplog.records if "no heartbeat" in record.message]) == 4
+
+
+def test_a_store_that_fails_for_too_long_costs_the_device(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(clock: ManualClock) -> None:
+        use = Use(engine, clock)
+        task = await use.start()
+        hold = await use.until_held()
+        rename(engine, "leases", "gone")
+        for _ in range(5):
+            await clock.advance(5)
+        clock.tick(5)  # 30 s: three quarters of the time to live, so before anybody may take it over
+        await hold.wanted.wait()
+        use.finish.set()
+        assert await task == "no heartbeat has reached the store for 30 s"
+
+    with caplog.at_level(logging.WARNING):
+        play(scene)
+    assert "could not be given back and lapses by itself" in caplog.records[-1].message
+    rename(engine, "gone", "leases")
+    assert lease(engine).holder == "me"  # type: ignore[union-attr]
+
+
+def test_what_the_body_raises_comes_out_and_the_device_is_free(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        probe = ScriptedProbe([(0, Readings((QUIET,)))], lambda: clock.seconds)
+        limits = replace(LIMITS, idle_s=0)
+
+        async def body() -> None:
+            async with held(engine, probe, lambda: limits, WISH, clock.clocks, on_wait=print):
+                assert lease(engine) is not None
+                raise KeyError("the body's own")
+
+        with pytest.raises(KeyError, match="the body's own"):
+            await body()
+        assert lease(engine) is None
+
+    play(scene)
+
+
+def test_a_cancelled_body_gives_the_device_back(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        use = Use(engine, clock)
+        task = await use.start()
+        await use.until_held()
+        task.cancel()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert lease(engine) is None
+
+    play(scene)
+
+
+def test_a_wait_cancelled_while_it_asks_leaves_no_lease(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        loop, asking, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+        def now() -> datetime:
+            if threading.current_thread() is not threading.main_thread():  # in the midst of asking the store
+                loop.call_soon_threadsafe(asking.set)
+                assert go_on.wait(200)
+            return clock.now()
+
+        async def hold() -> None:
+            probe = ScriptedProbe([(0, Readings((QUIET,)))], lambda: clock.seconds)
+            clocks = replace(clock.clocks, now=now)
+            async with held(engine, probe, lambda: replace(LIMITS, idle_s=0), WISH, clocks, on_wait=print):
+                raise AssertionError("the body began although it was cancelled")
+
+        task = asyncio.create_task(hold())
+        await asking.wait()
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await loop.shutdown_default_executor()  # whatever a thread was at has happened
+        assert lease(engine) is None
+
+    play(scene)
+
+
+def test_a_step_forward_takes_no_device_from_a_live_holder_but_a_dead_one_loses_it(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        take(engine, "other", clock)
+        use = Use(engine, clock)
+        task = await use.start()
+        for _ in range(4):
+            await clock.advance(5)
+        clock.step(86_400)  # every lease has lapsed by the clock on the wall
+        for _ in range(20):
+            await clock.advance(5)
+            assert use.hold is None
+            assert use.waits[-1]["cpu"] == "other has it since 2026-03-14 09:00:00 UTC for serve"
+            with session(engine) as opened:
+                heartbeat(opened, "cpu", "other", clock.now())
+            clock.step(86_400)
+        died = clock.seconds
+        await use.until_held()
+        assert 40 <= clock.seconds - died <= 45  # its whole time to live, seen by the monotonic clock
+        use.finish.set()
+        await task
+
+    play(scene)
+
+
+def test_a_step_back_does_not_keep_a_dead_holders_lease(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        take(engine, "dead", clock)
+        clock.step(-86_400)
+        use = Use(engine, clock)
+        task = await use.start()
+        await use.until_held()
+        assert clock.seconds <= 20 + 2 * 40
+        use.finish.set()
+        await task
+
+    play(scene)
+
+
+def test_a_device_given_back_is_taken_at_the_next_look(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        take(engine, "other", clock, timedelta(days=1))
+        use = Use(engine, clock)
+        task = await use.start()
+        for _ in range(10):
+            await clock.advance(5)
+        with session(engine) as opened:
+            release(opened, "cpu", "other")
+        await use.until_held()
+        assert clock.seconds == 55
+        use.finish.set()
+        await task
+
+    play(scene)
+
+
+def test_two_who_wait_for_one_device_have_it_one_after_the_other(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        uses = [Use(engine, clock, wish=replace(WISH, holder=name)) for name in "ab"]
+        tasks = [asyncio.create_task(use.run()) for use in uses]
+        await clock.begun(2)
+        for _ in range(4):
+            await clock.advance(5)
+        await clock.begun(11)  # two for each of the first four looks, then the winner's two and the other's one
+        [first] = [use for use in uses if use.hold is not None]
+        [second] = [use for use in uses if use.hold is None]
+        assert f"{first.wish.holder} has it" in second.waits[-1]["cpu"]
+        first.finish.set()
+        await tasks[uses.index(first)]
+        await second.until_held()
+        second.finish.set()
+        await tasks[uses.index(second)]
+        with session(engine) as opened:
+            assert list_leases(opened) == []
+
+    play(scene)
+
+
+def test_gpus_come_first_and_a_device_that_is_not_there_is_waited_for_with_the_reason(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        script = [(0, Readings((QUIET,), ("no GPU can be read",))), (10, Readings((QUIET, GPU)))]
+        use = Use(engine, clock, script, limits=replace(LIMITS, train_on="cuda"))
+        task = await use.start()
+        hold = await use.until_held()
+        assert [*use.waits[0]] == [""]
+        assert "no GPU can be read" in use.waits[0][""]
+        assert (clock.seconds, hold.device, hold.lease.device) == (30, GPU, "GPU-1")
+        use.finish.set()
+        await task
+
+    play(scene)
+
+
+def test_what_the_store_raises_while_waiting_reaches_the_caller(engine: Engine) -> None:
+    async def scene(clock: ManualClock) -> None:
+        rename(engine, "leases", "gone")
+        probe = ScriptedProbe([(0, Readings((QUIET,)))], lambda: clock.seconds)
+        with pytest.raises(StoreUnavailable, match="no such table: leases"):
+            async with held(engine, probe, lambda: replace(LIMITS, idle_s=0), WISH, clock.clocks, on_wait=print):
+                pass
+
+    play(scene)

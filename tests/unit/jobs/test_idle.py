@@ -1,0 +1,148 @@
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traced.config.service_sections import DevicesSection
+from traced.config.settings import load_settings
+from traced.core.errors import ConfigError
+from traced.core.time_windows import parse_windows
+from traced.jobs.devices import DeviceReading, ForeignProcess
+from traced.jobs.idleness import (
+    Rules,
+    Thresholds,
+    Watch,
+    excesses,
+    observe,
+    rules,
+    suitable,
+    why_not_begin,
+    why_not_idle,
+)
+
+CPU = DeviceReading("cpu", "cpu", "a CPU", 1000, 100, 0.0)
+GPU = DeviceReading("GPU-1", "cuda", "a GPU", 1000, 10, 0.0)
+LIMITS = Rules(Thresholds(0.25, 0.8), Thresholds(0.1, 0.1, 1), idle_s=60, poll_s=5)
+NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)
+OTHERS = tuple(ForeignProcess(pid, 1) for pid in (7, 8))
+
+
+@pytest.mark.parametrize(
+    ("reading", "said"),
+    [
+        (GPU, ()),
+        (replace(GPU, utilisation=0.1, memory_used=100, foreign=OTHERS[:1]), ()),  # at a threshold is not over it
+        (replace(GPU, utilisation=0.11), ("utilisation 11% is over 10%",)),
+        (replace(GPU, utilisation=None), ("its utilisation is not known",)),
+        (replace(GPU, memory_used=101), ("memory in use 10% is over 10%",)),
+        (replace(GPU, foreign=OTHERS), ("foreign processes 7, 8 (2, allowed 1)",)),
+        (replace(GPU, mig="disabled"), ()),
+        (replace(GPU, mig="enabled"), ("MIG is enabled: it cannot be used as a whole",)),
+        (
+            replace(GPU, utilisation=1.0, memory_used=1000),
+            ("utilisation 100% is over 10%", "memory in use 100% is over 10%"),
+        ),
+        (replace(CPU, utilisation=0.25, memory_used=800), ()),
+        (replace(CPU, utilisation=0.26), ("utilisation 26% is over 25%",)),
+        (replace(CPU, memory_used=900), ("memory in use 90% is over 80%",)),
+    ],
+)
+def test_what_is_over_a_threshold_is_named(reading: DeviceReading, said: tuple[str, ...]) -> None:
+    assert excesses(reading, LIMITS.of(reading)) == said
+
+
+def test_a_device_that_nobody_looked_at_is_not_idle() -> None:
+    assert why_not_idle(Watch(), replace(LIMITS, idle_s=0), 0) == "it was not looked at yet"
+
+
+def test_idle_is_rest_for_long_enough() -> None:
+    watch = Watch()
+    for at in range(0, 60, 5):
+        watch = observe(watch, GPU, LIMITS, at)
+        assert why_not_idle(watch, LIMITS, at) == f"at rest for {at} of 60 s"
+    watch = observe(watch, GPU, LIMITS, 60)
+    assert why_not_idle(watch, LIMITS, 60) == ""
+    busy = observe(watch, replace(GPU, utilisation=0.5), LIMITS, 65)
+    assert why_not_idle(busy, LIMITS, 65) == "utilisation 50% is over 10%"
+    assert why_not_idle(observe(busy, GPU, LIMITS, 70), LIMITS, 70) == "at rest for 0 of 60 s"
+
+
+@pytest.mark.parametrize("gap", [15.1, 3600, -1])
+def test_time_in_which_nobody_looked_does_not_count(gap: float) -> None:
+    watch = observe(observe(Watch(), GPU, LIMITS, 100), GPU, LIMITS, 110)
+    assert observe(watch, GPU, LIMITS, 110 + gap).since == 110 + gap
+    assert observe(watch, GPU, LIMITS, 125).since == 100
+
+
+LOOKS = st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=60)
+
+
+@given(LOOKS, st.integers(0, 120), st.integers(1, 10))
+def test_idle_exactly_when_every_look_of_the_last_idle_s_was_quiet_and_none_came_late(
+    looks: list[tuple[int, bool]], idle_s: int, poll_s: int
+) -> None:
+    """Against an oracle that looks at the whole history instead of keeping a state."""
+    limits = replace(LIMITS, idle_s=idle_s, poll_s=poll_s)
+    watch, at, history = Watch(), 0, []
+    for gap, quiet in looks:
+        at += gap
+        history.append((at, quiet))
+        watch = observe(watch, GPU if quiet else replace(GPU, utilisation=1.0), limits, at)
+        assert (why_not_idle(watch, limits, at) == "") == idle_by_history(history, idle_s, 3 * poll_s)
+
+
+def idle_by_history(history: list[tuple[int, bool]], idle_s: int, gap_s: int) -> bool:
+    now = history[-1][0]
+    for start in range(len(history)):
+        recent = history[start:]
+        close = all(later[0] - sooner[0] <= gap_s for sooner, later in pairwise(recent))
+        if all(quiet for _, quiet in recent) and close and now - recent[0][0] >= idle_s:
+            return True
+    return False
+
+
+def test_hours_come_before_rest() -> None:
+    watch = Watch(since=0, seen=60, busy=())
+    assert why_not_begin(watch, LIMITS, 60, NOON) == ""
+    closed = replace(LIMITS, hours=parse_windows("22:00-06:00"), zone=UTC)
+    assert why_not_begin(watch, closed, 60, NOON) == "it is 12:00 UTC, training begins only in 22:00-06:00"
+
+
+def test_which_devices_a_setting_means() -> None:
+    other = replace(GPU, id="GPU-2")
+    both = [CPU, GPU, other]
+    assert suitable(both, "auto") == [GPU, other]
+    assert suitable([CPU], "auto") == [CPU]
+    assert suitable(both, "cpu") == [CPU]
+    assert suitable(both, "cuda") == [GPU, other]
+    assert suitable(both, "GPU-2") == [other]
+    assert suitable([CPU], "cuda") == []
+
+
+def test_the_settings_become_rules() -> None:
+    section = DevicesSection(quiet_hours="22:00-06:00", time_zone="Europe/Berlin", gpu_foreign=2, idle_s=7)
+    found = rules(section)
+    assert found.cuda == Thresholds(0.10, 0.10, 2)
+    assert found.cpu == Thresholds(0.25, 0.80)
+    assert (found.idle_s, found.poll_s, found.gap_s) == (7, 5, 15)
+    assert found.quiet == parse_windows("22:00-06:00")
+    assert str(found.zone) == "Europe/Berlin"
+    assert rules(DevicesSection()).zone is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("quiet_hours", "25:00-26:00", "'25:00-26:00' is no window of the day; hours go from 00:00 to 24:00"),
+        ("train_hours", "nights", "'nights' is no window of the day; write HH:MM-HH:MM, e.g. 22:00-06:00"),
+        ("time_zone", "Mars/Olympus", "'Mars/Olympus' is no time zone that this machine knows; .* Europe/Berlin"),
+        ("idle_s", -1, "greater than or equal to 0"),
+        ("cpu_memory", 1.5, "less than or equal to 1"),
+    ],
+)
+def test_a_setting_that_means_nothing_is_refused(key: str, value: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"devices.{key} = .* on the command line: .*{said}"):
+        load_settings(overrides={f"devices.{key}": value})

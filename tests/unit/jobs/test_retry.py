@@ -1,0 +1,110 @@
+"""Back-off and the poison rule, as arithmetic on attempts."""
+
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from store.repositories.attempts import Attempt, AttemptState, InputKey
+from traced.jobs.retry import Backoff, counted, since, unsuccessful, wait_s
+
+T0 = datetime(2026, 3, 14, tzinfo=UTC)
+KEY = InputKey("train", "dates", "ab")
+STATES = {
+    "F": AttemptState.FAILED,
+    "B": AttemptState.BLOCKED,
+    "K": AttemptState.KILLED,
+    "L": AttemptState.LOST,
+    "X": AttemptState.STOPPED,
+    "O": AttemptState.FINISHED,
+}
+BACKOFF = Backoff(5.0, 2.0, 900.0)
+
+
+def attempts(text: str) -> list[Attempt]:
+    """Attempts by a word each: F(ailed), B(locked), K(illed), L(ost), X: stopped, O: finished; "L7": it came to 7."""
+    made = []
+    for seq, word in enumerate(text.split(), 1):
+        evidence = {"progress": {"phase": "iteration", "done": int(word[1:])}} if word[1:] else {}
+        ended = T0 + timedelta(minutes=seq)
+        made.append(Attempt(seq, "c1", KEY, seq, STATES[word[0]], "h", 1, T0, T0, ended, evidence))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("history", "against"),
+    [
+        ("", 0),
+        ("F F F", 3),
+        ("F B F X F", 3),  # what does not count does not clear either
+        ("B B B B B B", 0),
+        ("X X X X", 0),
+        ("L L", 0),
+        ("L L L", 3),
+        ("L X L B L", 3),
+        ("K L K", 3),
+        ("F L L", 1),
+        ("F L L L", 4),
+        ("L5 L10 L15 L20 L25", 0),  # a machine that loses power; training that resumes
+        ("L5 L5 L5", 0),  # the first one got further than any before
+        ("L5 L5 L5 L5", 3),  # a stage that kills its machine at the same place
+        ("L5 L3 L4 L2", 3),
+        ("L5 L3 L4 L6 L6 L6", 0),
+        ("F9 L5 L5 L5", 4),  # further than a failed attempt, too
+        ("F F O F", 1),
+        ("L L O L", 0),
+    ],
+)
+def test_what_counts_against_an_input(history: str, against: int) -> None:
+    assert len(counted(since(attempts(history), 0), 3)) == against
+
+
+@given(st.lists(st.sampled_from(["F", "B", "K", "L", "X", "K3", "L4", "F5"])))
+def test_blocked_and_stopped_attempts_change_nothing(words: list[str]) -> None:
+    without = [word for word in words if word[0] not in "BX"]
+    assert len(counted(attempts(" ".join(words)), 3)) == len(counted(attempts(" ".join(without)), 3))
+
+
+@given(st.lists(st.sampled_from(["K", "L"]).flatmap(lambda k: st.integers(0, 5).map(lambda n: f"{k}{n}")), min_size=21))
+def test_who_never_gets_beyond_a_point_is_parked_sooner_or_later(words: list[str]) -> None:
+    """Five records at most, two more deaths after each: the 18th attempt is the last."""
+    ends = [len(counted(attempts(" ".join(words[:n])), 3)) >= 3 for n in range(len(words) + 1)]
+    assert any(ends[:19])
+
+
+def test_a_parking_and_a_success_wipe_the_slate() -> None:
+    assert [attempt.seq for attempt in since(attempts("F F F F"), 3)] == [4]
+    assert [attempt.seq for attempt in since(attempts("F O F F"), 0)] == [3, 4]
+    assert unsuccessful(since(attempts("F F F X B L K"), 3)) == 3
+
+
+@given(st.integers(1, 10_000), st.integers(0, 2**31))
+def test_back_off_grows_to_its_cap_and_takes_at_least_half(number: int, seed: int) -> None:
+    delay = BACKOFF.delay_s(number, Random(seed))
+    whole = min(5.0 * 2.0 ** min(number - 1, 30), 900.0)
+    assert whole / 2 <= delay <= whole
+    assert delay == BACKOFF.delay_s(number, Random(seed))
+
+
+def test_who_failed_together_does_not_come_back_together() -> None:
+    delays = {BACKOFF.delay_s(3, Random(seed)) for seed in range(20)}
+    assert len(delays) == 20
+    assert BACKOFF.delay_s(0, Random(1)) == 0
+
+
+@given(st.floats(-1e7, 1e7))
+def test_waiting_goes_on_after_a_restart_and_never_longer_than_the_back_off(gone_s: float) -> None:
+    failed = attempts("F F")
+    ended = failed[-1].ended_at
+    assert ended is not None
+    whole = wait_s(failed, BACKOFF, seed=1, now=ended)
+    assert 5 <= whole <= 10
+    left = wait_s(failed, BACKOFF, seed=1, now=ended + timedelta(seconds=gone_s))
+    assert left == pytest.approx(min(max(whole - gone_s, 0), whole), abs=1e-5)
+
+
+def test_nobody_waits_after_a_stop_or_before_the_first_attempt() -> None:
+    assert wait_s(attempts("X X"), BACKOFF, seed=1, now=T0) == 0
+    assert wait_s([], BACKOFF, seed=1, now=T0) == 0

@@ -1,0 +1,65 @@
+"""A data directory with a bit of everything, for tests of upkeep."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import text
+
+from store.database import open_store, session
+from tests.unit.store.chain import HASH, SOURCE, save_chain
+from traced.config.settings import Settings, load_settings
+
+NOW = datetime(2026, 3, 20, 12, 0, tzinfo=UTC)
+ADAPTER = "date-reasoning@v1"
+WEIGHTS = bytes(range(256)) * 300
+
+
+def settings_at(data_dir: Path) -> Settings:
+    return load_settings(data_dir)
+
+
+def fill(data_dir: Path) -> Settings:
+    """The chain of ``tests.unit.store.chain``, its adapter's files and what a run leaves."""
+    data_dir.mkdir(parents=True)
+    (data_dir / "traced.toml").write_text("seed = 5\n")
+    settings = load_settings(data_dir)
+    store = open_store(settings.store_url)
+    with session(store) as opened:
+        save_chain(opened)
+        moved = f"UPDATE adapters SET path = '{data_dir / 'adapters' / ADAPTER}'"
+        opened.execute(text(moved))
+    store.dispose()
+    with closing(sqlite3.connect(data_dir / "checkpoints.db")) as checkpoints:
+        columns = "thread_id TEXT, checkpoint_ns TEXT, checkpoint_id TEXT, checkpoint BLOB"
+        checkpoints.execute(f"CREATE TABLE checkpoints ({columns})")
+        checkpoints.execute("INSERT INTO checkpoints VALUES ('c1', '', '1', x'00')")
+        checkpoints.commit()
+    write(data_dir / "adapters" / ADAPTER / "adapter_model.safetensors", WEIGHTS).chmod(0o444)
+    write(data_dir / "adapters" / ADAPTER / "manifest.json", json.dumps({"name": ADAPTER}).encode()).chmod(0o444)
+    write(data_dir / "adapters" / ".staging-x@v2" / "adapter_model.safetensors", b"half")
+    write(data_dir / "environments" / f"{HASH}.py", SOURCE.encode())
+    write(data_dir / "runs" / "c1" / "report.html", b"<p>report</p>")
+    write(data_dir / "runs" / "c1" / "training" / "x" / "checkpoints" / "checkpoint-5" / "optimizer.pt", b"o" * 1000)
+    write(data_dir / "logs" / "engine-1.log", b"a line\n")
+    return settings
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def tree(folder: Path, wanted: Callable[[Path], bool] = lambda path: True) -> dict[str, bytes]:
+    """Every file below ``folder`` with its content."""
+    files = [path for path in folder.rglob("*") if path.is_file() and wanted(path)]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(files)}
+
+
+def rows(database: Path) -> list[str]:
+    with closing(sqlite3.connect(database)) as opened:
+        return list(opened.iterdump())

@@ -1,0 +1,121 @@
+"""What a killed process left: staging, leases; containers are in tests/integration/test_upkeep_docker.py."""
+
+import fcntl
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlmodel import select
+
+from store.database import open_store, reading, session
+from store.service_tables import LeaseRow
+from tests.unit.maintenance.place import NOW, fill, tree, write
+from tests.unit.store.chain import later
+from traced.maintenance.backup import marked_alive
+from traced.maintenance.orphans import Orphan, sweep
+
+OWNER = "nobody in these tests"
+FUTURE = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def alive(holder: str) -> bool | None:
+    return {"living": True, "dead": False}.get(holder)
+
+
+def swept(data_dir: Path, now: datetime = FUTURE, settled: timedelta = timedelta(0)) -> list[Orphan]:
+    store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
+    found = sweep(data_dir, store, alive, now=now, settled=settled, owner=OWNER)
+    store.dispose()
+    return [one for one in found if one.kind != "container"]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    fill(tmp_path / "data")
+    swept(tmp_path / "data")
+    return tmp_path / "data"
+
+
+def leftovers(place: Path) -> list[Path]:
+    return [
+        write(place / "runs" / "c1" / "training" / "x" / "checkpoints" / ".checkpoint-5.partial" / "a" / "b", b"x"),
+        write(place / "runs" / "c1" / ".report.html.partial", b"x"),
+        write(place / "environments" / "abc.partial", b"x"),
+        write(place / "backups" / ".partial-backup-xyz" / "archive", b"x"),
+        write(place.parent / ".data.restoring-xyz" / "traced.db", b"x"),
+    ]
+
+
+def test_staging_of_the_dead_goes_and_all_else_stays(place: Path) -> None:
+    before = tree(place.parent)
+    left = leftovers(place)
+    assert len(swept(place)) == len(left)
+    assert tree(place.parent) == before
+    assert swept(place) == []
+
+
+def test_a_publication_that_was_killed_goes_one_at_work_stays(place: Path) -> None:
+    left = write(place / "adapters" / ".staging-x@v2" / "adapter_model.safetensors", b"half")
+    lock = write(place / "adapters" / ".lock", b"")
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert swept(place) == []
+        assert left.exists()
+    assert [one.name for one in swept(place)] == [str(left.parent)]
+    assert not left.parent.exists()
+
+
+def test_backups_and_restores_at_work_stay(place: Path) -> None:
+    backup, restore = [path.parent for path in leftovers(place)[-2:]]
+    with marked_alive(backup), marked_alive(restore):
+        swept(place)
+        assert backup.exists()
+        assert restore.exists()
+    assert {one.name for one in swept(place)} == {str(backup), str(restore)}
+
+
+def test_fresh_staging_stays_for_as_long_as_the_caller_says(place: Path) -> None:
+    written = leftovers(place)[0]
+    os.utime(written.parents[1], (0, 0))  # the newest file inside counts, not the folder
+    seconds = written.stat().st_mtime
+    now = datetime.fromtimestamp(seconds + 59, UTC)
+    swept(place, now, timedelta(seconds=60))
+    assert written.exists()
+    swept(place, now + timedelta(seconds=2), timedelta(seconds=60))
+    assert not written.exists()
+
+
+def lease(device: str, holder: str, seconds: float) -> LeaseRow:
+    expires = NOW + timedelta(seconds=seconds)
+    return LeaseRow(
+        device=device,
+        holder=holder,
+        purpose="train",
+        acquired_at=later(1),
+        heartbeat_at=later(2),
+        expires_at=expires,
+        wanted_by="",
+    )
+
+
+def test_leases_of_dead_holders_are_dropped_and_reported(place: Path) -> None:
+    store = open_store(f"sqlite:///{place / 'traced.db'}")
+    with session(store) as opened:
+        opened.add_all(
+            [
+                lease("cpu", "dead", 60),
+                lease("gpu0", "living", -60),
+                lease("gpu1", "elsewhere", -60),
+                lease("gpu2", "elsewhere", 60),
+            ]
+        )
+    found = sorted((one.kind, one.name) for one in swept(place, NOW))
+    assert found == [
+        ("lease", "cpu of dead"),
+        ("lease", "gpu1 of elsewhere"),
+    ]
+    with reading(store) as opened:
+        assert sorted(row.device for row in opened.exec(select(LeaseRow))) == ["gpu0", "gpu2"]
+    store.dispose()
+    assert swept(place, NOW) == []

@@ -1,0 +1,122 @@
+"""What the hidden-state router learns from, and when a stored classifier still counts."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from store.database import open_store, reading, session, sqlite_url
+from store.repositories.capabilities import save_capabilities, save_labels
+from store.repositories.cycles import save_cycle
+from store.repositories.trajectories import save_trajectories
+from store.types import Label, Outcome, Verdict
+from tests.unit.routing.test_hidden_state_router import KEPT
+from tests.unit.store.chain import CAPABILITY, CYCLE, trajectory
+from traced.config.cycle_sections import GateSection
+from traced.inference.model_files import ModelFiles, weights_digest
+from traced.pipeline.gate import GATE_SEEDS
+from traced.pipeline.routers import ROUTING_SEEDS, labelled_examples, stored_classifier, target_examples
+from traced.pipeline.train import TRAINING_SEEDS
+from traced.routing.routers import as_json
+
+NA, PRESENT, LACKING = Verdict.NA, Verdict.PRESENT, Verdict.LACKING
+MODELS = {"dates": "dates@v1", "tools": "tools@v2"}
+BOTH = ["dates@v1", "tools@v1"]
+
+
+def labels(key: str, **verdicts: Sequence[Verdict]) -> list[Label]:
+    return [Label(key, name, run, v) for name, runs in verdicts.items() for run, v in enumerate(runs)]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "model"),
+    [
+        ({"dates": [NA], "tools": [NA]}, "base"),
+        ({"dates": [PRESENT], "tools": [NA]}, "dates@v1"),
+        ({"dates": [NA], "tools": [LACKING]}, "tools@v2"),
+        ({"dates": [LACKING], "tools": [PRESENT]}, None),
+        ({"dates": [NA]}, None),
+        ({}, None),
+        ({"dates": [LACKING, LACKING, NA], "tools": [NA, NA, PRESENT]}, "dates@v1"),
+        ({"dates": [LACKING, NA], "tools": [NA, NA]}, "base"),
+        ({"dates": [NA], "tools": [NA], "another": [LACKING]}, "base"),
+    ],
+)
+def test_an_episode_is_an_example_of_the_one_capability_it_needed(
+    verdicts: dict[str, list[Verdict]], model: str | None
+) -> None:
+    found = target_examples([trajectory("t1")], labels("t1", **verdicts), MODELS)
+    assert found == ([("I am t1", model)] if model else [])
+
+
+def test_only_the_opening_is_learnt_from() -> None:
+    told = trajectory("t1")
+    told = replace(told, messages=[*told.messages, {"role": "user", "content": "and more"}])
+    assert target_examples([told], labels("t1", dates=[LACKING]), {"dates": "d@v1"}) == [("I am t1", "d@v1")]
+
+
+def test_what_an_episode_that_was_lost_needed_was_not_seen() -> None:
+    lost = trajectory("t1", outcome=Outcome.INFRASTRUCTURE)
+    assert target_examples([lost], labels("t1", dates=[NA]), {"dates": "d@v1"}) == []
+
+
+def test_the_seeds_are_nobody_elses() -> None:
+    most = GateSection().seeds * GateSection().max_rounds
+    assert max(TRAINING_SEEDS[1], GATE_SEEDS + 100 * most) <= ROUTING_SEEDS.start
+
+
+def test_a_stored_classifier_counts_for_its_adapters_and_its_base_model_only(tmp_path: Path) -> None:
+    path = tmp_path / "router.json"
+    assert stored_classifier(path, BOTH, "d1") is None
+    path.write_text(as_json(KEPT))
+    assert stored_classifier(path, BOTH[::-1], "d1") == KEPT
+    assert stored_classifier(path, BOTH, "d2") is None
+    assert stored_classifier(path, BOTH[:1], "d1") is None
+    assert stored_classifier(path, [*BOTH, "errors@v1"], "d1") is None
+    path.write_text("{")
+    assert stored_classifier(path, BOTH, "d1") is None
+
+
+def test_the_digest_follows_weights_and_tokenizer(tmp_path: Path) -> None:
+    files = ModelFiles("m", tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    first = weights_digest(files.path)
+    (tmp_path / "README.md").write_text("no part of it")
+    assert weights_digest(files.path) == first
+    (tmp_path / "tokenizer.json").write_text("{ }")
+    second = weights_digest(files.path)
+    (tmp_path / "model.safetensors").write_bytes(b"2")
+    assert len({first, second, weights_digest(files.path)}) == 3
+
+
+def test_examples_come_from_the_newest_cycle_that_knows_the_capability_and_the_base_models_from_this_one(
+    tmp_path: Path,
+) -> None:
+    """c2 has named dates and tools, c1 dates and errors: dates and base are c2's, errors are c1's."""
+    store = open_store(sqlite_url(tmp_path / "traced.db"))
+    needed = {
+        "c2": {"d2": "dates", "t2": "tools", "n2": ""},
+        "c1": {"d1": "dates", "e1": "errors", "n1": ""},
+    }
+    with session(store) as opened:
+        for cycle, named in (("c1", ("dates", "errors")), ("c2", ("dates", "tools"))):
+            save_cycle(opened, replace(CYCLE, id=cycle))
+            save_capabilities(opened, cycle, [replace(CAPABILITY, name=name) for name in named])
+            save_trajectories(opened, [trajectory(key, cycle_id=cycle) for key in needed[cycle]])
+            told = {key: {name: [LACKING if name == of else NA] for name in named} for key, of in needed[cycle].items()}
+            save_labels(opened, cycle, [label for key, verdicts in told.items() for label in labels(key, **verdicts)])
+    models = {"tools": "tools@v1", "dates": "dates@v1", "errors": "errors@v1"}
+    with reading(store) as opened:
+        found = labelled_examples(opened, ["c2", "c1"], models)
+        assert sorted(found) == [
+            ("I am d2", "dates@v1"),
+            ("I am e1", "errors@v1"),
+            ("I am n2", "base"),
+            ("I am t2", "tools@v1"),
+        ]
+        alone = {"tools": "tools@v1", "dates": "dates@v1"}
+        assert all(text[-1] == "2" for text, _ in labelled_examples(opened, ["c2", "c1"], alone))
+        assert labelled_examples(opened, ["c2", "c1"], {"more": "more@v1"}) == []
+    store.dispose()

@@ -1,0 +1,84 @@
+"""The bundled model's text: tokens round-trip, prompts are prefixes, seeds are disjoint from the desk's splits."""
+
+import random
+
+import pytest
+
+from scripts.pretraining.corpus import (
+    PLANTED,
+    PRETRAINING,
+    copying,
+    dates,
+    demonstration,
+    faults_for,
+    items,
+    pairs,
+    routing_drill,
+    skills_for,
+    variants,
+)
+from scripts.pretraining.dataset import IGNORED, conversation_example, drill_example, make_tokenizer, render_text
+from traced.inference.routing_prompt import label_ids
+from traced.targets.desk import SPLITS, needed
+from traced.targets.desk.scenario import scenario
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer(faults_for(PLANTED), random.Random(0), conversations=300)
+
+
+def test_pre_training_never_sees_a_seed_of_a_split() -> None:
+    assert all(split.stop <= PRETRAINING.start for split in SPLITS.values())
+
+
+def test_an_unknown_capability_cannot_be_planted() -> None:
+    with pytest.raises(ValueError, match="choose among"):
+        faults_for(["juggling"])
+
+
+def test_tokens_round_trip_and_turns_are_prefixes(tokenizer) -> None:
+    rng = random.Random(1)
+    for _ in range(20):
+        shown = demonstration({}, rng)
+        whole = tokenizer.encode(render_text(tokenizer, shown.messages, shown.tools), add_special_tokens=False)
+        assert tokenizer.decode(whole) == render_text(tokenizer, shown.messages, shown.tools)
+        for index, message in enumerate(shown.messages):
+            if message["role"] == "assistant":
+                prompt = tokenizer.apply_chat_template(
+                    shown.messages[:index], tools=shown.tools, add_generation_prompt=True, return_dict=False
+                )
+                assert whole[: len(prompt)] == prompt
+
+
+def test_the_loss_is_on_the_assistants_words_alone(tokenizer) -> None:
+    row = conversation_example(tokenizer, {}, random.Random(2))
+    spoken = tokenizer.decode([i for i, label in zip(row.ids, row.labels, strict=True) if label != IGNORED])
+    assert "Anything else?<|im_end|>" in spoken
+    assert "You are the agent" not in spoken
+    assert '"status"' not in spoken
+
+
+def test_a_routing_label_is_one_token(tokenizer) -> None:
+    assert len(label_ids(tokenizer, "ABCDEFG")) == 7
+    row = drill_example(tokenizer, routing_drill(random.Random(3), tasks=5))
+    assert len(row.ids) == len(row.labels)
+    assert sum(label != IGNORED for label in row.labels) == 5
+
+
+def test_routing_drills_name_the_skill_that_the_task_needs() -> None:
+    rng = random.Random(4)
+    seen = {label for _ in range(60) for label, asked in routing_drill(rng) if asked}
+    assert {"A", "B", "C", "D"} <= seen
+    for seed in range(300):
+        skills = skills_for(scenario(seed))
+        assert needed(seed) <= set(skills) or skills == ("multi-step-completion",)
+
+
+@pytest.mark.parametrize("drill", [copying, pairs, variants, items, dates])
+def test_a_drill_asks_for_what_its_text_holds(tokenizer, drill) -> None:
+    rng = random.Random(5)
+    for _ in range(20):
+        pieces = drill(rng)
+        assert tokenizer.decode(drill_example(tokenizer, pieces).ids) == "".join(text for text, _ in pieces)
+        assert any(asked for _, asked in pieces)

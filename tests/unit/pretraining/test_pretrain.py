@@ -1,0 +1,72 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3ForCausalLM
+
+from scripts.pretraining import pretrain
+from scripts.pretraining.pretrain import Stage, schedule
+from traced.inference.model_files import BUNDLED, ModelFiles, load_model
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = load_model(ModelFiles("bundled", BUNDLED))[1]
+    monkeypatch.setattr(pretrain, "make_tokenizer", lambda faults, rng: tokenizer)
+    monkeypatch.setattr(pretrain, "LEAST_STEPS", 1)
+    monkeypatch.setattr(pretrain, "BEGINNINGS", 3)
+    torch.set_num_threads(1)
+
+
+def stages(monkeypatch: pytest.MonkeyPatch, *enough: float) -> None:
+    monkeypatch.setattr(pretrain, "FIRST_STAGES", tuple(Stage({"copying": 1}, 1, enough=one) for one in enough))
+    monkeypatch.setattr(pretrain, "RECORDS", Stage({"copying": 1}, 1))
+    monkeypatch.setattr(pretrain, "LAST_SHARES", {"copying": 1.0})
+
+
+def made(out: Path, seed: int = 0) -> Path:
+    pretrain.pretrain(out, planted=["error-recovery"], seed=seed, steps=2, rows=2)
+    return out
+
+
+def test_weights_that_learn_nothing_are_given_up_aloud(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages(monkeypatch, 99.0, 0.0)
+    with pytest.raises(RuntimeError, match=r"none of 3 initial weights learned.*another --seed"):
+        made(tmp_path / "model")
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("beginning")] == [
+        "beginning 0",
+        "beginning 1",
+        "beginning 2",
+    ]
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_same_seed_gives_the_same_weights_and_says_how_it_was_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stages(monkeypatch, 99.0)
+    first, again, other = made(tmp_path / "first"), made(tmp_path / "again"), made(tmp_path / "other", seed=1)
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (first, again, other)]
+    assert weights[0] == weights[1] != weights[2]
+    facts = json.loads((first / "pretraining.json").read_text())
+    assert (facts["planted"], facts["seed"], facts["steps"], facts["init"]) == (["error-recovery"], 0, 4, None)
+
+
+def test_a_model_goes_on_from_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    stages(monkeypatch, 99.0)
+    pretrain.pretrain(tmp_path, planted=[], seed=0, steps=1, rows=2, init=BUNDLED)
+    before, after = Qwen3ForCausalLM.from_pretrained(BUNDLED), Qwen3ForCausalLM.from_pretrained(tmp_path)
+    moved = (before.lm_head.weight - after.lm_head.weight).abs().max().item()
+    assert 0 < moved < 0.01
+    facts = json.loads((tmp_path / "pretraining.json").read_text())
+    assert facts["steps"] == 1
+    assert facts["init"] == json.loads((BUNDLED / "pretraining.json").read_text())
+
+
+def test_the_learning_rate_warms_up_and_decays_in_the_last_stage_only() -> None:
+    plain, last = Stage({}, 1000), Stage({}, 1000, decay=True)
+    assert [schedule(plain, step) for step in (0, 49, 999)] == [0.02, 1.0, 1.0]
+    assert [round(schedule(last, step), 3) for step in (0, 49, 600, 800, 999)] == [0.02, 1.0, 1.0, 0.5, 0.02]

@@ -1,0 +1,136 @@
+"""One table: which end of an attempt counts against its input."""
+
+import errno
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from agents.errors import BudgetSpent, ModelRefused, ModelUnavailable, OutOfForm, SynthesisError
+from sandbox.errors import (
+    AgentFault,
+    Deadline,
+    EngineDown,
+    EngineForbidden,
+    EngineTooOld,
+    EnvironmentFault,
+    ImageMissing,
+    ProtocolFault,
+    SandboxError,
+    WorkerDied,
+)
+from store.errors import NotFound, StoreConflict, StoreUnavailable, StoreVersionError
+from traced.core.errors import CapabilityError, ConfigError, DiskError, GateError, StageError, TracedError, cause_of
+from traced.inference.errors import EngineError, EngineStartError, ModelError, RequestError, RouterFitError
+from traced.llm.connection import LlmError
+from traced.processes.job import BY_ERROR, Blame, Ended, StartError, blame, describe
+from traced.rollouts.errors import SimulatorError, TemplateError
+from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainerDied, TrainingError
+
+INPUT, UNCLEAR, SURROUNDINGS, ANSWER, NOBODY = Blame
+
+
+def raised_from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+ERRORS: list[tuple[Exception, Blame]] = [
+    # mendable, and nothing to do with the input
+    (EngineDown("refused"), SURROUNDINGS),
+    (ImageMissing("traced:1"), SURROUNDINGS),
+    (DiskError("full"), SURROUNDINGS),
+    (OSError(errno.ENOSPC, "No space left on device"), SURROUNDINGS),
+    (cause_of(OSError(errno.ENOSPC, "No space left on device")), SURROUNDINGS),
+    (cause_of(ExceptionGroup("tasks", [ValueError("x"), EngineDown("refused")])), SURROUNDINGS),
+    (raised_from(StageError("cannot save"), OSError(errno.EROFS, "Read-only file system")), SURROUNDINGS),
+    (PermissionError(errno.EACCES, "Permission denied"), SURROUNDINGS),
+    (EngineForbidden("unix:///x"), SURROUNDINGS),
+    (EngineTooOld("1.39", "1.40"), SURROUNDINGS),
+    (ModelError("no model directory"), SURROUNDINGS),
+    (EngineStartError("silent"), SURROUNDINGS),
+    (ModelUnavailable("503 for 300 s"), SURROUNDINGS),
+    (ModelRefused("the key is not accepted"), SURROUNDINGS),
+    (LlmError("no language model is set"), SURROUNDINGS),
+    (StoreUnavailable("locked"), SURROUNDINGS),
+    (StoreVersionError("newer"), SURROUNDINGS),
+    (ConfigError("unknown key"), SURROUNDINGS),
+    (StartError("no more processes"), SURROUNDINGS),
+    # something shared died
+    (EngineError("gone"), UNCLEAR),
+    (WorkerDied(137, oom=False), UNCLEAR),
+    (SandboxError("an episode's detail"), UNCLEAR),
+    (SimulatorError("broke"), UNCLEAR),
+    (TrainerDied("code -9"), UNCLEAR),
+    (ConnectionResetError(errno.ECONNRESET, "reset"), UNCLEAR),
+    (OSError(errno.EMFILE, "Too many open files"), UNCLEAR),
+    # the input's
+    (EnvironmentFault("step", "boom"), INPUT),
+    (AgentFault("the message has 5000000 bytes"), INPUT),
+    (ProtocolFault("no JSON"), INPUT),
+    (Deadline("step", 5, "worker"), INPUT),
+    (EnvironmentFailed("no rollout survived"), INPUT),
+    (JobError("rollouts is 1"), INPUT),
+    (JobChangedError("another job's"), INPUT),
+    (TrainingError("stopped"), INPUT),
+    (StageError("no trajectories"), INPUT),
+    (GateError("pairs are missing"), INPUT),
+    (SynthesisError("too few"), INPUT),
+    (OutOfForm("no usable answer"), INPUT),
+    (BudgetSpent("1000 tokens of 1000"), INPUT),
+    (RequestError("too long"), INPUT),
+    (RouterFitError("too few"), INPUT),
+    (TemplateError("no"), INPUT),
+    (NotFound("adapter", "x@v1"), INPUT),
+    (StoreConflict("other content"), INPUT),
+    (TracedError("something"), INPUT),
+    (KeyError("a defect"), INPUT),
+    (MemoryError(), INPUT),
+    (FileNotFoundError(errno.ENOENT, "No such file"), INPUT),
+    # no failure at all
+    (CapabilityError("the gate said no"), ANSWER),
+    (raised_from(CapabilityError("the environment broke"), OSError(errno.ENOSPC, "full")), ANSWER),
+]
+
+
+@pytest.mark.parametrize(("error", "expected"), ERRORS, ids=lambda value: getattr(value, "value", type(value).__name__))
+def test_an_errors_blame(error: Exception, expected: Blame) -> None:
+    assert blame(Ended.FAILED, describe(error), None) is expected
+
+
+@pytest.mark.parametrize(
+    ("ended", "signal", "expected"),
+    [
+        (Ended.FINISHED, None, NOBODY),
+        (Ended.STOPPED, None, NOBODY),
+        (Ended.HUNG, "SIGKILL", INPUT),
+        (Ended.STALLED, None, INPUT),
+        (Ended.OUT_OF_MEMORY, "SIGKILL", INPUT),
+        (Ended.CRASHED, None, INPUT),
+        (Ended.CRASHED, "SIGSEGV", INPUT),
+        (Ended.CRASHED, "SIGKILL", UNCLEAR),
+        (Ended.CRASHED, "SIGTERM", UNCLEAR),
+    ],
+)
+def test_an_ends_blame(ended: Ended, signal: str | None, expected: Blame) -> None:
+    assert blame(ended, None, signal) is expected
+
+
+MODULES = ["traced.core.errors", "traced.processes.job", "store.errors", "sandbox.errors", "agents.errors"]
+MODULES += [
+    f"traced.{package}.errors" for package in ("training", "serving", "rollout", "stages", "gates", "importers", "llm")
+]
+
+
+def test_every_name_in_the_table_is_an_error_that_there_is() -> None:
+    modules = [importlib.import_module(name) for name in MODULES]
+    names = {name for module in modules for name, kind in vars(module).items() if inspect.isclass(kind)}
+    assert set(BY_ERROR) - names == {"ConnectionError", "OperationalError"}  # Python's own, and the databases'
+
+
+def test_a_child_needs_nothing_heavy_to_say_why_it_failed() -> None:
+    code = "import sys, traced.processes.child; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"torch", "sqlalchemy", "langgraph", "docker", "psutil"} & set(loaded) == set()

@@ -1,0 +1,91 @@
+"""A child that is kept running: how long the pauses between its starts are."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from traced.core.errors import TracedError
+from traced.processes import child_process
+from traced.processes.child_process import GOOD_S, Kept
+
+LONG_S = GOOD_S + 1
+PAUSES_S = (0.001, 0.002, 0.003)
+
+
+@dataclass
+class Clock:
+    """Stands still but for what the child does."""
+
+    at: float = 0.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.at
+
+
+@dataclass
+class Child:
+    """Lives so long and is then found dead."""
+
+    clock: Clock
+    life_s: float
+
+    @property
+    def alive(self) -> bool:
+        """Not any more."""
+        self.clock.at += self.life_s
+        self.life_s = 0.0
+        return False
+
+    def stop(self) -> None:
+        """It has ended already."""
+
+
+def pauses(
+    lives: Sequence[float | None], start_s: float, patched: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> list[float]:
+    """The pause before each start but the first; a life of None is a start that fails."""
+    clock, left, over = Clock(), list(lives), asyncio.Event()
+    patched.setattr(child_process, "time", clock)
+    patched.setattr(child_process, "PAUSES_S", PAUSES_S)
+    patched.setattr(child_process, "LOOK_S", 0.0)
+
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+
+        def begin() -> Child:
+            clock.at += start_s
+            life_s = left.pop(0) if left else 0.0
+            if not left:
+                loop.call_soon_threadsafe(over.set)
+            if life_s is None:
+                raise TracedError("not ready in time")
+            return Child(clock, life_s)
+
+        child = Kept("the child", begin)
+        await child.start()
+        keeping = asyncio.create_task(child.keep())
+        await over.wait()
+        keeping.cancel()
+
+    asyncio.run(check())
+    said = [record.args for record in caplog.records if "started again" in record.msg]
+    return [one[1] for one in said if isinstance(one, tuple) and isinstance(one[1], float)][: len(lives) - 1]
+
+
+def test_starts_that_take_long_to_fail_are_tried_ever_more_seldom(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert pauses([0.0, None, None, None], LONG_S, monkeypatch, caplog) == [0.001, 0.002, 0.003]
+
+
+def test_a_long_start_is_no_long_life(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    assert pauses([0.0, 1.0, 1.0, 1.0], LONG_S, monkeypatch, caplog) == [0.001, 0.002, 0.003]
+
+
+def test_a_long_life_makes_the_pause_short_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert pauses([0.0, 0.0, LONG_S, None, 0.0], 1.0, monkeypatch, caplog) == [0.001, 0.002, 0.001, 0.002]

@@ -1,0 +1,110 @@
+"""Which is enough: all answers of the gates, and the gates' own arithmetic on a scripted policy whose success depends
+on the patch (no model that is small enough for a test can follow one)."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+
+from store.types import GateAnswer, GateResult
+from traced.evaluation.gate import ComparisonName, GatePolicy, run_gate
+from traced.evaluation.intervals import Pair
+from traced.prompt_optimization.patches import Enough, Gates, no_worse, which
+
+PASS, FAIL, OPEN = GateAnswer.PASS, GateAnswer.FAIL, GateAnswer.INCONCLUSIVE
+POLICY = GatePolicy()
+
+Player = Callable[[int], bool]  # whether it succeeds on a seed
+
+
+@pytest.mark.parametrize(
+    ("prompt", "adapter", "comparison", "enough"),
+    [
+        (PASS, None, None, Enough.PROMPT),
+        (PASS, FAIL, OPEN, Enough.PROMPT),
+        (PASS, OPEN, OPEN, Enough.PROMPT),
+        (PASS, PASS, PASS, Enough.PROMPT),
+        (PASS, PASS, FAIL, Enough.ADAPTER),
+        (PASS, PASS, OPEN, Enough.INCONCLUSIVE),
+        (PASS, PASS, None, Enough.INCONCLUSIVE),
+        (FAIL, PASS, OPEN, Enough.ADAPTER),
+        (OPEN, PASS, FAIL, Enough.ADAPTER),
+        (OPEN, PASS, OPEN, Enough.INCONCLUSIVE),
+        (OPEN, PASS, PASS, Enough.INCONCLUSIVE),
+        (FAIL, None, None, Enough.NEITHER),
+        (FAIL, FAIL, PASS, Enough.NEITHER),
+        (FAIL, OPEN, OPEN, Enough.INCONCLUSIVE),
+        (OPEN, None, None, Enough.INCONCLUSIVE),
+        (OPEN, FAIL, PASS, Enough.INCONCLUSIVE),
+    ],
+)
+def test_three_answers_together(
+    prompt: GateAnswer, adapter: GateAnswer | None, comparison: GateAnswer | None, enough: Enough
+) -> None:
+    assert which(prompt, adapter, comparison) is enough
+
+
+def test_no_prompt_that_has_not_passed_is_enough_and_no_adapter_that_has_not_is_needed() -> None:
+    for prompt, adapter, comparison in itertools.product([*GateAnswer], [*GateAnswer, None], [*GateAnswer, None]):
+        found = which(prompt, adapter, comparison)
+        assert found is not Enough.PROMPT or prompt is PASS
+        assert found is not Enough.ADAPTER or adapter is PASS
+        assert found is not Enough.NEITHER or PASS not in (prompt, adapter)
+
+
+def gate(before: Player, after: Player, policy: GatePolicy, seeds: int) -> GateResult:
+    """The gate as ``traced.pipeline.gate`` runs it, on seeds that differ from round to round."""
+
+    async def gather(number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
+        played = [Pair(str(seed), 0, before(seed), after(seed)) for seed in range(number * seeds, (number + 1) * seeds)]
+        untouched = [one for one in played if int(one.task_id) % 2]
+        return {"environment": played, "target": played, "untouched": untouched}
+
+    return asyncio.run(run_gate("it", gather, policy))
+
+
+def prompted(patch: str) -> Player:
+    """Of the tasks that need nothing (the odd ones) and 30 in 100 of the others it does all; a patch does the rest."""
+    share = 100 if "all requests" in patch else 70 if "requests" in patch else 30
+    return lambda seed: bool(seed % 2) or seed * 7919 % 100 < share
+
+
+def gates(prompt: Player, adapter: Player, seeds: int = 200) -> Gates:
+    base = prompted("")
+    return Gates(
+        gate(base, prompt, POLICY, seeds),
+        gate(base, adapter, POLICY, seeds),
+        gate(adapter, prompt, no_worse(POLICY), seeds),
+    )
+
+
+def test_a_prompt_as_good_as_the_adapter_is_enough() -> None:
+    good = prompted("Do all requests.")
+    assert gates(good, good).enough is Enough.PROMPT
+
+
+def test_a_prompt_that_does_half_leaves_the_adapter_needed() -> None:
+    assert gates(prompted("Do the requests."), prompted("Do all requests.")).enough is Enough.ADAPTER
+
+
+def test_a_prompt_that_nobody_follows_is_not_enough() -> None:
+    assert gates(prompted("Be good."), prompted("Do all requests.")).enough is Enough.ADAPTER
+    assert gates(prompted("Be good."), prompted("")).enough is Enough.NEITHER
+
+
+def test_what_both_of_them_harm_takes_neither() -> None:
+    worse: Player = lambda seed: False  # noqa: E731
+    assert gates(worse, worse).enough is Enough.NEITHER
+
+
+def test_few_episodes_buy_no_answer() -> None:
+    good = prompted("Do all requests.")
+    assert gates(good, good, seeds=5).enough is Enough.INCONCLUSIVE
+    assert gates(prompted("Do the requests."), good, seeds=5).enough is Enough.INCONCLUSIVE
+
+
+def test_no_worse_holds_every_comparison_to_the_margin_of_untouched_tasks() -> None:
+    policy = no_worse(GatePolicy(untouched_margin=0.07))
+    assert {policy.required(name) for name in ("environment", "target", "untouched")} == {-0.07}  # type: ignore[arg-type]
+    assert (policy.level, policy.max_rounds) == (POLICY.level, POLICY.max_rounds)

@@ -1,0 +1,173 @@
+"""The classifier on hidden states: what it learns, how it is kept, and that routing by it never fails a request."""
+
+import asyncio
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox.contract import Task
+from traced.inference.errors import ContextLengthError, EngineError, RouterFileError, RouterFitError
+from traced.inference.routing_prompt import TASK_LIMIT
+from traced.routing.routers import (
+    LEAST_EXAMPLES,
+    HiddenStateClassifier,
+    HiddenStateRouter,
+    RoutedPolicy,
+    as_json,
+    fit_classifier,
+    read_classifier,
+    routed_text,
+)
+
+CENTRES = {"base": (0.0, 0.0, 1.0), "dates@v1": (3.0, 0.0, 1.0), "tools@v1": (0.0, 3.0, 1.0)}
+USER = [{"role": "user", "content": "Pick it up in 3 days."}]
+
+
+def cloud(model: str, count: int, seed: int = 0) -> list[list[float]]:
+    """Points around the model's centre; the last number is the same for all."""
+    rng = random.Random(f"{model}:{seed}")
+    return [[*(rng.gauss(c, 0.5) for c in CENTRES[model][:2]), 1.0] for _ in range(count)]
+
+
+def fitted(**counts: int) -> HiddenStateClassifier:
+    names = {name.replace("_", "@"): count for name, count in counts.items()}
+    points = [point for name, count in names.items() for point in cloud(name, count)]
+    return fit_classifier(points, [name for name, count in names.items() for _ in range(count)], base_digest="d1")
+
+
+class Embedding:
+    """Stands in for the client: a fixed vector for every text, or a failure."""
+
+    def __init__(self, found: list[float] | Exception) -> None:
+        self.found = found
+        self.asked: list[str] = []
+        self.models: list[str] = []
+
+    async def embeddings(self, texts: list[str], model: str) -> list[list[float]]:
+        self.asked += texts
+        if isinstance(self.found, Exception):
+            raise self.found
+        return [self.found for _ in texts]
+
+    async def chat(self, model: str, *_: Any, **__: Any) -> str:
+        self.models.append(model)
+        return model
+
+
+@pytest.mark.parametrize("counts", [{"base": 40, "dates_v1": 40}, {"base": 20, "dates_v1": 200, "tools_v1": 60}])
+def test_separate_clusters_are_told_apart(counts: dict[str, int]) -> None:
+    classifier = fitted(**counts)
+    assert classifier.classes == sorted(name.replace("_", "@") for name in counts)
+    for model in classifier.classes:
+        told = [classifier.logprobs(point) for point in cloud(model, 50, seed=1)]
+        assert all(sum(map(math.exp, logprobs.values())) == pytest.approx(1) for logprobs in told)
+        right = sum(max(logprobs, key=lambda name: logprobs[name]) == model for logprobs in told)
+        assert right >= 45
+
+
+def test_the_classifiers_numbers_are_scikit_learns_own() -> None:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    for names in (["base", "dates@v1"], list(CENTRES)):
+        points = [point for name in names for point in cloud(name, 30)]
+        models = [name for name in names for _ in range(30)]
+        reference = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, class_weight="balanced", max_iter=5000))
+        reference.fit(points, models)
+        classifier = fit_classifier(points, models, base_digest="")
+        for point, expected in zip(points, reference.predict_log_proba(points), strict=True):
+            assert list(classifier.logprobs(point).values()) == pytest.approx(expected.tolist(), abs=1e-9)
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3))
+def test_json_gives_the_same_decision_bit_for_bit(point: list[float]) -> None:
+    again = HiddenStateClassifier(**json.loads(as_json(KEPT)))
+    assert again == KEPT
+    assert again.logprobs(point) == KEPT.logprobs(point)
+
+
+KEPT = fitted(base=30, dates_v1=30, tools_v1=30)
+
+
+def test_a_file_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "router.json"
+    path.write_text(as_json(KEPT))
+    assert read_classifier(path) == KEPT
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", "{", as_json(KEPT).replace('"bias"', '"biased"'), as_json(KEPT).replace('"tools@v1"', '"a", "b"')],
+)
+def test_a_file_that_is_no_classifier_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "router.json"
+    path.write_text(text)
+    with pytest.raises(RouterFileError, match="holds no router"):
+        read_classifier(path)
+    with pytest.raises(RouterFileError):
+        read_classifier(tmp_path / "gone.json")
+
+
+def test_classes_of_too_few_examples_are_left_out_and_counted() -> None:
+    classifier = fitted(base=LEAST_EXAMPLES, dates_v1=LEAST_EXAMPLES, tools_v1=LEAST_EXAMPLES - 1)
+    assert classifier.classes == ["base", "dates@v1"]
+    assert classifier.examples == {"base": 10, "dates@v1": 10, "tools@v1": 9}
+
+
+@pytest.mark.parametrize("counts", [{}, {"base": 50}, {"base": LEAST_EXAMPLES - 1, "dates_v1": 50}])
+def test_too_few_classes_say_what_there_is_and_what_to_do(counts: dict[str, int]) -> None:
+    with pytest.raises(RouterFitError, match="two classes of at least 10 examples") as caught:
+        fitted(**counts)
+    assert "collect.episodes" in (caught.value.hint or "")
+    assert all(str(count) in caught.value.message for count in counts.values())
+
+
+def test_the_likeliest_class_serves() -> None:
+    client: Any = Embedding([3.0, 0.1, 1.0])
+    decision = asyncio.run(HiddenStateRouter(client, KEPT).choose(Task("policy", USER, [])))
+    assert decision.model == "dates@v1"
+    assert set(decision.logprobs) == set(CENTRES)
+    assert decision.why == ""
+    assert client.asked == ["Pick it up in 3 days."]
+
+
+@pytest.mark.parametrize(
+    ("found", "classifier", "why"),
+    [
+        (EngineError("down"), KEPT, "routing failed: down"),
+        (ContextLengthError("too long"), KEPT, "routing failed: too long"),
+        ([1.0, 2.0], KEPT, "routing failed: an embedding of 2 numbers"),
+        ([3.0, 0.1, 1.0], None, "too few"),
+    ],
+)
+def test_routing_never_fails_a_request(found: Any, classifier: HiddenStateClassifier | None, why: str) -> None:
+    client: Any = Embedding(found)
+    decision = asyncio.run(HiddenStateRouter(client, classifier, "too few").choose(Task("", USER, [])))
+    assert decision.model == "base"
+    assert decision.logprobs == {}
+    assert decision.why.startswith(why)
+
+
+def test_a_conversation_keeps_its_model() -> None:
+    async def check() -> None:
+        client: Any = Embedding([3.0, 0.1, 1.0])
+        policy = RoutedPolicy(client, HiddenStateRouter(client, KEPT))
+        await policy.complete(USER, [], seed=0)
+        client.found = [0.0, 3.0, 1.0]
+        later = [*USER, {"role": "assistant", "content": "When?"}, {"role": "user", "content": "Soon"}]
+        await policy.complete(later, [], seed=0)
+        assert client.models == ["dates@v1", "dates@v1"]
+        assert len(client.asked) == 1
+
+    asyncio.run(check())
+
+
+def test_a_long_opening_is_cut() -> None:
+    assert routed_text([{"role": "user", "content": "word " * 5000}]) == ("word " * 5000)[:TASK_LIMIT]

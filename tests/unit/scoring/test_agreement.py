@@ -1,0 +1,150 @@
+"""Cohen's kappa, its interval, and when a judge counts."""
+
+import math
+import warnings
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import cohen_kappa_score
+
+from store.database import open_store, session
+from store.records import Feedback
+from store.repositories.serving import save_feedback
+from store.repositories.trajectories import save_trajectories
+from store.types import Outcome
+from tests.unit.scoring.conversations import conversation
+from tests.unit.store.chain import T0, later
+from traced.config.cycle_sections import JudgeSection
+from traced.scoring.agreement import cohen_kappa, interval, keep, kept, labelled, lacking, summed_up, trusted
+from traced.scoring.errors import JudgeNotTrusted
+from traced.scoring.evidence import By, Labels
+from traced.scoring.judge import Judge, Judgement
+from traced.scoring.rules import Decision
+
+COUNTS = st.lists(st.integers(0, 60), min_size=4, max_size=4).filter(any)
+SETTINGS = JudgeSection(model="m")
+NONE = Labels([], [])
+S, F, U = Outcome.SUCCESS, Outcome.FAILURE, Outcome.UNKNOWN
+
+
+@given(COUNTS)
+def test_kappa_is_scikit_learns(counts: list[int]) -> None:
+    pairs = [(1, 1)] * counts[0] + [(1, 0)] * counts[1] + [(0, 1)] * counts[2] + [(0, 0)] * counts[3]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it divides by zero where kappa is not defined
+        theirs = float(cohen_kappa_score([a for a, _ in pairs], [b for _, b in pairs], labels=[0, 1]))
+    ours = cohen_kappa(counts)
+    # where only one class was ever given it is not defined; some versions of theirs say 1 or 0 then
+    if ours is None:
+        assert counts[0] == sum(counts) or counts[3] == sum(counts)
+    else:
+        assert math.isclose(ours, theirs, abs_tol=1e-12)
+
+
+@settings(max_examples=30)
+@given(COUNTS, st.integers(0, 2**32))
+def test_the_interval_is_its_seeds_and_within_bounds(counts: list[int], seed: int) -> None:
+    low, high = interval(counts, seed)
+    assert (low, high) == interval(counts, seed)
+    if low is not None and high is not None:
+        assert -1 <= low <= high <= 1
+
+
+def test_the_interval_is_about_as_wide_as_theory_says() -> None:
+    """Fleiss, Cohen and Everitt 1969, for equal margins: variance = (1 - k²) / n where both classes are as frequent."""
+    counts = [320, 80, 80, 320]
+    kappa, (low, high) = cohen_kappa(counts), interval(counts, 7)
+    assert kappa == pytest.approx(0.6)
+    assert low is not None
+    assert high is not None
+    assert high - low == pytest.approx(2 * 1.96 * math.sqrt((1 - 0.36) / 800), rel=0.1)
+
+
+def judgements(*pairs: tuple[Outcome, Decision]) -> list[Judgement]:
+    return [
+        Judgement(conversation(trajectory_id=f"t{n}", outcome=label), decision, 10, 2)
+        for n, (label, decision) in enumerate(pairs)
+    ]
+
+
+def of(right: int, wrong: int, label: Outcome) -> list[tuple[Outcome, Decision]]:
+    other = F if label is S else S
+    return [(label, Decision(label))] * right + [(label, Decision(other))] * wrong
+
+
+def test_what_is_unclear_or_failed_is_counted_apart() -> None:
+    pairs = [
+        *of(3, 1, S),
+        *of(4, 0, F),
+        (S, Decision(U, reason="who knows")),
+        (F, Decision(U, reason="away", failed=True)),
+    ]
+    found = summed_up("judge:m@1", "shop", By.PEOPLE, judgements(*pairs), 0)
+    assert (found.labelled, found.decided, found.unclear, found.failed) == (10, 8, 1, 1)
+    assert found.table == {
+        "success judged success": 3,
+        "success judged failure": 1,
+        "failure judged success": 0,
+        "failure judged failure": 4,
+    }
+    assert (found.accuracy, found.kappa) == (0.875, 0.75)
+    assert (found.prompt_tokens, found.completion_tokens, found.disagreeing) == (100, 20, ["t3"])
+    assert found.reasons == {"who knows": 1, "away": 1}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        (of(20, 0, S) + of(20, 0, F), ""),
+        (of(15, 0, S) + of(14, 0, F), "measured on 29 labels"),
+        (of(40, 0, S), "all alike"),
+        (of(12, 8, S) + of(12, 8, F), "agreement is 0.20"),
+        ([(S, Decision(U, reason="?"))] * 40, "measured on 0 labels"),
+    ],
+)
+def test_a_judge_counts_when_it_agrees_on_enough_of_both_kinds(pairs: list[tuple[Outcome, Decision]], why: str) -> None:
+    found = summed_up("judge:m@1", "shop", By.PEOPLE, judgements(*pairs), 0)
+    said = lacking(asdict(found), SETTINGS)
+    assert why in said
+    assert bool(said) == bool(why)
+
+
+def test_only_the_newest_agreement_of_this_very_judge_with_labels_that_count_lets_it_count() -> None:
+    judge, other = Judge(SETTINGS, "be strict"), Judge(SETTINGS, "be kind")
+    good, bad = (
+        summed_up(judge.name, "shop", By.PEOPLE, judgements(*pairs), 0)
+        for pairs in (of(20, 0, S) + of(20, 0, F), of(10, 10, S) + of(10, 10, F))
+    )
+    rules = summed_up(judge.name, "shop", By.RULES, judgements(*of(20, 0, S), *of(20, 0, F)), 0)
+    with session(open_store("sqlite://")) as opened:
+        with pytest.raises(JudgeNotTrusted, match="never measured"):
+            trusted(opened, judge)
+        keep(opened, rules, SETTINGS, T0)
+        with pytest.raises(JudgeNotTrusted, match="never measured"):
+            trusted(opened, judge)
+        keep(opened, good, SETTINGS, later(1))
+        assert trusted(opened, judge)["kappa"] == 1
+        with pytest.raises(JudgeNotTrusted, match=f"{other.name}.*never measured"):
+            trusted(opened, other)
+        keep(opened, bad, SETTINGS, later(2))
+        with pytest.raises(JudgeNotTrusted, match=r"agreement is 0\.00"):
+            trusted(opened, judge)
+        keep(opened, rules, SETTINGS, later(3))
+        assert (kept(opened, judge.name) or {})["kappa"] == 0
+
+
+def test_another_prompt_or_model_is_another_judge() -> None:
+    names = {Judge(JudgeSection(model=model), prompt).name for model in ("a", "b") for prompt in ("x", "y")}
+    assert len(names) == 4
+    assert Judge(JudgeSection(model="a", timeout_s=1), "x").name in names
+
+
+def test_what_people_say_counts_also_where_evidence_keeps_the_stored_outcome() -> None:
+    store = open_store("sqlite://")
+    with session(store) as opened:
+        save_trajectories(opened, [conversation(trajectory_id=name, outcome=F) for name in ("a", "b")])
+        save_feedback(opened, Feedback("a", T0, score=1.0, who="alice"))
+    assert [(one.id, one.outcome) for one in labelled(store, "shop", NONE, By.PEOPLE, 10)] == [("a", S)]
+    assert [(one.id, one.outcome) for one in labelled(store, "shop", NONE, By.SOURCE, 10)] == [("b", F)]

@@ -1,0 +1,109 @@
+"""Mistakes in a rule file: their line, their rule, and what is allowed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from traced.scoring.errors import RuleFileError
+from traced.scoring.rule_file import FollowedRules, read_rules
+
+GOOD = '[[rule]]\nname = "a"\noutcome = "success"\nwhen = {call = "x"}\n'
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "rules.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ('[[rule]]\nname = "a"\noutcome = "succes"\nwhen = {call = "x"}\n', 3, ["rule 1 'a'", "outcome", "'success'"]),
+        ('[[rule]]\nname = "a"\noutcome = "success"\n', 1, ["needs when or check"]),
+        (GOOD + '[[rule]]\noutcome = "failure"\nwhen = {call = "x"}\n', 5, ["rule 2", "name"]),
+        (
+            GOOD.replace('{call = "x"}', "{any = [\n{call = 'x'},\n{cal = 'y'}]}"),
+            6,
+            ["when.any[1].cal", "call, answer"],
+        ),
+        (GOOD.replace('{call = "x"}', '{call = "x", answer = "("}'), 4, ["when.answer", "no regular expression"]),
+        (GOOD.replace('{call = "x"}', '{ended = "never"}'), 4, ["'never'", "max_turns", "silence"]),
+        (GOOD.replace('{call = "x"}', "{turns = {gt = true}}"), 4, ["only numbers and texts"]),
+        (GOOD.replace('{call = "x"}', "{turns = {}}"), 4, ["matches, eq, ne"]),
+        (GOOD.replace('{call = "x"}', '{call = {tool = "x", result = {path = "a", eq = 1}}}'), 4, ["begins with"]),
+        (GOOD.replace('{call = "x"}', '{call = {tool = "x", which = "one"}}'), 4, ["'first'", "'every'"]),
+        (GOOD.replace("when", "score = 0.2\nwhen"), 1, ["success has a score of at least 0.5"]),
+        (GOOD + GOOD, 6, ["rule 2 'a'", "rule 1 has this name"]),
+        ("rules = 1\n", 1, ["rules", "rule, databases"]),
+        ('rule = "x"\n', 1, ["rule", "list"]),
+        (GOOD + '[databases.d]\nurl = "mysql://h/x"\n', 6, ["allowed are sqlite, postgresql"]),
+        (GOOD + '[databases.d]\ntimeout_s = 1\nurl = "postgresql://u:pw@h/x"\n', 7, ["url_env"]),
+        (GOOD + "[databases.d]\ntimeout_s = 1\n", 5, ["exactly one of url and url_env"]),
+        (
+            GOOD + '[rule.check]\ndatabase = "d"\nquery = "select 1"\nexpect = {eq = 1}\n',
+            6,
+            ["no database 'd'", "none"],
+        ),
+        (
+            GOOD + '[rule.check]\ndatabase = "d"\nquery = "select :x"\nexpect = {eq = 1}\nwith = {y = {tool = "t"}}\n',
+            9,
+            ["check.with.y", "tool, argument"],
+        ),
+        (
+            GOOD + '[rule.check]\ndatabase = "d"\nquery = "select :x"\nexpect = {eq = 1}\n',
+            5,
+            ["the query's parameters are x, those under with are none"],
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_line_its_rule_and_what_is_allowed(
+    tmp_path: Path, text: str, line: int, words: list[str]
+) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(RuleFileError) as caught:
+        read_rules(path)
+    assert f"{path}, line {line}" in caught.value.message
+    assert all(word in caught.value.message for word in words), caught.value.message
+    assert "pw" not in caught.value.message
+    assert caught.value.exit_code == 2
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "\n".join(f'[[rule]]\nname = "{n}"\noutcome = "?"\nwhen = {{turns = 1}}' for n in range(30))
+    )
+    with pytest.raises(RuleFileError) as caught:
+        read_rules(path)
+    told = caught.value.message.splitlines()
+    assert (len(told), told[-1]) == (21, "and 10 more")
+    assert "line 7, rule 2 '1'" in told[1]
+
+
+def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
+    with pytest.raises(RuleFileError, match=r"nowhere\.toml cannot be read"):
+        read_rules(tmp_path / "nowhere.toml")
+    with pytest.raises(RuleFileError, match=r"no TOML: .*line 1"):
+        read_rules(written(tmp_path, "a b"))
+    (tmp_path / "rules.toml").write_bytes(b"\xff")
+    with pytest.raises(RuleFileError, match="no TOML"):
+        read_rules(tmp_path / "rules.toml")
+
+
+def test_a_file_that_changes_is_read_again_and_a_bad_one_leaves_the_last_good_one(tmp_path: Path) -> None:
+    path = written(tmp_path, "rule = 1\n")
+    followed = FollowedRules(path)
+    assert followed.now() is None
+    assert "line 1" in followed.trouble
+    written(tmp_path, GOOD)
+    first = followed.now()
+    assert first is not None
+    assert followed.trouble == ""
+    assert followed.now() is first
+    written(tmp_path, GOOD + "x")
+    assert followed.now() is first
+    assert followed.trouble
+    os.remove(path)
+    assert followed.now() is first
+    assert "cannot be read" in followed.trouble

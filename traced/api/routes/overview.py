@@ -1,0 +1,107 @@
+"""What the first screen shows beside the status: the router's health, and success over time.
+
+Invariants: what is read is bounded: ``CYCLES`` cycles' final figures, and the ``MOST`` newest exchanges of ``DAYS``
+days, however many there are.
+
+The service at a glance: its state, cycles, adapters, devices, parked inputs, and what was decided.
+"""
+
+from collections import Counter
+from datetime import timedelta
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+
+from store.database import reading
+from store.records import Cycle
+from store.repositories.cycles import list_cycles
+from store.repositories.trajectories import judged_since
+from traced.api.auth import Caller, Door
+from traced.api.control import Control
+from traced.api.queries import Limit
+from traced.client.models import AdapterView, AuditView, CycleView, Devices, ParkedView, Status
+from traced.client.serving import CycleRate, DayRate, Health, Rates
+
+CYCLES, DAYS, MOST = 60, 30, 10_000
+
+
+def router(control: Control) -> APIRouter:
+    """Its paths."""
+    router = APIRouter(prefix="/overview")
+
+    @router.get("/health")
+    def health() -> Health:
+        """The router, its engines and its traffic now."""
+        return control.health()
+
+    @router.get("/rates")
+    def rates() -> Rates:
+        """Success over time: of the target's cycles that were evaluated, and of production by the day."""
+        return rates_of(control)
+
+    return router
+
+
+def rates_of(control: Control) -> Rates:
+    """Success over time."""
+    with reading(control.store) as opened:
+        cycles = list_cycles(opened, target=control.target, limit=CYCLES)
+        since = control.now() - timedelta(days=DAYS)
+        judged, partial = judged_since(opened, control.target, since, most=MOST)
+    told, well = Counter(at.date() for at, _ in judged), Counter(at.date() for at, success in judged if success)
+    return Rates(
+        cycles=[rate for cycle in reversed(cycles) if (rate := _rate(cycle)) is not None],
+        days=[DayRate(day=day, judged=told[day], successes=well[day]) for day in sorted(told)],
+        partial=partial,
+    )
+
+
+def _rate(cycle: Cycle) -> CycleRate | None:
+    """None for a cycle that has measured nothing on the test tasks (yet)."""
+    base, routed = (cycle.summary.get(name) for name in ("base", "routed"))
+    if base is None and routed is None:
+        return None
+    at, tasks = cycle.finished_at or cycle.created_at, cycle.summary.get("test_seeds") or 0
+    return CycleRate(cycle_id=cycle.id, at=at, base=base, routed=routed, tasks=tasks)
+
+
+def status_router(control: Control, door: Door) -> APIRouter:
+    """Its paths; ``door`` says who asks."""
+    status_router = APIRouter()
+
+    @status_router.get("/status")
+    def status(caller: Annotated[Caller, Depends(door)]) -> Status:
+        """The service at a glance, and what the one who asks may do."""
+        return control.status(caller.role)
+
+    @status_router.get("/cycles")
+    def cycles(limit: Limit = 50) -> list[CycleView]:
+        """The newest cycles with their stages."""
+        return control.cycles(limit)
+
+    @status_router.get("/cycles/{cycle_id:path}")
+    def cycle(cycle_id: str) -> CycleView:
+        """One cycle with its stages, however old."""
+        return control.cycle(cycle_id)
+
+    @status_router.get("/adapters")
+    def adapters() -> list[AdapterView]:
+        """All adapter versions, oldest first."""
+        return control.adapters()
+
+    @status_router.get("/devices")
+    def devices() -> Devices:
+        """What each device does now, whether training could begin on it, who holds it."""
+        return control.devices()
+
+    @status_router.get("/parked")
+    def parked() -> list[ParkedView]:
+        """Inputs that failed too often, newest first, with the evidence."""
+        return control.parked()
+
+    @status_router.get("/audit")
+    def audit(limit: Limit = 100) -> list[AuditView]:
+        """What was decided, newest first."""
+        return control.audit(limit)
+
+    return status_router

@@ -1,0 +1,223 @@
+"""``traced admit FILE.py``: whether a single-file environment may train a model, without a store, a cycle or a model.
+
+A package of verifiers or OpenEnv is taken too: one that ``traced export`` wrote comes down to its file; of any other
+it is said, check by check, why it is not judged.
+Invariants: the file is read as text and runs in containers only; nothing is stored but the page that ``--html`` names,
+which appears by rename. How it fails: a file that cannot be judged is a TracedError, before any container starts; no
+engine or no image is the sandbox's error with its next command, and no verdict.
+Not covered: whether training on it helps, and the base model's rewards, which need a model.
+
+The file or folder that ``traced admit`` is given: which argument is one, what it holds, where its report may go.
+
+Every refusal is a TracedError, before anything heavy is imported and before any container starts. Within ``unjudged``
+an error of whatever kind ends with an exit code that no verdict has.
+"""
+
+import asyncio
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sandbox.admission import admit
+from sandbox.admission.interface import junk_messages
+from sandbox.admission.report import as_data, means, on_terminal
+from sandbox.admission.report.html import page
+from sandbox.contract import Tool
+from sandbox.docker_engine import reap_orphans
+from sandbox.image import ensure_image
+from sandbox.policy import SandboxLimits
+from store.text import line
+from store.types import AdmissionReport
+from traced.cli.output import print_json, progress
+from traced.config.settings import Settings
+from traced.core.errors import TracedError, cause_of, is_known
+from traced.interop.recognition import Foreign, Recognised, recognise_file, recognise_folder, unproved
+from traced.pipeline.admit import thresholds
+from traced.targets.registry import Target
+from traced.targets.registry import target as target_named
+
+NOT_JUDGED_CODE = 3  # neither a refusal (1) nor wrong usage (2)
+LOOKED_AT = 200  # entries of a folder
+LARGEST = 1024 * 1024  # bytes of a file that is read at all; admission itself refuses far smaller ones
+
+
+def only_file(files: Sequence[str]) -> Path:
+    """The one file of the arguments; a TracedError where there are more, or capabilities among them."""
+    others = [one for one in files if not is_file(one)]
+    if others:
+        raise TracedError(
+            f"{files[0] if is_file(files[0]) else next(filter(is_file, files))} is a file and {others[0]!r} is none: "
+            "a file is judged by itself, capabilities as part of their cycle",
+            hint="one command for the file, another for the capabilities",
+        )
+    if len(files) > 1:
+        raise TracedError(f"{len(files)} files were given; one is judged at a time", hint=f"traced admit {files[0]}")
+    return Path(files[0])
+
+
+def is_file(argument: str) -> bool:
+    """Whether an argument means a file or a package's folder rather than a capability."""
+    return argument.endswith(".py") or os.sep in argument or os.path.isfile(argument) or _is_package(Path(argument))
+
+
+def _is_package(folder: Path) -> bool:
+    """Whether it is a folder with Python in it, or in a folder of it."""
+    try:
+        within = list(islice(folder.iterdir(), LOOKED_AT)) if folder.is_dir() else []
+        deeper = chain.from_iterable(one.iterdir() for one in within if one.is_dir())
+        return any(one.suffix == ".py" for one in chain(within, islice(deeper, LOOKED_AT)))
+    except OSError:
+        return False
+
+
+@contextmanager
+def unjudged() -> Iterator[None]:
+    """What is raised in here is no verdict, and its exit code says so."""
+    try:
+        yield
+    except Exception as raised:
+        error: Any = cause_of(raised)
+        if is_known(error) and getattr(error, "exit_code", 1) == 1:
+            error.exit_code = NOT_JUDGED_CODE
+        raise
+
+
+def read_source(file: Path) -> str:
+    """The file's text; raises TracedError for one that cannot be judged."""
+    try:
+        return _text(file)
+    except UnicodeDecodeError as error:
+        raise TracedError(
+            f"{file} is not UTF-8: {error.reason} at byte {error.start}",
+            hint="save it in UTF-8, for instance with: iconv -f LATIN1 -t UTF-8",
+        ) from error
+    except OSError as error:
+        raise TracedError(f"{file} cannot be read: {error.strerror}", hint="check its name and permissions") from error
+
+
+def _text(file: Path) -> str:
+    if not file.exists():
+        raise TracedError(f"there is no file {file}", hint=f"check the path: the working directory is {Path.cwd()}")
+    if not file.is_file():
+        raise TracedError(f"{file} is no regular file", hint="copy it into a file whose name ends in .py")
+    size = file.stat().st_size
+    if size > LARGEST:
+        raise TracedError(
+            f"{file} has {size:,} bytes; an environment is a small program over records that it makes",
+            hint="generate records from the seed instead of listing them",
+        )
+    return file.read_bytes().decode("utf-8-sig")
+
+
+def check_page(html: Path, file: Path) -> None:
+    """Raise TracedError where the page could not be written, before anything is judged."""
+    if html.is_dir():
+        raise TracedError(f"{html} is a directory; the page is a file", hint=f"--html {html / 'report.html'}")
+    if html.exists() and html.samefile(file):
+        raise TracedError(f"{html} is the environment itself", hint=f"--html {file.with_suffix('.html')}")
+    if not os.access(html.absolute().parent, os.W_OK):
+        raise TracedError(f"nothing can be written into {html.absolute().parent}", hint="name another folder in --html")
+
+
+OWNER = f"traced-admit-{platform.node()}"
+TARGET_SEEDS = 8
+
+
+def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, html: Path | None, json: bool) -> int:
+    """Judge the one file and say so; the exit code: 0 admitted, 1 refused, 3 not judged."""
+    file = only_file(files)
+    found = recognise_folder(file) if file.is_dir() else recognise_file(file, read_source(file))
+    if html is not None:
+        check_page(html, file)
+    report = unproved(found) if isinstance(found, Foreign) else _judged(settings, found.source_code, target, json)
+    if html is not None:
+        _write(html, page(report, file.name, datetime.now(UTC)))
+    _tell(report, file, html, _since_export(found, report), json)
+    if isinstance(found, Foreign):
+        return NOT_JUDGED_CODE
+    return 0 if report.admitted else 1
+
+
+def _judged(settings: Settings, source_code: str, target: str | None, quiet: bool) -> AdmissionReport:
+    tools, errors = shown_by(target_named(target)) if target else (None, [])
+    ensure_image()
+    reap_orphans(OWNER)
+    with _told(quiet) as begins:
+        return asyncio.run(
+            admit(
+                source_code,
+                target_tools=tools,
+                target_error_examples=errors,
+                base_rewards=None,
+                thresholds=thresholds(settings),
+                limits=SandboxLimits(**settings.sandbox.model_dump()),
+                owner=OWNER,
+                begins=begins,
+            )
+        )
+
+
+def _since_export(found: Recognised | Foreign, report: AdmissionReport) -> list[str]:
+    """What is no longer as ``traced export`` wrote it."""
+    if isinstance(found, Foreign) or not found.recorded:
+        return []
+    changed = [f"{name} was changed since the export, and is not judged here" for name in found.changed]
+    if found.recorded != report.environment_hash:
+        changed.append(f"the environment was changed since the export: it was env:{found.recorded[:12]}")
+    return changed
+
+
+def shown_by(target: Target) -> tuple[list[Tool], list[str]]:
+    """The target's tools, and how it answers calls that make no sense."""
+    tools: dict[str, Tool] = {}
+    errors: list[str] = []
+    for seed in target.splits["train"][:TARGET_SEEDS]:
+        environment = target.environment()
+        task = environment.reset(seed)
+        tools |= {tool["function"]["name"]: tool for tool in task.tools}
+        for message, must_fail in junk_messages(task, seed):
+            replies = environment.step(message)
+            errors += [str(reply["content"]) for reply in replies if reply["role"] == "tool" and must_fail]
+            if environment.done:
+                break
+    return list(tools.values()), list(dict.fromkeys(errors))
+
+
+@contextmanager
+def _told(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Which check is under way, on a terminal."""
+    if quiet or not progress.is_terminal:
+        yield lambda name: None
+        return
+    with progress.status("Starting") as status:
+        yield lambda name: status.update(f"{name}: {means(name)}")
+
+
+def _write(html: Path, text: str) -> None:
+    staged = html.with_name(f".{html.name}.partial")
+    try:
+        staged.write_text(text, encoding="utf-8")
+        os.replace(staged, html)
+    except OSError as error:
+        raise TracedError(f"{html} cannot be written: {error.strerror}", hint="name another file in --html") from error
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def _tell(report: AdmissionReport, file: Path, html: Path | None, changed: list[str], json: bool) -> None:
+    if json:
+        print_json({"file": file, "html": html, "changed": changed, **as_data(report)})
+        return
+    console = Console()
+    console.print(on_terminal(report, file.name))
+    for one in changed:
+        console.print(f"! {line(one, 300)}", highlight=False, markup=False)
+    if html is not None:
+        console.print(f"The report as a page: {html}", highlight=False, markup=False, soft_wrap=True)

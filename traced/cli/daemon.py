@@ -1,0 +1,240 @@
+"""Verbs of the service: up, and what is asked of the one that runs: cycle start, cycle cancel, pause, resume.
+
+Verbs that hand the daemon to systemd: service install, uninstall, show.
+
+The verb that opens the terminal interface.
+
+It is a program of its own (``python -m tui``) that takes this one's place: nothing here imports it, and it imports the
+control API's client alone.
+"""
+
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from traced.cli.options import AsJson, DataDir, Given, Model, Reason, Seed, Threads, read_settings
+from traced.cli.output import console, print_json
+from traced.core.errors import TracedError
+
+if TYPE_CHECKING:
+    from traced.client import Client
+    from traced.client.models import Done
+    from traced.daemon.systemd import Unit
+
+
+cycle = typer.Typer(no_args_is_help=True, help="Ask the running service for a cycle, or to end one.")
+
+
+def up(
+    *,
+    data_dir: DataDir = None,
+    given: Given = None,
+    model: Model = None,
+    seed: Seed = None,
+    threads: Threads = None,
+) -> None:
+    """Run as a service: carry cycles on, wait for a person where one is needed, until told to stop."""
+    from traced.app.service import up as run
+    from traced.config.settings import for_children
+
+    named = {"engine.threads": threads, "model.spec": model}
+    pairs = [*(given or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
+    os.environ.update(for_children(pairs))
+    run(lambda: read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads))
+
+
+@cycle.command("start")
+def start(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Ask for a cycle; it begins once no other is unfinished."""
+    _ask(data_dir, as_json, lambda client: client.start_cycle(reason))
+
+
+@cycle.command("cancel")
+def cancel(
+    cycle_id: Annotated[str, typer.Argument(metavar="CYCLE", help="The cycle's id.", show_default=False)],
+    reason: Reason = "",
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """End an unfinished cycle for good."""
+    _ask(data_dir, as_json, lambda client: client.cancel(cycle_id, reason))
+
+
+def pause(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Stop the cycle at its next safe point, and begin none until resumed."""
+    _ask(data_dir, as_json, lambda client: client.pause(reason))
+
+
+def resume(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Go on after a pause."""
+    _ask(data_dir, as_json, lambda client: client.resume(reason))
+
+
+def _ask(data_dir: "Path | None", as_json: bool, act: "Callable[[Client], Awaitable[Done]]") -> None:
+    """Ask the service of the data directory, and tell what it said."""
+    import asyncio
+
+    from traced.client import Client, default_socket
+    from traced.core.location import data_directory
+
+    async def ask() -> "Done":
+        async with Client(default_socket(data_directory(data_dir))) as client:
+            return await act(client)
+
+    done = asyncio.run(ask())
+    if as_json:
+        print_json(done.model_dump())
+    else:
+        console.print(f"{done.said}. Next: traced status", highlight=False)
+
+
+System = Annotated[bool, typer.Option("--system/--user", help="A unit of the machine, or of this user (default).")]
+Name = Annotated[str, typer.Option("--name", help="Name of the unit, for several data directories.")]
+RunAs = Annotated[
+    str, typer.Option("--run-as", metavar="USER", help="User of a system unit (default: one that systemd makes up).")
+]
+MemoryMax = Annotated[
+    str, typer.Option("--memory-max", metavar="SIZE", help="Memory of the daemon and its children, e.g. 24G.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the unit and change nothing.")]
+
+service = typer.Typer(no_args_is_help=True, help="Run the daemon under systemd.")
+
+
+@service.callback()
+def service_options() -> None:
+    """Run the daemon under systemd."""
+
+
+@service.command()
+def install(
+    *,
+    data_dir: DataDir = None,
+    given: Given = None,
+    system: System = False,
+    name: Name = "traced",
+    run_as: RunAs = "",
+    memory_max: MemoryMax = "",
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a hardened systemd unit for this data directory and start it at boot."""
+    from traced.daemon.systemd import install as install_unit
+    from traced.daemon.systemd import render, unit_path
+
+    unit = _unit(data_dir, given, system=system, name=name, run_as=run_as, memory_max=memory_max)
+    path = unit_path(unit) if dry_run else install_unit(unit)
+    if as_json:
+        print_json({"path": path, "installed": not dry_run, "unit": render(unit)})
+    elif dry_run:
+        typer.echo(render(unit), nl=False)
+    else:
+        start = f"systemctl {'' if system else '--user '}start {path.name}"
+        console.print(f"Wrote {path}; it starts at boot. To start it now: {start}", highlight=False)
+
+
+@service.command()
+def uninstall(system: System = False, name: Name = "traced", as_json: AsJson = False) -> None:
+    """Stop the unit and remove it; data stay where they are."""
+    from traced.daemon.systemd import uninstall as uninstall_unit
+
+    path = uninstall_unit(_unit(None, None, system=system, name=name))
+    if as_json:
+        print_json({"path": path, "installed": False})
+    else:
+        console.print(f"Removed {path}; data stay where they are.", highlight=False)
+
+
+@service.command()
+def show(
+    *,
+    data_dir: DataDir = None,
+    given: Given = None,
+    system: System = False,
+    name: Name = "traced",
+    run_as: RunAs = "",
+    memory_max: MemoryMax = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show where the unit is, whether it is as `install` would write it now, and its state."""
+    from traced.daemon.systemd import look
+
+    seen = look(_unit(data_dir, given, system=system, name=name, run_as=run_as, memory_max=memory_max))
+    if as_json:
+        print_json(seen)
+        return
+    kind = "not installed" if not seen.there else "not written by traced" if not seen.ours else "installed"
+    differs = "" if seen.current or not seen.ours else "; `traced service install` with these options would change it"
+    console.print(f"{seen.path}: {kind}{differs}", highlight=False, markup=False)
+    console.print(f"state: {seen.state or 'systemd does not run here'}", highlight=False)
+
+
+def _unit(
+    data_dir: Path | None, given: list[str] | None, *, system: bool, name: str, run_as: str = "", memory_max: str = ""
+) -> "Unit":
+    from traced.daemon.systemd import STATE_ROOT, Unit, machine
+
+    place = data_dir or (STATE_ROOT / name if system and not run_as else None)
+    settings = read_settings(place, given)
+    return Unit(
+        python=Path(sys.executable),
+        data_dir=settings.data_dir,
+        name=name,
+        system=system,
+        run_as=run_as if system else "",
+        memory_max=memory_max,
+        drain_s=settings.service.drain_s,
+        watchdog_s=settings.service.watchdog_s,
+        machine=machine(),
+    )
+
+
+SIZE = ("COLUMNS", "LINES")  # the terminal itself says how large it is, and that it has changed
+
+Url = Annotated[
+    str, typer.Option("--url", help="A daemon elsewhere, e.g. https://host:port; its token is read from a file.")
+]
+TokenFile = Annotated[Path | None, typer.Option("--token-file", help="File that holds the token for --url.")]
+Web = Annotated[bool, typer.Option("--web", help="Serve it to a browser on this machine; read-only without --write.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of --web on loopback; 0 is any free one.")]
+Write = Annotated[bool, typer.Option("--write", help="With --web: let those who have the printed URL decide, too.")]
+ReadOnly = Annotated[bool, typer.Option("--read-only", help="Look only: offer nothing that changes anything.")]
+
+
+def tui(
+    *,
+    data_dir: DataDir = None,
+    given: Given = None,
+    url: Url = "",
+    token_file: TokenFile = None,
+    read_only: ReadOnly = False,
+    web: Web = False,
+    port: Port = 8200,
+    write: Write = False,
+) -> None:
+    """Watch cycles, read the evidence and decide, in a terminal; opening and closing it changes nothing."""
+    command = [sys.executable, "-m", "tui", *(["--read-only"] if read_only else [])]
+    if web:
+        command += ["--web", "--port", str(port), *(["--write"] if write else [])]
+    variables = {name: value for name, value in os.environ.items() if name not in SIZE}
+    if url:
+        variables["TRACED_TOKEN"] = _token(token_file)
+        command += ["--url", url]
+    else:
+        from traced.core.location import default_socket
+
+        command += ["--socket", str(default_socket(read_settings(data_dir, given).data_dir))]
+    os.execve(command[0], command, variables)
+
+
+def _token(file: Path | None) -> str:
+    if file is None:
+        return os.environ.get("TRACED_TOKEN", "")
+    try:
+        return file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TracedError(f"the token in {file} cannot be read: {error}", hint="--token-file FILE") from None

@@ -1,0 +1,227 @@
+"""``traced demo``: one full cycle on the target with the base model, from first episode to report.
+
+Invariants: the same command carries on an unfinished cycle from its last checkpoint; nothing is approved silently:
+``--yes`` says so on the screen, a terminal is asked with the gate's figures, and without one the demo stops and names
+the command that goes on; with ``--keep`` it does so always. Ctrl-C passes through as KeyboardInterrupt once the
+children have ended.
+
+Not covered: what is printed at the end (``traced.cli``).
+
+The verb that runs the whole cycle: demo.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.prompt import Confirm
+
+from sandbox.client import reap_orphans
+from sandbox.image import ensure_image
+from store.database import open_store, session
+from store.records import Cycle, CycleState
+from store.repositories.cycles import pause_target, set_cycle_state
+from traced.cli.options import AsJson, DataDir, Given, Model, Seed, Threads, read_settings
+from traced.cli.output import console, print_json, progress
+from traced.config.settings import Settings
+from traced.core.errors import TracedError
+from traced.core.ownership import CYCLES, hold, sandbox_owner
+from traced.core.progress import Progress
+from traced.core.resources import Meter
+from traced.evaluation.figures import ON_TARGET, CycleFigures, as_json
+from traced.evaluation.report import prompt_sentence, write_report
+from traced.inference.model_files import resolve_model
+from traced.pipeline.context import Context, opened, utc_now
+from traced.pipeline.evaluate import COMPARISON, expected_comparison_s, grpo_on_target
+from traced.pipeline.gate import figures_of, stored_gate
+from traced.pipeline.promote import decide
+from traced.pipeline.report import gather
+from traced.pipeline.runner import TYPICAL_CAPABILITIES, find_cycle, run_cycle
+
+COMPARED = "grpo_on_target"
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What the command line said; ``console`` is where progress and questions go (stderr)."""
+
+    settings: Settings
+    console: Console
+    yes: bool = False
+    compare: bool = False
+    keep: bool = False  # everything is left to be looked at: nothing is asked, and nothing begins by itself afterwards
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """How the demo ended: ``waiting`` names the adapters that it stopped for, empty when the cycle is finished."""
+
+    cycle_id: str
+    figures: CycleFigures
+    report: Path | None
+    waiting: list[str]
+
+
+def run_demo(options: DemoOptions) -> DemoResult:
+    """Run or carry on the cycle. Raises TracedError, StoreError, SandboxError, AgentsError or KeyboardInterrupt."""
+    with hold(options.settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLES):
+        return _held(options)
+
+
+def _held(options: DemoOptions) -> DemoResult:
+    ensure_image(build_missing=True)
+    reap_orphans(sandbox_owner(options.settings.data_dir))
+    cycle = _cycle(options)
+    progress = Progress(options.console)
+    if options.compare:
+        progress.plan(f"train {ON_TARGET}", COMPARISON, expected_comparison_s(options.settings, TYPICAL_CAPABILITIES))
+    with Meter() as meter, progress.shown():
+        result = asyncio.run(_run(options, cycle.id, progress, meter))
+        while result.waiting and options.console.is_terminal and not options.keep:
+            with progress.paused():
+                if not _ask(options, result):
+                    break
+            result = asyncio.run(_run(options, cycle.id, progress, meter))
+    if options.keep:
+        _pause(options.settings)
+    return result
+
+
+def _pause(settings: Settings) -> None:
+    """Have a service begin no cycle of the target until a person says so."""
+    store = open_store(settings.store_url)
+    try:
+        with session(store) as opened_session:
+            pause_target(opened_session, settings.target.name, who="traced demo --keep", at=utc_now())
+    finally:
+        store.dispose()
+
+
+async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: Meter) -> DemoResult:
+    async with opened(options.settings, cycle_id, progress, meter) as context:
+        standing = await run_cycle(context, _approver(options))
+        figures = gather(context)
+        if standing.finished and options.compare:
+            figures = await _compared(context, figures)
+        page = context.run_dir / "report.html"
+        return DemoResult(cycle_id, figures, page if standing.finished else None, standing.waiting)
+
+
+def _cycle(options: DemoOptions) -> Cycle:
+    """The cycle to work on; with ``compare`` a finished one that was not compared yet will do."""
+    settings = options.settings
+    model = resolve_model(settings.model.spec, settings.data_dir)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    store = open_store(settings.store_url)
+
+    def uncompared(cycle: Cycle) -> bool:
+        return options.compare and cycle.state is CycleState.FINISHED and cycle.summary.get(COMPARED) is None
+
+    try:
+        with session(store) as opened_session:
+            return find_cycle(opened_session, settings, model.name, at=utc_now(), wanted=uncompared)
+    finally:
+        store.dispose()
+
+
+def _approver(options: DemoOptions) -> Callable[[Context, Sequence[str]], bool]:
+    def approve(context: Context, adapters: Sequence[str]) -> bool:
+        if not options.yes:
+            return False
+        for adapter in adapters:
+            context.progress.note(f"--yes: approving {adapter} without asking ({_gate_line(context, adapter)})")
+            decide(context, adapter, True, who="traced demo --yes", reason="approved by the demo itself")
+        return True
+
+    return approve
+
+
+def _ask(options: DemoOptions, result: DemoResult) -> bool:
+    """Ask about every adapter that waits; False when standard input has ended."""
+    gates = {adapter.name: adapter.gate for adapter in result.figures.adapters}
+    answers: dict[str, bool] = {}
+    for name in result.waiting:
+        gate = gates[name]
+        options.console.print(f"\n{name} passed its gate: {figures_of(gate) if gate else ''}", highlight=False)
+        for prompt in result.figures.prompts:
+            if prompt.capability == name.partition("@")[0]:
+                options.console.print(prompt_sentence(prompt), highlight=False, markup=False)
+        try:
+            answers[name] = Confirm.ask(f"Promote {name}?", console=options.console, default=False)
+        except EOFError:
+            return False
+    return _record(options.settings, result.cycle_id, answers)
+
+
+def _record(settings: Settings, cycle_id: str, answers: dict[str, bool]) -> bool:
+    async def write() -> None:
+        async with opened(settings, cycle_id, Progress(Console(quiet=True)), Meter()) as context:
+            for name, approved in answers.items():
+                decide(context, name, approved, who="traced demo", reason="asked on the terminal")
+
+    asyncio.run(write())
+    return True
+
+
+def _gate_line(context: Context, adapter: str) -> str:
+    result = stored_gate(context, adapter)
+    return figures_of(result) if result else "no gate result"
+
+
+async def _compared(context: Context, figures: CycleFigures) -> CycleFigures:
+    """The figures with GRPO on the target itself beside them; the page and the cycle's row follow."""
+    if not figures.rollouts:
+        context.progress.note("--compare: no adapter was trained, so there is no number of rollouts to match")
+        return figures
+    await grpo_on_target(context, figures.rollouts)
+    compared = gather(context)
+    write_report(compared, context.run_dir)
+    with context.writing() as written:
+        set_cycle_state(written, context.cycle_id, CycleState.FINISHED, at=context.now(), summary=as_json(compared))
+    return compared
+
+
+def demo(
+    *,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Approve what passes its gate, and say so.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Add GRPO directly on the target with as many rollouts.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Decide nothing, and leave everything for traced up and traced tui to show.")
+    ] = False,
+    data_dir: DataDir = None,
+    given: Given = None,
+    model: Model = None,
+    seed: Seed = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one full cycle, or carry on the one that was stopped, and show what it won."""
+    from traced.evaluation.figures import as_json as told
+    from traced.evaluation.report import summary_table
+
+    if yes and keep:
+        raise TracedError("--yes decides and --keep leaves the decision to you", hint="leave one of them out")
+    settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
+    result = run_demo(DemoOptions(settings, progress, yes, compare, keep))
+    if not as_json:
+        console.print(summary_table(result.figures))
+        for name in result.waiting:
+            console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
+        if result.report:
+            console.print(f"Report: {result.report}", highlight=False)
+        else:
+            console.print("The same command carries on after the decision.", highlight=False)
+        if keep:
+            where = f" --data-dir {data_dir}" if data_dir else ""
+            look = f"traced up{where} in one terminal, traced tui{where} in another"
+            console.print(f"To look at all of it: {look}. Nothing begins until traced resume.", highlight=False)
+    if as_json:
+        waiting = {"waiting": result.waiting} if result.waiting else {}
+        print_json({**told(result.figures), **waiting})

@@ -1,0 +1,160 @@
+"""The verb that takes in what other tools have recorded: import.
+
+The verb that hands an environment to other projects: export.
+"""
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from traced.cli.options import AsJson, DataDir, Given, read_settings
+from traced.cli.output import console, print_json, progress
+
+if TYPE_CHECKING:
+    from traced.config.settings import Settings
+    from traced.ingest.file_import import Imported
+    from traced.ingest.import_ledger import Counts
+    from traced.interop.origin import Origin
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(help="File of recorded trajectories; gzip will do.", show_default=False)],
+    *,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="openai, tau-bench, tau2-bench, langsmith or langfuse; told by the file's beginning otherwise.",
+            show_default=False,
+        ),
+    ] = None,
+    agent: Annotated[str, typer.Option("--agent", help="Name of the recorded agent.")] = "recorded",
+    score: Annotated[
+        str | None,
+        typer.Option(
+            "--score", help="Name of the score that judges; without it all have to agree.", show_default=False
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Store nothing if a single record is bad.")] = False,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Do not go on where an import was stopped.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad records out: the default.", hidden=True)
+    ] = False,
+    data_dir: DataDir = None,
+    given: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take in recorded trajectories; what only a grader could know is left behind.
+
+    Bad records are kept aside with their reasons. A stopped import goes on where it was.
+    """
+    from store.database import open_store
+    from traced.ingest.file_import import Wanted, import_file
+    from traced.ingest.importers.formats import FORMATS
+
+    if kind is not None and kind not in FORMATS:
+        raise typer.BadParameter(f"{kind!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
+    if strict and skip_bad:
+        raise typer.BadParameter("it contradicts --skip-bad", param_hint="--strict")
+    settings = read_settings(data_dir, given)
+    wanted = Wanted(file, kind, agent, score, strict, from_start)
+    store = open_store(settings.store_url)
+    try:
+        with progress.status(f"Importing {file}") as shown:
+
+            def tell(counts: "Counts") -> None:
+                shown.update(f"Importing {file}: {counts.added} new, {counts.known} known, {counts.bad} left out")
+
+            found = import_file(store, settings, wanted, at=datetime.now(UTC), on_batch=tell)
+    finally:
+        store.dispose()
+    _tell(file, found, as_json)
+
+
+def _tell(file: Path, found: "Imported", as_json: bool) -> None:
+    if found.resumed:
+        progress.print(f"Went on where the import of {file} had been stopped", highlight=False, markup=False)
+    for line in found.skipped:
+        progress.print(f"Left out: {line}", highlight=False, markup=False)
+    if found.bad_file is not None:
+        progress.print(
+            f"{found.bad} left out, kept with their reasons in {found.bad_file}", highlight=False, markup=False
+        )
+    if as_json:
+        print_json(found)
+        return
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.outcomes.items()))
+    judged = f", {found.judged} judged by the rules" if found.judged else ""
+    passed = f", {found.passed} that hold no call of a model" if found.passed else ""
+    console.print(
+        f"Trajectories from {file} ({found.source}): {counted}; {found.added} new, {found.replaced} judged anew, "
+        f"{found.bad} records left out{judged}{passed}. Next: traced analyze",
+        highlight=False,
+        markup=False,
+    )
+
+
+class To(StrEnum):
+    """Whose package is written."""
+
+    VERIFIERS = "verifiers"
+    OPENENV = "openenv"
+
+
+FOLLOWING = {
+    To.VERIFIERS: "pip install -e {folder}, then vf-validate {package} -n 16 --runtime.type subprocess",
+    To.OPENENV: "openenv validate {folder} --level static",
+}
+
+
+def export(
+    environment: Annotated[
+        str, typer.Argument(metavar="ENV", help="Hash of a stored environment (env:1a2b...), or a Python file.")
+    ],
+    *,
+    to: Annotated[To, typer.Option("--to", help="Whose package to write.", show_default=False)],
+    into: Annotated[
+        Path | None,
+        typer.Option(
+            "--into",
+            metavar="DIR",
+            help="Folder to make (default: the package's name and whose it is).",
+            show_default=False,
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    given: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an environment as a package that verifiers or OpenEnv can load; none of it needs traced.
+
+    What admission said of it goes along; one that was not admitted is exported with a warning.
+    """
+    from traced.interop.export import export as write
+
+    written = write(_origin(read_settings(data_dir, given), environment), to.value, into)
+    if written.warning:
+        progress.print(
+            f"[bold yellow]Warning:[/] {written.warning} The package says so too.", highlight=False, soft_wrap=True
+        )
+    if as_json:
+        print_json(written)
+        return
+    console.print(f"Wrote {written.package} for {to.value} into {written.folder}", highlight=False, markup=False)
+    following = FOLLOWING[to].format(folder=written.folder, package=written.package)
+    console.print(f"Next: {following}", highlight=False, markup=False)
+
+
+def _origin(settings: "Settings", named: str) -> "Origin":
+    """A file where there is one of that name, else a stored environment."""
+    from traced.cli.store_session import is_made, looking
+    from traced.interop.origin import of_file, of_hash
+
+    path = Path(named)
+    if path.is_file() and not is_made(settings):
+        return of_file(path, None)
+    with looking(settings) as session:
+        return of_file(path, session) if path.is_file() else of_hash(session, named)

@@ -1,0 +1,54 @@
+"""Options that the verbs share, and the settings they lead to.
+
+Nothing heavy is imported at module level, so that ``traced --help`` answers at once.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from traced.config.settings import Settings
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option("--data-dir", help="Data directory (or TRACED_DATA_DIR; default ./traced-data).", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
+Given = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set training.lr=0.001."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", help='Base model: "bundled", "smollm2" or a Hugging Face directory.', show_default=False),
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.", show_default=False)]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; 0 is every core.", show_default=False)]
+Who = Annotated[str, typer.Option("--who", help="Who decides (default: the user's name).", show_default=False)]
+Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
+
+
+def read_settings(data_dir: Path | None, given: list[str] | None = None, **named: Any) -> "Settings":
+    """Settings with ``--set`` pairs and named options (``training__lr=...`` for ``training.lr``) on top.
+
+    Raises traced.core.errors.ConfigError.
+    """
+    from traced.config.settings import load_settings
+
+    overrides = dict(parse_pair(pair) for pair in given or [])
+    overrides |= {key.replace("__", "."): value for key, value in named.items() if value is not None}
+    return load_settings(data_dir, overrides)
+
+
+def parse_pair(text: str) -> tuple[str, Any]:
+    """``"training.lr=0.001"`` -> ("training.lr", 0.001); a value that is no TOML value is a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--set")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value

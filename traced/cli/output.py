@@ -1,0 +1,147 @@
+"""What a verb says, and where: results on stdout, progress and errors on stderr.
+
+With ``--json`` stdout ends with exactly one JSON object on one line; NaN and infinities become null, because JSON has
+neither.
+
+Where a verb's failure becomes a message and an exit code; the only place that does so.
+
+    exit 0    done
+    exit 1    a TracedError, StoreError, SandboxError or AgentsError: its text (and hint) on stderr, no traceback
+    exit 2    wrong usage or configuration
+    exit 3    ``traced admit``: neither admitted nor refused, for nothing could be judged
+    exit 70   a defect of traced itself (EX_SOFTWARE); ``--debug`` shows the traceback
+    exit 130  Ctrl-C (143: SIGTERM; 129: SIGHUP, a terminal that closed); stderr names the command that carries on
+
+With ``--json`` a failure also puts {"error": {"type", "message", "hint"}} on stdout. ``traced --debug VERB`` or
+TRACED_DEBUG=1 lets the exception through, traceback and all.
+"""
+
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, is_dataclass
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperGroup
+
+from sandbox.errors import harmless
+from traced.core.errors import cause_of, is_known
+
+console = Console(soft_wrap=True)
+progress = Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """Print ``value`` (mappings, sequences, dataclasses, times, paths) as one line of JSON on stdout."""
+    sys.stdout.write(json.dumps(plain(value), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def plain(value: Any) -> Any:
+    """``value`` in terms of JSON."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return str(value) if isinstance(value, Path) else value
+
+
+def bounded(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:
+    """A figure with its interval, where it has one."""
+    if value is None:
+        return "undefined"
+    return f"{value:{sign}.2f}" + (
+        f" [{low:{sign}.2f}, {high:{sign}.2f}]" if low is not None and high is not None else ""
+    )
+
+
+DEFECT = 70
+
+
+class Verbs(TyperGroup):
+    """The group of verbs, with the boundary around whichever runs."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Remember the words of the command line: a message may have to repeat them."""
+        ctx.meta["traced.words"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb; turn what it raises into a message and an exit code."""
+        words: list[str] = ctx.meta["traced.words"]
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(_stopped(words)) from None
+        except Exception as error:  # the outermost boundary: whatever is left is reported once and ends the process
+            if _is_for_typer(error) or ctx.params.get("debug") or os.environ.get("TRACED_DEBUG"):
+                raise
+            raise typer.Exit(_failed(error, words)) from None
+
+
+_ended_by: list[int] = []  # signals other than Ctrl-C's
+
+
+def stop_on_signals() -> None:
+    """Let SIGTERM and SIGHUP end the process the way Ctrl-C does, so that nothing is left running or half-written.
+
+    A SIGHUP that is ignored stays so: that is what nohup(1) asks for. The daemon takes it for something else.
+    """
+    signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, _terminate)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    """Do what Ctrl-C would do here: asyncio has a handler of its own for it, which ends tasks in order."""
+    _ended_by.append(signum)
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler):
+        handler(signal.SIGINT, frame)
+    else:
+        raise KeyboardInterrupt  # Ctrl-C is ignored: a shell began this in the background
+
+
+def _stopped(words: list[str]) -> int:
+    again = shlex.join(["traced", *words])
+    with suppress(OSError):  # nobody may be left to tell
+        progress.print(f"\nStopped; nothing is half-written. To carry on: {escape(again)}", highlight=False)
+    return 128 + (_ended_by[0] if _ended_by else signal.SIGINT)
+
+
+def _failed(raised: Exception, words: list[str]) -> int:
+    error = cause_of(raised)
+    known = is_known(error)
+    message = getattr(error, "message", str(error))
+    hint = getattr(error, "hint", "")
+    if not known:
+        message, hint = f"{type(error).__name__}: {error}", f"traced --debug {shlex.join(words)}"
+    title = "Error" if known else "Defect in traced"
+    progress.print(f"[bold red]{title}:[/] {escape(harmless(message))}", highlight=False)
+    if hint:
+        progress.print(f"[bold]Try:[/] {escape(harmless(hint))}", highlight=False)
+    if "--json" in words:
+        print_json({"error": {"type": type(error).__name__, "message": message, "hint": hint}})
+    return getattr(error, "exit_code", 1) if known else DEFECT
+
+
+def _is_for_typer(error: Exception) -> bool:
+    """Usage errors, exits and aborts are typer's own business; so is a reader that closed the pipe."""
+    return type(error).__module__.startswith(("typer", "click")) or isinstance(error, BrokenPipeError)

@@ -1,0 +1,374 @@
+"""Verbs that prepare a machine: init, doctor, sandbox image.
+
+Ordered checks of the machine; every failed one names the next command.
+
+Invariants: a check changes nothing that lasts; a check that cannot be made is a failed one, never a silent pass. The
+order is that of dependence: what an earlier finding explains is found later too, so read from the top.
+
+Not covered: whether a vLLM server answers, and the quality of a model.
+
+Verbs of the language model that analyses and synthesises.
+
+The verb that shows the devices; it changes nothing, and makes no store where there is none.
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from traced.cli.options import AsJson, DataDir, Given, Model, read_settings
+from traced.cli.output import console, print_json
+from traced.config.settings import Settings
+from traced.core.errors import TracedError
+
+if TYPE_CHECKING:
+    from store.repositories.leases import Lease
+    from traced.client.models import DeviceView
+    from traced.llm.check import Seen
+
+
+PYTHON = (3, 11)
+PACKAGES = ("traced", "agents", "sandbox", "store")
+FREE_BYTES = 2 * 1024**3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check saw; ``fix`` is the next command, empty when ``ok``; ``warning`` is what could be better."""
+
+    name: str
+    ok: bool
+    seen: str
+    fix: str = ""
+    warning: str = ""
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """All findings, in order, as they are made."""
+    for check in CHECKS:
+        try:
+            yield check(settings)
+        except ImportError as error:
+            name = check.__name__.removeprefix("check_").replace("_", " ")
+            yield Finding(name, False, f"cannot be imported: {error}", "make venv")
+
+
+def check_python(settings: Settings) -> Finding:
+    """The interpreter's version."""
+    seen = f"{sys.version.split()[0]} at {sys.executable}"
+    if sys.version_info >= PYTHON:
+        return Finding("python", True, seen)
+    return Finding("python", False, seen, f"make venv PYTHON=python{PYTHON[0]}.{PYTHON[1]}")
+
+
+def check_packages(settings: Settings) -> Finding:
+    """Whether ``agents``, ``sandbox`` and ``store`` are ours and not another distribution's."""
+    home = Path(__file__).resolve().parent.parent
+    clashes = [clash for name in PACKAGES if (clash := _shadow(name, home))]
+    if not clashes:
+        return Finding("packages", True, f"{', '.join(PACKAGES)} from {home}")
+    return Finding("packages", False, "; ".join(clashes), "make venv (traced wants a virtual environment of its own)")
+
+
+def check_torch(settings: Settings) -> Finding:
+    """PyTorch and the libraries that train and serve."""
+    import torch
+
+    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("transformers", "peft", "trl")]
+    device = f"{torch.cuda.device_count()} GPU" if torch.cuda.is_available() else f"CPU, {settings.threads} threads"
+    return Finding("torch", True, ", ".join([f"torch {torch.__version__}", *versions, device]))
+
+
+def check_docker(settings: Settings) -> Finding:
+    """A Docker engine that answers; untrusted environments run nowhere else."""
+    from sandbox.docker_engine import connect, weaknesses
+    from sandbox.errors import EngineDown
+
+    try:
+        client = connect()
+        try:
+            seen, weak = f"engine {client.version()['Version']}", weaknesses(client)
+        finally:
+            client.close()
+    except EngineDown as error:
+        return Finding("docker", False, str(error), error.remedy)
+    return Finding("docker", True, seen, warning="; ".join(weak))
+
+
+def check_image(settings: Settings) -> Finding:
+    """The sandbox image."""
+    from sandbox.errors import EngineDown, ImageMissing
+    from sandbox.image import ensure_image
+
+    try:
+        image = ensure_image()
+    except EngineDown as error:
+        return Finding("sandbox image", False, "not looked for: the Docker engine cannot be used", error.remedy)
+    except ImageMissing as error:
+        return Finding("sandbox image", False, str(error), "traced sandbox image")
+    return Finding("sandbox image", True, f"{image.tag}, {image.size_mb} MB, from {image.origin}")
+
+
+def check_data_directory(settings: Settings) -> Finding:
+    """A writable data directory with room in it."""
+    directory = settings.data_dir
+    place = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place) as probe:
+            probe.write(b"traced")
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        return Finding(
+            "data directory", False, f"{place} is not writable: {error.strerror}", "traced doctor --data-dir PATH"
+        )
+    free = shutil.disk_usage(place).free
+    seen = f"{directory}{'' if directory.exists() else ' (not made yet)'}, {free / 1024**3:.1f} GiB free"
+    if free < FREE_BYTES:
+        return Finding("data directory", False, seen, f"free at least {FREE_BYTES // 1024**3} GiB, or --data-dir PATH")
+    return Finding("data directory", True, seen)
+
+
+def check_store(settings: Settings) -> Finding:
+    """A store that opens, at this traced's schema; where there is none, the first verb that writes makes it."""
+    from store.database import connect, revision, shown
+    from store.errors import StoreError
+    from store.schema_version import HEAD, mismatch
+
+    if not settings.store.url and not (settings.data_dir / "traced.db").exists():
+        return Finding("store", True, "not made yet; the first verb that writes makes it")
+    try:
+        engine = connect(settings.store_url)
+        found = revision(engine)
+        engine.dispose()
+    except StoreError as error:
+        return Finding("store", False, str(error).splitlines()[0], "traced doctor --set store.url=URL")
+    if found not in {None, HEAD}:
+        fix = "traced db upgrade" if str(found) < HEAD else "upgrade traced"
+        return Finding("store", False, str(mismatch(shown(engine.url), str(found))), fix)
+    return Finding("store", True, f"schema {found!r}, newest {HEAD!r}")
+
+
+def check_model(settings: Settings) -> Finding:
+    """The base model's files."""
+    from traced.inference.model_files import resolve_model
+
+    try:
+        files = resolve_model(settings.model.spec, settings.data_dir)
+    except TracedError as error:
+        return Finding("model", False, error.message, error.hint or "traced doctor --model bundled")
+    return Finding("model", True, f"{files.name} at {files.path}")
+
+
+def check_language_model(settings: Settings) -> Finding:
+    """A language model that can be asked, where the settings want one."""
+    from traced.llm.connection import check_model, endpoint, wanting
+
+    try:
+        check_model(settings)
+    except TracedError as error:
+        return Finding("language model", False, error.message, error.hint)
+    if not wanting(settings):
+        return Finding("language model", True, "none is needed")
+    described = endpoint(settings.llm)
+    return Finding("language model", True, f"{described.name}; traced llm check tries it")
+
+
+CHECKS: tuple[Callable[[Settings], Finding], ...] = (
+    check_python,
+    check_packages,
+    check_torch,
+    check_docker,
+    check_image,
+    check_data_directory,
+    check_store,
+    check_model,
+    check_language_model,
+)
+
+
+def _shadow(name: str, home: Path) -> str:
+    """Why the import name is not ours, or ""."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        return f"{name} cannot be imported"
+    if Path(spec.origin).resolve().is_relative_to(home / name):
+        return ""
+    owners = importlib.metadata.packages_distributions().get(name, ["an unknown distribution"])
+    others = [owner for owner in owners if owner != "traced"]
+    return f"{name} comes from {spec.origin} ({', '.join(others) or 'not installed by pip'})"
+
+
+def init(
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the file instead of writing it.")] = False,
+) -> None:
+    """Make the data directory with a commented traced.toml (an existing one is kept)."""
+    from traced.config.settings import FILE_NAME, data_directory, template
+
+    if show:
+        typer.echo(template(), nl=False)
+        return
+    directory = data_directory(data_dir)
+    path = directory / FILE_NAME
+    written = _write_new(path, template())
+    if as_json:
+        print_json({"data_dir": directory, "config": path, "written": written})
+    else:
+        console.print(f"{'Wrote' if written else 'Kept the existing'} {path}. Next: traced doctor", highlight=False)
+
+
+def doctor(data_dir: DataDir = None, given: Given = None, model: Model = None, as_json: AsJson = False) -> None:
+    """Check this machine in order, and name the next command for everything that is missing."""
+
+    settings = read_settings(data_dir, given, model__spec=model)
+    findings = []
+    for finding in examine(settings):
+        findings.append(finding)
+        if not as_json:
+            mark = "[green]ok  [/]" if finding.ok else "[red]FAIL[/]"
+            console.print(f"{mark} {finding.name}: ", end="", highlight=False)
+            console.print(finding.seen, markup=False, highlight=False)
+            if finding.warning:
+                console.print(f"     note: {finding.warning}", markup=False, highlight=False)
+            if finding.fix:
+                console.print(f"     next: {finding.fix}", markup=False, highlight=False)
+    sound = all(finding.ok for finding in findings)
+    if as_json:
+        print_json({"ok": sound, "findings": findings})
+    raise typer.Exit(0 if sound else 1)
+
+
+sandbox = typer.Typer(no_args_is_help=True, help="The container image that synthetic environments run in.")
+
+
+@sandbox.callback()
+def sandbox_options() -> None:
+    """The container image that synthetic environments run in."""
+
+
+@sandbox.command()
+def image(
+    from_host: Annotated[
+        bool, typer.Option("--from-host", help="Pack the running interpreter, where no registry can be reached.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Build the sandbox image from a registry's Python image, or from this interpreter."""
+    from sandbox.image import build
+
+    built = build(from_host)
+    if as_json:
+        print_json(built)
+    else:
+        console.print(f"Built {built.tag} from {built.origin}: {built.size_mb} MB", highlight=False)
+
+
+def _write_new(path: Path, text: str) -> bool:
+    """Write ``path`` unless it exists; False if it does."""
+    from traced.core.errors import ConfigError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        if path.is_file():
+            return False
+        raise ConfigError(f"{path} is in the way", hint="choose another --data-dir") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", hint="choose another --data-dir") from error
+    return True
+
+
+MARKS = {True: "[green]ok[/]", False: "[bold red]no[/]", None: "[dim]--[/]"}
+WIDTH = 14
+TOLD = 600  # characters
+
+llm = typer.Typer(no_args_is_help=True, help="The language model of analyst and synthesizer: \\[llm] in the settings.")
+
+
+@llm.command("check")
+def check(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
+    """Ask the language model a few things: is it there, how does it answer, how fast? Nothing is stored."""
+    import asyncio
+
+    from traced.llm import check as checking
+
+    settings = read_settings(data_dir, given)
+    found = asyncio.run(checking.check(settings.llm, lambda one: None if as_json else _print_checks(one)))
+    if as_json:
+        figures = {key: value for key, value in vars(found).items() if key != "seen"}
+        print_json({"ok": found.ok, **figures, "seen": found.seen})
+    elif found.ok:
+        console.print(f"{found.model} can be worked with.", highlight=False, markup=False)
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+def _print_checks(one: "Seen") -> None:
+    from rich.markup import escape
+    from rich.text import Text
+
+    from store.text import line
+
+    console.print(f"{MARKS[one.passed]}  {one.name:{WIDTH}}", end="", highlight=False)
+    console.print(Text(line(one.told, TOLD)))
+    if one.hint:
+        console.print(f"{'':{WIDTH + 4}}[bold]Try:[/] {escape(one.hint)}", highlight=False)
+
+
+COLUMNS = ["device", "name", "memory", "load", "idle", "lease"]
+
+
+def devices(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
+    """Show each device: its load, whether it is idle or why not, and who holds it."""
+    from traced.jobs.idleness import held_by, look
+
+    settings = read_settings(data_dir, given)
+    now = datetime.now(UTC)
+    seen = look(_leases(settings), settings.devices, now)
+    if as_json:
+        print_json(seen.model_dump(mode="json"))
+        return
+    _print_devices(seen.devices)
+    for problem in seen.problems:
+        console.print(problem, highlight=False, markup=False)
+    here = {device.id for device in seen.devices}
+    for lease in (lease for lease in seen.leases if lease.device not in here):
+        console.print(f"{lease.device} is not seen here: {held_by(lease, now)}", highlight=False, markup=False)
+
+
+def _leases(settings: "Settings") -> "list[Lease]":
+    from store.repositories.leases import list_leases
+    from traced.cli.store_session import is_made, looking
+
+    if not is_made(settings):
+        return []
+    with looking(settings) as opened:
+        return list_leases(opened)
+
+
+def _print_devices(shown: "list[DeviceView]") -> None:
+    from rich.table import Table
+
+    table = Table(title="Devices", title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column)
+    for device in shown:
+        memory = f"{device.memory_used / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB"
+        load = "not known" if device.utilisation is None else f"{device.utilisation:.0%}"
+        idle = "yes" if device.idle else "; ".join(device.why_not)
+        table.add_row(device.id, device.name, memory, load, idle, device.lease.holder if device.lease else "")
+    console.print(table)

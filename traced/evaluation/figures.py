@@ -1,0 +1,128 @@
+"""What one cycle found, in figures: the plain types behind the table, the plots, the report and ``--json``.
+
+Invariants: rates are in 0-1 and come from ``traced.evaluation.intervals``; nothing here reads the store or draws. Not
+covered: how the figures are gathered (``traced.pipeline.report``).
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from store.records import Finding
+from store.types import GateResult
+from traced.evaluation.intervals import Change, Interval, Rate, RoutingQuality
+
+FLOOR = "do-nothing"
+BASE = "base"
+EPISODES, PRODUCTION = "episodes", "production"  # what was analysed
+ROUTED = "routed"
+ON_TARGET = "grpo-on-target"
+PROMPT = "optimize-prompt"  # the stage that ends where a prompt is enough
+
+
+@dataclass(frozen=True)
+class AdapterFigures:
+    """One adapter version: its gate, what was decided about it, and its success alone on the test split."""
+
+    name: str
+    capability: str
+    gate: GateResult | None
+    decision: str  # "approved", "rejected" or "waiting"
+    promoted: bool
+    alone: Rate | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """A retained capability that came to its end at ``stage``, and why."""
+
+    capability: str
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PromptFigures:
+    """The newest prompt patch of a capability: which is enough, in words, and its gates by what was compared."""
+
+    capability: str
+    patch: str  # the first digits of its id
+    enough: str
+    gates: dict[str, GateResult]  # "prompt", and "adapter" and "comparison" where there was an adapter
+    is_enough: bool
+    decision: str = ""  # of a person, in words; "" while there is none
+
+
+@dataclass(frozen=True)
+class CycleFigures:
+    """One cycle. ``rates`` by policy name (FLOOR, BASE, adapter versions, ROUTED, ON_TARGET); empty until evaluated."""
+
+    cycle_id: str
+    target: str
+    model: str
+    seed: int
+    analysed: dict[str, int] = field(default_factory=dict)  # trajectories by origin; empty until analysed
+    findings: list[Finding] = field(default_factory=list)
+    adapters: list[AdapterFigures] = field(default_factory=list)
+    prompts: list[PromptFigures] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    curves: dict[str, list[dict[str, float]]] = field(default_factory=dict)  # capability -> iterations, in order
+    rates: dict[str, Rate] = field(default_factory=dict)
+    gain: Interval | None = None  # routed minus base
+    routers: dict[str, RoutingQuality] = field(default_factory=dict)  # all that were asked; the serving one first
+    capabilities: dict[str, Change] = field(default_factory=dict)
+    rollouts: int = 0  # training rollouts of all adapters
+    seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+    def rate(self, name: str) -> float | None:
+        """A policy's success rate, None when it was not evaluated."""
+        return self.rates[name].rate if name in self.rates else None
+
+
+def as_json(figures: CycleFigures) -> dict[str, Any]:
+    """The object that ``traced demo --json`` prints; figures that there are not are null.
+
+    ``routing`` (by router, the one that served first) is there once tasks were routed; ``analysed`` is there where
+    production was, ``prompts`` where any were tried.
+    """
+    gain = figures.gain
+    told: dict[str, Any] = {
+        "floor": figures.rate(FLOOR),
+        "base": figures.rate(BASE),
+        "routed": figures.rate(ROUTED),
+        "gain": gain.difference if gain else None,
+        "ci": [gain.low, gain.high] if gain else None,
+        "test_seeds": gain.tasks if gain else 0,
+        "adapters": [
+            {
+                "name": adapter.name,
+                "capability": adapter.capability,
+                "gate": adapter.gate.answer.value if adapter.gate else None,
+                "promoted": adapter.promoted,
+                "alone": adapter.alone.rate if adapter.alone else None,
+            }
+            for adapter in figures.adapters
+        ],
+        "capabilities": {
+            name: {"before": change.before, "after": change.after} for name, change in figures.capabilities.items()
+        },
+        "rollouts": figures.rollouts,
+        "seconds": round(figures.seconds, 1),
+        "peak_rss_bytes": figures.peak_rss_bytes,
+    }
+    if figures.analysed.get(PRODUCTION):
+        told["analysed"] = figures.analysed
+    if figures.prompts:
+        told["prompts"] = [
+            {"capability": one.capability, "patch": one.patch, "enough": one.enough, "decision": one.decision}
+            for one in figures.prompts
+        ]
+    if figures.routers:
+        told["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}
+    if ON_TARGET in figures.rates:
+        told["grpo_on_target"] = figures.rate(ON_TARGET)
+    return told
+
+
+def _routing_json(quality: RoutingQuality) -> dict[str, Any]:
+    return {"accuracy": quality.accuracy, **asdict(quality)}

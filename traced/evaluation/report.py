@@ -1,0 +1,217 @@
+"""The report of a cycle: a table for the terminal, and one self-contained HTML page with its plots beside it.
+
+Invariants: every text from the store is escaped; the page loads nothing from anywhere; files appear by rename. A cycle
+that retained nothing, or lost every capability on the way, has a report that says so and why. Not covered: what the
+figures mean (``traced.evaluation.figures``).
+
+The two plots of a cycle as PNG bytes: training curves, and success by capability before and after.
+
+Invariants: drawn without a display (Agg) and without pyplot's global state; the same figures give the same picture.
+Not covered: interactive plots.
+"""
+
+import base64
+import io
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from traced.evaluation.figures import BASE, FLOOR, ON_TARGET, PROMPT, ROUTED, CycleFigures, PromptFigures
+from traced.evaluation.intervals import Change, Rate, RoutingQuality
+
+BEFORE, AFTER = "#9aa5b1", "#2364aa"
+
+
+def training_curves(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
+    """Mean reward of the rollouts per iteration, one line per capability."""
+    figure = Figure(figsize=(7.2, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    for name, iterations in curves.items():
+        axes.plot([i["iteration"] for i in iterations], [i["reward"] for i in iterations], marker=".", label=name)
+    axes.set(xlabel="iteration", ylabel="mean reward of the rollouts", ylim=(0, 1.02))
+    axes.grid(alpha=0.3)
+    if curves:
+        axes.legend(frameon=False, fontsize="small")
+    return _png(figure)
+
+
+def capability_bars(changes: Mapping[str, Change]) -> bytes:
+    """Success on the test tasks that need each capability: base beside routed."""
+    figure = Figure(figsize=(7.2, 1.0 + 0.55 * max(len(changes), 1)), layout="constrained")
+    axes = figure.add_subplot()
+    places = range(len(changes))
+    values = list(changes.values())
+    axes.barh([p - 0.2 for p in places], [c.before for c in values], height=0.36, color=BEFORE, label="base")
+    axes.barh([p + 0.2 for p in places], [c.after for c in values], height=0.36, color=AFTER, label="routed")
+    axes.set_yticks(list(places), [f"{name} ({c.tasks})" for name, c in changes.items()])
+    axes.invert_yaxis()
+    axes.set(xlabel="success on test tasks that need it", xlim=(0, 1))
+    axes.grid(axis="x", alpha=0.3)
+    figure.legend(frameon=False, fontsize="small", loc="outside upper right", ncols=2)
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=120, metadata={"Software": None})
+    return out.getvalue()
+
+
+TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "routed", ON_TARGET: "GRPO on the target itself"}
+SIDES = {"prompt": "base, prompt", "adapter": "base, adapter", "comparison": "adapter, prompt"}  # before, after
+
+
+def percent(value: float) -> str:
+    """A rate in 0-1 as the terminal and the page show it."""
+    return f"{100 * value:.1f} %"
+
+
+def points(value: float) -> str:
+    """A difference of rates in percentage points, with its sign."""
+    return f"{100 * value:+.1f}"
+
+
+def verdict(figures: CycleFigures) -> str:
+    """One sentence: what the cycle won, or why it won nothing."""
+    gain = figures.gain
+    if gain is not None:
+        end = "" if gain.low > 0 else " The interval holds zero: no gain is shown."
+        return (
+            f"Routed minus base: {points(gain.difference)} points "
+            f"[95 % interval {points(gain.low)} to {points(gain.high)}] on {gain.tasks} untouched test tasks.{end}"
+        )
+    if not any(finding.retained for finding in figures.findings):
+        return "No capability was found lacking, so nothing was trained."
+    fixed = [one.capability for one in figures.prompts if one.is_enough]
+    if not figures.adapters and fixed:
+        return f"No adapter was trained; a prompt is enough for {', '.join(fixed)}."
+    if not figures.adapters:
+        return "No adapter was trained: every retained capability came to its end on the way."
+    return "No adapter was promoted, so there is nothing to route to."
+
+
+def routing_sentence(figures: CycleFigures) -> str:
+    """How good the router's picks were, and those of the router that did not serve; empty when nothing was routed."""
+    sentences: list[str] = []
+    for name, quality in figures.routers.items():
+        verb = "would have been" if sentences else "was"
+        sentences.append(
+            f"Routing by {name} {verb} as good as the best choice on {_accuracy(quality)}; picks: {_picks(quality)}."
+        )
+        if len(sentences) == 1:
+            sentences.append(f"Always the best choice would reach {percent(quality.oracle)}.")
+    return " ".join(sentences)
+
+
+def _accuracy(routing: RoutingQuality) -> str:
+    where = f"{routing.right} of the {routing.decisive} where the choice matters"
+    return f"{percent(routing.accuracy)} of {routing.tasks} tasks ({where})"
+
+
+def _picks(routing: RoutingQuality) -> str:
+    return ", ".join(f"{model} {count}" for model, count in routing.picks.items())
+
+
+def prompt_sentence(prompt: PromptFigures) -> str:
+    """What a prompt does for its capability in the capability's environment, and how to take it."""
+    compared = prompt.gates["prompt"].comparisons if "prompt" in prompt.gates else []
+    won = [
+        f" ({percent(one.base)} to {percent(one.adapter)} in its environment)"
+        for one in compared
+        if one.name == "environment"
+    ]
+    taken = f"traced show patch {prompt.patch}" + (" --into FILE takes it" if prompt.is_enough else "")
+    told = f"{prompt.capability}: {prompt.enough}{''.join(won)}; {taken}"
+    return f"{told}; {prompt.decision}" if prompt.decision else told
+
+
+def summary_table(figures: CycleFigures) -> Group:
+    """What a person sees at the end of a cycle."""
+    lines: list[Table | Text] = []
+    if figures.rates:
+        lines.append(_rates_table(figures))
+    lines += [Text(prompt_sentence(one), style="green" if one.is_enough else "") for one in figures.prompts]
+    fixed = {one.capability for one in figures.prompts if one.is_enough}
+    for ending in figures.endings:
+        if ending.stage == PROMPT and ending.capability in fixed:
+            continue  # told above
+        lines.append(Text(f"{ending.capability} ended at {ending.stage}: {ending.reason}", style="yellow"))
+    lost = sum(rate.infrastructure for rate in figures.rates.values())
+    if lost:
+        lines.append(Text(f"{lost} episodes lost to infrastructure failures are left out", style="yellow"))
+    lines.append(Text(verdict(figures), style="bold"))
+    if figures.routers:
+        lines.append(Text(routing_sentence(figures)))
+    return Group(*lines)
+
+
+def write_report(figures: CycleFigures, folder: Path) -> Path:
+    """Write ``report.html``, ``training.png`` and ``capabilities.png`` into ``folder``; returns the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plots: dict[str, bytes] = {}
+    if figures.curves:
+        plots["training"] = training_curves(figures.curves)
+    if figures.capabilities:
+        plots["capabilities"] = capability_bars(figures.capabilities)
+    for name, picture in plots.items():
+        _write(folder / f"{name}.png", picture)
+    return _write(folder / "report.html", render(figures, plots).encode())
+
+
+def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
+    """The page; ``plots`` are PNG bytes by name and are embedded."""
+    environment = Environment(
+        loader=PackageLoader("traced.evaluation", "."), autoescape=True, undefined=StrictUndefined
+    )
+    environment.filters |= {"percent": percent, "points": points}
+    return environment.get_template("report_template.html").render(
+        figures=figures,
+        verdict=verdict(figures),
+        routing=routing_sentence(figures),
+        sides=SIDES,
+        rows=[(title_of(name), rate) for name, rate in _in_order(figures)],
+        plots={name: base64.b64encode(picture).decode() for name, picture in plots.items()},
+    )
+
+
+def title_of(policy: str) -> str:
+    """What a policy is called in the table: an adapter version alone keeps its name."""
+    return TITLES.get(policy, f"{policy} alone")
+
+
+def _in_order(figures: CycleFigures) -> list[tuple[str, Rate]]:
+    alone = [name for name in figures.rates if name not in TITLES]
+    names = [FLOOR, BASE, *alone, ROUTED, ON_TARGET]
+    return [(name, figures.rates[name]) for name in names if name in figures.rates]
+
+
+def _rates_table(figures: CycleFigures) -> Table:
+    table = Table(title=f"Success on {figures.target}'s test split")
+    for column, justify in [
+        ("policy", "left"),
+        ("success", "right"),
+        ("95 % interval", "right"),
+        ("episodes", "right"),
+    ]:
+        table.add_column(column, justify="right" if justify == "right" else "left")
+    for name, rate in _in_order(figures):
+        style = "bold" if name == ROUTED else ""
+        interval = f"{percent(rate.low)} to {percent(rate.high)}"
+        table.add_row(title_of(name), percent(rate.rate), interval, str(rate.episodes), style=style)
+    return table
+
+
+def _write(path: Path, content: bytes) -> Path:
+    staging = path.with_name(f".{path.name}.partial")
+    try:
+        staging.write_bytes(content)
+        os.replace(staging, path)
+    finally:
+        staging.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,295 @@
+"""An asynchronous client of an OpenAI-compatible engine: the embedded one, or vLLM with ``return_token_ids``.
+
+Every completion brings the engine's own token ids and log-probs. Failures are attributed here, once: a wrong request
+is a ``RequestError`` (with ``UnknownModelError`` and ``ContextLengthError``), anything else that keeps the engine from
+answering is an ``EngineError``. No retries: a caller that may ask again decides so. One client belongs to one event
+loop.
+
+Policies: what answers the environment. A completion carries the engine's own token ids and log-probs.
+
+Invariants: ``completion_ids`` and ``logprobs`` have one entry per sampled token, end-of-turn token included when it was
+sampled; ``prompt_ids`` is the exact prompt the engine saw; nothing here ever re-tokenises text. A malformed answer of
+the model is data (plain content in ``message``), never an exception; what ``complete`` raises is the engine's failure
+and is attributed by ``traced.rollouts.episodes``. Not covered: routing (``traced.routing.routers.RoutedPolicy``).
+"""
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import aiohttp
+
+from sandbox.contract import Message, Tool
+from traced.inference.errors import ContextLengthError, EngineError, RequestError, UnknownModelError
+from traced.inference.routing_prompt import ANSWER, label_ids_in
+
+if TYPE_CHECKING:
+    from traced.inference.embedded.engine import Engine
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One assistant message as the engine made it; ``logprobs[i]`` (nats) belongs to ``completion_ids[i]``."""
+
+    message: Message
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str  # "stop" | "length" | "tool_calls"
+
+
+class Policy(Protocol):
+    """Answers a conversation with one assistant message."""
+
+    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
+        """Sample one assistant message; the same arguments give the same message. Raises on an engine failure."""
+        ...
+
+
+@dataclass(frozen=True)
+class HttpPolicy:
+    """A model (base or adapter) behind an engine's HTTP API."""
+
+    client: "EngineClient"
+    model: str
+    temperature: float = 1.0
+    max_tokens: int = 256
+
+    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
+        """One chat completion; the client's errors pass through."""
+        return await self.client.chat(
+            self.model, messages, tools, temperature=self.temperature, max_tokens=self.max_tokens, seed=seed
+        )
+
+
+@dataclass(frozen=True)
+class InProcessPolicy:
+    """A model in this process behind a started ``Engine``; concurrent calls share its batches."""
+
+    engine: "Engine"
+    tokenizer: Any
+    adapter: str | None = None
+    temperature: float = 1.0
+    max_tokens: int = 256
+
+    async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
+        """One completion of the rendered conversation; the engine's errors pass through."""
+        from traced.inference.embedded.engine import Sampling
+        from traced.inference.embedded.generation import count_calls, parse, render
+
+        prompt_ids = render(self.tokenizer, messages, tools)
+        sampling = Sampling(temperature=self.temperature, max_tokens=self.max_tokens, seed=seed)
+        generation = await asyncio.wrap_future(self.engine.submit(prompt_ids, sampling, self.adapter))
+        text = self.tokenizer.decode(generation.ids, skip_special_tokens=True)
+        message = parse(text, first_call=count_calls(messages))
+        return Completion(message, prompt_ids, generation.ids, generation.logprobs, generation.finish_reason)
+
+
+KEEP_ALIVE_S = 30.0  # the embedded server keeps idle connections longer
+EMBEDDED_TOGETHER = 64
+CONNECTIONS = 1024  # aiohttp, because httpx's pool takes time quadratic in its connections at every request
+CONNECT_S = 10.0
+BASE = "base"  # what traced calls the base model
+TOP_LOGPROBS = 20  # the most that vLLM grants by default
+
+
+class EngineClient:
+    """Talks to one engine. Close it with ``aclose`` or use it as an asynchronous context manager."""
+
+    def __init__(self, url: str, *, timeout_s: float = 120.0, key: str = "", base: str = BASE) -> None:
+        self.url = url
+        self.base = base  # what the engine calls the base model
+        self._headers = {"Authorization": f"Bearer {key}"} if key else None
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=timeout_s)
+        self._fit: set[tuple[str, ...]] = set()  # base model and labels that were found to fit
+        self._http: aiohttp.ClientSession | None = None  # made inside the event loop that it belongs to
+
+    async def __aenter__(self) -> "EngineClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        if self._http is not None:
+            await self._http.close()
+
+    async def chat(
+        self,
+        model: str,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        *,
+        temperature: float = 1.0,
+        max_tokens: int = 256,
+        seed: int | None = None,
+    ) -> Completion:
+        """One assistant message with its token ids and log-probs (nats)."""
+        named = self.base if model == BASE else model
+        body = {"model": named, "messages": list(messages), "temperature": temperature, "max_tokens": max_tokens}
+        body |= {"seed": seed, "logprobs": True, "return_token_ids": True}
+        answer = await self._post("/v1/chat/completions", body | ({"tools": list(tools)} if tools else {}))
+        try:
+            return _completion(answer)
+        except (KeyError, IndexError, TypeError) as error:
+            raise EngineError(f"{self.url} answered without token ids or log-probs: {error!r}") from error
+
+    async def label_logprobs(
+        self, prompt: str | Sequence[Message], labels: Sequence[str], model: str = "base"
+    ) -> dict[str, float]:
+        """Log-probs (nats) of each label as the next token, with or without a space before it.
+
+        Labels outside the engine's 20 likeliest tokens are left out.
+        """
+        model = self.base if model == BASE else model
+        if isinstance(prompt, str):
+            body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, "logprobs": TOP_LOGPROBS}
+            answer = await self._post("/v1/completions", body)
+            top = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+        else:
+            body = {"model": model, "messages": list(prompt), "max_tokens": 1, "temperature": 0.0}
+            body |= {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
+            answer = await self._post("/v1/chat/completions", body)
+            content = answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+            top = {entry["token"]: entry["logprob"] for entry in content}
+        return _labels_among(top, labels)
+
+    async def check_labels(self, labels: Sequence[str]) -> None:
+        """Make sure, once, that each label is a single token after ``Answer:`` for the base model's tokenizer.
+
+        Raises ``RoutingPromptError`` where one is not; an engine that cannot be asked is a failure like any other.
+        """
+        asked = (self.base, *labels)
+        if asked not in self._fit:
+            stem, *answers = await asyncio.gather(*(self._token_ids(ANSWER + label) for label in ("", *labels)))
+            label_ids_in(stem, dict(zip(labels, answers, strict=True)))
+            self._fit.add(asked)
+
+    async def _token_ids(self, text: str) -> list[int]:
+        body = {"model": self.base, "prompt": text, "add_special_tokens": False}
+        answer = await self._post("/tokenize", body)
+        try:
+            return list(answer["tokens"])
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"{self.url} answered without token ids: {error!r}") from error
+
+    async def embeddings(self, texts: Sequence[str], model: str = "base") -> list[list[float]]:
+        """One vector per text, in order; ``EMBEDDED_TOGETHER`` texts to a request."""
+        found: list[list[float]] = []
+        model = self.base if model == BASE else model
+        for begin in range(0, len(texts), EMBEDDED_TOGETHER):
+            asked = list(texts[begin : begin + EMBEDDED_TOGETHER])
+            answer = await self._post("/v1/embeddings", {"model": model, "input": asked, "encoding_format": "float"})
+            try:
+                vectors = {entry["index"]: entry["embedding"] for entry in answer["data"]}
+                found += [vectors[place] for place in range(len(asked))]
+            except (KeyError, TypeError) as error:
+                raise EngineError(f"{self.url} answered without the embeddings: {error!r}") from error
+        return found
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Serve the PEFT directory at ``path`` (on the engine's machine) under ``name``."""
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Stop serving an adapter."""
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def sleep(self) -> None:
+        """Let it give its device's memory back, once its requests have ended (vLLM's sleep mode)."""
+        await self._post("/sleep?level=1&mode=wait", {})
+
+    async def is_sleeping(self) -> bool:
+        """Whether it sleeps; an engine that does not know the question has no sleep mode."""
+        try:
+            answer = await self._request("GET", "/is_sleeping")
+        except RequestError:
+            return False
+        return isinstance(answer, dict) and answer.get("is_sleeping") is True
+
+    async def wake_up(self) -> None:
+        """Undo ``sleep``; it then answers as before."""
+        await self._post("/wake_up", {})
+
+    async def models(self) -> list[str]:
+        """Names that requests may use: the base first, then adapters."""
+        answer = await self._request("GET", "/v1/models")
+        try:
+            return [entry["id"] for entry in sorted(answer["data"], key=lambda entry: entry.get("parent") is not None)]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise EngineError(f"{self.url} answered without a list of models: {error!r}") from error
+
+    async def health(self) -> bool:
+        """Whether the engine answers."""
+        try:
+            async with self._session().get(f"{self.url}/health") as response:
+                return response.ok
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._http is None:
+            connector = aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE_S)
+            self._http = aiohttp.ClientSession(connector=connector, timeout=self._timeout, headers=self._headers)
+        return self._http
+
+    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
+        return await self._request("POST", path, body)
+
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        where = self.url + path
+        try:
+            async with self._session().request(method, where, json=body) as response:
+                text = await response.text(errors="replace")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineError(
+                f"no answer from the engine at {where}: {type(error).__name__}: {error}", hint="traced status"
+            ) from error
+        if not response.ok:
+            raise _failure(where, response.status, text)
+        if "json" not in response.content_type:
+            return text
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise EngineError(f"{where} answered with broken JSON: {text[:200]!r}") from error
+
+
+def _completion(answer: Mapping[str, Any]) -> Completion:
+    choice = answer["choices"][0]
+    message: Message = {"role": "assistant", "content": choice["message"].get("content")}
+    if choice["message"].get("tool_calls"):
+        message["tool_calls"] = choice["message"]["tool_calls"]
+    logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    return Completion(
+        message, list(answer["prompt_token_ids"]), list(choice["token_ids"]), logprobs, choice["finish_reason"]
+    )
+
+
+def _labels_among(top: Mapping[str, float], labels: Sequence[str]) -> dict[str, float]:
+    """Add up the tokens that read as each label."""
+    mass = {label: sum(math.exp(p) for token, p in top.items() if token.strip() == label) for label in labels}
+    return {label: math.log(p) for label, p in mass.items() if p > 0}
+
+
+def _failure(where: str, status: int, body: str) -> Exception:
+    try:
+        detail = json.loads(body)["error"]
+        message, code = str(detail["message"]), detail.get("code")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, code = body[:500], None
+    text = f"HTTP {status} from {where}: {message}"
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return EngineError(text)
+    if code == "context_length_exceeded" or "maximum context length" in message:  # vLLM says it in words only
+        return ContextLengthError(text)
+    return UnknownModelError(text) if status == HTTPStatus.NOT_FOUND else RequestError(text)

@@ -1,0 +1,121 @@
+"""Several LoRA adapters on one base model, mixed in one batch.
+
+PEFT's mixed batch is used as it is: each LoRA layer is told, through one permanent forward hook, which adapter each
+row of the batch uses (PEFT's own ``adapter_names`` argument installs and removes these hooks in every forward pass,
+which costs more than a small model's arithmetic).
+
+Invariants: a name is never loaded twice with different content; base rows never touch LoRA weights; a failed load
+leaves the set as it was. When the engine wraps a live ``PeftModel`` (the trainer), the set is empty and stays so: rows
+run through the model as it is. Not covered: methods other than LoRA.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig, PeftConfig, PeftModel
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
+from torch import nn
+
+from traced.inference.errors import ModelError, RequestError, UnknownModelError
+
+BASE = "__base__"  # PEFT's name for "no adapter" in a mixed batch
+WEIGHTS = "adapter_model.safetensors"
+
+
+class AdapterSet:
+    """The adapters loaded on a model; ``forward_model`` is what to call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.live = isinstance(model, PeftModel)
+        self.forward_model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        self._peft: PeftModel | None = None
+        self._keys: dict[str, str] = {}  # name -> PEFT's name; module names allow no dots, and a name may come back
+        self._hashes: dict[str, str] = {}
+        self._loaded = 0
+        self._rows: list[str] = []
+
+    def names(self) -> list[str]:
+        """Loaded adapters, in the order of loading."""
+        return list(self._keys)
+
+    def check(self, name: str | None) -> None:
+        """Raise ``UnknownModelError`` unless ``name`` is None or loaded."""
+        if name is not None and name not in self._keys:
+            raise UnknownModelError(
+                f"no adapter {name!r} is loaded; loaded: {', '.join(self._keys) or 'none'}",
+                hint="POST /v1/load_lora_adapter",
+            )
+
+    def load(self, name: str, path: Path) -> None:
+        """Load a PEFT LoRA directory under ``name``. Loading the same content again does nothing."""
+        config, digest = _read_config(name, path)
+        if self.live:
+            raise RequestError(f"cannot load adapter {name!r}: the engine wraps a live PEFT model")
+        if name in self._keys:
+            if self._hashes[name] == digest:
+                return
+            raise RequestError(
+                f"adapter {name!r} is loaded with other weights", hint="publish a new version under a new name"
+            )
+        self._loaded += 1
+        key = f"a{self._loaded}"
+        try:
+            self._inject(config, key, path)
+        except (RuntimeError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            self._drop(key)
+            raise ModelError(f"adapter {name!r} at {path} does not fit the base model: {error}") from error
+        self._keys[name], self._hashes[name] = key, digest
+        self._hook()
+
+    def unload(self, name: str) -> None:
+        """Forget an adapter; the caller sees to it that no row uses it."""
+        self.check(name)
+        self._drop(self._keys.pop(name))
+        del self._hashes[name]
+
+    def select(self, rows: list[str | None]) -> None:
+        """Say which adapter each row of the next forward pass uses."""
+        self._rows = [BASE if name is None else self._keys[name] for name in rows] if self._peft is not None else []
+
+    def _inject(self, config: PeftConfig, key: str, path: Path) -> None:
+        if self._peft is None:
+            self._peft = PeftModel(self.forward_model, config, adapter_name=key)
+            self._hook()
+        else:
+            self._peft.add_adapter(key, config)
+        outcome = self._peft.load_adapter(str(path), adapter_name=key)
+        missing = [name for name in getattr(outcome, "missing_keys", []) if f".{key}." in name]
+        if missing or getattr(outcome, "unexpected_keys", []):
+            raise ValueError(f"{len(missing)} weights missing, unexpected: {outcome.unexpected_keys[:3]}")
+        self._peft.eval()
+
+    def _drop(self, key: str) -> None:
+        if self._peft is not None and key in self._peft.peft_config:
+            self._peft.base_model.delete_adapter(key)
+
+    def _hook(self) -> None:
+        for module in self.forward_model.modules():
+            if isinstance(module, LoraLayer) and not getattr(module, "_traced_hooked", False):
+                module.register_forward_pre_hook(self._tell, with_kwargs=True)
+                module._traced_hooked = True
+
+    def _tell(self, _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return args, {**kwargs, "adapter_names": self._rows}
+
+
+def _read_config(name: str, path: Path) -> tuple[PeftConfig, str]:
+    missing = [file for file in ("adapter_config.json", WEIGHTS) if not (path / file).is_file()]
+    if missing:
+        raise ModelError(f"adapter {name!r}: {path} lacks {', '.join(missing)}", hint=f"ls {path}")
+    try:
+        config = PeftConfig.from_pretrained(str(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"adapter {name!r}: {path}/adapter_config.json is not readable: {error}") from error
+    if not isinstance(config, LoraConfig):
+        raise ModelError(f"adapter {name!r} at {path} is {config.peft_type}, and only LORA is served")
+    config.inference_mode = True
+    digest = hashlib.sha256((path / "adapter_config.json").read_bytes())
+    digest.update((path / WEIGHTS).read_bytes())
+    return config, digest.hexdigest()

@@ -1,0 +1,188 @@
+"""What the HTTP API accepts, as pydantic models, and the shapes it answers with.
+
+OpenAI's fields, plus vLLM's ``return_token_ids``. A field that would change the answer and is not implemented is
+refused when it asks for more than the default; fields without influence (``user``, ``metadata``) are ignored.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from traced.inference.embedded.generation import Generation, Sampling
+from traced.inference.errors import RequestError
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "top_p": (1,),
+    "top_k": (-1, 0),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "structured_outputs": (),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+}
+MAX_TOP_LOGPROBS = 20
+MAX_CHOICES = 128
+
+
+class GenerationRequest(BaseModel):
+    """The fields that chat and text completions share."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    temperature: float | None = Field(default=None, ge=0)
+    max_tokens: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    n: int | None = Field(default=None, ge=1, le=MAX_CHOICES)
+    stop: str | list[str] | None = None
+    stream: bool | None = False
+    return_token_ids: bool | None = False
+
+    def refuse_unsupported(self) -> None:
+        """Raise ``RequestError`` if a field asks for something that this engine does not do."""
+        for name, value in (self.model_extra or {}).items():
+            if name in NEUTRAL and value is not None and value not in NEUTRAL[name]:
+                raise RequestError(f"{name}={value!r} is not supported by the embedded engine; leave it out")
+
+    def sampling(self, max_tokens: int, top_logprobs: int) -> list[Sampling]:
+        """The engine's view of the request, one for each of the ``n`` answers; their seeds count up from ``seed``."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        count = self.n or 1
+        if count > 1 and not temperature:
+            raise RequestError(f"n must be 1 where temperature is 0, got {count}: all answers would be the same")
+        seeds = [None if self.seed is None else self.seed + i for i in range(count)]
+        return [Sampling(temperature, max_tokens, seed, top_logprobs, self.stops()) for seed in seeds]
+
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end an answer."""
+        wanted = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in wanted if text)
+
+    def text(self, tokenizer: Any, generation: Generation) -> str:
+        """What was answered, up to the text that ended it."""
+        text: str = tokenizer.decode(generation.ids, skip_special_tokens=True)
+        return text[: min((text.find(stop) for stop in self.stops() if stop in text), default=None)]
+
+
+class StreamOptions(BaseModel):
+    """Whether a stream ends with the token counts."""
+
+    include_usage: bool | None = False
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize, as vLLM has it: a text's token ids."""
+
+    prompt: str
+    add_special_tokens: bool = True
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    stream_options: StreamOptions | None = None
+
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools to show to the model; none when ``tool_choice`` is "none"."""
+        if self.tool_choice not in (None, "auto", "none"):
+            raise RequestError(f"tool_choice={self.tool_choice!r} is not supported; use 'auto' or 'none'")
+        return [] if self.tool_choice == "none" else self.tools or []
+
+
+class TextRequest(GenerationRequest):
+    """POST /v1/completions."""
+
+    prompt: str | list[int] | list[str]
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    stream_options: StreamOptions | None = None
+
+
+class EmbeddingRequest(BaseModel):
+    """POST /v1/embeddings: one text or several, as text or as token ids."""
+
+    model: str
+    input: str | list[str] | list[int] | list[list[int]] = Field(min_length=1)
+    encoding_format: str = "float"
+    dimensions: int | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """The texts one by one; raises ``RequestError`` for a form of answer that this engine does not give."""
+        if self.encoding_format != "float":
+            raise RequestError(f"encoding_format={self.encoding_format!r} is not supported; use 'float'")
+        if self.dimensions is not None:
+            raise RequestError(f"dimensions={self.dimensions} is not supported; leave it out")
+        if isinstance(self.input, str):
+            return [self.input]
+        ids = [part for part in self.input if isinstance(part, int)]
+        return [ids] if ids else [part for part in self.input if not isinstance(part, int)]
+
+
+class LoadAdapter(BaseModel):
+    """POST /v1/load_lora_adapter."""
+
+    lora_name: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1)
+
+
+class UnloadAdapter(BaseModel):
+    """POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+
+
+def usage(prompt_ids: list[int], generations: Sequence[Generation]) -> dict[str, int]:
+    """Token counts."""
+    made = sum(len(generation.ids) for generation in generations)
+    return {"prompt_tokens": len(prompt_ids), "completion_tokens": made, "total_tokens": len(prompt_ids) + made}
+
+
+def embeddings(model: str, prompts: list[list[int]], vectors: list[list[float]]) -> dict[str, Any]:
+    """The answer to an ``EmbeddingRequest``: one vector per text, in order."""
+    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+    tokens = sum(map(len, prompts))
+    counted = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": model, "usage": counted}
+
+
+def chat_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
+    """``choices[0].logprobs`` of a chat completion: one entry per sampled token."""
+    tops = generation.top or [{} for _ in generation.ids]
+    content = [
+        {**_token(tokenizer, i, lp), "top_logprobs": [_token(tokenizer, j, p) for j, p in top.items()]}
+        for i, lp, top in zip(generation.ids, generation.logprobs, tops, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def text_logprobs(tokenizer: Any, generation: Generation) -> dict[str, Any]:
+    """``choices[0].logprobs`` of a text completion; of tokens that read the same, the likeliest is shown."""
+    tokens = [tokenizer.decode([i]) for i in generation.ids]
+    offsets = [sum(map(len, tokens[:i])) for i in range(len(tokens))]
+    tops: list[dict[str, float]] = []
+    for top in generation.top:
+        named: dict[str, float] = {}
+        for token_id, logprob in top.items():
+            named.setdefault(tokenizer.decode([token_id]), logprob)
+        tops.append(named)
+    return {"tokens": tokens, "token_logprobs": generation.logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+
+def _token(tokenizer: Any, token_id: int, logprob: float) -> dict[str, Any]:
+    text = tokenizer.decode([token_id])
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}

@@ -1,0 +1,276 @@
+"""The OpenAI-compatible HTTP API over the batching engine.
+
+GET /health, /v1/models; POST /v1/chat/completions, /v1/completions, /v1/embeddings (the base model's hidden states),
+/tokenize, /v1/load_lora_adapter, /v1/unload_lora_adapter. ``model`` is the base's served name or an adapter's. Every
+error has OpenAI's shape: 404 unknown model, 400 a wrong request (a context that is too long has the code
+``context_length_exceeded``), 500 an engine failure. A client that hangs up cancels its request. ``stream=true`` answers
+with server-sent events that carry the whole message in one delta.
+
+Not covered: authentication (the server listens on the loopback by default), forced tool choice, structured outputs,
+/v1/responses.
+"""
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from jinja2 import TemplateError
+from starlette.exceptions import HTTPException
+
+from traced.inference.embedded.engine import Engine, Generation, Sampling
+from traced.inference.embedded.generation import count_calls, parse, render
+from traced.inference.embedded.protocol import (
+    ChatRequest,
+    EmbeddingRequest,
+    GenerationRequest,
+    LoadAdapter,
+    StreamOptions,
+    TextRequest,
+    TokenizeRequest,
+    UnloadAdapter,
+    chat_logprobs,
+    embeddings,
+    text_logprobs,
+    usage,
+)
+from traced.inference.errors import ContextLengthError, ModelError, RequestError, ServingError, UnknownModelError
+
+T = TypeVar("T")
+CLIENT_GONE = 499  # nginx's code for a client that closed the connection
+
+
+def build_app(engine: Engine, *, base_name: str = "base") -> FastAPI:
+    """The application; it starts the engine's thread when it starts up and stops it when it shuts down."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        yield
+        await asyncio.to_thread(engine.stop)
+
+    app = FastAPI(title="traced embedded engine", lifespan=lifespan, docs_url=None, redoc_url=None)
+    _add_errors(app)
+    _add_adapters(app, engine, base_name)
+    _add_completions(app, engine, base_name)
+    _add_embeddings(app, engine, base_name)
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(ServingError)
+    async def serving(_: Request, error: ServingError) -> JSONResponse:
+        return _error(_status(error), str(error), code=_code(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        problems = [f"{'.'.join(str(part) for part in p['loc'][1:]) or 'body'}: {p['msg']}" for p in error.errors()]
+        return _error(400, "; ".join(problems))
+
+    @app.exception_handler(HTTPException)
+    async def http(_: Request, error: HTTPException) -> JSONResponse:
+        return _error(error.status_code, str(error.detail))
+
+
+def _add_adapters(app: FastAPI, engine: Engine, base_name: str) -> None:
+    started = int(time.time())
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        shown = [{"id": base_name, "object": "model", "created": started, "owned_by": "traced", "parent": None}]
+        shown += [{**shown[0], "id": name, "parent": base_name} for name in engine.adapters()]
+        return {"object": "list", "data": shown}
+
+    @app.post("/v1/load_lora_adapter")
+    async def load(body: LoadAdapter) -> PlainTextResponse:
+        if body.lora_name == base_name:
+            raise RequestError(f"{base_name!r} is the base model's name")
+        await asyncio.to_thread(engine.load_adapter, body.lora_name, body.lora_path)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    @app.post("/v1/unload_lora_adapter")
+    async def unload(body: UnloadAdapter) -> PlainTextResponse:
+        await asyncio.to_thread(engine.unload_adapter, body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _add_completions(app: FastAPI, engine: Engine, base_name: str) -> None:
+    tokenizer = engine.tokenizer
+
+    async def serve(
+        http: Request, body: GenerationRequest, prompt_ids: list[int], samplings: list[Sampling]
+    ) -> list[Generation] | None:
+        adapter = None if body.model == base_name else body.model
+        return await _unless_gone(http, [engine.submit(prompt_ids, one, adapter) for one in samplings])
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, http: Request) -> Response:
+        body.refuse_unsupported()
+        prompt_ids = _rendered(tokenizer, body)
+        limit = body.max_completion_tokens or body.max_tokens or engine.max_length
+        top = (body.top_logprobs or 0) if body.logprobs else 0
+        generations = await serve(http, body, prompt_ids, body.sampling(limit, top))
+        if generations is None:
+            return Response(status_code=CLIENT_GONE)
+        choices = [_chat_choice(tokenizer, body, generation) for generation in generations]
+        answer = _envelope("chat.completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
+        return _stream(body.stream_options, answer) if body.stream else JSONResponse(answer)
+
+    @app.post("/v1/completions")
+    async def complete(body: TextRequest, http: Request) -> Response:
+        body.refuse_unsupported()
+        prompt_ids = _prompt_ids(tokenizer, body.prompt)
+        generations = await serve(http, body, prompt_ids, body.sampling(body.max_tokens or 16, body.logprobs or 0))
+        if generations is None:
+            return Response(status_code=CLIENT_GONE)
+        choices = [_text_choice(tokenizer, body, generation) for generation in generations]
+        answer = _envelope("text_completion", body, prompt_ids, generations) | {"choices": _numbered(choices)}
+        return _stream(body.stream_options, answer) if body.stream else JSONResponse(answer)
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        ids = tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        return {"count": len(ids), "max_model_len": engine.max_length, "tokens": ids}
+
+
+def _add_embeddings(app: FastAPI, engine: Engine, base_name: str) -> None:
+    @app.post("/v1/embeddings")
+    async def embed(body: EmbeddingRequest, http: Request) -> Response:
+        if body.model in engine.adapters():
+            raise RequestError(f"embeddings are the base model's; ask {base_name!r} instead of {body.model!r}")
+        if body.model != base_name:
+            raise UnknownModelError(f"no model {body.model!r}; embeddings are served by {base_name!r}")
+        prompts = [_prompt_ids(engine.tokenizer, prompt) for prompt in body.prompts()]
+        found = await _unless_gone(http, [engine.submit_embeddings(prompts)])
+        if found is None:
+            return Response(status_code=CLIENT_GONE)
+        return JSONResponse(embeddings(body.model, prompts, found[0]))
+
+
+async def _unless_gone(http: Request, jobs: Sequence[Future[T]]) -> list[T] | None:
+    """The jobs' results, or None with the request cancelled if the client hangs up first."""
+    done = asyncio.ensure_future(_results(jobs))
+    gone = asyncio.ensure_future(_disconnected(http))
+    both: set[asyncio.Future[Any]] = {done, gone}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return done.result() if done.done() else None
+    finally:
+        gone.cancel()
+        done.cancel()
+        for job in jobs:
+            job.cancel()
+
+
+async def _results(jobs: Sequence[Future[T]]) -> list[T]:
+    return await asyncio.gather(*map(asyncio.wrap_future, jobs))
+
+
+async def _disconnected(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        continue
+
+
+def _rendered(tokenizer: Any, body: ChatRequest) -> list[int]:
+    try:
+        return render(tokenizer, body.messages, body.offered_tools())
+    except (TemplateError, TypeError, KeyError, ValueError) as error:
+        raise RequestError(f"the chat template cannot render these messages: {error!r}") from error
+
+
+def _prompt_ids(tokenizer: Any, prompt: str | list[int] | list[str]) -> list[int]:
+    texts = [prompt] if isinstance(prompt, str) else [part for part in prompt if isinstance(part, str)]
+    if len(texts) > 1:
+        raise RequestError(f"one prompt per request; got {len(texts)}")
+    ids: list[int] = tokenizer.encode(texts[0]) if texts else [part for part in prompt if isinstance(part, int)]
+    return ids
+
+
+def _envelope(
+    kind: str, body: GenerationRequest, prompt_ids: list[int], generations: list[Generation]
+) -> dict[str, Any]:
+    shown = {"id": f"{kind}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": body.model}
+    if body.return_token_ids:
+        shown["prompt_token_ids"] = prompt_ids
+    return {**shown, "usage": usage(prompt_ids, generations)}
+
+
+def _numbered(choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**choice, "index": index} for index, choice in enumerate(choices)]
+
+
+def _choice(body: GenerationRequest, generation: Generation) -> dict[str, Any]:
+    choice: dict[str, Any] = {"finish_reason": generation.finish_reason, "logprobs": None}
+    return {**choice, "token_ids": generation.ids} if body.return_token_ids else choice
+
+
+def _chat_choice(tokenizer: Any, body: ChatRequest, generation: Generation) -> dict[str, Any]:
+    choice = _choice(body, generation)
+    said = body.text(tokenizer, generation)
+    choice["message"] = {"role": "assistant", "content": said}
+    if body.offered_tools():
+        choice["message"] = parse(said, first_call=count_calls(body.messages))
+    if "tool_calls" in choice["message"] and generation.finish_reason == "stop":
+        choice["finish_reason"] = "tool_calls"
+    if body.logprobs:
+        choice["logprobs"] = chat_logprobs(tokenizer, generation)
+    return choice
+
+
+def _text_choice(tokenizer: Any, body: TextRequest, generation: Generation) -> dict[str, Any]:
+    choice = _choice(body, generation)
+    choice["text"] = body.text(tokenizer, generation)
+    if body.logprobs is not None:
+        choice["logprobs"] = text_logprobs(tokenizer, generation)
+    return choice
+
+
+def _stream(options: StreamOptions | None, answer: dict[str, Any]) -> StreamingResponse:
+    """The answer as server-sent events: every choice whole, how it ended, the usage if asked, ``[DONE]``."""
+    chat = answer["object"] == "chat.completion"
+    head = {key: answer[key] for key in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk" if chat else "text_completion"
+    said = [{**choice, "finish_reason": None} for choice in answer["choices"]]
+    ends = [{"index": choice["index"], "finish_reason": choice["finish_reason"]} for choice in answer["choices"]]
+    if chat:
+        for choice in said:
+            choice["delta"] = _delta(choice.pop("message"))
+    chunks = [{**head, "choices": [choice]} for choice in said]
+    chunks += [{**head, "choices": [{**end, "delta": {}} if chat else {**end, "text": ""}]} for end in ends]
+    if options and options.include_usage:
+        chunks.append({**head, "choices": [], "usage": answer["usage"]})
+    lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+    return StreamingResponse(iter([*lines, "data: [DONE]\n\n"]), media_type="text/event-stream")
+
+
+def _delta(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls", []))]
+    return {**message, **({"tool_calls": calls} if calls else {})}
+
+
+def _status(error: ServingError) -> int:
+    if isinstance(error, UnknownModelError):
+        return 404
+    return 400 if isinstance(error, RequestError | ModelError) else 500
+
+
+def _code(error: ServingError) -> str | None:
+    if isinstance(error, ContextLengthError):
+        return "context_length_exceeded"
+    return "model_not_found" if isinstance(error, UnknownModelError) else None
+
+
+def _error(status: int, message: str, *, code: str | None = None) -> JSONResponse:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)

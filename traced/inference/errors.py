@@ -1,0 +1,58 @@
+"""What can go wrong between a request and its completion.
+
+    TracedError
+    └── ServingError
+        ├── ModelError            a model directory is missing, incomplete or cannot be loaded
+        ├── RoutingPromptError    labels and tokenizer do not fit the routing prompt
+        ├── RouterFitError        too few examples to fit a router
+        ├── RouterFileError       a file that should hold a fitted router does not
+        ├── RequestError          the request itself is wrong; asking again gives the same answer (HTTP 4xx)
+        │   ├── UnknownModelError     no such base or adapter (404)
+        │   └── ContextLengthError    prompt and completion do not fit the context (400)
+        └── EngineError           the engine failed or is gone; the request may be asked again (HTTP 5xx)
+            └── EngineStartError      the engine's process ended or stayed silent before it was ready
+
+An ``EngineError`` is an infrastructure outcome of an episode, never a reward of 0.
+"""
+
+from traced.core.errors import TracedError
+
+
+class ServingError(TracedError):
+    """Serving failed."""
+
+
+class ModelError(ServingError):
+    """The model's files are missing, incomplete or unreadable."""
+
+
+class RoutingPromptError(ServingError):
+    """The routing prompt cannot be built for these options or this tokenizer."""
+
+
+class RouterFitError(ServingError):
+    """There is too little to learn a router from."""
+
+
+class RouterFileError(ServingError):
+    """A file that should hold a fitted router does not."""
+
+
+class RequestError(ServingError):
+    """The request is wrong; asking again gives the same answer."""
+
+
+class UnknownModelError(RequestError):
+    """No base model or adapter of that name is loaded."""
+
+
+class ContextLengthError(RequestError):
+    """The prompt leaves no room for a completion in the model's context."""
+
+
+class EngineError(ServingError):
+    """The engine failed while it served a request."""
+
+
+class EngineStartError(EngineError):
+    """The engine's process did not become ready."""

@@ -1,0 +1,107 @@
+"""The routing prompt M_x: which adapter should serve this task? Pure text; no model, no torch.
+
+One line per option with a single-letter label and its example answered as the task will be (``Answer:A``), then the
+task, then ``Answer:``; the next token is the label, and the router takes the arg-max over the label tokens' log-probs
+(TRACE, section 3.5). The options come before the task, so that the engine reuses their key-value cache from one
+conversation to the next.
+
+Invariants: the text depends only on its arguments; the last option is the base model; white space is collapsed, so an
+option is always one line. The bundled model is pre-trained on this form: changing it means pre-training again.
+Fails with ``RoutingPromptError``. Not covered: asking a model (``router.py``).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
+from typing import Any, Protocol
+
+from traced.inference.errors import RoutingPromptError
+
+LABELS = ascii_uppercase
+BASE_DESCRIPTION = "None of these; the base model."
+HEADING = "Pick the skill that the task needs most."
+ANSWER = "Answer:"
+DESCRIPTION_LIMIT = 240  # characters; keeps the prompt inside a 1k-token context
+EXAMPLE_LIMIT = 240
+TASK_LIMIT = 1200
+
+
+class Tokenizer(Protocol):
+    """The one method that ``label_ids`` needs of a Hugging Face tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
+        """Token ids of ``text``."""
+        ...
+
+
+@dataclass(frozen=True)
+class RouteOption:
+    """One line of the prompt; ``example`` is the opening user message of one successful synthetic episode."""
+
+    label: str
+    title: str
+    description: str
+    example: str = ""
+
+
+def base_option(label: str) -> RouteOption:
+    """The option that stands last: no adapter."""
+    return RouteOption(label, "", BASE_DESCRIPTION)
+
+
+def route_options(skills: Sequence[tuple[str, str, str]]) -> list[RouteOption]:
+    """Label ``(title, description, example)`` skills A, B, C... in order and append the base option."""
+    if len(skills) >= len(LABELS):
+        raise RoutingPromptError(f"{len(skills)} skills need more than the {len(LABELS)} single-letter labels")
+    options = [RouteOption(label, *skill) for label, skill in zip(LABELS, skills, strict=False)]
+    return [*options, base_option(LABELS[len(skills)])]
+
+
+def opening_text(messages: Sequence[dict[str, Any]]) -> str:
+    """The user's opening words: the text of all user messages, in order, on one line."""
+    return " ".join(_line(str(m["content"])) for m in messages if m.get("role") == "user" and m.get("content"))
+
+
+def routing_prompt(task_text: str, options: Sequence[RouteOption]) -> str:
+    """Render M_x for a task. ``options`` end with the base option; labels must be distinct."""
+    labels = [option.label for option in options]
+    if len(labels) < 2 or len(set(labels)) != len(labels):
+        raise RoutingPromptError(f"routing needs at least two options with distinct labels, got {labels}")
+    lines = [_option_line(option) for option in options]
+    return "\n".join([HEADING, *lines, f"Task: {_clip(_line(task_text), TASK_LIMIT)}", ANSWER])
+
+
+def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> dict[str, int]:
+    """The token id that follows ``Answer:`` for each label; each label must be exactly one token there."""
+    stem = tokenizer.encode(ANSWER, add_special_tokens=False)
+    return label_ids_in(stem, {label: tokenizer.encode(ANSWER + label, add_special_tokens=False) for label in labels})
+
+
+def label_ids_in(stem: list[int], answers: Mapping[str, list[int]]) -> dict[str, int]:
+    """As ``label_ids``, from the token ids of ``Answer:`` and of each label after it."""
+    found: dict[str, int] = {}
+    for label, ids in answers.items():
+        if ids[:-1] != stem:
+            raise RoutingPromptError(
+                f"label {label!r} is not a single token after {ANSWER!r}: {ids} does not extend {stem} by one id",
+                hint="use a model whose tokenizer keeps single capital letters whole, or the classifier router",
+            )
+        found[label] = ids[-1]
+    if len(set(found.values())) != len(found):
+        raise RoutingPromptError(f"labels share a token id: {found}")
+    return found
+
+
+def _option_line(option: RouteOption) -> str:
+    title = f"{_line(option.title).rstrip('.')}. " if option.title else ""
+    text = f"{option.label}: {title}{_clip(_line(option.description), DESCRIPTION_LIMIT)}"
+    example = f" Example: {_clip(_line(option.example), EXAMPLE_LIMIT)}" if option.example else ""
+    return f"{text}{example} {ANSWER}{option.label}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _clip(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3].rstrip() + "..."

@@ -1,0 +1,134 @@
+"""What an engine answered, read back from its bytes: the message, its id, what it cost.
+
+Invariants: a stream and a whole answer with the same content give the same message; of several choices the first
+counts. A stream that broke off gives what had come. Fails: ``ValueError``, ``KeyError``, ``TypeError`` for what is no
+answer of this form. Not covered: redaction.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from store.records import Exchange
+from traced.core.fast_json import read_json
+
+
+@dataclass
+class Answer:
+    """The first choice's message, None where there is none; tokens as the engine counts them."""
+
+    message: dict[str, Any] | None = None
+    id: str = ""
+    usage: dict[str, int] = field(default_factory=dict)
+
+
+def exchange_of(line: Mapping[str, Any]) -> Exchange:
+    """The exchange of a line of the spool, which has an answer's bytes or the whole body."""
+    if line.get("body") is not None:
+        return Exchange(**{**line, "at": datetime.fromisoformat(line["at"])})
+    request = line["request"]
+    answer = Answer()
+    if line["status"] == 200:
+        answer = read_stream(line["answer"]) if line["streamed"] else read_answer(read_json(line["answer"]))
+    body = {"messages": messages_of(request), "tools": request.get("tools") or [], "answer": answer.message}
+    return Exchange(
+        id=line["id"],
+        conversation_id=line["conversation_id"],
+        at=datetime.fromisoformat(line["at"]),
+        model=line["model"],
+        status=line["status"],
+        seconds=line["seconds"],
+        prompt_tokens=int(answer.usage.get("prompt_tokens") or 0),
+        completion_tokens=int(answer.usage.get("completion_tokens") or 0),
+        key_id=line["key_id"],
+        response_id=answer.id,
+        detail=line["detail"] or ("" if line["status"] == 200 else line["answer"][:2000]),
+        body=body,
+        shadow_of=line.get("shadow_of"),
+    )
+
+
+def read_answer(told: Mapping[str, Any]) -> Answer:
+    """A whole answer, of chat or of text completions."""
+    choices = told.get("choices") or []
+    message = _of_output(told["output"]) if "output" in told else None
+    if choices:
+        first = choices[0]
+        message = first["message"] if "message" in first else {"role": "assistant", "content": first.get("text", "")}
+    if message is not None and not isinstance(message, dict):
+        raise ValueError(f"a message has to be an object, not {message!r:.50}")
+    usage = told.get("usage") or {}
+    if "input_tokens" in usage:  # the responses form has names of its own
+        usage = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage.get("output_tokens", 0)}
+    return Answer(message, str(told.get("id") or ""), usage)
+
+
+def read_stream(text: str) -> Answer:
+    """The server-sent events of a streamed answer, put together."""
+    answer, said = Answer(), ""
+    calls: dict[int, dict[str, Any]] = {}
+    for event in _events(text):
+        if event.get("type") in ("response.completed", "response.incomplete"):
+            return read_answer(event["response"])
+        answer.id = str(event.get("id") or answer.id)
+        answer.usage = event.get("usage") or answer.usage
+        for choice in event.get("choices") or []:
+            if choice.get("index", 0) != 0:
+                continue
+            delta = choice.get("delta") or {"content": choice.get("text")}
+            answer.message = answer.message or {"role": "assistant", "content": None}
+            said += delta.get("content") or ""
+            for part in delta.get("tool_calls") or []:
+                _extend(calls.setdefault(part.get("index", 0), {"id": "", "type": "function", "function": {}}), part)
+    if answer.message is not None:
+        answer.message["content"] = said or None
+        if calls:
+            answer.message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return answer
+
+
+def _events(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        told = line.removeprefix("data:").strip()
+        if line.startswith("data:") and told not in ("", "[DONE]"):
+            try:
+                yield read_json(told)
+            except ValueError:
+                return  # it broke off here
+
+
+def _extend(call: dict[str, Any], part: Mapping[str, Any]) -> None:
+    call["id"] = call["id"] or part.get("id") or ""
+    function = part.get("function") or {}
+    call["function"]["name"] = call["function"].get("name", "") or function.get("name") or ""
+    call["function"]["arguments"] = call["function"].get("arguments", "") + (function.get("arguments") or "")
+
+
+def messages_of(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a request, of whichever form; raises ``ValueError`` for what is no list of objects."""
+    if "messages" in request:
+        return _objects(request["messages"])
+    prompt = request.get("prompt", request.get("input"))
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        return _objects(prompt)
+    return [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(prompt)}]
+
+
+def _of_output(output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The message of the responses form: its text, and its function calls."""
+    said = [part.get("text", "") for item in output if item.get("type") == "message" for part in item["content"]]
+    calls = [
+        {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": item["arguments"]}}
+        for item in output
+        if item.get("type") == "function_call"
+    ]
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(said) or None}
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _objects(messages: Any) -> list[dict[str, Any]]:
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        raise ValueError("messages have to be a list of objects")
+    return list(messages)

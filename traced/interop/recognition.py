@@ -1,0 +1,388 @@
+"""What the sources of a verifiers or OpenEnv package declare, read from their syntax alone.
+
+Reading tells names: classes and what they derive from by name, decorated functions, arguments of a few calls. It can be
+deceived and says nothing about behaviour; it is told beside a verdict, never instead of one.
+
+What admission can do with a file or a folder: judge its single-file environment, or only say what it cannot.
+
+A package that traced exported, or any folder in which exactly one file defines a class ``Environment`` with the whole
+contract, comes down to that file: admission judges it like every other. What else verifiers and OpenEnv can express,
+admission cannot play: their environments bring dependencies (the sandbox's image has the standard library alone, and
+no network to fetch more), those of verifiers begin from rows of a dataset instead of a seed, neither tells a solution
+as messages, and OpenEnv's actions may be anything. Such a package is read, never imported; ``unproved`` makes the
+report of it: no check is made or passed, each is left out for its reason (``left_out``), and "source" tells what was
+read. So it is not judged: neither admitted nor refused. Its imports are its own project's, and nothing against it.
+
+Invariants: nothing of the folder is executed, links are not followed, at most ``MOST_FILES`` files are read.
+How it fails: ``NotRecognised``. Not covered: a server of OpenEnv that runs already, which could be asked for more.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox.admission.checks import NAMES
+from sandbox.admission.static_analysis import MAX_BYTES, inspect_source
+from sandbox.errors import clipped
+from store.types import AdmissionReport, Check
+from traced.interop import NotExportable, NotRecognised
+from traced.interop.export import RECORD, refuse_foreign
+
+CONTRACT = {"reset", "step", "done", "score", "oracle"}
+NO_DEPENDENCIES = (
+    "its dependencies ({}) are not in the sandbox's image, which has the standard library alone and no network"
+)
+SEED, SOLUTION, ACTIONS = "seed", "solution", "actions"
+NEEDS = {  # beside the dependencies
+    "determinism": (SEED, SOLUTION),
+    "oracle": (SOLUTION,),
+    "diversity": (SEED, SOLUTION),
+    "floor": (SEED, ACTIONS),
+    "exploits": (SEED, ACTIONS),
+    "slips": (SEED, SOLUTION, ACTIONS),
+    "interface": (ACTIONS,),
+    "leak": (SOLUTION,),
+    "latency": (SOLUTION,),
+    "spread": (SEED, ACTIONS),
+}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What was read. ``lacks`` says for seed, solution and actions why admission cannot have them."""
+
+    kind: str
+    interface: str
+    environments: list[str] = field(default_factory=list)  # classes, or "load_environment"
+    rewards: list[str] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+    imports: list[str] = field(default_factory=list)  # beyond the standard library and the package itself
+    lacks: Mapping[str, str] = field(default_factory=dict)
+
+    def as_evidence(self) -> dict[str, Any]:
+        """Flat JSON."""
+        return {
+            "kind": self.kind,
+            "interface": self.interface,
+            "environments": self.environments[:20],
+            "rewards": self.rewards[:20],
+            "tools": self.tools[:20],
+            "imports": self.imports[:20],
+        }
+
+    def why_not(self, check: str) -> str:
+        """Why a check of admission could not run."""
+        if check == "source":
+            return f"read, not run: a package of {self.kind} is written by the rules of {self.kind}, not by admission's"
+        reasons = [NO_DEPENDENCIES.format(", ".join(self.imports[:6]) or self.kind)]
+        reasons += [self.lacks[need] for need in NEEDS.get(check, ()) if need in self.lacks]
+        return "; ".join(reasons)
+
+
+def foreign_kind(sources: Mapping[str, str], *, is_openenv: bool = False) -> str | None:
+    """ "openenv" or "verifiers", by what is imported; ``is_openenv``: there is an openenv.yaml."""
+    modules = {module.partition(".")[0] for text in sources.values() for module in _modules(_parsed(text))}
+    if is_openenv or modules & {"openenv", "openenv_core"}:
+        return "openenv"
+    return "verifiers" if "verifiers" in modules else None
+
+
+def defines_contract(text: str) -> bool:
+    """Whether the file defines a class Environment with every member of the contract, its own or of a base there."""
+    classes = {node.name: node for node in _parsed(text).body if isinstance(node, ast.ClassDef)}
+    members: set[str] = set()
+    waiting, seen = ["Environment"], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in classes and name not in seen:
+            seen.add(name)
+            members |= _members(classes[name])
+            waiting += [_called(base) for base in classes[name].bases]
+    protocol = "Environment" in classes and any(_called(base) == "Protocol" for base in classes["Environment"].bases)
+    return "Environment" in classes and members >= CONTRACT and not protocol
+
+
+def declared(kind: str, sources: Mapping[str, str]) -> Declared:
+    """What the package's files declare."""
+    trees = [_parsed(text) for text in sources.values()]
+    own = {part for name in sources for part in name.removesuffix(".py").split("/")}
+    outer = {module.partition(".")[0] for tree in trees for module in _modules(tree)}
+    imports = sorted(outer - sys.stdlib_module_names - own - {""})
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    tools = [*_decorated(nodes, "tool"), *_listed(nodes, "tools")]
+    if kind == "openenv":
+        served = [one for one in classes if _derives(one, "Environment") and "step" in _members(one)]
+        rubrics = [one.name for one in classes if _derives(one, "Rubric")]
+        named = [one.name for one in served]
+        return Declared(kind, "reset, step and state", named, rubrics, tools, imports, _openenv_lacks(served, classes))
+    tasksets = [one.name for one in classes if _derives(one, "Taskset")]
+    loaders = [node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "load_environment"]
+    rewards = [*_decorated(nodes, "reward"), *_listed(nodes, "funcs")]
+    interface = "verifiers.v1: tasksets" if tasksets else "verifiers 0.1: load_environment"
+    checked = any(_derives(one, "Task") and "validate" in _members(one) for one in classes)
+    lacks = {
+        SEED: "its tasks are rows that it loads, and none begins from a seed of ours",
+        SOLUTION: "its reference solution is a check of its own (Task.validate; vf-validate runs it), not messages"
+        if checked
+        else "it tells no solution",
+        ACTIONS: "its episodes are driven by a model behind a URL, not message by message",
+    }
+    return Declared(kind, interface, [*tasksets, *loaders], rewards, tools, imports, lacks)
+
+
+def _openenv_lacks(served: list[ast.ClassDef], classes: list[ast.ClassDef]) -> dict[str, str]:
+    fields = [
+        node.target.id
+        for one in classes
+        if _derives(one, "Action")
+        for node in one.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    lacks = {
+        SOLUTION: "it tells no solution as messages: OpenEnv's oracle is a script or a state of its server",
+        ACTIONS: f"its actions are its own ({', '.join(fields[:6]) or 'unknown'}), not assistant messages",
+    }
+    resets = [
+        node
+        for one in served
+        for node in one.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "reset"
+    ]
+    if not any("seed" in {arg.arg for arg in [*node.args.args, *node.args.kwonlyargs]} for node in resets):
+        lacks[SEED] = "its reset names no seed"
+    return lacks
+
+
+def _parsed(text: str) -> ast.Module:
+    """The tree, an empty one for what does not parse."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
+
+
+def _modules(tree: ast.Module) -> Iterator[str]:
+    """Absolute imports."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module
+
+
+def _members(node: ast.ClassDef) -> set[str]:
+    """Methods and names that the class's own body sets, and ``done`` where a method sets it on the instance."""
+    names = {one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for one in ast.walk(node):
+        match one:
+            case ast.Assign(targets=targets):
+                names |= {name for target in targets for name in _names(target)}
+            case ast.AnnAssign(target=target):
+                names |= set(_names(target))
+    return names
+
+
+def _names(target: ast.expr) -> Iterator[str]:
+    match target:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            yield name
+        case ast.Tuple(elts=parts):
+            for part in parts:
+                yield from _names(part)
+
+
+def _derives(node: ast.ClassDef, base: str) -> bool:
+    """Whether a base is called so, or ends so in words: MCPEnvironment is an Environment."""
+    return any(_called(one).endswith(base) for one in node.bases)
+
+
+def _called(node: ast.expr) -> str:
+    """The last name of an expression: Environment of interfaces.Environment[A, O, S], reward of vf.reward(weight=1)."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value=inner) | ast.Call(func=inner):
+            return _called(inner)
+    return ""
+
+
+def _decorated(nodes: list[ast.AST], decorator: str) -> list[str]:
+    """Functions under that decorator, in order."""
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [node.name for node in functions if any(_called(one) == decorator for one in node.decorator_list)]
+
+
+def _listed(nodes: list[ast.AST], argument: str) -> list[str]:
+    """Names in a list that some call is given as ``argument``: Rubric(funcs=[right, short])."""
+    given = [
+        word.value for node in nodes if isinstance(node, ast.Call) for word in node.keywords if word.arg == argument
+    ]
+    return [_called(one) for value in given if isinstance(value, ast.List) for one in value.elts if _called(one)]
+
+
+MOST_FILES = 500
+PASSED_OVER = {"build", "dist", "node_modules", "outputs", "venv", "__pycache__"}
+
+_OF_ITS_KIND = re.compile(r": imports |defines no class Environment$")  # what no such package can do without
+
+Sources = dict[str, str]  # path inside the folder -> text
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """A single-file environment: what ``sandbox.admission.checks`` takes."""
+
+    path: Path
+    source_code: str
+    kind: str  # "file", "verifiers" or "openenv"
+    recorded: str = ""  # the hash that it had when traced exported it
+    changed: list[str] = field(default_factory=list)  # files beside it that are no longer what traced wrote
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A package of another project, as far as reading goes."""
+
+    path: Path
+    declared: Declared
+    sources: Sources
+
+
+def recognise_file(path: Path, text: str) -> Recognised | Foreign:
+    """What the Python file of this text is."""
+    sources = {path.name: text}
+    kind = foreign_kind(sources)
+    if kind and not defines_contract(text):
+        return Foreign(path, declared(kind, sources), sources)
+    return Recognised(path, text, "file")
+
+
+def recognise_folder(folder: Path) -> Recognised | Foreign:
+    """What a package's folder is. Raises NotRecognised."""
+    recorded = _record(folder)
+    if recorded is not None:
+        return _exported(folder, recorded)
+    sources = _read(folder)
+    kind = foreign_kind(sources, is_openenv=(folder / "openenv.yaml").is_file())
+    whole = [name for name, text in sources.items() if defines_contract(text) and _stands_alone(text)]
+    if len(whole) == 1:
+        return Recognised(folder / whole[0], sources[whole[0]], kind or "file")
+    if whole:
+        raise NotRecognised(
+            f"{folder} holds {len(whole)} environments: {', '.join(whole)}", hint="name one of the files"
+        )
+    if kind is None:
+        raise NotRecognised(
+            f"{folder} holds no environment: no openenv.yaml, nothing that imports verifiers.v1 or defines "
+            "load_environment, and no file with a whole class Environment",
+            hint="name the environment's file, or the package's own folder",
+        )
+    return Foreign(folder, declared(kind, sources), sources)
+
+
+def unproved(foreign: Foreign) -> AdmissionReport:
+    """The report on a package that cannot be played: not judged, each check with what it lacks."""
+    noted = [
+        f"{name} {line}"
+        for name, text in foreign.sources.items()
+        for line in inspect_source(text)[1]["refused"]
+        if not _OF_ITS_KIND.search(line)
+    ]
+    read = {**foreign.declared.as_evidence(), "files": len(foreign.sources)}
+    read["noted"] = [clipped(line, 200) for line in noted[:20]]
+    lacks = {name: {"left_out": foreign.declared.why_not(name)} for name in NAMES}
+    checks = [
+        Check(name, False, {**evidence, **(read if name == "source" else {})}, 0.0) for name, evidence in lacks.items()
+    ]
+    digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
+    return AdmissionReport(digest, False, checks)
+
+
+def _exported(folder: Path, record: dict[str, Any]) -> Recognised:
+    """What traced wrote, and which files around the environment were changed since: admission does not judge those."""
+    files = {name: digest for name, digest in record["files"].items() if isinstance(name, str)}
+    source = record["source"]
+    text = _text(folder, source) if source in files else None
+    if text is None:
+        raise NotRecognised(
+            f"{folder / RECORD} names {source!r}, which is not there, or longer than admission takes",
+            hint="export it again",
+        )
+    changed = [name for name, digest in files.items() if name != source and _digest(folder, name) != digest]
+    return Recognised(folder / source, text, str(record["kind"]), str(record["environment"]), changed)
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    """``traced.json`` where it is one."""
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+        fits = (
+            record["format"] == 1
+            and isinstance(record["files"], dict)
+            and {"source", "kind", "environment"} <= {*record}
+        )
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return record if fits else None
+
+
+def _read(folder: Path) -> Sources:
+    """The folder's Python files; what is too long for admission, no UTF-8 or a link is left out."""
+    sources: Sources = {}
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            name for name in folders if name not in PASSED_OVER and not name.startswith(".") and "-info" not in name
+        )
+        for name in sorted(name for name in names if name.endswith(".py")):
+            inside = (Path(place) / name).relative_to(folder).as_posix()
+            text = _text(folder, inside)
+            if text is not None:
+                sources[inside] = text
+            if len(sources) > MOST_FILES:
+                raise NotRecognised(
+                    f"{folder} holds more than {MOST_FILES} Python files", hint="the package's own folder"
+                )
+    return sources
+
+
+def _text(folder: Path, name: str) -> str | None:
+    content = _bytes(folder, name)
+    try:
+        return None if content is None else content.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _digest(folder: Path, name: str) -> str:
+    content = _bytes(folder, name)
+    return "" if content is None else hashlib.sha256(content).hexdigest()
+
+
+def _bytes(folder: Path, name: str) -> bytes | None:
+    """The content of a plain file inside the folder, at most one byte more than admission takes."""
+    path = folder / name
+    try:
+        if path.is_symlink() or not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
+            return None
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError):
+        return None
+    return content if len(content) <= MAX_BYTES else None
+
+
+def _stands_alone(text: str) -> bool:
+    try:
+        refuse_foreign(text)
+    except NotExportable:
+        return False
+    return True

@@ -1,0 +1,190 @@
+"""``traced backup``: everything that a data directory cannot make again, in one file.
+
+What goes in, in this order: the graph's checkpoints, the store, the published adapters, the environments, the runs'
+folders without their trainings, the settings. The order makes a backup of a working directory whole: a checkpoint knows
+of nothing that the store copied after it lacks (a node that ran meanwhile is run again and finds its work done), and
+the files that the store's rows name were published before those rows.
+
+Invariants: a running daemon is not held up; the backup appears under its name only after it was read back and every
+checksum agreed; a failure leaves nothing. How it fails: ``BackupFailed``, and the disk's own errors.
+Not covered: models, training checkpoints, logs, earlier backups; secrets beyond what those files hold.
+
+A mark on a staging folder that its maker still fills, which ends with the maker's process.
+
+Invariants: the mark is an flock (flock(2)), so the kernel takes it away however the maker ends. Not covered: network
+file systems whose flock reaches one machine only; who holds a whole data directory (``traced.core.ownership``).
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from store.database import connect, revision
+from traced.config.settings import Settings, find_file
+from traced.core.files import flush, free_name
+from traced.maintenance import archive
+from traced.maintenance.archive import Manifest, Writer
+from traced.maintenance.databases import copy_sqlite, dump_postgres, is_sqlite
+from traced.maintenance.errors import BackupFailed
+from traced.registry.publication import NAME
+
+
+@contextmanager
+def marked_alive(folder: Path) -> Iterator[None]:
+    """Show others that ``folder`` is being filled, for as long as this process lives in here."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether a process holds ``folder`` by ``marked_alive``."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return not _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+BACKUPS = "backups"
+SUFFIX = ".tar.zst"
+STAGING = ".partial-backup-"
+STORE, SCRIPT, CHECKPOINTS, CONFIG = "traced.db", "store.sql", "checkpoints.db", "traced.toml"
+
+
+@dataclass(frozen=True)
+class Backup:
+    """A backup that was written and verified; ``size`` in bytes."""
+
+    path: Path
+    size: int
+    manifest: Manifest
+
+
+def back_up(settings: Settings, target: Path | None = None, *, now: datetime, label: str = "traced") -> Backup:
+    """Back up the data directory to ``target`` (default: DIR/backups/LABEL-TIME.tar.zst); raises ``BackupFailed``."""
+    path = target or free_name(settings.data_dir / BACKUPS / f"{label}-{now:%Y%m%dT%H%M%SZ}", SUFFIX)
+    if path.exists():
+        raise BackupFailed(f"{path} exists already", hint="name another file")
+    found = schema_of(settings)
+    with _staging(path.parent) as folder:
+        staged = folder / "archive"
+        with archive.writing(staged) as writer:
+            namespace = _add_databases(writer, settings, folder)
+            _add_files(writer, settings.data_dir)
+            writer.close_with(_manifest(settings, found, namespace, writer, now))
+        manifest = archive.verify(staged)
+        os.rename(staged, path)
+        flush(path.parent)
+    return Backup(path, path.stat().st_size, manifest)
+
+
+def schema_of(settings: Settings) -> str:
+    """The revision of the settings' store; raises ``BackupFailed`` where there is none."""
+    file = sqlite_file(settings)
+    if file is not None and not file.exists():
+        raise BackupFailed(f"there is no store at {file}", hint="check --data-dir")
+    engine = connect(settings.store_url)
+    found = revision(engine)
+    engine.dispose()
+    if found is None:
+        raise BackupFailed(f"{settings.data_dir} has an empty store", hint="check --data-dir and store.url")
+    return found
+
+
+def sqlite_file(settings: Settings) -> Path | None:
+    """The store's file, None for PostgreSQL."""
+    url = settings.store_url
+    return Path(str(make_url(url).database)).absolute() if is_sqlite(url) else None
+
+
+def _add_databases(writer: Writer, settings: Settings, folder: Path) -> str:
+    checkpoints = settings.data_dir / CHECKPOINTS
+    if checkpoints.exists():
+        copy_sqlite(checkpoints, folder / CHECKPOINTS)
+        writer.add(CHECKPOINTS, folder / CHECKPOINTS)
+    file = sqlite_file(settings)
+    if file is None:
+        namespace = dump_postgres(settings.store_url, folder / SCRIPT).namespace
+        writer.add(SCRIPT, folder / SCRIPT)
+        return namespace
+    copy_sqlite(file, folder / STORE)
+    writer.add(STORE, folder / STORE)
+    return ""
+
+
+def _add_files(writer: Writer, data_dir: Path) -> None:
+    chosen = sorted([*_adapters(data_dir), *_environments(data_dir), *_runs(data_dir)])
+    for path in chosen:
+        writer.add(path.relative_to(data_dir).as_posix(), path)
+    config = find_file(data_dir)
+    if config is not None:
+        writer.add(CONFIG, config)
+
+
+def _adapters(data_dir: Path) -> Iterator[Path]:
+    for version_dir in (data_dir / "adapters").glob("*@v*"):
+        if NAME.fullmatch(version_dir.name):
+            yield from _files(version_dir)
+
+
+def _environments(data_dir: Path) -> Iterator[Path]:
+    return (path for path in (data_dir / "environments").glob("*.py") if path.is_file())
+
+
+def _runs(data_dir: Path) -> Iterator[Path]:
+    """The runs' own files: reports, plots, routers; trainings are left out, their adapters are published."""
+    for run in (data_dir / "runs").glob("*"):
+        for entry in run.glob("*"):
+            if entry.name != "training" and not entry.name.endswith(".partial"):
+                yield from _files(entry)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_symlink():
+        return
+    if path.is_file():
+        yield path
+    for inner in path.iterdir() if path.is_dir() else ():
+        yield from _files(inner)
+
+
+def _manifest(settings: Settings, found: str, namespace: str, writer: Writer, now: datetime) -> Manifest:
+    database = "sqlite" if is_sqlite(settings.store_url) else "postgresql"
+    made = now.isoformat()
+    return Manifest(version("traced"), made, str(settings.data_dir), database, found, namespace, writer.members)
+
+
+@contextmanager
+def _staging(parent: Path) -> Iterator[Path]:
+    """A folder for the copies, readable by its owner alone, removed at the end."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=STAGING, dir=parent))
+    except OSError as error:
+        raise BackupFailed(f"cannot write in {parent}: {error.strerror}", hint="name another file") from error
+    try:
+        with marked_alive(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder)

@@ -1,0 +1,157 @@
+"""Copies of a running database, and bringing one back: SQLite by its backup API, PostgreSQL by pg_dump and psql.
+
+Invariants: a copy is one consistent snapshot and holds up no writer; PostgreSQL's is a plain SQL script of traced's own
+tables, which ``load_dump`` runs in one transaction together with moving the tables that are there into a schema of
+their own, so that a failure leaves the database as it was and nothing is ever dropped. Passwords go through the
+environment (PGPASSWORD), never through the command line.
+Fails: ``BackupFailed`` and ``RestoreRefused`` with the program's last words. Sources: sqlite.org/backup.html,
+pg_dump(1), psql(1). Not covered: roles, extensions, other applications' tables.
+"""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import inspect, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import DBAPIError
+
+from store.database import VERSION_TABLE, connect, unavailable
+from store.service_tables import METADATA
+from traced.maintenance.errors import BackupFailed, RestoreRefused, UpkeepError
+
+BESIDE = {  # what the libraries of the cycle and the scheduler keep in the same database
+    VERSION_TABLE,
+    "checkpoints",
+    "checkpoint_blobs",
+    "checkpoint_writes",
+    "checkpoint_migrations",
+    "apscheduler_jobs",
+}
+LAST_WORDS = 2000
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of traced that a PostgreSQL database has, and the schema (namespace) they are in."""
+
+    namespace: str
+    names: list[str]
+
+    @property
+    def quoted(self) -> list[str]:
+        """The names as SQL takes them."""
+        return [f"{_quoted(self.namespace)}.{_quoted(name)}" for name in self.names]
+
+
+def is_sqlite(url: str) -> bool:
+    """Whether ``url`` names a SQLite database."""
+    return make_url(url).get_backend_name() == "sqlite"
+
+
+def copy_sqlite(source: Path, target: Path) -> None:
+    """A consistent copy of the database in ``source``, in one file without a journal; raises ``BackupFailed``."""
+    try:
+        with (
+            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as read,
+            closing(sqlite3.connect(target)) as written,
+        ):
+            read.backup(written)
+            written.execute("PRAGMA journal_mode=DELETE")
+            [(verdict,)] = written.execute("PRAGMA quick_check(1)").fetchall()
+    except sqlite3.Error as error:
+        raise BackupFailed(f"{source} could not be copied: {error}", hint="traced doctor") from error
+    if verdict != "ok":
+        raise BackupFailed(f"{source} is damaged ({verdict})", hint="traced backup --verify an earlier backup")
+
+
+def tables_at(url: str) -> Tables:
+    """Which of traced's tables a PostgreSQL database has in the schema where new tables would go."""
+    engine = connect(url)
+    try:
+        with engine.connect() as connection:
+            namespace = str(connection.execute(text("SELECT current_schema()")).scalar())
+            found = inspect(connection).get_table_names(schema=namespace)
+    except DBAPIError as error:
+        raise unavailable(engine.url, error) from error
+    finally:
+        engine.dispose()
+    return Tables(namespace, sorted(set(found) & ({*METADATA.tables} | BESIDE)))
+
+
+def dump_postgres(url: str, target: Path) -> Tables:
+    """Write traced's tables as an SQL script; raises ``BackupFailed``."""
+    tables = tables_at(url)
+    chosen = [f"--table={table}" for table in tables.quoted]
+    try:
+        _run(url, ["pg_dump", "--no-owner", "--no-privileges", "--strict-names", *chosen, f"--file={target}"])
+    except UpkeepError as error:
+        raise BackupFailed(error.message, hint=error.hint) from error
+    return tables
+
+
+def load_dump(url: str, script: Path, there: Tables, aside: str, moves: tuple[str, str] | None) -> None:
+    """Run the script of ``dump_postgres`` after moving the tables that are ``there`` into the new schema ``aside``.
+
+    ``moves`` is (old, new) data directory where the paths in table adapters change. Raises ``RestoreRefused``.
+    """
+    steps = [f"CREATE SCHEMA {_quoted(aside)}"] if there.names else []
+    steps += [f"ALTER TABLE {table} SET SCHEMA {_quoted(aside)}" for table in there.quoted]
+    before = [part for step in steps for part in ("--command", step)]
+    after = ["--command", relocation(f"{_quoted(there.namespace)}.adapters", *moves)] if moves else []
+    command = ["psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--single-transaction", "--output=/dev/null"]
+    try:
+        _run(url, [*command, *before, f"--file={script}", *after])
+    except UpkeepError as error:
+        raise RestoreRefused(f"the database is as it was: {error.message}", hint=error.hint) from error
+
+
+def relocate_sqlite(database: Path, old: str, new: str) -> None:
+    """Change the adapters' paths from below the data directory ``old`` to below ``new``."""
+    with closing(sqlite3.connect(database)) as opened:
+        opened.execute(relocation("adapters", old, new))
+        opened.commit()
+
+
+def relocation(table: str, old: str, new: str) -> str:
+    """The statement that both databases understand."""
+    prefix, begun = _literal(new), _literal(old + os.sep)
+    length = len(old) + 1
+    return f"UPDATE {table} SET path = {prefix} || substr(path, {length}) WHERE substr(path, 1, {length}) = {begun}"
+
+
+def _run(url: str, command: Sequence[str]) -> None:
+    program = shutil.which(command[0])
+    if program is None:
+        raise UpkeepError(f"{command[0]} is not installed", hint="apt-get install postgresql-client")
+    parsed = make_url(url).set(drivername="postgresql")
+    password = {"PGPASSWORD": str(parsed.password)} if parsed.password else {}
+    done = subprocess.run(
+        [program, *command[1:], f"--dbname={_without_password(parsed)}"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | password,
+        check=False,
+    )
+    if done.returncode != 0:
+        words = done.stderr.strip()[-LAST_WORDS:]
+        raise UpkeepError(f"{command[0]} ended with code {done.returncode}: {words}", hint="traced doctor")
+
+
+def _without_password(url: URL) -> str:
+    bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
+    return bare.render_as_string()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _literal(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

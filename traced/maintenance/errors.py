@@ -1,0 +1,26 @@
+"""What can stop upkeep.
+
+traced.core.errors.TracedError
+└── UpkeepError
+    ├── BackupFailed       no backup could be written; nothing half-written is left
+    ├── BackupDamaged      a backup is not whole: cut off, altered, or not made by traced
+    └── RestoreRefused     the backup does not fit this traced or this place; nothing was changed
+"""
+
+from traced.core.errors import TracedError
+
+
+class UpkeepError(TracedError):
+    """Upkeep stopped."""
+
+
+class BackupFailed(UpkeepError):
+    """No backup could be written."""
+
+
+class BackupDamaged(UpkeepError):
+    """A backup is not whole."""
+
+
+class RestoreRefused(UpkeepError):
+    """The backup does not fit this traced or this place."""

@@ -1,0 +1,117 @@
+"""What a killed process left behind, found and removed when the next one starts.
+
+    containers   of this owner whose starting process has ended
+    staging      ``.NAME.partial`` (training, prune), ``NAME.partial`` (environments), ``.staging-*`` (publications),
+                 ``.partial-backup-*`` and ``.DIR.restoring-*`` (backups and restores)
+    leases       of dead holders
+
+Invariants: call it while holding the directory's lock (``traced.core.ownership``); a backup, a restore and a
+publication that another process is at just now are known by their flock and left alone, other staging by its age.
+Everything that went is reported; twice finds nothing the second time.
+How it fails: a Docker engine that does not answer is reported as such, everything else is raised.
+Not covered: attempts of dead holders and what is left of their children (``traced.jobs.attempts.recover``), and
+databases' own journals (the databases see to them).
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import Engine
+
+from sandbox.docker_engine import reap_orphans
+from sandbox.errors import EngineDown
+from store.database import session
+from store.repositories.leases import Alive, drop_dead
+from traced.maintenance.backup import BACKUPS, STAGING, is_alive
+from traced.maintenance.prune import gone_is_fine
+from traced.maintenance.restore import staging_prefix
+
+WALKED = ("adapters", "environments", "runs", "models", "logs")  # where staging of ours may lie
+AT_ONCE = timedelta(0)
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """One thing that was left behind; ``removed`` is False where it could only be told of."""
+
+    kind: str
+    name: str
+    removed: bool = True
+
+
+def sweep(
+    data_dir: Path,
+    store: Engine,
+    alive: Alive,
+    *,
+    now: datetime,
+    owner: str,
+    settled: timedelta = AT_ONCE,
+) -> list[Orphan]:
+    """Find and remove orphans. Staging that was written to within ``settled`` may be someone's work and stays."""
+    found = [*_containers(owner)]
+    left = [*_removed(_staging(data_dir, now - settled)), *_of_publications(data_dir / "adapters")]
+    found += [Orphan("staging", str(path)) for path in left]
+    with session(store) as opened:
+        found += [Orphan("lease", name) for name in drop_dead(opened, alive, at=now)]
+    return found
+
+
+def _containers(owner: str) -> Iterator[Orphan]:
+    try:
+        yield from (Orphan("container", name) for name in reap_orphans(owner))
+    except EngineDown as error:
+        yield Orphan("container", f"not looked for: {error}", removed=False)
+
+
+def _staging(data_dir: Path, settled_at: datetime) -> Iterator[Path]:
+    for folder in WALKED:
+        for path in _partial(data_dir / folder):
+            if _newest(path) <= settled_at.timestamp():
+                yield path
+    kept_by_flock = [*(data_dir / BACKUPS).glob(f"{STAGING}*"), *data_dir.parent.glob(f"{staging_prefix(data_dir)}*")]
+    yield from (path for path in kept_by_flock if path.is_dir() and not is_alive(path))
+
+
+def _partial(folder: Path) -> Iterator[Path]:
+    """``.NAME.partial`` and ``NAME.partial`` below ``folder``; what lies inside one is not looked at."""
+    for entry in sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else ():
+        if entry.name.endswith(".partial"):
+            yield entry
+        else:
+            yield from _partial(entry)
+
+
+def _of_publications(adapters: Path) -> list[Path]:
+    """Removed staging of publications; none while one is at work (``traced.registry.publication`` locks the folder)."""
+    lock = adapters / ".lock"
+    if not lock.exists():
+        return []
+    with lock.open("r+") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return []
+        return [*_removed(sorted(adapters.glob(".staging-*")))]
+
+
+def _removed(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, onerror=gone_is_fine)
+        else:
+            path.unlink(missing_ok=True)
+        yield path
+
+
+def _newest(path: Path) -> float:
+    """When ``path`` or anything below it was last written to, in seconds since the epoch."""
+    times = [path.lstat().st_mtime]
+    for folder, _, files in os.walk(path):
+        times += [os.lstat(os.path.join(folder, name)).st_mtime for name in [".", *files]]
+    return max(times)

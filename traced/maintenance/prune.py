@@ -1,0 +1,334 @@
+"""``traced prune``: what the settings' ``[retention]`` lets go, counted first and deleted then.
+
+Invariants: a dry run changes nothing and names the same things; what evidence refers to is never deleted
+(``store.repositories.retention``), nor is anything of a cycle that has not ended, nor the run folder of a cycle whose
+adapter takes traffic; deleting goes in small transactions and by renames, so a daemon may run, and a prune that is
+killed is finished by the next. A folder is first renamed to ``.NAME.partial``, which ``traced.maintenance.orphans``
+knows. How it fails: a Docker engine that does not answer is a note, the store's and the disk's errors end it.
+Not covered: giving SQLite's file space back to the system (what is freed is used again).
+
+The steps that LangGraph kept of cycles that have ended.
+
+Invariants: the newest checkpoint of an ended cycle stays, so that the graph still says that the cycle is over; all
+earlier ones, those of its subgraphs and the writes that led to them go. The library's own tables are spoken to in SQL
+that SQLite and PostgreSQL share; it has no call for this (``delete_thread`` forgets the end as well).
+Not covered: a checkpoint database of another layout, which is left alone.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    MetaData,
+    Table,
+    Text,
+    and_,
+    cast,
+    delete,
+    func,
+    inspect,
+    or_,
+    select,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlmodel import Session
+
+from sandbox.docker_engine import find_orphans, reap_orphans
+from sandbox.errors import EngineDown
+from store.database import connect, reading, session, sqlite_url, unavailable
+from store.records import RunState
+from store.repositories import retention
+from store.repositories.adapters import get_adapter, get_training_run, list_adapters
+from store.repositories.promotions import live_adapters, trials
+from store.repositories.retention import Amount
+from traced.config.settings import Settings
+from traced.maintenance.backup import CHECKPOINTS
+
+KEPT_BY_LANGGRAPH = ("writes", "checkpoint_writes", "checkpoint_blobs", "checkpoints")
+WITHOUT_PARENT = ("writes", "checkpoint_writes")
+
+
+def spare_steps(settings: Settings, store: Engine, cycles: Sequence[str]) -> Amount:
+    """How many checkpoints of these cycles could go."""
+    with _tables(settings, store) as (connection, tables):
+        if "checkpoints" not in tables:
+            return Amount(0, 0)
+        table = tables["checkpoints"]
+        held = cast(table.c.checkpoint, Text) if connection.dialect.name == "postgresql" else table.c.checkpoint
+        size = func.coalesce(func.sum(func.length(held)), 0)
+        rows = [connection.execute(select(func.count(), size).where(_earlier(table, cycle))).one() for cycle in cycles]
+    return Amount(sum(row[0] for row in rows), sum(row[1] for row in rows))
+
+
+def forget_steps(settings: Settings, store: Engine, cycles: Sequence[str]) -> Amount:
+    """Delete them; returns what went."""
+    amount = spare_steps(settings, store, cycles)
+    if amount.rows == 0:
+        return amount
+    for cycle in cycles:
+        with _tables(settings, store) as (connection, tables):
+            for name in WITHOUT_PARENT:
+                if name in tables:
+                    connection.execute(delete(tables[name]).where(tables[name].c.thread_id == cycle))
+            if "checkpoint_blobs" in tables:
+                blobs = tables["checkpoint_blobs"]
+                connection.execute(delete(blobs).where(blobs.c.thread_id == cycle, blobs.c.checkpoint_ns != ""))
+            connection.execute(delete(tables["checkpoints"]).where(_earlier(tables["checkpoints"], cycle)))
+            connection.commit()
+    return amount
+
+
+def _earlier(table: Table, cycle: str) -> ColumnElement[bool]:
+    """Checkpoints of a cycle but the newest of its own (the root's namespace is empty; ids sort by time)."""
+    other = table.alias("newest")
+    newest = select(func.max(other.c.checkpoint_id)).where(other.c.thread_id == cycle, other.c.checkpoint_ns == "")
+    return and_(
+        table.c.thread_id == cycle, or_(table.c.checkpoint_ns != "", table.c.checkpoint_id != newest.scalar_subquery())
+    )
+
+
+def _columns(tables: Mapping[str, Table]) -> list[str]:
+    return [column.name for column in tables["checkpoints"].c] if "checkpoints" in tables else []
+
+
+@contextmanager
+def _tables(settings: Settings, store: Engine) -> Iterator[tuple[Connection, dict[str, Table]]]:
+    """A connection to where the checkpoints are, and those of LangGraph's tables that are there."""
+    file = settings.data_dir / CHECKPOINTS
+    own = store.dialect.name == "sqlite"
+    if own and not file.exists():
+        with store.connect() as connection:
+            yield connection, {}
+        return
+    engine = connect(sqlite_url(file)) if own else store
+    try:
+        with engine.connect() as connection:
+            there = set(inspect(connection).get_table_names()) & set(KEPT_BY_LANGGRAPH)
+            metadata = MetaData()
+            tables = {name: Table(name, metadata, autoload_with=connection) for name in sorted(there)}
+            known = {"thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint"} <= {*_columns(tables)}
+            yield connection, tables if known else {}
+    except DBAPIError as error:
+        raise unavailable(engine.url, error) from error
+    finally:
+        if own:
+            engine.dispose()
+
+
+BATCH = 200  # rows deleted in one transaction
+SHOWN = 20  # names kept of each kind
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What went, or in a dry run would go, of one kind; ``size`` in bytes; ``names`` are the first of them."""
+
+    kind: str
+    count: int
+    size: int
+    names: list[str] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Work:
+    settings: Settings
+    store: Engine
+    now: datetime
+    dry_run: bool
+
+    def ended(self, days: int) -> list[str]:
+        """The cycles that ended more than ``days`` ago and are not among the newest; none where ``days`` is 0."""
+        before = self.before(days)
+        if before is None:
+            return []
+        with reading(self.store) as opened:
+            return retention.ended_cycles(opened, before, keep=self.settings.retention.keep_cycles)
+
+    def before(self, days: int) -> datetime | None:
+        """The moment ``days`` ago; None where 0 keeps everything."""
+        return self.now - timedelta(days=days) if days else None
+
+
+def prune(settings: Settings, store: Engine, *, now: datetime, owner: str, dry_run: bool = False) -> list[Pruned]:
+    """Delete what the settings let go, or with ``dry_run`` only say what that is; one entry for each kind."""
+    work, kept = _Work(settings, store, now, dry_run), settings.retention
+    steps = work.ended(kept.checkpoints_days)
+    return [
+        _rows(work, "token ids", work.ended(kept.turns_days), retention.spare_turns, retention.forget_turns),
+        _rows(
+            work,
+            "trajectories",
+            work.ended(kept.trajectories_days),
+            retention.spare_trajectories,
+            retention.forget_trajectories,
+        ),
+        _rows(
+            work,
+            "model replies",
+            work.ended(kept.trajectories_days),
+            retention.spare_replies,
+            retention.forget_replies,
+        ),
+        _dated(work, "events", kept.events_days, retention.spare_events, retention.forget_events),
+        _dated(work, "attempts", kept.events_days, retention.spare_attempts, retention.forget_attempts),
+        _dated(work, "notices", kept.events_days, retention.spare_notices, retention.forget_notices),
+        _dated(work, "reported", kept.conversations_days, retention.spare_reported, retention.forget_reported),
+        _dated(work, "exchanges", kept.conversations_days, retention.spare_exchanges, retention.forget_exchanges),
+        _dated(work, "decisions", kept.conversations_days, retention.spare_decisions, retention.forget_decisions),
+        _dated(work, "feedback", kept.conversations_days, retention.spare_feedback, retention.forget_feedback),
+        _told("graph steps", (spare_steps if dry_run else forget_steps)(settings, store, steps), steps),
+        _folders(work, "training checkpoints", _checkpoints(work)),
+        _folders(work, "run folders", _runs(work)),
+        _logs(work),
+        _containers(dry_run, owner),
+    ]
+
+
+def _rows(
+    work: _Work,
+    kind: str,
+    cycles: Sequence[str],
+    spare: Callable[[Session, str], Amount],
+    forget: Callable[[Session, str, int], Amount],
+) -> Pruned:
+    found: dict[str, Amount] = {}
+    for cycle in cycles:
+        with reading(work.store) as opened:
+            amount = spare(opened, cycle)
+        if amount.rows:
+            found[cycle] = amount if work.dry_run else _emptied(work, partial(_of_cycle, forget, cycle))
+    total = Amount(sum(one.rows for one in found.values()), sum(one.size for one in found.values()))
+    return _told(kind, total, list(found))
+
+
+def _of_cycle(forget: Callable[[Session, str, int], Amount], cycle: str, opened: Session, limit: int) -> Amount:
+    return forget(opened, cycle, limit)
+
+
+def _dated(
+    work: _Work,
+    kind: str,
+    days: int,
+    spare: Callable[[Session, datetime], Amount],
+    forget: Callable[[Session, datetime, int], Amount],
+) -> Pruned:
+    """What goes by its own age: the service's doings, the router's conversations."""
+    before = work.before(days)
+    if before is None:
+        return Pruned(kind, 0, 0)
+    if work.dry_run:
+        with reading(work.store) as opened:
+            return _told(kind, spare(opened, before))
+    return _told(kind, _emptied(work, lambda opened, limit: forget(opened, before, limit)))
+
+
+def _emptied(work: _Work, forget: Callable[[Session, int], Amount]) -> Amount:
+    """Forget batch after batch until nothing is left."""
+    rows = size = 0
+    while True:
+        with session(work.store) as opened:
+            gone = forget(opened, BATCH)
+        rows, size = rows + gone.rows, size + gone.size
+        if gone.rows < BATCH:
+            return Amount(rows, size)
+
+
+def _checkpoints(work: _Work) -> Iterator[Path]:
+    """Training checkpoints that nothing will go on from: the adapter is published, or the cycle has ended."""
+    before = work.before(work.settings.retention.checkpoints_days)
+    runs = work.settings.data_dir / "runs"
+    for cycle in work.ended(work.settings.retention.checkpoints_days):
+        yield from sorted((runs / cycle / "training").glob("*/checkpoints"))
+    if before is None:
+        return
+    with reading(work.store) as opened:
+        for adapter in list_adapters(opened):
+            run = get_training_run(opened, adapter.training_run_id)
+            if run.state is RunState.FINISHED and run.finished_at is not None and run.finished_at < before:
+                name = f"{run.capability}-{run.environment_hash[:12]}"
+                yield runs / run.cycle_id / "training" / name / "checkpoints"
+
+
+def _runs(work: _Work) -> Iterator[Path]:
+    """Folders of ended cycles, but for those whose adapter is live: the router's classifier lies there."""
+    with reading(work.store) as opened:
+        serving = [*live_adapters(opened), *(one.promotion for one in trials(opened))]
+        live = {get_adapter(opened, promotion.adapter).cycle_id for promotion in serving}
+    for cycle in work.ended(work.settings.retention.runs_days):
+        if cycle not in live:
+            yield work.settings.data_dir / "runs" / cycle
+
+
+def _folders(work: _Work, kind: str, folders: Iterable[Path]) -> Pruned:
+    size, names = 0, []
+    for folder in dict.fromkeys(folders):
+        if folder.is_dir():
+            size += size_of(folder)
+            names.append(str(folder.relative_to(work.settings.data_dir)))
+            if not work.dry_run:
+                remove_folder(folder)
+    return Pruned(kind, len(names), size, names[:SHOWN])
+
+
+def _logs(work: _Work) -> Pruned:
+    before = work.before(work.settings.retention.logs_days)
+    size, names = 0, []
+    logs = work.settings.data_dir / "logs"
+    for file in sorted(logs.rglob("*")):
+        if before is None or not file.is_file() or file.stat().st_mtime >= before.timestamp():
+            continue
+        size += file.stat().st_size
+        names.append(str(file.relative_to(logs)))
+        if not work.dry_run:
+            file.unlink(missing_ok=True)
+            _drop_empty(file.parent, logs)
+    return Pruned("logs", len(names), size, names[:SHOWN])
+
+
+def _drop_empty(folder: Path, logs: Path) -> None:
+    """Take away the folder of a cycle's logs with its last one."""
+    if folder != logs:
+        with contextlib.suppress(OSError):  # not empty
+            folder.rmdir()
+
+
+def _containers(dry_run: bool, owner: str) -> Pruned:
+    try:
+        names = (find_orphans if dry_run else reap_orphans)(owner)
+    except EngineDown as error:
+        return Pruned("containers", 0, 0, note=str(error))
+    return Pruned("containers", len(names), 0, names[:SHOWN])
+
+
+def remove_folder(folder: Path) -> None:
+    """Take a folder away at once and delete it then; a kill in between leaves a ``.partial`` that is known as such."""
+    doomed = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed, onerror=gone_is_fine)  # who sweeps (``traced.maintenance.orphans``) may be at it too
+
+
+def gone_is_fine(_call: object, _path: object, raised: "tuple[type[BaseException], BaseException, object]") -> None:
+    """For ``shutil.rmtree``: what somebody else has removed meanwhile needs no removing."""
+    if not isinstance(raised[1], FileNotFoundError):
+        raise raised[1]
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files below ``folder``."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _told(kind: str, amount: Amount, names: Sequence[str] = ()) -> Pruned:
+    return Pruned(kind, amount.rows, amount.size, list(names)[:SHOWN] if amount.rows else [])

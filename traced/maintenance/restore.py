@@ -1,0 +1,232 @@
+"""``traced restore``: a data directory as a backup holds it.
+
+Invariants: nothing is changed before every member was taken out beside the data directory and agrees with its
+checksum; the data directory is then swapped in one step (``traced.maintenance.restore``), so a killed restore leaves
+the old one whole; what was there is moved aside, never deleted. The adapters' paths in the store follow a move to
+another directory. Backups that lie in the directory stay in it.
+
+How it fails: ``BackupDamaged``, ``RestoreRefused``, ``AlreadyRunning``; all of them change nothing. With PostgreSQL the
+database is loaded, in one transaction, just before the directories are swapped: killed between the two, run the same
+command again. Not covered: rows of the daemon that was backed up which speak of processes
+(``traced.maintenance.orphans``).
+
+Putting one directory in the place of another, in one step that cannot be seen half done.
+
+Invariants: renameat2(2) with RENAME_EXCHANGE swaps the two names atomically, so whoever looks, and whenever a process
+is killed, finds the old directory or the new one under the name. Where the file system cannot exchange, two renames
+follow each other; killed between them, the old directory is whole under its new name.
+Fails: ``RestoreRefused`` for a mount point and for a parent that may not be written. Not covered: two file systems.
+"""
+
+import ctypes
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from store.database import known_revisions
+from traced.config.settings import Settings
+from traced.core.files import free_name
+from traced.core.ownership import CYCLES, FILE_NAME, alone
+from traced.maintenance import archive
+from traced.maintenance.archive import Manifest
+from traced.maintenance.backup import BACKUPS, SCRIPT, STORE, marked_alive, sqlite_file
+from traced.maintenance.databases import load_dump, relocate_sqlite, tables_at
+from traced.maintenance.errors import RestoreRefused
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2
+
+
+def put_in_place(new: Path, target: Path, aside: Path) -> None:
+    """``new`` becomes ``target``, what was there ``aside``: siblings, of which ``aside`` does not exist."""
+    try:
+        if _exchange(new, target):
+            os.rename(new, aside)
+        else:
+            os.rename(target, aside)
+            os.rename(new, target)
+    except OSError as error:
+        raise _refused(error, target) from error
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two names; False where the kernel or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def mount_point(target: Path) -> RestoreRefused:
+    """The error of a directory that cannot be swapped."""
+    return RestoreRefused(
+        f"{target} is a mount point, and a restore swaps the whole directory",
+        hint=f"traced restore FILE --data-dir {target / 'data'}",
+    )
+
+
+def _refused(error: OSError, target: Path) -> RestoreRefused:
+    if error.errno == errno.EBUSY:
+        return mount_point(target)
+    return RestoreRefused(
+        f"{target} cannot be replaced: {error.strerror}", hint=f"run it as a user who may write {target.parent}"
+    )
+
+
+NOT_DATA = {FILE_NAME, CYCLES, BACKUPS, "logs"}  # what may lie in a directory that holds no data yet
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A restore that is done; ``aside`` is where the old directory went, ``aside_schema`` PostgreSQL's old tables."""
+
+    data_dir: Path
+    manifest: Manifest
+    aside: Path | None
+    aside_schema: str | None
+
+
+SettingsOf = Callable[[Path], Settings]  # the settings that a data directory (with its traced.toml) has
+
+
+def restore(file: Path, data_dir: Path, settings_of: SettingsOf, *, now: datetime, force: bool = False) -> Restored:
+    """Bring ``file`` back as ``data_dir``; ``force`` moves what is there aside. Raises ``UpkeepError``."""
+    if os.path.ismount(data_dir):
+        raise mount_point(data_dir)
+    with alone(data_dir, now):
+        if not force:
+            _refuse_data(data_dir)
+        with _staging(data_dir) as staged:
+            manifest = archive.extract(file, staged)
+            _refuse_newer(manifest)
+            stamp = f"{now:%Y%m%dT%H%M%SZ}"
+            aside = free_name(data_dir.with_name(f"{data_dir.name}.before-{stamp}"))
+            load = _Load(staged, data_dir, settings_of(staged), manifest, f"before_{stamp.lower()}", force)
+            aside_schema = _load_store(load)
+            _like(data_dir, staged)
+            put_in_place(staged, data_dir, aside)
+            kept = _settle(data_dir, aside)
+    return Restored(data_dir, manifest, aside if kept else None, aside_schema)
+
+
+def _refuse_data(data_dir: Path) -> None:
+    there = sorted(path.name for path in data_dir.iterdir() if path.name not in NOT_DATA)
+    if there:
+        raise RestoreRefused(
+            f"{data_dir} holds data already ({', '.join(there[:5])})",
+            hint="another --data-dir, or --force to move it aside",
+        )
+
+
+def _refuse_newer(manifest: Manifest) -> None:
+    if manifest.schema not in known_revisions():
+        raise RestoreRefused(
+            f"the backup has schema {manifest.schema!r}, written by traced {manifest.traced}, which this one does not "
+            "know",
+            hint="upgrade traced",
+        )
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What is loaded, and where: ``aside`` is the schema that PostgreSQL's old tables would go to."""
+
+    staged: Path
+    data_dir: Path
+    settings: Settings
+    manifest: Manifest
+    aside: str
+    force: bool
+
+    @property
+    def moves(self) -> tuple[str, str] | None:
+        """(old, new) data directory where they differ."""
+        pair = (self.manifest.data_dir, str(self.data_dir))
+        return pair if pair[0] != pair[1] else None
+
+
+def _load_store(load: _Load) -> str | None:
+    """Bring the store to its new place; the schema that PostgreSQL's old tables went to, None where there were none."""
+    file, target = sqlite_file(load.settings), load.data_dir / STORE
+    wanted = "postgresql" if file is None else "sqlite"
+    if wanted != load.manifest.database:
+        raise RestoreRefused(
+            f"the backup is of a store on {load.manifest.database}, and the settings name one on {wanted}",
+            hint="--set store.url=URL of an empty database of that kind",
+        )
+    if file is None:
+        return _load_postgres(load)
+    if file not in (load.staged / STORE, target):
+        raise RestoreRefused(
+            f"the settings keep the store in {file}, and a restore writes {target}",
+            hint=f"--set store.url=sqlite:///{target}, and the same in traced.toml",
+        )
+    if load.moves:
+        relocate_sqlite(load.staged / STORE, *load.moves)
+    return None
+
+
+def _load_postgres(load: _Load) -> str | None:
+    there = tables_at(load.settings.store_url)
+    if there.namespace != load.manifest.namespace:
+        raise RestoreRefused(
+            f"the backup's tables are in schema {load.manifest.namespace!r}, the database's in {there.namespace!r}",
+            hint="set the search_path of the role to the backup's",
+        )
+    if there.names and not load.force:
+        raise RestoreRefused("the database holds tables of traced already", hint="--force to move them aside")
+    script = load.staged / SCRIPT
+    load_dump(load.settings.store_url, script, there, load.aside, load.moves)
+    script.unlink()
+    return load.aside if there.names else None
+
+
+@contextmanager
+def _staging(data_dir: Path) -> Iterator[Path]:
+    """A sibling of ``data_dir``; gone at the end unless it took its place."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=staging_prefix(data_dir), dir=data_dir.parent))
+    except OSError as error:
+        raise RestoreRefused(
+            f"cannot write in {data_dir.parent}: {error.strerror}", hint="run it as a user who may"
+        ) from error
+    try:
+        with marked_alive(folder):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def staging_prefix(data_dir: Path) -> str:
+    """How the folder of a restore into ``data_dir`` begins."""
+    return f".{data_dir.name}.restoring-"
+
+
+def _like(old: Path, new: Path) -> None:
+    """Give the new directory the mode of the old one and, as root, its owner."""
+    standing = old.stat()
+    new.chmod(standing.st_mode & 0o7777)
+    if os.geteuid() == 0:
+        for path in [new, *new.rglob("*")]:
+            os.chown(path, standing.st_uid, standing.st_gid, follow_symlinks=False)
+
+
+def _settle(data_dir: Path, aside: Path) -> bool:
+    """Keep the backups in the directory; whether ``aside`` still holds anything of worth."""
+    for name in (BACKUPS, "logs"):
+        if (aside / name).exists():
+            os.rename(aside / name, data_dir / name)
+    if all(path.name in (FILE_NAME, CYCLES) for path in aside.iterdir()):
+        shutil.rmtree(aside)
+        return False
+    return True

@@ -1,0 +1,156 @@
+"""Publishing an adapter: an immutable directory ``<adapters>/<capability>@vN`` in PEFT layout, with its manifest.
+
+Invariants: a version appears by one rename, complete and synced to disk, or not at all; it is never written again (its
+files are read-only) and its number is never given twice; ``manifest.json`` holds the SHA-256 of every other file.
+Publishing the same files of the same origin again returns the version that is there, so an interrupted cycle may
+repeat it.
+
+How it fails: PromotionError when the source is no adapter, the disk refuses (its text says why), or ``verify`` finds a
+file that differs from the manifest. What a killed process left behind is named ``.staging-*`` and is removed by the
+next publication. Not covered: who may use the version (``traced.registry.promotion``).
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from traced.core.errors import PromotionError
+from traced.core.files import flush
+
+MANIFEST = "manifest.json"
+REQUIRED = ("adapter_config.json", "adapter_model.safetensors")
+NAME = re.compile(r"(?P<capability>[a-z0-9]+(?:-[a-z0-9]+)*)@v(?P<version>[1-9][0-9]*)")
+
+
+@dataclass(frozen=True)
+class Published:
+    """One adapter version on disk; ``files`` maps relative paths to SHA-256 in hex."""
+
+    name: str
+    capability: str
+    version: int
+    path: Path
+    files: dict[str, str]
+    origin: str
+
+
+def publish(source: Path, adapters: Path, capability: str, *, origin: str) -> Published:
+    """Copy the adapter in ``source`` to the next free version of ``capability`` under ``adapters``.
+
+    ``origin`` is the id of the training run that made it. Raises PromotionError; nothing half-written stays.
+    """
+    if not NAME.fullmatch(f"{capability}@v1"):
+        raise PromotionError(f"{capability!r} is not a capability name (kebab-case)")
+    files = _adapter_files(source)
+    try:
+        adapters.mkdir(parents=True, exist_ok=True)
+        with _locked(adapters):
+            existing = versions(adapters, capability)
+            for version in existing:
+                if (version.origin, version.files) == (origin, files):
+                    return version
+            number = max((version.version for version in existing), default=0) + 1
+            name = f"{capability}@v{number}"
+            published = Published(name, capability, number, adapters / name, files, origin)
+            _write(source, published)
+            return published
+    except OSError as error:
+        raise PromotionError(_refusal(error, adapters), hint=_next_step(error)) from error
+
+
+def versions(adapters: Path, capability: str | None = None) -> list[Published]:
+    """The published versions, of one capability or of all, by capability and number."""
+    names = [NAME.fullmatch(path.name) for path in adapters.iterdir()] if adapters.is_dir() else []
+    found = [read_manifest(adapters / m[0]) for m in names if m and capability in (None, m["capability"])]
+    return sorted(found, key=lambda published: (published.capability, published.version))
+
+
+def read_manifest(path: Path) -> Published:
+    """What the manifest of the version in directory ``path`` says; raises PromotionError when it cannot be read."""
+    try:
+        told = json.loads((path / MANIFEST).read_text())
+        return Published(told["name"], told["capability"], told["version"], path, told["files"], told["origin"])
+    except (OSError, ValueError, KeyError) as error:
+        raise PromotionError(f"{path / MANIFEST} cannot be read: {error!r}", hint="traced doctor") from error
+
+
+def verify(path: Path) -> Published:
+    """Check every file of the version in ``path`` against its manifest; raises PromotionError on a difference."""
+    published = read_manifest(path)
+    found = _hashes(path)
+    if found != published.files:
+        odd = sorted(dict(found.items() ^ published.files.items()))
+        raise PromotionError(
+            f"{published.name} is not what was published: {', '.join(odd)} differ",
+            hint=f"traced rollback {published.name}",
+        )
+    return published
+
+
+def _adapter_files(source: Path) -> dict[str, str]:
+    missing = [name for name in REQUIRED if not (source / name).is_file()]
+    if missing:
+        raise PromotionError(f"{source} holds no adapter: {missing[0]} is missing", hint="traced train")
+    return _hashes(source)
+
+
+def _hashes(directory: Path) -> dict[str, str]:
+    paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {str(path.relative_to(directory)): _sha256(path) for path in paths}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(source: Path, version: Published) -> None:
+    staging = version.path.with_name(f".staging-{version.name}")
+    told = {key: value for key, value in asdict(version).items() if key != "path"}
+    try:
+        for file in version.files:
+            _copy(source / file, staging / file)
+        (staging / MANIFEST).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
+        _seal(staging / MANIFEST)
+        flush(staging)
+        os.rename(staging, version.path)
+        flush(version.path.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _copy(source: Path, destination: Path) -> None:
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, destination)
+    _seal(destination)
+
+
+def _seal(path: Path) -> None:
+    flush(path)
+    path.chmod(0o444)
+
+
+@contextmanager
+def _locked(adapters: Path) -> Iterator[None]:
+    """One publication at a time; clears what a killed one left behind."""
+    with (adapters / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for leftover in adapters.glob(".staging-*"):
+            shutil.rmtree(leftover)
+        yield
+
+
+def _refusal(error: OSError, adapters: Path) -> str:
+    return f"the adapter could not be written under {adapters}: {error.strerror or error}"
+
+
+def _next_step(error: OSError) -> str:
+    return "free some space and run the same command again" if error.errno == errno.ENOSPC else "traced doctor"

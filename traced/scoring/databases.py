@@ -1,0 +1,219 @@
+"""Questions to the databases of the agent's own application: one value each, read-only and for a limited time.
+
+Invariants: SQLite is opened ``mode=ro`` and may only read (no ATTACH, no PRAGMA); PostgreSQL is asked one statement in
+a READ ONLY transaction that is always rolled back. A password is never in the file, only in an environment variable,
+and no text that leaves this module holds one. A database that could not be reached or was too slow is not asked again
+for ``PAUSE_S``, so that one that hangs does not hold up conversations.
+How it fails: ``NoAnswer`` says why. Not covered: functions of a PostgreSQL server that act outside of its transactions;
+the thread of a server that accepts a connection and then says nothing stays until the server does something.
+"""
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, model_validator
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from traced.core.redaction import redacted_text
+from traced.scoring.conditions import MISSING, Table
+
+PAUSE_S = 30.0
+GRACE_S = 1.0
+STEPS = 1000  # of SQLite's machine, between two looks at the clock
+MAY = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+AWAY = ("SQLITE_INTERRUPT", "SQLITE_BUSY", "SQLITE_CANTOPEN")
+KINDS = ("sqlite", "postgresql")
+
+
+class NoAnswer(Exception):
+    """The database did not answer; the text says why."""
+
+
+class _Away(NoAnswer):
+    """It cannot be reached, or is too slow."""
+
+
+def _without_password(url: str) -> str:
+    if url and (_parsed(url).password or "password" in _parsed(url).query):
+        raise ValueError("the URL holds a password; put it into an environment variable and name that in url_env")
+    return url
+
+
+class Database(Table):
+    """Where a database is: ``url`` without a password, or the environment variable ``url_env`` that holds the URL."""
+
+    url: Annotated[str, AfterValidator(_without_password)] = ""
+    url_env: str = ""
+    timeout_s: float = Field(default=2.0, gt=0, le=60, strict=False)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "Database":
+        if bool(self.url) == bool(self.url_env):
+            raise ValueError("exactly one of url and url_env is needed")
+        return self
+
+    def place(self, folder: Path) -> URL:
+        """The parsed URL, a SQLite file's taken from ``folder``; raises ``NoAnswer``."""
+        given = self.url or os.environ.get(self.url_env, "")
+        if not given:
+            raise NoAnswer(f"the environment variable {self.url_env} is not set")
+        try:
+            url = _parsed(given)
+        except ValueError as error:
+            raise NoAnswer(f"the environment variable {self.url_env}: {error}") from None
+        return url.set(database=str(folder / url.database)) if url.database and _is_sqlite(url) else url
+
+
+@dataclass
+class Databases:
+    """The databases of a rule file, which stands in ``folder``. It may be asked from one thread at a time."""
+
+    known: Mapping[str, Database]
+    folder: Path
+    clock: Callable[[], float] = time.monotonic
+    _engines: dict[URL, Engine] = field(default_factory=dict)
+    _away: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def ask(self, name: str, query: str, parameters: Mapping[str, Any]) -> Any:
+        """The first column of the first row, ``MISSING`` where there is no row; raises ``NoAnswer``."""
+        until, why = self._away.get(name, (0.0, ""))
+        if self.clock() < until:
+            raise NoAnswer(why)
+        chosen = self.known[name]
+        where = name
+        try:
+            url = chosen.place(self.folder)
+            where = f"{name} ({url.database})" if _is_sqlite(url) else name
+            ask = self._asking(url, query, parameters, chosen.timeout_s)
+            return _in_time(ask, chosen.timeout_s)
+        except _Away as error:
+            told = f"{where}: {error}"
+            self._away[name] = (self.clock() + PAUSE_S, told)
+            raise NoAnswer(told) from None
+        except NoAnswer as error:
+            raise NoAnswer(f"{where}: {error}") from None
+
+    def _asking(self, url: URL, query: str, parameters: Mapping[str, Any], timeout_s: float) -> Callable[[], Any]:
+        if _is_sqlite(url):
+            return lambda: _of_sqlite(str(url.database), query, parameters, timeout_s)
+        if url not in self._engines:
+            self._engines[url] = _opened(url, timeout_s)
+        return lambda: _of_postgres(self._engines[url], query, parameters)
+
+
+def _parsed(given: str) -> URL:
+    try:
+        url = make_url(given)
+    except ArgumentError:
+        raise ValueError("no database URL; write sqlite:///FILE or postgresql://HOST/NAME") from None
+    if url.get_backend_name() not in KINDS:
+        raise ValueError(
+            f"{url.get_backend_name()!r} is no database that rules can ask; allowed are sqlite, postgresql"
+        )
+    if _is_sqlite(url) and not url.database:
+        raise ValueError("a SQLite URL needs a file: sqlite:///FILE")
+    return url
+
+
+def _is_sqlite(url: URL) -> bool:
+    return url.get_backend_name() == "sqlite"
+
+
+def _of_sqlite(file: str, query: str, parameters: Mapping[str, Any], timeout_s: float) -> Any:
+    path = Path(file).absolute().as_uri()
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path}?mode=ro", uri=True, timeout=timeout_s)) as opened:
+            opened.isolation_level = None  # no BEGIN by itself
+            opened.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in MAY else sqlite3.SQLITE_DENY)
+            deadline = time.monotonic() + timeout_s
+            opened.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
+            result = opened.execute(query, dict(parameters))
+            return _value(result.fetchone() if result.description else None, result.description)
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        away = getattr(error, "sqlite_errorname", "") in AWAY
+        raise (_Away if away else NoAnswer)(str(error)) from None
+    except (OverflowError, ValueError) as error:
+        raise NoAnswer(f"a parameter is no value for it: {type(error).__name__}") from None
+
+
+def _opened(url: URL, timeout_s: float) -> Engine:
+    limit = round(timeout_s * 1000)
+    options = {
+        "connect_timeout": max(2, round(timeout_s)),  # less than 2 means 2 to libpq
+        "options": f"-c statement_timeout={limit} -c default_transaction_read_only=on",
+        "prepare_threshold": 0,  # a prepared statement is one statement
+    }
+    try:
+        return create_engine(url.set(drivername="postgresql+psycopg"), poolclass=NullPool, connect_args=options)
+    except (ImportError, NoSuchModuleError):
+        raise NoAnswer("no driver for PostgreSQL; pip install 'traced[postgres]'") from None
+
+
+def _of_postgres(engine: Engine, query: str, parameters: Mapping[str, Any]) -> Any:
+    try:
+        with engine.connect().execution_options(postgresql_readonly=True) as connection:
+            result = connection.execute(text(query), dict(parameters))
+            return _value(result.first() if result.returns_rows else None, result.returns_rows)
+    except DBAPIError as error:
+        told = redacted_text(" ".join(str(error.orig).split()))
+        raise (_Away if _is_away(error) else NoAnswer)(_without(told, engine.url)) from None
+    except (SQLAlchemyError, OverflowError, ValueError) as error:  # no text of it is shown: it may hold the URL
+        raise NoAnswer(f"it cannot be asked: {type(error).__name__}") from None
+
+
+def _value(row: Sequence[Any] | None, has_rows: object) -> Any:
+    if not has_rows:
+        raise NoAnswer("the query gives no rows")
+    return MISSING if row is None else _plain(row[0])
+
+
+def _is_away(error: DBAPIError) -> bool:
+    state = getattr(error.orig, "sqlstate", None)
+    if state is None:
+        return isinstance(error, OperationalError)
+    return state == "57014" or state.startswith(("08", "53", "57P"))
+
+
+def _without(told: str, url: URL) -> str:
+    return told.replace(str(url.password), "[redacted]") if url.password else told
+
+
+def _in_time(ask: Callable[[], Any], timeout_s: float) -> Any:
+    """What ``ask`` gives; raises ``_Away`` where it takes longer, whatever it waits for."""
+    told: list[Any] = []
+
+    def run() -> None:
+        try:
+            told.append((ask(), None))
+        except Exception as error:  # raised again where it was asked for
+            told.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(2 * timeout_s + GRACE_S)  # connecting, asking
+    with contextlib.suppress(IndexError):
+        value, error = told[0]
+        if error is not None:
+            raise error
+        return value
+    raise _Away(f"no answer within {timeout_s:g} s")
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return value.isoformat() if isinstance(value, date) else str(value)

@@ -1,0 +1,187 @@
+"""Rules in order: the first that matches a conversation decides its outcome.
+
+    [[rule]]
+    name = "cancelled as asked"
+    outcome = "success"                        # or "failure", or "unknown": it is then looked at no further
+    when = {call = {tool = "cancel_order", result = {path = "$.status", eq = "cancelled"}}}
+
+    [rule.check]                               # besides, or instead of ``when``
+    database = "shop"
+    query = "select status from orders where id = :order"
+    with = {order = {tool = "cancel_order", argument = "$.order_id"}}
+    expect = {eq = "cancelled"}
+
+    [databases.shop]
+    url_env = "SHOP_DATABASE_URL"
+
+Invariants: rules see what ``conversation`` has and nothing else; a value that a query needs and the conversation has
+not means that the rule does not match. Where a database does not answer the outcome is unknown, with the reason, and no
+later rule is asked: the one that could not be checked may have been the one that counts.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from sqlalchemy import text
+
+from agents.errors import AgentsError
+from store.types import Outcome, Trajectory
+from traced.scoring.conditions import (
+    MISSING,
+    Condition,
+    Conversation,
+    PathText,
+    Table,
+    Test,
+    calls_of,
+    conversation_of,
+    parse_path,
+    values_at,
+)
+from traced.scoring.databases import Database, Databases, NoAnswer
+
+PASS = 0.5  # a reward from here on is a success
+
+
+class Origin(Table):
+    """Where a parameter of a query comes from: an argument or a result of a tool's call, or the conversation's id."""
+
+    tool: str = ""
+    argument: PathText | None = None
+    result: PathText | None = None
+    which: Literal["first", "last"] = "last"
+    conversation: bool = False
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> "Origin":
+        ways = [self.conversation, self.argument is not None, self.result is not None]
+        if sum(ways) != 1 or self.conversation == bool(self.tool):
+            raise ValueError("either {tool, argument}, {tool, result} or {conversation = true} is needed")
+        return self
+
+    def value(self, seen: Conversation) -> Any:
+        """The value in a conversation, ``MISSING`` where there is none; of several the first."""
+        if self.conversation:
+            return seen.id
+        calls = calls_of(self.tool, seen.calls)
+        if self.which == "last":
+            calls = calls[::-1]
+        for call in calls:
+            told: Any = call.arguments if self.argument is not None else call.result and call.result.value
+            for one in values_at(parse_path(str(self.argument or self.result)), told):
+                if isinstance(one, str | int | float):
+                    return one
+        return MISSING
+
+
+class Check(Table):
+    """A question to a database and the answer that it has to give."""
+
+    database: str
+    query: str
+    parameters: dict[str, Origin] = Field(default={}, alias="with")
+    expect: Test
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> "Check":
+        used, given = set(text(self.query).compile().params), set(self.parameters)
+        if used != given:
+            asked, told = (", ".join(sorted(names)) or "none" for names in (used, given))
+            raise ValueError(f"the query's parameters are {asked}, those under with are {told}")
+        return self
+
+
+class Rule(Table):
+    """One rule."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    outcome: Literal["success", "failure", "unknown"]
+    score: float | None = Field(default=None, ge=0, le=1, strict=False)
+    because: str = ""
+    when: Condition | None = None
+    check: Check | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Rule":
+        if self.when is None and self.check is None:
+            raise ValueError("a rule needs when or check: none may judge every conversation")
+        if self.score is not None and self.outcome != ("success" if self.score >= PASS else "failure"):
+            raise ValueError(f"a success has a score of at least {PASS}, a failure less, what is unknown none")
+        return self
+
+    @property
+    def reward(self) -> float:
+        """What the outcome is worth, in [0, 1]."""
+        return self.score if self.score is not None else float(self.outcome == "success")
+
+
+class RuleTables(Table):
+    """A whole rule file."""
+
+    rule: list[Rule] = Field(min_length=1)
+    databases: dict[str, Database] = Field(default={})
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is decided: the outcome, its reward, by which rule ("" if none matched) and why.
+
+    ``failed``: it is unknown only because something did not answer.
+    """
+
+    outcome: Outcome
+    reward: float = 0.0
+    rule: str = ""
+    reason: str = ""
+    failed: bool = False
+
+
+UNDECIDED = Decision(Outcome.UNKNOWN)
+
+
+@dataclass
+class Rules:
+    """The rules of one file; ``hash`` is the SHA-256 of its bytes (hex)."""
+
+    rules: Sequence[Rule]
+    databases: Databases
+    hash: str = ""
+
+    def decide(self, trajectory: Trajectory) -> Decision:
+        """What the first matching rule says; never raises for what is in a conversation."""
+        try:
+            seen = conversation_of(trajectory)
+        except AgentsError as error:
+            return Decision(Outcome.UNKNOWN, reason=f"the conversation cannot be read: {error}", failed=True)
+        asking = _Asking(self.databases)
+        for rule in self.rules:
+            if rule.when is not None and not rule.when.holds(seen):
+                continue
+            try:
+                if rule.check is None or asking.agrees(rule.check, seen):
+                    return Decision(Outcome(rule.outcome), rule.reward, rule.name, rule.because)
+            except NoAnswer as error:
+                return Decision(Outcome.UNKNOWN, rule=rule.name, reason=f"could not be checked: {error}", failed=True)
+        return UNDECIDED
+
+
+@dataclass
+class _Asking:
+    """The questions on one conversation; the same one is asked once."""
+
+    databases: Databases
+    known: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def agrees(self, check: Check, seen: Conversation) -> bool:
+        values = {name: origin.value(seen) for name, origin in check.parameters.items()}
+        if MISSING in values.values():
+            return False
+        return check.expect.holds(self._answer(check, values))
+
+    def _answer(self, check: Check, values: Mapping[str, Any]) -> Any:
+        key = (check.database, check.query, *sorted(values.items()))
+        if key not in self.known:
+            self.known[key] = self.databases.ask(check.database, check.query, values)
+        return self.known[key]

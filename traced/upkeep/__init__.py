@@ -1,1 +1,0 @@
-"""Keeping a data directory in order: backup and restore, schema upgrades, retention, what a crash left behind."""

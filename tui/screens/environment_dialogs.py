@@ -1,0 +1,191 @@
+"""What is asked while an episode is played: the seed, which tool, and its arguments as JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList, Static, TextArea
+from textual.widgets.option_list import Option
+
+from traced.client.environments import CallSaid
+from tui.text import line
+
+DEEP = 4  # objects within objects that a skeleton follows
+PLAIN: dict[str, Any] = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": []}
+
+
+class AskSeed(ModalScreen[int | None]):
+    """A whole number; None where it was thought better of."""
+
+    DEFAULT_CSS = """
+    AskSeed { align: center middle; }
+    AskSeed > Vertical { width: 60; max-width: 90%; height: auto; padding: 0 2; border: round $accent; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Not now")]
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+
+    def compose(self) -> ComposeResult:
+        """A field with the last seed in it."""
+        with Vertical() as frame:
+            frame.border_title = "Play an episode by hand"
+            frame.border_subtitle = "Enter begins, Esc does not"
+            yield Static("It runs in a sandbox container of its own. Which seed?", markup=False)
+            yield Input(str(self._seed), type="integer", max_length=18, compact=True, id="seed")
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Begin."""
+        if event.value.lstrip("+-").isdecimal():
+            self.dismiss(int(event.value))
+
+
+class ChooseTool(ModalScreen[int | None]):
+    """Which of the tools, by its place."""
+
+    DEFAULT_CSS = """
+    ChooseTool { align: center middle; }
+    ChooseTool > OptionList { width: 90; max-width: 90%; height: auto; max-height: 80%; }
+    ChooseTool > OptionList, ChooseTool > OptionList:focus { border: round $accent; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "None")]
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__()
+        self._tools = tools
+
+    def compose(self) -> ComposeResult:
+        """Their names and what they do."""
+        chosen = OptionList(*(Option(tool_line(tool)) for tool in self._tools))
+        chosen.border_title = "Call which tool?"
+        chosen.border_subtitle = "Enter chooses, Esc goes back"
+        yield chosen
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """This one."""
+        self.dismiss(event.option_index)
+
+
+class FillCall(ModalScreen[tuple[CallSaid, bool] | None]):
+    """The arguments of a call; True with it: the message is complete and goes out."""
+
+    DEFAULT_CSS = """
+    FillCall { align: center middle; }
+    FillCall > Vertical { width: 100; max-width: 95%; height: 90%; max-height: 24; padding: 0 1; }
+    FillCall > Vertical { border: round $accent; }
+    FillCall TextArea { height: 1fr; min-height: 5; margin-top: 1; }
+    FillCall VerticalScroll { height: auto; max-height: 40%; }
+    FillCall #wrong { height: auto; color: $text-error; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "give(True)", "Send"),
+        Binding("ctrl+n,f3", "give(False)", "Add, and another"),
+        Binding("escape", "dismiss(None)", "Back"),
+    ]
+
+    def __init__(self, tool: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._called = str(tool["function"]["name"])
+        self._tool = tool
+
+    def compose(self) -> ComposeResult:
+        """What the tool takes, a skeleton to fill in, what is wrong with it."""
+        with Vertical() as frame:
+            frame.border_title = "A tool call"
+            frame.border_subtitle = "^s sends it, ^n adds another, Esc goes back"
+            with VerticalScroll(can_focus=False):
+                yield Static(_told(self._tool))
+            yield TextArea(skeleton(_parameters(self._tool)), tab_behavior="focus", compact=True, id="arguments")
+            yield Static("", id="wrong", markup=False)
+
+    def on_mount(self) -> None:
+        """Type at once."""
+        self.query_one(TextArea).focus()
+
+    def action_give(self, complete: bool) -> None:
+        """As the message's call; says what is wrong where it is no JSON object."""
+        text = self.query_one(TextArea).text
+        try:
+            wrong = "" if isinstance(json.loads(text), dict) else "an object in braces is wanted"
+        except (ValueError, RecursionError) as error:
+            wrong = str(error)
+        self.query_one("#wrong", Static).update(f"✗ {line(wrong)}" if wrong else "")
+        if not wrong:
+            self.dismiss((CallSaid(name=self._called, arguments=text), complete))
+
+
+def tool_line(tool: Mapping[str, Any]) -> Text:
+    """A tool as one line: its name, what it takes, what it does."""
+    function, parameters = tool["function"], _parameters(tool)
+    told = Text(no_wrap=True, overflow="ellipsis")
+    told.append(line(function["name"], 60), "bold")
+    told.append(f"({line(', '.join(map(str, _properties(parameters))), 80)})")
+    if function.get("description"):
+        told.append(f"  {line(function['description'], 120)}", "dim")
+    return told
+
+
+def _told(tool: Mapping[str, Any]) -> Text:
+    parameters = _parameters(tool)
+    required = parameters.get("required")
+    told = Text(line(tool["function"]["name"], 100), "bold")
+    if tool["function"].get("description"):
+        told.append(f"  {line(tool['function']['description'], 400)}", "not bold")
+    for name, schema in _properties(parameters).items():
+        must = isinstance(required, list) and name in required
+        told.append(f"\n{'•' if must else '◦'} {line(name, 60)}  ", "not bold")
+        told.append(_kind(schema), "not bold dim")
+    told.append(
+        "\n• required  ◦ as you like" if _properties(parameters) else "\nIt takes no arguments.", "not bold dim"
+    )
+    return told
+
+
+def _kind(schema: Any) -> str:
+    if not isinstance(schema, dict):
+        return line(schema, 60)
+    among = schema.get("enum")
+    kind = (
+        f"one of {line(', '.join(map(str, among)), 200)}" if isinstance(among, list) else line(schema.get("type", ""))
+    )
+    says = schema.get("description")
+    return f"{kind}  {line(says, 300)}" if says else kind
+
+
+def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
+    found = tool["function"].get("parameters")
+    return found if isinstance(found, dict) else {}
+
+
+def _properties(schema: Mapping[str, Any]) -> dict[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def skeleton(schema: Mapping[str, Any]) -> str:
+    """JSON text with every required argument of a tool, in ASCII so that no sign in it does harm."""
+    return json.dumps(_sketch({**schema, "type": "object"}, DEEP), indent=2)
+
+
+def _sketch(schema: Any, depth: int) -> Any:
+    if not isinstance(schema, dict):
+        return None
+    for known in ("const", "default"):
+        if known in schema:
+            return schema[known]
+    among = schema.get("enum")
+    if isinstance(among, list) and among:
+        return among[0]
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else kind
+    if kind == "object" and depth:
+        required = schema.get("required")
+        wanted = required if isinstance(required, list) else []
+        return {name: _sketch(of, depth - 1) for name, of in _properties(schema).items() if name in wanted}
+    return {} if kind == "object" else PLAIN.get(str(kind))

@@ -1,0 +1,68 @@
+"""Text that is drawn to the width that it gets, and anew when that changes.
+
+Text that somebody else wrote, made harmless for a terminal (``store.text``) and never read as markup.
+
+Callers get ``rich.text.Text`` or plain strings, and no widget parses them.
+
+Symbols and colours of outcomes and verdicts: the symbol says the same as the colour.
+
+A share as a bar of characters, to half a character.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from rich.text import Text
+from textual.geometry import Size
+from textual.widget import Widget
+
+from store.text import LINE, block, line
+
+__all__ = ["block", "cell", "line"]
+
+
+def cell(text: object, style: str = "", limit: int = LINE) -> Text:
+    """One harmless line for a table."""
+    return Text(line(text, limit), style=style, no_wrap=True, overflow="ellipsis", end="")
+
+
+OUTCOMES: Final = {
+    "success": ("✓", "green"),
+    "failure": ("✗", "red"),
+    "infrastructure": ("!", "yellow"),
+    "unknown": ("?", "dim"),
+}
+VERDICTS: Final = {"lacking": ("✗", "red"), "present": ("✓", "green"), "na": ("–", "dim")}
+
+
+def bar(share: float | None, width: int) -> str:
+    """``share`` of ``width`` characters, what lies outside of 0-1 at its end; blank where it is not known."""
+    if share is None:
+        return " " * width
+    halves = round(min(max(share, 0.0), 1.0) * 2 * width)
+    full, half = divmod(halves, 2)
+    return ("█" * full + "▌" * half).ljust(width, "░")
+
+
+class Drawn(Widget):
+    """``draw`` is given the width and the height in cells; the height is 0 where the text may be as high as it is."""
+
+    DEFAULT_CSS = "Drawn { height: auto; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }"
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._draw: Callable[[int, int], Text] = lambda width, height: Text("")
+
+    def put(self, draw: Callable[[int, int], Text]) -> None:
+        """Draw so from now on."""
+        self._draw = draw
+        self.refresh(layout=True)
+
+    def render(self) -> Text:
+        """The text for the size that there is."""
+        size = self.content_size
+        return self._draw(size.width, size.height)
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """The lines that it has at this width."""
+        return len(self._draw(width, 0).plain.splitlines()) or 1

@@ -1,0 +1,280 @@
+"""A dialog before an act: what comes of it, why it is done, and a button that names it.
+
+Invariants: Enter alone does nothing: the cursor begins in the reason, where Enter only goes on, and the button that
+does it has the act's name on it (``ctrl+y`` presses it). The dialog goes once the act is done; where the daemon refuses
+or does not answer it says so and keeps what was typed. Leaving is always possible: before the act it does nothing, and
+what was asked for goes on without the dialog. No key has priority: one that had would overtake what was typed before
+it, and cut the reason short.
+
+A yes or no that an act waits for.
+
+A question before an act that one sentence says enough of: stopping a training, a rollback.
+
+Trajectories into a file of JSON Lines whose path is typed in.
+
+Invariants: a file that is there already is replaced only after a second Enter on the same path, and only by a whole
+new one; what fails leaves no file behind. One trajectory is in memory at a time. How it fails: the prompt stays open
+and says why. Not covered: a browser, whose user must not write files on the daemon's machine.
+"""
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widget import Widget
+from textual.widgets import Button, Input, Static
+from textual.widgets._button import ButtonVariant
+
+from traced.client import ClientError
+from traced.client.models import Done
+from tui.text import line
+
+if TYPE_CHECKING:
+    from tui.app import TracedApp
+
+
+class Question(ModalScreen[bool]):
+    """y says yes; n and Escape say no."""
+
+    DEFAULT_CSS = """
+    Question { align: center middle; }
+    Question > Vertical { width: auto; max-width: 90%; height: auto; padding: 0 2; border: round $warning; }
+    Question Static { width: auto; max-width: 100%; }
+    Question #asked { text-style: bold; }
+    Question #keys { color: $text-muted; margin-top: 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "dismiss(True)", "Yes"),
+        Binding("n,escape", "dismiss(False)", "No"),
+    ]
+
+    def __init__(self, asked: str, told: str = "") -> None:
+        super().__init__()
+        self._asked, self._told = asked, told
+
+    def compose(self) -> ComposeResult:
+        """The question, what follows from it, the keys."""
+        with Vertical():
+            yield Static(self._asked, markup=False, id="asked")
+            yield Static(self._told, markup=False)
+            yield Static("y yes   n no", id="keys", markup=False)
+
+
+ASKED = "… asked for. Esc leaves; it is done all the same."
+REASON = 2000  # characters that the daemon takes
+
+
+class ReasonDialog(ModalScreen[Done | None]):
+    """Asks whether to do ``act`` ("Stop the training"), does it, and gives what was done; subclasses say the rest."""
+
+    app: "TracedApp"
+    AUTO_FOCUS = "#why"
+    DEFAULT_CSS = """
+    ReasonDialog { align: center middle; }
+    ReasonDialog > VerticalScroll { width: 76; max-width: 96%; height: auto; max-height: 96%; padding: 0 2; }
+    ReasonDialog > VerticalScroll { border: round $accent; background: $surface; }
+    ReasonDialog Static { height: auto; }
+    ReasonDialog #told { display: none; margin-top: 1; }
+    ReasonDialog #told.-refused { color: $text-error; }
+    ReasonDialog Horizontal { height: auto; margin-top: 1; }
+    ReasonDialog Button { margin-right: 2; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", "Leave"),
+        Binding("ctrl+y", "confirm", "Confirm"),
+    ]
+
+    def __init__(self, act: str, variant: ButtonVariant = "warning", *, after_reason: str = "#confirm") -> None:
+        super().__init__()
+        self._title, self._variant = line(act, 80), variant
+        self._after_reason = after_reason  # where Enter goes on to
+
+    def about(self) -> Iterable[Widget]:
+        """What comes of the act."""
+        return ()
+
+    def choices(self) -> Iterable[Widget]:
+        """What else there is to say."""
+        return ()
+
+    def do(self, reason: str) -> Awaitable[Done]:
+        """The act itself."""
+        raise NotImplementedError
+
+    def compose(self) -> ComposeResult:
+        """What comes of it, why, what else there is to say, the two ways out."""
+        with VerticalScroll(can_focus=False) as frame:
+            frame.border_title = Text(self._title)
+            frame.border_subtitle = "Tab goes on · ^y confirms · Esc leaves"
+            yield from self.about()
+            yield Static("Why (for the record):", classes="title")
+            yield Input(placeholder="what the next person should know", id="why", compact=True, max_length=REASON)
+            yield from self.choices()
+            yield Static("", id="told", markup=False)
+            with Horizontal():
+                yield Button("Leave", id="leave", compact=True)
+                label = Text(f" {self._title} ", no_wrap=True)
+                yield Button(label, id="confirm", variant=self._variant, compact=True)
+
+    def on_input_submitted(self) -> None:
+        """Go on, and do nothing."""
+        self.query_one(self._after_reason).focus()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        """Do it, or leave."""
+        if event.button.id == "confirm":
+            self.action_confirm()
+        else:
+            self.action_leave()
+
+    def action_confirm(self) -> None:
+        """It is meant."""
+        if not self.query_one("#confirm", Button).disabled:
+            self._tell(ASKED)
+            doing = self._do(self.do(self.query_one("#why", Input).value.strip()))
+            self.app.run_worker(doing, group="act")  # not the dialog's own: leaving would break it off
+
+    def action_leave(self) -> None:
+        """Do nothing more."""
+        self.dismiss()
+
+    async def _do(self, asked: Awaitable[Done]) -> None:
+        done = await self.app.act(asked, self._refused)
+        if done is not None and self.is_attached:
+            self.dismiss(done)
+
+    def _refused(self, why: str) -> bool:
+        """Say why, and keep what was typed; False where nobody is there to read it."""
+        if self.is_attached:
+            self._tell(f"✗ {why}", refused=True)
+        return self.is_attached
+
+    def _tell(self, what: str, *, refused: bool = False) -> None:
+        there, confirm = self.query_one("#told", Static), self.query_one("#confirm", Button)
+        there.update(what)
+        there.set_class(refused, "-refused")
+        there.display, confirm.disabled = True, not refused
+
+
+class ActQuestion(ReasonDialog):
+    """Asks whether to do ``act``; ``what`` says, harmlessly, what comes of it, ``how`` does it for a reason or ""."""
+
+    def __init__(self, act: str, what: Text, how: Callable[[str], Awaitable[Done]]) -> None:
+        super().__init__(act)
+        self._what, self._how = what, how
+
+    def about(self) -> Iterable[Widget]:
+        """What comes of it."""
+        yield Static(self._what, id="what")
+
+    def do(self, reason: str) -> Awaitable[Done]:
+        """As it was given."""
+        return self._how(reason)
+
+
+def export(app: "TracedApp", ids: Sequence[str]) -> None:
+    """Ask for a path, and write these."""
+    app.push_screen(Export(ids))
+
+
+class Export(ModalScreen[None]):
+    """The prompt for the path."""
+
+    DEFAULT_CSS = """
+    Export { align: center middle; }
+    Export > Vertical { width: 70; max-width: 95%; height: auto; border: round $accent; padding: 0 1; }
+    Export #why { height: auto; min-height: 1; color: $text-warning; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Close")]
+    app: "TracedApp"
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        super().__init__()
+        self._ids = list(ids)
+        self._may_replace: Path | None = None
+        self._busy = False
+
+    def compose(self) -> ComposeResult:
+        """A line to type in, and a line that says what is wrong."""
+        many = "1 trajectory" if len(self._ids) == 1 else f"{len(self._ids):,} trajectories"
+        with Vertical() as frame:
+            frame.border_title = f"Write {many} as JSON Lines"
+            frame.border_subtitle = "Enter writes, Esc closes"
+            yield Input("trajectories.jsonl", compact=True, id="path")
+            yield Static(f"in {line(Path.cwd(), 400)}", id="why", markup=False)
+
+    def on_input_changed(self) -> None:
+        """Another path needs another yes."""
+        self._may_replace = None
+
+    def on_input_submitted(self, message: Input.Submitted) -> None:
+        """Write, or say what is in the way."""
+        if self._busy:
+            return
+        try:
+            path = Path(message.value.strip()).expanduser()
+            is_folder, is_there = path.is_dir(), path.exists()
+        except (OSError, RuntimeError, ValueError) as error:  # no such user, no way in, too long, a NUL
+            self._say(f"Not written: {line(getattr(error, 'strerror', None) or error, 200)}.")
+            return
+        if not message.value.strip() or is_folder:
+            self._say("Type a file's name.")
+        elif is_there and self._may_replace != path:
+            self._may_replace = path
+            self._say(f"{line(path.name, 100)} is there already. Enter again replaces it; or type another name.")
+        else:
+            self._write(path, replace=self._may_replace == path)
+
+    def _say(self, text: str) -> None:
+        self.query_one("#why", Static).update(text)
+
+    @work(exclusive=True)
+    async def _write(self, path: Path, *, replace: bool) -> None:
+        self._busy = True
+        try:
+            await write_lines(path, self._lines(), replace=replace)
+        except FileExistsError:
+            self._say(f"{line(path.name, 100)} has appeared meanwhile. Enter again replaces it.")
+            self._may_replace = path
+        except OSError as error:
+            self._say(f"Not written: {line(error.strerror or error, 200)}.")
+        except ClientError as error:
+            self._say(f"Not written: {line(error.message, 200)}.")
+        else:
+            self.app.notify(f"{len(self._ids):,} written to {line(path, 200)}", markup=False)
+            self.dismiss()
+        finally:
+            self._busy = False
+
+    async def _lines(self) -> AsyncIterator[str]:
+        for number, key in enumerate(self._ids, 1):
+            yield (await self.app.client.trajectories.get(key)).model_dump_json()
+            if len(self._ids) > 1:
+                self._say(f"{number:,} of {len(self._ids):,}")
+
+
+async def write_lines(path: Path, lines: AsyncIterator[str], *, replace: bool) -> None:
+    """Write a file whole or not at all; raises ``FileExistsError`` where one is there that must stay."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if not replace:
+        path.open("x").close()  # nobody else takes the name meanwhile
+    try:
+        with part.open("x", encoding="utf-8") as file:
+            async for one in lines:
+                file.write(f"{one}\n")
+        part.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        if not replace:
+            with suppress(OSError):
+                path.unlink()
+        raise
