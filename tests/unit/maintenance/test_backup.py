@@ -313,7 +313,7 @@ from traced.maintenance.restore import restore
 counted = 0
 def die(frame, event, argument):
     global counted
-    if event == "call" and "/upkeep/" in frame.f_code.co_filename:
+    if event == "call" and "/maintenance/" in frame.f_code.co_filename:
         counted += 1
         if counted == int(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -119,9 +119,8 @@ def test_an_ends_blame(ended: Ended, signal: str | None, expected: Blame) -> Non
 
 
 MODULES = ["traced.core.errors", "traced.processes.job", "store.errors", "sandbox.errors", "agents.errors"]
-MODULES += [
-    f"traced.{package}.errors" for package in ("training", "serving", "rollout", "stages", "gates", "importers", "llm")
-]
+MODULES += [f"traced.{package}.errors" for package in ("training", "inference", "rollouts", "ingest.importers")]
+MODULES += ["traced.llm.connection"]
 
 
 def test_every_name_in_the_table_is_an_error_that_there_is() -> None:

@@ -9,7 +9,7 @@ from traced.ingest.importers.formats import FORMATS, BadRecord, Reading, Step
 from traced.ingest.redaction import Redactor
 from traced.ingest.settlement import Labels
 
-EXPORTS = Path(__file__).parents[2] / "data" / "exports"
+EXPORTS = Path(__file__).parents[3] / "data" / "exports"
 LABELS = Labels(["success", "good"], ["failure", "bad"])
 
 

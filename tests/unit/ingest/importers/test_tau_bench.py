@@ -11,7 +11,7 @@ from store.types import EndCause, Outcome, Trajectory
 from tests.unit.ingest.importers.reading import read
 from traced.ingest.importers.formats import BadRecord, UnreadableFile
 
-EXCERPT = Path(__file__).parents[2] / "data" / "tau-bench" / "three-records.json"
+EXCERPT = Path(__file__).parents[3] / "data" / "tau-bench" / "three-records.json"
 CANARY = "canary-7f3d-planted-by-the-test"
 GOOD = {"task_id": 1, "reward": 0.0, "trial": 0, "traj": [{"role": "system", "content": "policy"}]}
 
