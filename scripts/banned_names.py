@@ -69,6 +69,7 @@ BANNED_ALONE = VERBS.union(*(words.split() for words in (_PRONOUNS, _ADVERBS, _A
 
 # Exact names that stay, with the reason.
 ALLOWED: Mapping[str, str] = {
+    "at": "a moment in stored rows and API bodies, as in created_at",
     "NotFound": "the established term for a missing record (HTTP 404)",
     "not_found": "the established term for a missing record (HTTP 404)",
 }
