@@ -1,15 +1,11 @@
-"""JSON lines over a container's attached stdio: requests pipelined, answers in order, each under a deadline.
+"""JSON lines over a container's attached stdio: pipelined requests, responses in order, each with a deadline.
 
-Invariants: an answer must carry the id of the oldest open request, so nothing unasked is ever taken for an answer; at
-most ``max_bytes`` of one line and ``STDERR_BYTES`` of stderr are held, and more than ``STDERR_MOST`` ends it; the
-deadline runs for the oldest request alone (the worker serves one at a time), so waiting behind others costs no call its
-time. No call is late for the host's own slowness: what has arrived is read before a call is given up, and an event loop
-that is held up is charged for one part of the time (``PARTS``) however long that took. An answer that claims a deadline
-which was not yet over is the environment's own fault. The first failure ends the channel: every open and later call
-raises it. Written requests of one turn of the event loop leave in one piece.
+The stream is Docker's attach format (Engine API, "Attach to a container"): frames of one type byte, three zeros and a
+big-endian length.
 
-The stream is Docker's attach format (Engine API, "Attach to a container"): frames of one type byte, three zeros, and a
-big-endian length. Not covered: starting and ending the container (``container.py``).
+Invariants: a response must carry the id of the oldest pending request; at most ``max_bytes`` of a line and
+``STDERR_BYTES`` of stderr are held; the first failure ends the channel, and every pending and later call raises it. Not
+covered: starting and ending the container (``container.py``).
 """
 
 import asyncio
@@ -25,27 +21,34 @@ from sandbox.errors import AgentFault, Deadline, EnvironmentFault, ProtocolFault
 from sandbox.wire import Answer, read_answer
 
 STDERR_BYTES = 4096
-STDERR_MOST = 1 << 20  # in a container's life; an honest worker writes there once, when its interpreter fails
-GRACE_SECONDS = 3.0  # what the host allows beyond the worker's own deadline
-PARTS = 8  # in which that time goes by, one after the other
-EARLY = 0.99  # of its budget: no honest deadline is over before it, whatever the clocks' grain
+# An honest worker writes to stderr once, when its interpreter fails.
+STDERR_LIFETIME_BYTES = 1 << 20
+# The host allows this much beyond the worker's own deadline, so that the worker reports first.
+GRACE_SECONDS = 3.0
+# The timer runs in parts: an event loop that was held up is charged for one part, however long it stood still.
+PARTS = 8
+# Share of a budget that must have passed before a reported deadline is believed, whatever the clocks' resolution.
+DEADLINE_TOLERANCE = 0.99
 _STDOUT, _STDERR = 1, 2
 _HEADER = struct.Struct(">BxxxL")
 
 
 @dataclass
-class _Open:
+class _PendingCall:
     id: int
     op: str
     budget: float
-    asked: float  # the loop's time
+    # By the event loop's clock.
+    sent_at: float
     future: "asyncio.Future[Answer]"
 
 
 class Channel(asyncio.Protocol):
-    """One stream to one worker. ``on_failure`` is called once, at the first failure, to begin the container's end.
+    """The stream to one worker.
 
-    ``post_mortem`` is awaited when the stream ends by itself; it answers with the failure to report.
+    Args:
+        post_mortem: awaited when the stream ends by itself; returns the failure to report.
+        on_failure: called once, at the first failure, to begin the container's end.
     """
 
     def __init__(
@@ -57,52 +60,54 @@ class Channel(asyncio.Protocol):
     ) -> None:
         self._max_bytes = max_bytes
         self._post_mortem, self._on_failure = post_mortem, on_failure
-        self._transport: asyncio.Transport | None = None  # none before the stream begins and after it has ended
-        self._open: deque[_Open] = deque()
+        # None before the stream begins and after it has ended.
+        self._transport: asyncio.Transport | None = None
+        self._pending: deque[_PendingCall] = deque()
         self._unsent: list[bytes] = []
-        self._next = 0
-        self._alarm: asyncio.TimerHandle | None = None
-        self._parts = 0  # that the oldest call has left
+        self._last_id = 0
+        self._timer: asyncio.TimerHandle | None = None
+        # Of the oldest pending call.
+        self._parts_left = 0
         self._frames = _Frames()
         self._line: list[bytes] = []
         self._line_bytes = 0
         self._stderr = b""
-        self._stderr_most = STDERR_MOST
-        self._judging: asyncio.Task[None] | None = None
+        self._stderr_budget = STDERR_LIFETIME_BYTES
+        self._post_mortem_task: asyncio.Task[None] | None = None
         self.failure: SandboxError | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The stream begins."""
+        """Keep the transport of the stream that begins."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     async def call(self, op: str, budget: float, **fields: Any) -> Answer:
-        """Ask and wait; returns an Answer with a value.
+        """Send a request and return its response.
 
         Raises EnvironmentFault, AgentFault or Deadline for this call alone, and any other SandboxError when the channel
         has ended.
         """
         if self.failure is not None:
             raise self.failure
-        line = self._request({"id": self._next + 1, "op": op, "budget": budget, **fields})
-        self._next += 1
+        line = self._request({"id": self._last_id + 1, "op": op, "budget": budget, **fields})
+        self._last_id += 1
         loop = asyncio.get_running_loop()
-        entry = _Open(self._next, op, budget, loop.time(), loop.create_future())
-        self._open.append(entry)
-        if len(self._open) == 1:
-            self._watch()
+        pending = _PendingCall(self._last_id, op, budget, loop.time(), loop.create_future())
+        self._pending.append(pending)
+        if len(self._pending) == 1:
+            self._start_timer()
         self._send(line)
-        answer = await entry.future
+        answer = await pending.future
         if answer.fault is not None:
-            raise _as_error(entry, answer.fault, loop.time() - entry.asked)
+            raise _as_error(pending, answer.fault, loop.time() - pending.sent_at)
         return answer
 
     def _request(self, request: dict[str, Any]) -> bytes:
-        """One line; half a character becomes "?", for no UTF-8 carries it. Raises AgentFault."""
         try:
             text = json.dumps(request, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         except (ValueError, RecursionError) as error:
             raise AgentFault(f"the message for '{request['op']}' is no JSON ({error})") from error
+        # UTF-8 carries no half of a surrogate pair: such a character becomes "?".
         line = text.encode("utf-8", "replace") + b"\n"
         if len(line) > self._max_bytes:
             raise AgentFault(f"the message for '{request['op']}' has {len(line)} bytes, more than {self._max_bytes}")
@@ -110,6 +115,7 @@ class Channel(asyncio.Protocol):
 
     def _send(self, line: bytes) -> None:
         if not self._unsent:
+            # Requests written in one turn of the event loop leave in one write.
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(line)
 
@@ -118,56 +124,59 @@ class Channel(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
-    def _watch(self) -> None:
-        """Set the alarm for the oldest open request."""
-        self._mute()
-        if self._open and self._transport is not None:
-            self._parts = PARTS
-            self._set_alarm()
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        # The worker serves one request at a time, so only the oldest one is timed: waiting in the queue costs no
+        # budget.
+        if self._pending and self._transport is not None:
+            self._parts_left = PARTS
+            self._schedule_timer()
 
-    def _set_alarm(self) -> None:
-        part = (self._open[0].budget + GRACE_SECONDS) / PARTS
-        self._alarm = asyncio.get_running_loop().call_later(part, self._ring)
+    def _schedule_timer(self) -> None:
+        part = (self._pending[0].budget + GRACE_SECONDS) / PARTS
+        self._timer = asyncio.get_running_loop().call_later(part, self._on_timer)
 
-    def _mute(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _ring(self) -> None:
-        self._parts -= 1
-        if self._parts > 0:
-            self._set_alarm()
-        elif self._is_unread():
-            self._alarm = asyncio.get_running_loop().call_later(0, self._ring)  # the loop reads before it rings
+    def _on_timer(self) -> None:
+        self._parts_left -= 1
+        if self._parts_left > 0:
+            self._schedule_timer()
+        elif self._has_unread_data():
+            # Data that has arrived is read before the call is given up: the host's own slowness is no fault of the
+            # worker.
+            self._timer = asyncio.get_running_loop().call_later(0, self._on_timer)
         else:
-            oldest = self._open[0]
-            self._end(Deadline(oldest.op, oldest.budget + GRACE_SECONDS, "host"))
+            pending = self._pending[0]
+            self._fail(Deadline(pending.op, pending.budget + GRACE_SECONDS, "host"))
 
-    def _is_unread(self) -> bool:
-        """Whether something has arrived that was not read yet; a line can only grow to its bound, so this ends."""
+    def _has_unread_data(self) -> bool:
         assert self._transport is not None
+        # This ends: a line can only grow to its bound.
         poll = select.poll()
         poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
         return bool(poll.poll(0))
 
     def data_received(self, data: bytes) -> None:
-        """Read what has arrived."""
+        """Read the frames of the stream as they arrive."""
         try:
             for kind, part in self._frames.cut(data):
                 if self.failure is not None:
                     return
                 if kind == _STDERR:
-                    self._hear(part)
+                    self._receive_stderr(part)
                 else:
-                    self._gather(part)
+                    self._receive_stdout(part)
         except ProtocolFault as fault:
-            self._end(fault)
+            self._fail(fault)
 
-    def _gather(self, data: bytes) -> None:
+    def _receive_stdout(self, data: bytes) -> None:
         *lines, rest = data.split(b"\n")
         for line in lines:
-            self._take(b"".join([*self._line, line]))
+            self._receive_line(b"".join([*self._line, line]))
             self._line, self._line_bytes = [], 0
         self._line.append(rest)
         self._line_bytes += len(rest)
@@ -175,87 +184,91 @@ class Channel(asyncio.Protocol):
             raise ProtocolFault(f"the worker wrote more than {self._max_bytes} bytes without ending the line")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The stream has ended; by itself where nothing has failed, and then the engine says what has."""
+        """Ask for the cause of death when the stream ends without an earlier failure."""
         self._transport = None
-        self._mute()
+        self._stop_timer()
         if self.failure is None:
-            self._judging = asyncio.create_task(self._judge(), name="sandbox post-mortem")
+            self._post_mortem_task = asyncio.create_task(self._report_post_mortem(), name="sandbox post-mortem")
 
-    async def _judge(self) -> None:
-        self._end(await self._post_mortem(self._stderr.decode("utf-8", "backslashreplace")))
+    async def _report_post_mortem(self) -> None:
+        self._fail(await self._post_mortem(self._stderr.decode("utf-8", "backslashreplace")))
 
-    def _hear(self, data: bytes) -> None:
+    def _receive_stderr(self, data: bytes) -> None:
         self._stderr = (self._stderr + data)[-STDERR_BYTES:]
-        self._stderr_most -= len(data)
-        if self._stderr_most < 0:
-            raise ProtocolFault(f"the container wrote more than {STDERR_MOST} bytes to its stderr")
+        self._stderr_budget -= len(data)
+        if self._stderr_budget < 0:
+            raise ProtocolFault(f"the container wrote more than {STDERR_LIFETIME_BYTES} bytes to its stderr")
 
-    def _take(self, line: bytes) -> None:
+    def _receive_line(self, line: bytes) -> None:
         if len(line) > self._max_bytes:
             raise ProtocolFault(f"the worker wrote a line of {len(line)} bytes, more than {self._max_bytes}")
         answer = read_answer(line)
-        if not self._open or self._open[0].id != answer.id:
+        if not self._pending or self._pending[0].id != answer.id:
             raise ProtocolFault(f"the worker answered request {answer.id}, which is not the oldest open one")
-        entry = self._open.popleft()
-        self._watch()
-        if not entry.future.done():
-            entry.future.set_result(answer)
+        pending = self._pending.popleft()
+        self._start_timer()
+        if not pending.future.done():
+            pending.future.set_result(answer)
 
-    def _end(self, failure: SandboxError) -> None:
-        """The first failure: remembered, raised in every open call, and the container ended."""
+    def _fail(self, failure: SandboxError) -> None:
         if self.failure is not None:
             return
         self.failure = failure
-        self._mute()
-        for entry in self._open:
-            if not entry.future.done():
-                entry.future.set_exception(failure)
-            if isinstance(failure, Deadline):  # the others did not outlive theirs: they went down with the first
+        self._stop_timer()
+        for pending in self._pending:
+            if not pending.future.done():
+                pending.future.set_exception(failure)
+            # Only the oldest call exceeded its deadline; the others went down with the container.
+            if isinstance(failure, Deadline):
                 failure = WorkerDied(None, False, str(failure))
-        self._open.clear()
+        self._pending.clear()
         if self._transport is not None:
             self._transport.abort()
         self._on_failure()
 
     def close(self) -> None:
-        """End the stream; open calls raise WorkerDied."""
-        if self._judging is not None:
-            self._judging.cancel()
-        self._end(WorkerDied(None, False, "the sandbox was closed"))
+        """End the stream; pending calls raise WorkerDied."""
+        if self._post_mortem_task is not None:
+            self._post_mortem_task.cancel()
+        self._fail(WorkerDied(None, False, "the sandbox was closed"))
 
 
 class _Frames:
-    """Docker's framing taken off, wherever the stream was cut; what is held is less than a header."""
+    """Removes Docker's framing wherever the stream was cut, holding less than one header."""
 
     def __init__(self) -> None:
-        self._kept = b""
-        self._kind = 0
-        self._rest = 0  # of the frame under way
+        self._buffer = b""
+        self._stream = 0
+        # Bytes still to come of the current frame.
+        self._frame_left = 0
 
     def cut(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """The stream's number (1 stdout, 2 stderr) and a part of what came through it; raises ProtocolFault."""
-        data = self._kept + data
-        at = 0
-        while len(data) - at >= (1 if self._rest else _HEADER.size):
-            if not self._rest:
-                self._kind, self._rest = _HEADER.unpack_from(data, at)
-                if self._kind not in (_STDOUT, _STDERR):
-                    raise ProtocolFault(f"the attached stream holds a frame of type {self._kind}, {self._rest} bytes")
-                at += _HEADER.size
+        """Yield (stream, bytes), stream 1 for stdout and 2 for stderr; raises ProtocolFault for any other."""
+        data = self._buffer + data
+        offset = 0
+        while len(data) - offset >= (1 if self._frame_left else _HEADER.size):
+            if not self._frame_left:
+                self._stream, self._frame_left = _HEADER.unpack_from(data, offset)
+                if self._stream not in (_STDOUT, _STDERR):
+                    raise ProtocolFault(
+                        f"the attached stream holds a frame of type {self._stream}, {self._frame_left} bytes"
+                    )
+                offset += _HEADER.size
                 continue
-            part = data[at : at + self._rest]
-            at += len(part)
-            self._rest -= len(part)
-            yield self._kind, part
-        self._kept = data[at:]
+            part = data[offset : offset + self._frame_left]
+            offset += len(part)
+            self._frame_left -= len(part)
+            yield self._stream, part
+        self._buffer = data[offset:]
 
 
-def _as_error(asked: _Open, fault: dict[str, str], took: float) -> SandboxError:
-    op = asked.op
+def _as_error(pending: _PendingCall, fault: dict[str, str], elapsed: float) -> SandboxError:
+    op = pending.op
     if fault["kind"] == "deadline":
-        if took < asked.budget * EARLY:
-            return EnvironmentFault(op, f"it claimed to have outlived its {asked.budget:g} s after {took:.3f} s")
-        return Deadline(op, asked.budget, "worker")
+        # Environment code shares the worker's process and can forge its deadline message; the host's clock decides.
+        if elapsed < pending.budget * DEADLINE_TOLERANCE:
+            return EnvironmentFault(op, f"it claimed to have outlived its {pending.budget:g} s after {elapsed:.3f} s")
+        return Deadline(op, pending.budget, "worker")
     if fault["kind"] == "raised":
         return EnvironmentFault(op, fault["error"], fault["traceback"])
     return ProtocolFault(f"the worker refused '{op}': {clipped(fault['error'], 500)}")

@@ -1,10 +1,8 @@
 """A synthetic environment as a source of episodes: many at once, all in one container.
 
-Invariants: environment code never runs in this process; every value is checked here (``wire.py``) before anyone sees
-it; a container that died is replaced for later episodes, at most ``limits.restarts`` times, while its own episodes
-raise the error that ended them. An episode's answers together are no longer than one line may be (else
-EnvironmentFault), so the host holds no more than that of it. Not covered: concurrency limits (the rollout's) and
-turning errors into outcomes.
+Invariants: environment code never runs in this process; every value is checked (``wire.py``) before anyone sees it; a
+container that died is replaced for later episodes, at most ``limits.restarts`` times, while its own episodes raise the
+error that ended them. Not covered: concurrency limits (the rollout's) and turning errors into outcomes.
 """
 
 import asyncio
@@ -24,11 +22,12 @@ __all__ = ["SandboxEpisode", "SandboxSource", "environment_hash", "reap_orphans"
 
 ORACLE_TURNS = 64
 OUT_OF_MEMORY = "a process was killed for memory"
-ORACLE_CALLS = 4  # an oracle's whole episode may take as long as this many calls
+# One oracle operation plays a whole episode: it gets the time of this many calls.
+ORACLE_BUDGET_CALLS = 4
 
 
 class SandboxSource:
-    """``EpisodeSource`` over one container; use it with ``async with``. ``name`` defaults to "env:<hash12>".
+    """``EpisodeSource`` over one container, used with ``async with``; ``name`` defaults to "env:<hash12>".
 
     Entering raises EngineDown, ImageMissing, or EnvironmentFault when the source cannot be loaded.
     """
@@ -49,16 +48,16 @@ class SandboxSource:
         self._hash_seed = hash_seed
         self._owner = owner
         self._sandbox: Sandbox | None = None
-        self._starting = asyncio.Lock()
+        self._start_lock = asyncio.Lock()
         self._ids = itertools.count(1)
 
     @property
     def name(self) -> str:
-        """What goes into ``Trajectory.source``."""
+        """The value of ``Trajectory.source``."""
         return self._name
 
     async def __aenter__(self) -> "SandboxSource":
-        self._sandbox = await self._fresh()
+        self._sandbox = await self._start_sandbox()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -69,12 +68,15 @@ class SandboxSource:
         if self._sandbox is not None:
             await self._sandbox.close(within_s)
 
-    async def _fresh(self) -> Sandbox:
+    async def _start_sandbox(self) -> Sandbox:
         return await Sandbox.start(self.source_code, limits=self.limits, hash_seed=self._hash_seed, owner=self._owner)
 
     async def sandbox(self) -> Sandbox:
-        """The living container, a fresh one if the last has died; raises what ended it once restarts are used up."""
-        async with self._starting:
+        """Return the running container, a new one if the last has died; raises its failure once the restarts are used
+        up.
+        """
+        # Many episodes ask at once; only one of them may start the next container.
+        async with self._start_lock:
             if self._sandbox is None:
                 raise RuntimeError("use SandboxSource with 'async with'")
             failure = self._sandbox.failure
@@ -83,42 +85,41 @@ class SandboxSource:
                     raise failure
                 self.restarts += 1
                 await self._sandbox.close()
-                self._sandbox = await self._fresh()
+                self._sandbox = await self._start_sandbox()
             return self._sandbox
 
     def episode(self) -> "SandboxEpisode":
-        """A fresh episode, not yet reset."""
+        """Return a new episode, not yet reset."""
         return SandboxEpisode(self, f"e{next(self._ids)}")
 
     async def oracle(self, seed: int, turns: int = ORACLE_TURNS) -> OraclePlay:
-        """The environment's oracle plays ``seed`` to its end, at most ``turns`` assistant messages."""
+        """Let the environment's oracle play ``seed`` to its end, at most ``turns`` assistant messages."""
         sandbox = await self.sandbox()
-        budget = self.limits.call_seconds * ORACLE_CALLS
+        budget = self.limits.call_seconds * ORACLE_BUDGET_CALLS
         answer = await sandbox.call("oracle", budget=budget, seed=seed, turns=turns)
         return read_oracle(answer.value, answer.seconds, answer.bytes)
 
     async def effects(self) -> dict[str, Any]:
-        """What the environment did besides computing since it was loaded (``effects.py``), in the living container.
-
-        The worker's own record, which its code can blind; that memory ran out is the engine's word.
-        """
+        """What the environment did besides computing since it was loaded (``effects.py``), in the running container."""
         sandbox = await self.sandbox()
-        told = read_effects((await sandbox.call("effects")).value)
+        record = read_effects((await sandbox.call("effects")).value)
+        # The record is the worker's own and its code can blind it; running out of memory is reported by the engine.
         if await sandbox.ran_out_of_memory():
-            told["events"].insert(0, OUT_OF_MEMORY)
-            told["count"] += 1
-        return told
+            record["events"].insert(0, OUT_OF_MEMORY)
+            record["count"] += 1
+        return record
 
 
 class SandboxEpisode:
-    """One episode in the container. ``seconds`` is what its last call took inside the worker."""
+    """One episode in the container; ``seconds`` is the duration of its last call inside the worker."""
 
     def __init__(self, source: SandboxSource, name: str) -> None:
         self._source = source
         self._name = name
         self._sandbox: Sandbox | None = None
         self.seconds = 0.0
-        self._bytes = 0  # of its answers since it was reset
+        # Of all responses since the reset.
+        self._bytes = 0
 
     async def _call(self, op: str, **fields: Any) -> dict[str, Any]:
         if self._sandbox is None:
@@ -126,9 +127,10 @@ class SandboxEpisode:
         answer = await self._sandbox.call(op, episode=self._name, **fields)
         self.seconds = answer.seconds
         self._bytes += answer.bytes
-        most = self._source.limits.message_kb
-        if self._bytes > most * 1024:
-            raise EnvironmentFault(op, f"the episode's answers hold more than {most:,} KiB together; shorten them")
+        limit_kb = self._source.limits.message_kb
+        # Many small responses would fill the host's memory as well as a large one.
+        if self._bytes > limit_kb * 1024:
+            raise EnvironmentFault(op, f"the episode's answers hold more than {limit_kb:,} KiB together; shorten them")
         return answer.value or {}
 
     async def reset(self, seed: int) -> Task:
@@ -142,11 +144,12 @@ class SandboxEpisode:
         return read_step(await self._call("step", message=message))
 
     async def score(self) -> Score:
-        """The score as it stands."""
+        """The current score."""
         return read_score((await self._call("score")).get("score"))
 
     async def close(self) -> None:
-        """Let the worker forget the episode; a sandbox that has failed has forgotten it already."""
+        """Let the worker discard the episode."""
+        # A sandbox that has failed has no episodes left to discard.
         if self._sandbox is not None and self._sandbox.failure is None:
             try:
                 await self._call("close")

@@ -1,9 +1,8 @@
-"""The Docker engine: reaching it, making a container under the policy, and clearing away what a crash left behind.
+"""The Docker engine: connect to it, create containers under the policy, and remove what a crash left behind.
 
-Invariants: every container made here carries the policy of ``policy.py`` unchanged and the labels of its owner and of
-the process that started it. Every error of the engine becomes EngineDown (or its kinds) or ImageMissing here and
-nowhere else. Calls block; asynchronous callers run them on threads. Not covered: engines behind TLS or SSH (attaching
-needs a plain unix or TCP socket).
+Invariants: every container carries the options of ``policy.py`` unchanged, and labels of its owner and of the process
+that started it. Engine errors become EngineDown (or a subclass) or ImageMissing here and nowhere else. Calls block;
+asynchronous callers use threads. Not covered: engines behind TLS or SSH (attaching needs a unix or TCP socket).
 """
 
 import os
@@ -32,43 +31,48 @@ from sandbox.policy import (
 )
 
 ENGINE_TIMEOUT_SECONDS = 120
-CLEARING_SECONDS = 15  # for each answer while orphans are cleared away: where an engine hangs, the next time does it
-API_NEEDED = "1.40"  # Docker 19.03: all of the policy, private cgroups apart
-FILTERS_VSOCK = 23  # the major version of Docker since which the default seccomp filter refuses AF_VSOCK
+# For each response while orphans are removed: with an engine that hangs, the next start removes them.
+ORPHAN_TIMEOUT_SECONDS = 15
+# Docker 19.03: the whole policy except private cgroups.
+MIN_API_VERSION = "1.40"
+# The major version since which Docker's default seccomp filter refuses AF_VSOCK.
+VSOCK_FILTER_VERSION = 23
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-START_FIELD = 22 - 3  # of what follows the command's closing parenthesis, which holds field 3 first
+# The split starts behind the command's closing parenthesis, where field 3 of proc(5) stands first.
+START_TIME_FIELD = 22 - 3
 
 
 @contextmanager
 def engine_errors(tag: str = "") -> Iterator[None]:
-    """Turn the Docker client's exceptions into this package's."""
+    """Turn the Docker client's exceptions into this package's errors."""
     try:
         yield
     except ImageNotFound as error:
         raise ImageMissing(tag) from error
     except (DockerException, RequestException) as error:
-        raise EngineDown(_said(error)) from error
+        raise EngineDown(_system_message(error)) from error
 
 
-def _said(error: Exception) -> str:
-    """What the system said, where that can be told from the layers of the client's libraries around it."""
-    found = re.search(r"\[Errno \d+\] ([^'\")]+)", str(error))
-    return found[1] if found else str(error)
+def _system_message(error: Exception) -> str:
+    """The operating system's message, without the layers that the client's libraries wrap around it."""
+    match = re.search(r"\[Errno \d+\] ([^'\")]+)", str(error))
+    return match[1] if match else str(error)
 
 
 def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> Any:
-    """A Docker client whose engine has answered and is new enough; raises EngineDown. The caller closes it."""
-    _knock()
+    """Return a Docker client whose engine has answered and is new enough; the caller closes it. Raises EngineDown."""
+    _check_socket()
     with engine_errors():
         try:
-            client = docker.from_env(timeout=timeout_s)  # asks for the engine's version
+            # The client asks for the engine's version here.
+            client = docker.from_env(timeout=timeout_s)
         except InvalidVersion as error:
-            raise EngineTooOld("below what the client speaks", API_NEEDED) from error
+            raise EngineTooOld("below what the client speaks", MIN_API_VERSION) from error
         try:
             client.ping()
-            if version_lt(client.api.api_version, API_NEEDED):
-                raise EngineTooOld(client.api.api_version, API_NEEDED)
+            if version_lt(client.api.api_version, MIN_API_VERSION):
+                raise EngineTooOld(client.api.api_version, MIN_API_VERSION)
         except (DockerException, RequestException, EngineTooOld):
             client.close()
             raise
@@ -76,31 +80,34 @@ def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> Any:
 
 
 def weaknesses(client: Any) -> list[str]:
-    """What this engine lets a container do that the policy counts on an engine to refuse; [] where nothing is known.
+    """What this engine lets containers do although the policy relies on it to refuse; empty if nothing is known.
 
-    Told from what the engine says of itself: Docker's version, and whether it filters system calls.
+    The source is what the engine reports of itself: its version and its security options.
     """
     with engine_errors():
         info, version = client.info(), client.version()
     if runtime(info.get("Runtimes") or {}):
-        return []  # gVisor's kernel, whatever the engine filters
+        # gVisor has a kernel of its own, whatever the engine filters.
+        return []
     options = [str(option) for option in info.get("SecurityOptions") or []]
     if not any(option.startswith("name=seccomp") and "unconfined" not in option for option in options):
         return ["it filters no system calls (seccomp)"]
     names = [part.get("Name") for part in version.get("Components") or []]
     major = str(version.get("Version", "")).partition(".")[0]
-    if "Engine" in names and major.isdecimal() and int(major) < FILTERS_VSOCK:
-        return [f"Docker {FILTERS_VSOCK} and newer refuse AF_VSOCK sockets, this one lets environments open them"]
+    if "Engine" in names and major.isdecimal() and int(major) < VSOCK_FILTER_VERSION:
+        return [
+            f"Docker {VSOCK_FILTER_VERSION} and newer refuse AF_VSOCK sockets, this one lets environments open them"
+        ]
     return []
 
 
-def _knock() -> None:
-    """Try the unix socket first: the Docker client leaks its own socket where nobody listens."""
+def _check_socket() -> None:
     host = os.environ.get("DOCKER_HOST", "") or DEFAULT_HOST
     if host.startswith("unix://"):
-        with socket.socket(socket.AF_UNIX) as knocking:
+        # The Docker client leaks its own socket where nobody listens, so a plain connection goes first.
+        with socket.socket(socket.AF_UNIX) as probe:
             try:
-                knocking.connect(host.removeprefix("unix://"))
+                probe.connect(host.removeprefix("unix://"))
             except PermissionError as error:
                 raise EngineForbidden(host) from error
             except OSError as error:
@@ -110,14 +117,14 @@ def _knock() -> None:
 def create(
     client: Any, image: str, command: list[str], *, limits: SandboxLimits, labels: dict[str, str], hash_seed: int
 ) -> Any:
-    """A created (not started) container under the policy; raises ImageMissing or EngineDown."""
+    """Create a container under the policy without starting it; raises ImageMissing or EngineDown."""
     with engine_errors(image):
         options = container_options(limits, hash_seed=hash_seed, runtime=runtime(client.info().get("Runtimes") or {}))
         return client.containers.create(image, command, labels=labels, **options)
 
 
 def labels(owner: str, environment: str) -> dict[str, str]:
-    """The labels of a container started by this process for ``owner``."""
+    """Labels of a container that this process starts for ``owner``."""
     return {
         LABEL: "1",
         LABEL_OWNER: owner,
@@ -127,7 +134,9 @@ def labels(owner: str, environment: str) -> dict[str, str]:
 
 
 def attach(container: Any) -> tuple[socket.socket, Any]:
-    """The container's stdio as (socket, the client's wrapper of it, to be closed too); attach before starting."""
+    """Attach to the container's stdio, before it starts; returns the socket and the client's wrapper, both to be
+    closed.
+    """
     parameters = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1, "logs": 0}
     with engine_errors():
         wrapper = container.attach_socket(params=parameters)
@@ -139,7 +148,8 @@ def attach(container: Any) -> tuple[socket.socket, Any]:
 
 
 def detach(wrapper: Any) -> None:
-    """Close what ``attach`` opened; the HTTP response first, for it flushes the stream that the wrapper closes."""
+    """Close what ``attach`` opened."""
+    # The HTTP response goes first: closing it flushes the stream that the wrapper closes.
     response = getattr(wrapper, "_response", None)
     if response is not None:
         response.close()
@@ -147,7 +157,7 @@ def detach(wrapper: Any) -> None:
 
 
 def ended(container: Any, wait_seconds: float) -> tuple[int | None, bool]:
-    """(exit code, out of memory) of a container that is ending; (None, False) when it still runs after the wait."""
+    """Wait for the container's exit; returns (exit code, out of memory), or (None, False) if it still runs."""
     try:
         container.wait(timeout=wait_seconds)
         container.reload()
@@ -158,23 +168,24 @@ def ended(container: Any, wait_seconds: float) -> tuple[int | None, bool]:
 
 
 def ran_out_of_memory(container: Any) -> bool:
-    """Whether a process of the container, the worker or a child of it, was killed for memory; raises EngineDown.
+    """Whether any process of the container was killed for memory; raises EngineDown.
 
-    From the engine's own events, which nothing inside can forge; ``State.OOMKilled`` tells it only after the
-    container's end. The engine keeps its last 256 events, and its clock is taken to be this machine's.
+    The engine keeps its last 256 events; its clock is assumed to be this machine's.
     """
     with engine_errors():
-        told = container.client.api.events(
+        # Code in the container cannot forge the engine's events. ``State.OOMKilled`` is set only after the container's
+        # end.
+        events = container.client.api.events(
             since=0, until=time.time(), filters={"container": container.id, "event": "oom"}, decode=True
         )
         try:
-            return next(iter(told), None) is not None
+            return next(iter(events), None) is not None
         finally:
-            told.close()
+            events.close()
 
 
 def remove(container: Any) -> None:
-    """Kill and remove; silent when it is gone already."""
+    """Kill and remove the container; silent if it is already gone."""
     with engine_errors():
         try:
             container.remove(force=True, v=True)
@@ -186,17 +197,17 @@ def remove(container: Any) -> None:
 
 
 def process_identity(pid: int) -> str:
-    """``pid@start.boot``: process ids are used again, with the start in clock ticks since a named boot they are not.
+    """Identify a process across pid reuse, as ``pid@start.boot``.
 
-    proc(5), field 22 of ``/proc/PID/stat``; the time of day would change with every step of the clock, and a living
-    process be taken for a dead one. Raises OSError where there is no such process.
+    The start is in clock ticks since boot: proc(5), field 22 of ``/proc/PID/stat``. Raises OSError for no such process.
     """
     stat = Path(f"/proc/{pid}/stat").read_text()
-    ticks = stat.rpartition(")")[2].split()[START_FIELD]
+    # The time of day would move with every clock step, and a living process would look dead.
+    ticks = stat.rpartition(")")[2].split()[START_TIME_FIELD]
     return f"{pid}@{ticks}.{BOOT_ID.read_text().strip()}"
 
 
-def _alive(identity: str) -> bool:
+def _is_alive(identity: str) -> bool:
     pid = identity.partition("@")[0]
     try:
         return pid.isdecimal() and process_identity(int(pid)) == identity
@@ -205,42 +216,44 @@ def _alive(identity: str) -> bool:
 
 
 def process_ids(started_by: Iterable[int]) -> list[int]:
-    """The first process of each running container that one of these processes started; none where no engine answers."""
+    """Process ids of the running containers that these processes started; empty if no engine answers."""
     pids = {str(pid) for pid in started_by}
     with suppress(EngineDown):
         client = connect()
         try:
             with engine_errors():
-                found = client.containers.list(filters={"label": [LABEL]}, ignore_removed=True)
+                containers = client.containers.list(filters={"label": [LABEL]}, ignore_removed=True)
         finally:
             client.close()
-        ours = [one for one in found if one.labels.get(LABEL_PROCESS, "").partition("@")[0] in pids]
-        return [pid for one in ours if (pid := int(one.attrs["State"].get("Pid", 0)))]
+        own_containers = [
+            container for container in containers if container.labels.get(LABEL_PROCESS, "").partition("@")[0] in pids
+        ]
+        return [pid for container in own_containers if (pid := int(container.attrs["State"].get("Pid", 0)))]
     return []
 
 
 def find_orphans(owner: str) -> list[str]:
-    """Short ids of ``owner``'s containers whose starting process has ended. Raises EngineDown.
+    """Short ids of ``owner``'s containers whose starting process has ended; raises EngineDown.
 
-    Containers started on another machine through the same remote engine count as orphans: give each machine its owner.
+    Containers started on another machine through the same engine count as orphans: give each machine its own owner.
     """
-    return _each_orphan(owner, lambda container: None)
+    return _for_each_orphan(owner, lambda container: None)
 
 
 def reap_orphans(owner: str) -> list[str]:
-    """Remove what ``find_orphans`` finds; returns the short ids. Raises EngineDown."""
-    return _each_orphan(owner, remove)
+    """Remove the containers that ``find_orphans`` lists and return their short ids; raises EngineDown."""
+    return _for_each_orphan(owner, remove)
 
 
-def _each_orphan(owner: str, act: Callable[[Any], None]) -> list[str]:
-    client = connect(CLEARING_SECONDS)
+def _for_each_orphan(owner: str, action: Callable[[Any], None]) -> list[str]:
+    client = connect(ORPHAN_TIMEOUT_SECONDS)
     try:
         with engine_errors():
-            marks = [LABEL, f"{LABEL_OWNER}={owner}"]
-            found = client.containers.list(all=True, filters={"label": marks}, ignore_removed=True)
-        orphans = [container for container in found if not _alive(container.labels.get(LABEL_PROCESS, ""))]
+            label_filter = [LABEL, f"{LABEL_OWNER}={owner}"]
+            containers = client.containers.list(all=True, filters={"label": label_filter}, ignore_removed=True)
+        orphans = [container for container in containers if not _is_alive(container.labels.get(LABEL_PROCESS, ""))]
         for container in orphans:
-            act(container)
+            action(container)
         return [str(container.short_id) for container in orphans]
     finally:
         client.close()

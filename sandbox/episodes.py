@@ -1,8 +1,8 @@
-"""Episodes as the rollout sees them: asynchronous, many at once, wherever the environment runs.
+"""The interface of episodes for rollouts: asynchronous, many at once, wherever the environment runs.
 
-Two implementations exist: ``traced.targets.registry`` (a target in this process, on threads) and ``sandbox.client``
-(a synthetic environment in its container). A failure of the environment's own machinery raises
-``sandbox.errors.SandboxError`` (or a subclass) and is an infrastructure outcome, never a reward of 0.
+Implemented by ``traced.targets.registry`` (a target in this process, on threads) and ``sandbox.client`` (a synthetic
+environment in its container). An infrastructure failure raises ``sandbox.errors.SandboxError``; it is never a reward of
+0.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from sandbox.contract import Message, Score, Task
 
 @dataclass(frozen=True)
 class Step:
-    """The environment's answer to one assistant message: tool and user messages, and whether the episode has ended."""
+    """The environment's response to one assistant message: tool and user messages, and whether the episode has ended."""
 
     messages: list[Message]
     done: bool
@@ -27,26 +27,26 @@ class Episode(Protocol):
         ...
 
     async def step(self, message: Message) -> Step:
-        """Send one assistant message; raises AgentFault where it is none that can be passed on."""
+        """Send one assistant message; raises AgentFault if it cannot be sent."""
         ...
 
     async def score(self) -> Score:
-        """The score as it stands."""
+        """Return the current score."""
         ...
 
     async def close(self) -> None:
-        """Let go of the episode."""
+        """Release the episode's resources."""
         ...
 
 
 class EpisodeSource(Protocol):
-    """Where episodes come from; ``name`` goes into each trajectory's ``source`` ("desk", "env:<hash>")."""
+    """A source of episodes."""
 
     @property
     def name(self) -> str:
-        """What goes into each trajectory's ``source``."""
+        """The value of each trajectory's ``source``: "desk", "env:<hash>"."""
         ...
 
     def episode(self) -> Episode:
-        """A fresh episode, not yet reset; cheap; many may be open at once."""
+        """Return a new episode, not yet reset; cheap, and many may be open at once."""
         ...

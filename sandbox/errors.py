@@ -1,34 +1,34 @@
-"""What can go wrong around untrusted code, each failure attributed once, at the border where it is first seen.
+"""Every failure around untrusted code, attributed once at the boundary where it is first seen.
 
-    SandboxError                 an infrastructure outcome for whoever runs episodes; never a reward of 0
+    SandboxError                 infrastructure failure: no verdict, never a reward of 0
     │   the machine's
     ├── EngineDown               no Docker engine answers, or it stopped answering
-    │   ├── EngineForbidden      it is there, but not for this user
-    │   └── EngineTooOld         it answers, but knows too little of the policy
-    ├── ImageMissing             the sandbox image is not there or could not be built
-    │   the sandbox's, or the environment's: its words say which
+    │   ├── EngineForbidden      the engine is there, but this user may not use it
+    │   └── EngineTooOld         the engine lacks features that the policy needs
+    ├── ImageMissing             the sandbox image is absent or could not be built
+    │   the sandbox's or the environment's: the message says which
     ├── WorkerDied               the container ended while it was in use (``oom`` as the engine recorded it)
-    ├── EpisodeLost              an episode ended by the machinery's failure, which was told in words alone
+    ├── EpisodeLost              infrastructure failed under an episode and left only a message
     │   the environment's
-    ├── Deadline                 a call outlived its deadline, inside the worker or, where that failed, on the host
-    ├── ProtocolFault            what came out of the container is not the protocol; the container is ended
-    ├── EnvironmentFault         the untrusted code raised, or answered with something the contract forbids
+    ├── Deadline                 a call exceeded its deadline, in the worker or on the host
+    ├── ProtocolFault            the container's output is not the protocol; the container is ended
+    ├── EnvironmentFault         the untrusted code raised, or returned what the contract forbids
     │   the agent's
-    └── AgentFault               its message is none that could be passed on; the environment never saw it
+    └── AgentFault               the message cannot be sent; the environment never saw it
 
-Every message says the cause, the value seen and, where a person can act, the command to try next. Text that comes
-from the container is cut to ``EVIDENCE_CHARS`` and made harmless for a terminal before it enters a message.
+Every message names the cause, the value seen and, where a person can act, the command to try next. Text from the
+container is cut to ``EVIDENCE_CHARS`` and sanitized before it enters a message.
 """
 
 import os
 import re
 
 EVIDENCE_CHARS = 4000
-_SUSPECT = re.compile(r"[^\n\t\x20-\x7e]")
+_UNSAFE = re.compile(r"[^\n\t\x20-\x7e]")
 
 
 def clipped(text: str, limit: int = EVIDENCE_CHARS) -> str:
-    """``text`` made harmless; only its first and last halves around a mark where it is longer than ``limit``."""
+    """Sanitize ``text`` and cut its middle where it is longer than ``limit`` characters."""
     if len(text) <= limit:
         return harmless(text)
     half = limit // 2
@@ -36,12 +36,12 @@ def clipped(text: str, limit: int = EVIDENCE_CHARS) -> str:
 
 
 def harmless(text: str) -> str:
-    """What a terminal would obey (control characters, marks that turn text) or not show, as Python would escape it."""
-    return _SUSPECT.sub(lambda found: found[0] if found[0].isprintable() else ascii(found[0])[1:-1], text)
+    """Escape control and direction characters, as Python's ``ascii`` would, so that a terminal cannot obey them."""
+    return _UNSAFE.sub(lambda match: match[0] if match[0].isprintable() else ascii(match[0])[1:-1], text)
 
 
 class SandboxError(Exception):
-    """The sandbox failed; nothing is known about the agent's answer. ``hint``: what to try next, where that helps."""
+    """An infrastructure failure that says nothing about the agent's answer; ``hint`` is what to try next."""
 
     def __init__(self, message: str, *, hint: str = ""):
         super().__init__(f"{message} Try {hint}." if hint else message)
@@ -50,23 +50,24 @@ class SandboxError(Exception):
 
 
 class EngineDown(SandboxError):
-    """No Docker engine answers. ``remedy`` is the command to try: a DOCKER_HOST that leads nowhere hides any other."""
+    """No Docker engine answers; ``remedy`` is the command to try."""
 
     remedy = "scripts/docker-engine.sh"
 
     def __init__(self, cause: object):
         message = f"no Docker engine answers ({cause}). Untrusted environments run nowhere else."
         script = f"{self.remedy} (as root on Debian it installs and starts one)"
-        if named := os.environ.get("DOCKER_HOST"):
+        # A DOCKER_HOST that leads nowhere hides any other engine, so starting one would not help.
+        if configured_host := os.environ.get("DOCKER_HOST"):
             self.remedy = "unset DOCKER_HOST"
-            message += f" DOCKER_HOST is {clipped(named, 200)}: start the engine there, or use another."
+            message += f" DOCKER_HOST is {clipped(configured_host, 200)}: start the engine there, or use another."
             super().__init__(message, hint=f"'{self.remedy}', then {script}")
         else:
             super().__init__(message, hint=f"{script}, or set DOCKER_HOST")
 
 
 class EngineForbidden(EngineDown):
-    """A Docker engine listens, but this user may not speak to it."""
+    """A Docker engine listens, but this user may not use it."""
 
     remedy = 'sudo usermod --append --groups docker "$USER"'
 
@@ -79,20 +80,20 @@ class EngineForbidden(EngineDown):
 
 
 class EngineTooOld(EngineDown):
-    """A Docker engine answers, but knows too little of the policy."""
+    """The Docker engine answers, but its API is older than the policy needs."""
 
     remedy = "sudo apt-get install --only-upgrade docker.io"
 
-    def __init__(self, found: str, needed: str):
+    def __init__(self, version: str, required: str):
         SandboxError.__init__(
             self,
-            f"the Docker engine speaks API {found}; the sandbox's policy needs {needed} (Docker 19.03) or newer.",
+            f"the Docker engine speaks API {version}; the sandbox's policy needs {required} (Docker 19.03) or newer.",
             hint=f"'{self.remedy}' (on Debian) and start it again, or set DOCKER_HOST to a newer engine",
         )
 
 
 class ImageMissing(SandboxError):
-    """The sandbox image is not there."""
+    """The sandbox image is not on this machine."""
 
     def __init__(self, tag: str, cause: object = "the engine does not know it"):
         super().__init__(
@@ -107,7 +108,7 @@ class WorkerDied(SandboxError):
     def __init__(self, exit_code: int | None, oom: bool, stderr: str = ""):
         self.exit_code = exit_code
         self.oom = oom
-        why = (
+        cause = (
             "it ran out of memory"
             if oom
             else f"exit code {exit_code}"
@@ -115,15 +116,15 @@ class WorkerDied(SandboxError):
             else "the host ended it"
         )
         tail = f"; last words: {clipped(stderr)}" if stderr else ""
-        super().__init__(f"the sandbox's worker ended: {why}{tail}")
+        super().__init__(f"the sandbox's worker ended: {cause}{tail}")
 
 
 class EpisodeLost(SandboxError):
-    """The machinery under an episode failed, inside the container or outside: only its words are left."""
+    """Infrastructure failed under an episode, inside the container or outside; only its message is left."""
 
 
 class Deadline(SandboxError):
-    """A call outlived its deadline."""
+    """A call exceeded its deadline."""
 
     def __init__(self, op: str, seconds: float, where: str):
         self.op = op
@@ -132,15 +133,15 @@ class Deadline(SandboxError):
 
 
 class ProtocolFault(SandboxError):
-    """What came out of the container is not the protocol."""
+    """The container's output is not the protocol."""
 
 
 class AgentFault(SandboxError):
-    """The agent's message is none that could be passed on; the environment never saw it."""
+    """The agent's message cannot be sent; the environment never saw it."""
 
 
 class EnvironmentFault(SandboxError):
-    """The untrusted code raised, or answered with something the contract forbids."""
+    """The untrusted code raised, or returned what the contract forbids."""
 
     def __init__(self, op: str, error: str, traceback: str = ""):
         self.op = op

@@ -1,10 +1,11 @@
-"""Names derived from content: of an environment, and of the image that can run it."""
+"""Content hashes: of an environment's source, and of the image that can run it."""
 
 import hashlib
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
-IMAGE_FILES = ("__init__.py", "contract.py", "effects.py", "worker.py")  # what of this package is in the image
+# The files of this package that are copied into the image.
+IMAGE_FILES = ("__init__.py", "contract.py", "effects.py", "worker.py")
 
 
 def environment_hash(source_code: str) -> str:
@@ -13,7 +14,8 @@ def environment_hash(source_code: str) -> str:
 
 
 def contract_hash() -> str:
-    """SHA-256 (hex) over the files that the image carries; an image built for other files is never used."""
+    """SHA-256 (hex) over the files in the image."""
+    # An image built from other bytes has another tag, so a stale image is never used.
     digest = hashlib.sha256()
     for name in IMAGE_FILES:
         content = (PACKAGE / name).read_bytes()
@@ -22,5 +24,5 @@ def contract_hash() -> str:
 
 
 def image_tag() -> str:
-    """The image that this version of the package needs."""
+    """The tag of the image that this version of the package needs."""
     return f"traced-sandbox:{contract_hash()[:16]}"

@@ -41,11 +41,11 @@ from sandbox.hashing import IMAGE_FILES, PACKAGE, contract_hash, image_tag
 
 PREFIX = "opt/python"
 APP = "app"
-LEFT_OUT = frozenset(
+EXCLUDED_FOLDERS = frozenset(
     {"test", "tests", "site-packages", "idlelib", "ensurepip", "tkinter", "turtledemo", "lib2to3", "distutils", "venv"}
     | {"pydoc_data", "__pycache__"}
 )
-LEFT_OUT_MODULES = (
+EXCLUDED_MODULES = (
     "_test",
     "_ctypes",
     "_tkinter",
@@ -74,7 +74,7 @@ def pack_host() -> bytes:
     files[f"{PREFIX}/bin/python{version}"] = (binary.read_bytes(), 0o755)
     files[loader.lstrip("/")] = (Path(loader).read_bytes(), 0o755)
     dynload = Path(sysconfig.get_path("stdlib"), "lib-dynload")
-    extensions = [path for path in sorted(dynload.glob("*.so")) if not path.name.startswith(LEFT_OUT_MODULES)]
+    extensions = [path for path in sorted(dynload.glob("*.so")) if not path.name.startswith(EXCLUDED_MODULES)]
     for name, path in _shared_objects(loader, [binary, *extensions]).items():
         files[f"{PREFIX}/lib/{name}"] = (Path(path).read_bytes(), 0o755)
     for name in IMAGE_FILES:
@@ -90,10 +90,10 @@ def standard_library(root: Path) -> dict[str, tuple[bytes, int]]:
     version = root.name
     files = {}
     for folder, names, leaves in os.walk(root):
-        names[:] = [name for name in names if name not in LEFT_OUT and not name.startswith("config-")]
+        names[:] = [name for name in names if name not in EXCLUDED_FOLDERS and not name.startswith("config-")]
         for leaf in leaves:
             path = Path(folder, leaf)
-            if path.suffix in {".py", ".so"} and not path.name.startswith(LEFT_OUT_MODULES):
+            if path.suffix in {".py", ".so"} and not path.name.startswith(EXCLUDED_MODULES):
                 content = path.read_bytes()
                 files[f"{PREFIX}/lib/{version}/{path.relative_to(root)}"] = (content, 0o644)
     return files
@@ -137,26 +137,31 @@ def interpreter_path(binary: Path) -> str:
     data = binary.read_bytes()
     if data[:6] != b"\x7fELF\x02\x01":
         raise ImageMissing(image_tag(), f"{binary} is no 64-bit little-endian ELF binary, so it cannot be packed")
-    table, size, count = (struct.unpack_from(fmt, data, at)[0] for fmt, at in (("<Q", 32), ("<H", 54), ("<H", 56)))
+    table, size, count = (
+        struct.unpack_from(fmt, data, position)[0] for fmt, position in (("<Q", 32), ("<H", 54), ("<H", 56))
+    )
     for index in range(count):
-        at = table + index * size
-        if struct.unpack_from("<I", data, at)[0] == _PT_INTERP:
-            offset, length = struct.unpack_from("<Q", data, at + 8)[0], struct.unpack_from("<Q", data, at + 32)[0]
+        position = table + index * size
+        if struct.unpack_from("<I", data, position)[0] == _PT_INTERP:
+            offset, length = (
+                struct.unpack_from("<Q", data, position + 8)[0],
+                struct.unpack_from("<Q", data, position + 32)[0],
+            )
             return data[offset : offset + length].rstrip(b"\0").decode()
     raise ImageMissing(image_tag(), f"{binary} is statically linked; use the registry image instead")
 
 
 def _shared_objects(loader: str, objects: list[Path]) -> dict[str, str]:
     """Name to host path of everything ``objects`` need, as the loader itself resolves it (what ldd prints)."""
-    found: dict[str, str] = {}
+    libraries: dict[str, str] = {}
     for path in objects:
-        listed = subprocess.run([loader, "--list", str(path)], capture_output=True, text=True, check=False)
-        for name, target in re.findall(r"^\s*(\S+) => (.+?)(?: \(0x[0-9a-f]+\))?$", listed.stdout, re.MULTILINE):
+        listing = subprocess.run([loader, "--list", str(path)], capture_output=True, text=True, check=False)
+        for name, target in re.findall(r"^\s*(\S+) => (.+?)(?: \(0x[0-9a-f]+\))?$", listing.stdout, re.MULTILINE):
             if target == "not found":
                 raise ImageMissing(image_tag(), f"{path.name} needs {name}, which is not on this machine")
             if target.startswith("/"):
-                found[os.path.basename(name)] = target
-    return found
+                libraries[os.path.basename(name)] = target
+    return libraries
 
 
 def tar_bytes(files: dict[str, tuple[bytes, int]], links: dict[str, str], folders: list[str]) -> bytes:
@@ -216,8 +221,8 @@ def build(from_host: bool = False, *, base: str = REGISTRY_IMAGE) -> Image:
         if from_host:
             _import_host(client)
         else:
-            _build_from(client, base)
-        return _described(client)
+            _build_from_registry(client, base)
+        return _existing_image(client)
     finally:
         client.close()
 
@@ -227,7 +232,7 @@ def ensure_image(*, build_missing: bool = False) -> Image:
     ImageMissing."""
     client = connect()
     try:
-        return _described(client)
+        return _existing_image(client)
     except ImageMissing:
         if not build_missing:
             raise
@@ -254,7 +259,7 @@ def dockerfile(base: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _build_from(client: Any, base: str) -> None:
+def _build_from_registry(client: Any, base: str) -> None:
     files = {f"{APP}/sandbox/{name}": ((PACKAGE / name).read_bytes(), 0o644) for name in IMAGE_FILES}
     files["Dockerfile"] = (dockerfile(base).encode(), 0o644)
     context = io.BytesIO(tar_bytes(files, {}, []))
@@ -282,12 +287,12 @@ def _import_host(client: Any) -> None:
     ]
     archive = pack_host()
     with engine_errors(image_tag()):
-        answer = client.api.import_image_from_data(archive, repository=repository, tag=tag, changes=changes)
-    if '"error"' in answer:
-        raise ImageMissing(image_tag(), f"docker import failed: {answer.strip()[-300:]}")
+        response = client.api.import_image_from_data(archive, repository=repository, tag=tag, changes=changes)
+    if '"error"' in response:
+        raise ImageMissing(image_tag(), f"docker import failed: {response.strip()[-300:]}")
 
 
-def _described(client: Any) -> Image:
+def _existing_image(client: Any) -> Image:
     tag = image_tag()
     try:
         with engine_errors(tag):

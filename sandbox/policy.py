@@ -83,9 +83,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 
-def runtime(offered: Collection[str]) -> str | None:
+def runtime(available: Collection[str]) -> str | None:
     """The stricter of the engine's runtimes where it has one; None is the engine's default."""
-    return GVISOR if GVISOR in offered else None
+    return GVISOR if GVISOR in available else None
 
 
 def container_options(

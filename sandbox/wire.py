@@ -64,12 +64,12 @@ def read_answer(line: bytes) -> Answer:
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
         if line.count(b"[") + line.count(b"{") > MAX_DEPTH:
-            _refuse_depth(value)
+            _check_depth(value)
         if b"\\u" in line:
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # an escaped lone surrogate fails here
     except (ValueError, RecursionError) as error:
-        shown = clipped(line.decode("utf-8", "backslashreplace"), 200)
-        raise ProtocolFault(f"the worker's line is no strict JSON ({error}): {shown}") from error
+        excerpt = clipped(line.decode("utf-8", "backslashreplace"), 200)
+        raise ProtocolFault(f"the worker's line is no strict JSON ({error}): {excerpt}") from error
     if not isinstance(value, dict) or type(value.get("id")) is not int or ("ok" in value) == ("fault" in value):
         raise ProtocolFault(f"the worker's line has no valid envelope: {clipped(str(value), 200)}")
     body = value.get("ok", value.get("fault"))
@@ -81,11 +81,13 @@ def read_answer(line: bytes) -> Answer:
     return Answer(value["id"], _seconds(value.get("seconds")), None if fault else body, fault, len(line))
 
 
-def _refuse_depth(value: object) -> None:
+def _check_depth(value: object) -> None:
     level = [value]
     for _ in range(MAX_DEPTH):
-        outer = [one for one in level if isinstance(one, dict | list)]
-        level = [inner for one in outer for inner in (one.values() if isinstance(one, dict) else one)]
+        outer = [container for container in level if isinstance(container, dict | list)]
+        level = [
+            item for container in outer for item in (container.values() if isinstance(container, dict) else container)
+        ]
     if level:
         raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
@@ -106,7 +108,7 @@ def read_task(value: object, op: str = "reset") -> Task:
     if not any(message["role"] == "user" for message in messages):
         raise EnvironmentFault(op, "the task's messages hold none from the user")
     tools = [_tool(item, op) for item in _list(fields.get("tools"), op, "tools")]
-    if _holds_more(tools, MAX_SCHEMA_VALUES):
+    if _has_more_than(tools, MAX_SCHEMA_VALUES):
         raise EnvironmentFault(op, f"the tools' schemas hold more than {MAX_SCHEMA_VALUES:,} values")
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) != len(names) or len(names) > MAX_TOOLS:
@@ -123,14 +125,14 @@ def read_step(value: object, op: str = "step") -> Step:
 def read_score(value: object, op: str = "score") -> Score:
     """A Score inside its bounds, or EnvironmentFault."""
     fields = _object(value, op, "score")
-    reward = _unit(fields.get("reward"), op, "reward")
+    reward = _unit_number(fields.get("reward"), op, "reward")
     success = _boolean(fields.get("success"), op, "success")
     if success and reward < PASS_MARK:
         raise EnvironmentFault(op, f"success with reward {reward}; success needs {PASS_MARK}")
     parts = _object(fields.get("parts"), op, "parts")
     if len(parts) > MAX_PARTS:
         raise EnvironmentFault(op, f"the score has {len(parts)} parts, more than {MAX_PARTS}")
-    return Score(reward, success, {name: _unit(part, op, f"parts[{name!r}]") for name, part in parts.items()})
+    return Score(reward, success, {name: _unit_number(part, op, f"parts[{name!r}]") for name, part in parts.items()})
 
 
 def read_oracle(value: object, seconds: float = 0.0, size: int = 0) -> OraclePlay:
@@ -141,9 +143,9 @@ def read_oracle(value: object, seconds: float = 0.0, size: int = 0) -> OraclePla
         for turn in (_object(item, "oracle", "turn") for item in _list(fields.get("turns"), "oracle", "turns"))
     ]
     for turn in turns:
-        _refuse_more_arguments(turn.message)
+        _check_argument_count(turn.message)
     calls = sum(len(turn.message.get("tool_calls") or []) for turn in turns)
-    _refuse_more_messages(calls + sum(1 + len(turn.replies) for turn in turns), "oracle")
+    _check_message_count(calls + sum(1 + len(turn.replies) for turn in turns), "oracle")
     done = _boolean(fields.get("done"), "oracle", "done")
     task, score = read_task(fields.get("task"), "oracle"), read_score(fields.get("score"))
     return OraclePlay(task, turns, done, score, seconds, size)
@@ -167,32 +169,32 @@ def _replies(value: object, op: str) -> list[Message]:
 
 
 def _messages(value: object, op: str, roles: set[str]) -> list[Message]:
-    given = _list(value, op, "messages")
-    _refuse_more_messages(len(given), op)
-    return [_message(item, op, roles) for item in given]
+    items = _list(value, op, "messages")
+    _check_message_count(len(items), op)
+    return [_message(item, op, roles) for item in items]
 
 
-def _refuse_more_messages(count: int, op: str) -> None:
+def _check_message_count(count: int, op: str) -> None:
     if count > MAX_MESSAGES:
         raise EnvironmentFault(op, f"it holds {count:,} messages and calls, more than {MAX_MESSAGES:,}")
 
 
 def _message(value: object, op: str, roles: set[str]) -> Message:
-    given = _object(value, op, "message")
-    role = given.get("role")
+    fields = _object(value, op, "message")
+    role = fields.get("role")
     if role not in roles:
         raise EnvironmentFault(op, f"a message has role {clipped(repr(role), 80)}; allowed: {', '.join(sorted(roles))}")
     message: Message = {"role": role}
-    if role != "assistant" or given.get("content") is not None:
-        message["content"] = _text(given.get("content"), op, f"content of a {role} message")
-    elif "content" in given:
+    if role != "assistant" or fields.get("content") is not None:
+        message["content"] = _text(fields.get("content"), op, f"content of a {role} message")
+    elif "content" in fields:
         message["content"] = None
     if role == "tool":
-        message["tool_call_id"] = _text(given.get("tool_call_id"), op, "tool_call_id")
-    if given.get("name") is not None:
-        message["name"] = _text(given["name"], op, "a message's name")
-    if given.get("tool_calls"):
-        calls = _list(given["tool_calls"], op, "tool_calls")
+        message["tool_call_id"] = _text(fields.get("tool_call_id"), op, "tool_call_id")
+    if fields.get("name") is not None:
+        message["name"] = _text(fields["name"], op, "a message's name")
+    if fields.get("tool_calls"):
+        calls = _list(fields["tool_calls"], op, "tool_calls")
         if len(calls) > MAX_CALLS:
             raise EnvironmentFault(op, f"a message holds {len(calls)} tool calls, more than {MAX_CALLS}")
         message["tool_calls"] = [_call(call, op) for call in calls]
@@ -200,13 +202,13 @@ def _message(value: object, op: str, roles: set[str]) -> Message:
 
 
 def _call(value: object, op: str) -> dict[str, Any]:
-    given = _object(value, op, "tool call")
-    function = _object(given.get("function"), op, "tool call's function")
-    named = {
+    fields = _object(value, op, "tool call")
+    function = _object(fields.get("function"), op, "tool call's function")
+    named_function = {
         "name": _text(function.get("name"), op, "tool call's name"),
         "arguments": _text(function.get("arguments"), op, "tool call's arguments"),
     }
-    return {"id": _text(given.get("id"), op, "tool call's id"), "type": "function", "function": named}
+    return {"id": _text(fields.get("id"), op, "tool call's id"), "type": "function", "function": named_function}
 
 
 def _tool(value: object, op: str) -> Tool:
@@ -218,56 +220,58 @@ def _tool(value: object, op: str) -> Tool:
     return tool
 
 
-def _refuse_more_arguments(message: Message) -> None:
-    given: list[Any] = []
+def _check_argument_count(message: Message) -> None:
+    arguments: list[Any] = []
     for call in message.get("tool_calls") or []:
         with suppress(ValueError, RecursionError):  # an oracle may well try what is no JSON
-            given.append(json.loads(call["function"]["arguments"]))
-    if _holds_more(given, MAX_ARGUMENTS):
+            arguments.append(json.loads(call["function"]["arguments"]))
+    if _has_more_than(arguments, MAX_ARGUMENTS):
         raise EnvironmentFault("oracle", f"the arguments of a message hold more than {MAX_ARGUMENTS:,} values")
 
 
-def _holds_more(values: list[Any], most: int) -> bool:
+def _has_more_than(values: list[Any], limit: int) -> bool:
     """Whether there are more values than that, whatever they lie in."""
     count, level = 0, values
-    while level and count <= most:
+    while level and count <= limit:
         count += len(level)
-        outer = [one for one in level if isinstance(one, dict | list)]
-        level = [inner for one in outer for inner in (one.values() if isinstance(one, dict) else one)]
-    return count > most
+        outer = [container for container in level if isinstance(container, dict | list)]
+        level = [
+            item for container in outer for item in (container.values() if isinstance(container, dict) else container)
+        ]
+    return count > limit
 
 
-def _unit(value: object, op: str, what: str) -> float:
+def _unit_number(value: object, op: str, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
-        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be a number in [0, 1]")
+        raise EnvironmentFault(op, f"{field} is {clipped(repr(value), 80)}; it must be a number in [0, 1]")
     return float(value)
 
 
-def _count(value: object, op: str, what: str) -> int:
+def _count(value: object, op: str, field: str) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
-        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be a count")
+        raise EnvironmentFault(op, f"{field} is {clipped(repr(value), 80)}; it must be a count")
     return value
 
 
-def _boolean(value: object, op: str, what: str) -> bool:
+def _boolean(value: object, op: str, field: str) -> bool:
     if not isinstance(value, bool):
-        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be true or false")
+        raise EnvironmentFault(op, f"{field} is {clipped(repr(value), 80)}; it must be true or false")
     return value
 
 
-def _text(value: object, op: str, what: str) -> str:
+def _text(value: object, op: str, field: str) -> str:
     if not isinstance(value, str):
-        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be text")
+        raise EnvironmentFault(op, f"{field} is {clipped(repr(value), 80)}; it must be text")
     return value
 
 
-def _list(value: object, op: str, what: str) -> list[Any]:
+def _list(value: object, op: str, field: str) -> list[Any]:
     if not isinstance(value, list):
-        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be a list")
+        raise EnvironmentFault(op, f"{field} is {clipped(repr(value), 80)}; it must be a list")
     return value
 
 
-def _object(value: object, op: str, what: str) -> dict[str, Any]:
+def _object(value: object, op: str, field: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise EnvironmentFault(op, f"{what} is {clipped(repr(value), 80)}; it must be an object")
+        raise EnvironmentFault(op, f"{field} is {clipped(repr(value), 80)}; it must be an object")
     return value

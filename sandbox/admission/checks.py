@@ -18,12 +18,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sandbox.admission.context import Bench, Thresholds, Verdict, fault_evidence, together
+from sandbox.admission.context import CheckContext, Thresholds, Verdict, fault_evidence, gather_all
 from sandbox.admission.diversity import diversity
 from sandbox.admission.execution import determinism, effects, latency, runs
 from sandbox.admission.interface import interface
 from sandbox.admission.leak import leak
-from sandbox.admission.oracle_mutations import slips
+from sandbox.admission.oracle_mutations import oracle_mutations
 from sandbox.admission.shortcuts import exploits, floor
 from sandbox.admission.solvability import BaseRewards, oracle, spread
 from sandbox.admission.static_analysis import inspect_source
@@ -35,16 +35,18 @@ from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
 from store.types import AdmissionReport, Check
 
 HASH_SEEDS = (4242, TRAINING_HASH_SEED)  # of source and twin: what wants reward is played as training will be
-KILLED = 128 + signal.SIGKILL
-NAMES = (  # all names, in the order in which they are told
+SIGKILL_EXIT_CODE = 128 + signal.SIGKILL
+CHECK_NAMES = (  # all names, in the order in which they are told
     *("source", "runs", "determinism", "oracle", "diversity", "floor"),
     *("exploits", "slips", "interface", "leak", "latency", "effects", "spread"),
 )
-CheckOf = Callable[[Bench], Awaitable[Verdict]]
-STAGES: tuple[tuple[dict[str, CheckOf], ...], ...] = (  # the lanes of a stage run at once, each in its own container
+CheckFunction = Callable[[CheckContext], Awaitable[Verdict]]
+STAGES: tuple[
+    tuple[dict[str, CheckFunction], ...], ...
+] = (  # the lanes of a stage run at once, each in its own container
     ({"determinism": determinism},),  # both containers
     (
-        {"oracle": oracle, "diversity": diversity, "interface": interface, "leak": leak, "slips": slips},
+        {"oracle": oracle, "diversity": diversity, "interface": interface, "leak": leak, "slips": oracle_mutations},
         {"floor": floor, "exploits": exploits},  # the twin's
     ),
     ({"latency": latency, "effects": effects},),  # in a quiet moment, and of all that was played
@@ -61,7 +63,7 @@ async def admit(
     limits: SandboxLimits | None = None,
     owner: str = "traced",
     clock: Callable[[], float] = time.perf_counter,
-    begins: Callable[[str], None] = lambda name: None,
+    on_check_start: Callable[[str], None] = lambda name: None,
 ) -> AdmissionReport:
     """Run every check on ``source_code``; admitted when all passed. Raises EngineDown or ImageMissing.
 
@@ -72,97 +74,97 @@ async def admit(
     will have them. ``begins`` hears each check's name as it begins.
     """
     thresholds = thresholds or Thresholds()
-    sources = _Sources(source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples)
-    made = await _checks(sources, base_rewards, thresholds, clock, begins)
-    if any(check.evidence.get("killed") for check in made):
-        made = await _checks(sources, base_rewards, thresholds, clock, begins)
-    return AdmissionReport(environment_hash(source_code), all(check.passed for check in made), made)
+    candidate = _Candidate(source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples)
+    checks = await _run_checks(candidate, base_rewards, thresholds, clock, on_check_start)
+    if any(check.evidence.get("killed") for check in checks):
+        checks = await _run_checks(candidate, base_rewards, thresholds, clock, on_check_start)
+    return AdmissionReport(environment_hash(source_code), all(check.passed for check in checks), checks)
 
 
 @dataclass(frozen=True)
-class _Sources:
+class _Candidate:
     source_code: str
     owner: str
     limits: SandboxLimits
     target_tools: list[Tool] | None
     target_error_examples: list[str]
 
-    def bench(self, thresholds: Thresholds) -> Bench:
+    def check_context(self, thresholds: Thresholds) -> CheckContext:
         """Two sandboxes of the environment, which differ in the hash seed of their interpreters.
 
         Both are started and asked as in training, to the last word of the worker's command line and the last second
         of a call: by nothing that it is given can an environment tell that it is judged.
         """
         limits = replace(self.limits, restarts=0)
-        source, twin = (
+        source, replica = (
             SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed) for seed in HASH_SEEDS
         )
-        return Bench(source, twin, thresholds, self.target_tools, self.target_error_examples)
+        return CheckContext(source, replica, thresholds, self.target_tools, self.target_error_examples)
 
 
-async def _checks(
-    given: _Sources,
+async def _run_checks(
+    candidate: _Candidate,
     base_rewards: BaseRewards | None,
     thresholds: Thresholds,
     clock: Callable[[], float],
-    begins: Callable[[str], None],
+    on_check_start: Callable[[str], None],
 ) -> list[Check]:
     """The report in the order of ``NAMES``, up to the first check that got stuck."""
     report: list[Check] = []
 
-    async def judge(name: str, check: Awaitable[Verdict]) -> bool:
-        begins(name)
-        made = await _judged(name, check, clock)
-        report.append(made)
-        return made.passed or not _stuck(made)
+    async def run_check(name: str, verdict: Awaitable[Verdict]) -> bool:
+        on_check_start(name)
+        check = await _timed_check(name, verdict, clock)
+        report.append(check)
+        return check.passed or not _is_stuck(check)
 
-    async def lane(checks: dict[str, CheckOf]) -> None:
+    async def run_lane(checks: dict[str, CheckFunction]) -> None:
         for name, check in checks.items():
-            if not await judge(name, check(bench)):
+            if not await run_check(name, check(context)):
                 break
 
-    await judge("source", _at_once(inspect_source(given.source_code)))
-    bench = given.bench(thresholds)
+    await run_check("source", _completed(inspect_source(candidate.source_code)))
+    context = candidate.check_context(thresholds)
     async with AsyncExitStack() as stack:
-        await judge("runs", _start_and_run(stack, bench))
+        await run_check("runs", _start_both(stack, context))
         if report[-1].passed:
             for lanes in STAGES:
-                await together(lane(checks) for checks in lanes)
-                if any(map(_stuck, report)):
+                await gather_all(run_lane(checks) for checks in lanes)
+                if any(map(_is_stuck, report)):
                     break
             if all(check.passed for check in report):
-                await judge("spread", spread(bench, base_rewards))
-    report.sort(key=lambda check: NAMES.index(check.name))
-    stuck = next((at for at, check in enumerate(report) if _stuck(check)), len(report))
-    return report[: stuck + 1]
+                await run_check("spread", spread(context, base_rewards))
+    report.sort(key=lambda check: CHECK_NAMES.index(check.name))
+    stuck_at = next((index for index, check in enumerate(report) if _is_stuck(check)), len(report))
+    return report[: stuck_at + 1]
 
 
-async def _judged(name: str, check: Awaitable[Verdict], clock: Callable[[], float]) -> Check:
+async def _timed_check(name: str, verdict: Awaitable[Verdict], clock: Callable[[], float]) -> Check:
     """The one border where a failure of the environment becomes a failed check."""
-    begin = clock()
+    start_time = clock()
     try:
-        passed, evidence = await check
+        passed, evidence = await verdict
     except (EngineDown, ImageMissing):
         raise
     except SandboxError as error:
         passed, evidence = False, fault_evidence(error)
         if isinstance(error, EpisodeLost) or (
-            isinstance(error, WorkerDied) and error.exit_code == KILLED and not error.oom
+            isinstance(error, WorkerDied) and error.exit_code == SIGKILL_EXIT_CODE and not error.oom
         ):
             evidence["killed"] = True
-    return Check(name, passed, evidence, round(clock() - begin, 3))
+    return Check(name, passed, evidence, round(clock() - start_time, 3))
 
 
-async def _at_once(verdict: Verdict) -> Verdict:
+async def _completed(verdict: Verdict) -> Verdict:
     return verdict
 
 
-async def _start_and_run(stack: AsyncExitStack, bench: Bench) -> Verdict:
-    await together(stack.enter_async_context(source) for source in (bench.source, bench.twin))
-    return await runs(bench)
+async def _start_both(stack: AsyncExitStack, context: CheckContext) -> Verdict:
+    await gather_all(stack.enter_async_context(source) for source in (context.source, context.replica))
+    return await runs(context)
 
 
-def _stuck(check: Check) -> bool:
+def _is_stuck(check: Check) -> bool:
     """A check that ended otherwise than by the environment's own exception: what follows would only wait again."""
     return check.evidence.get("fault") in {"Deadline", "WorkerDied", "ProtocolFault"}
 

@@ -33,7 +33,7 @@ class Thresholds:
     """Rates and rewards in 0-1, times in seconds."""
 
     seeds: int = 32  # probed by oracle, floor, exploit and latency checks
-    twin_seeds: int = 12  # compared between processes
+    replica_seeds: int = 12  # compared between processes
     diversity_seeds: int = 200
     confirm_seeds: int = 128  # probed with a policy that was over its bound on the first ones
     wear_episodes: int = 1000  # played before a process counts as worn,
@@ -42,18 +42,18 @@ class Thresholds:
     distinct: float = 0.9  # share of distinct episodes
     distinct_shapes: int = 6  # distinct episodes once names, ids and numbers are masked
     commonest_shape: float = 0.5  # no shape may hold more of the episodes
-    distinct_ways: int = 3  # what has to be done, wording apart
-    usual_way: float = 0.8  # no way may hold more of the episodes
+    distinct_signatures: int = 3  # what has to be done, wording apart
+    commonest_signature: float = 0.8  # no way may hold more of the episodes
     floor_reward: float = 0.2  # mean reward of a policy that does not try
     floor_success: float = 0.05
     exploit_reward: float = 0.5
     exploit_success: float = 0.1  # a lucky guess may pass now and then
-    slip_seeds: int = 12  # whose oracle's play is sent again with a slip in it,
-    slip_more_seeds: int = 64  # and with the kinds that look loose
-    slips_judged: int = 8  # seeds that a kind of slip needs
-    slips_paid: float = 0.9  # share of them on which one kind may be paid in full
-    leaking: float = 0.05  # share of seeds whose prompt or answers hold the oracle's own words too early
-    unseen: float = 0.2  # share of seeds whose oracle uses what it cannot know
+    mutation_seeds: int = 12  # whose oracle's play is sent again with a slip in it,
+    confirm_mutation_seeds: int = 64  # and with the kinds that look loose
+    mutation_min_seeds: int = 8  # seeds that a kind of slip needs
+    mutation_paid: float = 0.9  # share of them on which one kind may be paid in full
+    leak_share: float = 0.05  # share of seeds whose prompt or answers hold the oracle's own words too early
+    unseen_share: float = 0.2  # share of seeds whose oracle uses what it cannot know
     step_seconds: float = 0.25  # 95th percentile
     reset_seconds: float = 0.5
     spread_groups: int = 16
@@ -66,39 +66,43 @@ class Thresholds:
 Verdict = tuple[bool, dict[str, Any]]
 
 EXAMPLES = 3
-SHOWN_MESSAGES = 24
-SHOWN_CHARACTERS = 600  # of one text
+EXAMPLE_MESSAGES = 24
+EXAMPLE_CHARACTERS = 600  # of one text
 
 
-def example(seed: int, what: str, task: Task, messages: list[Message]) -> dict[str, Any]:
+def example(seed: int, description: str, task: Task, messages: list[Message]) -> dict[str, Any]:
     """One episode as evidence; ``what`` is a sentence."""
     chat = [{"role": "system", "content": task.system}, *task.messages, *messages]
-    if len(chat) > SHOWN_MESSAGES:
-        half = SHOWN_MESSAGES // 2
-        cut = {"role": "system", "content": f"... {len(chat) - 2 * half} messages cut ..."}
-        chat = [*chat[:half], cut, *chat[-half:]]
-    return {"seed": seed, "what": clipped(what, SHOWN_CHARACTERS), "transcript": [_shown(message) for message in chat]}
+    if len(chat) > EXAMPLE_MESSAGES:
+        half = EXAMPLE_MESSAGES // 2
+        omission = {"role": "system", "content": f"... {len(chat) - 2 * half} messages cut ..."}
+        chat = [*chat[:half], omission, *chat[-half:]]
+    return {
+        "seed": seed,
+        "what": clipped(description, EXAMPLE_CHARACTERS),
+        "transcript": [_clipped_message(message) for message in chat],
+    }
 
 
-def _shown(message: Message) -> Message:
-    shown: Message = {"role": str(message.get("role"))}
+def _clipped_message(message: Message) -> Message:
+    clipped_message: Message = {"role": str(message.get("role"))}
     content = message.get("content")
-    shown["content"] = None if content is None else clipped(str(content), SHOWN_CHARACTERS)
+    clipped_message["content"] = None if content is None else clipped(str(content), EXAMPLE_CHARACTERS)
     if "tool_call_id" in message:
-        shown["tool_call_id"] = clipped(str(message["tool_call_id"]), 80)
+        clipped_message["tool_call_id"] = clipped(str(message["tool_call_id"]), 80)
     if message.get("tool_calls"):
-        shown["tool_calls"] = [_shown_call(call) for call in message["tool_calls"][:8]]
-    return shown
+        clipped_message["tool_calls"] = [_clipped_call(call) for call in message["tool_calls"][:8]]
+    return clipped_message
 
 
-def _shown_call(call: dict[str, Any]) -> dict[str, Any]:
+def _clipped_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    arguments = clipped(str(function["arguments"]), SHOWN_CHARACTERS)
-    named = {"name": clipped(str(function["name"]), 80), "arguments": arguments}
-    return {"id": clipped(str(call["id"]), 80), "type": "function", "function": named}
+    arguments = clipped(str(function["arguments"]), EXAMPLE_CHARACTERS)
+    clipped_function = {"name": clipped(str(function["name"]), 80), "arguments": arguments}
+    return {"id": clipped(str(call["id"]), 80), "type": "function", "function": clipped_function}
 
 
-def plain(value: Any) -> str:
+def short_json(value: Any) -> str:
     """A value as JSON, for a sentence."""
     return clipped(json.dumps(value, ensure_ascii=False), 120)
 
@@ -114,45 +118,45 @@ def fault_evidence(error: Exception) -> dict[str, Any]:
 
 T = TypeVar("T")
 
-LOW_SEEDS = 200_000
-KEPT_BYTES = 64 * 1024 * 1024  # of 200 episodes: 80,000 tokens in each of them
+LOW_SEED_LIMIT = 200_000
+ORACLE_BYTES = 64 * 1024 * 1024  # of 200 episodes: 80,000 tokens in each of them
 
 
 @dataclass
-class Bench:
+class CheckContext:
     """What every check may use. ``twin`` runs the same source in another process, under training's hash seed."""
 
     source: SandboxSource
-    twin: SandboxSource
+    replica: SandboxSource
     thresholds: Thresholds
     target_tools: list[Tool] | None  # None: there is no target to compare with
     target_error_examples: list[str]
     plays: dict[int, OraclePlay] = field(default_factory=dict)
-    kept: int = 0  # bytes of these
-    playing: asyncio.Lock = field(default_factory=asyncio.Lock)  # checks that run at once play no seed twice
+    oracle_bytes: int = 0  # bytes of these
+    plays_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # checks that run at once play no seed twice
 
     def panel(self, count: int) -> list[int]:
         """The first ``count`` probing seeds, the same every time for this source."""
         rng = random.Random(environment_hash(self.source.source_code))
         seeds: dict[int, None] = {}
         while len(seeds) < count:
-            seeds[rng.randrange(2**31 if len(seeds) % 2 else LOW_SEEDS)] = None
+            seeds[rng.randrange(2**31 if len(seeds) % 2 else LOW_SEED_LIMIT)] = None
         return list(seeds)
 
     async def oracle_plays(self, count: int) -> list[OraclePlay]:
         """The oracle's episodes on the panel's first ``count`` seeds, each played once and kept."""
-        async with self.playing:
+        async with self.plays_lock:
             missing = [seed for seed in self.panel(count) if seed not in self.plays]
-            played = await together(noting(seed, self._kept(seed)) for seed in missing)
-            self.plays.update(zip(missing, played, strict=True))
+            plays = await gather_all(with_seed_note(seed, self._play_oracle(seed)) for seed in missing)
+            self.plays.update(zip(missing, plays, strict=True))
         return [self.plays[seed] for seed in self.panel(count)]
 
-    async def _kept(self, seed: int) -> OraclePlay:
+    async def _play_oracle(self, seed: int) -> OraclePlay:
         play = await self.source.oracle(seed)
-        self.kept += play.bytes
-        if self.kept > KEPT_BYTES:
-            most = f"more than {KEPT_BYTES >> 20} MiB of text together"
-            raise EnvironmentFault("oracle", f"its oracle's episodes hold {most}; shorten prompts and answers")
+        self.oracle_bytes += play.bytes
+        if self.oracle_bytes > ORACLE_BYTES:
+            limit = f"more than {ORACLE_BYTES >> 20} MiB of text together"
+            raise EnvironmentFault("oracle", f"its oracle's episodes hold {limit}; shorten prompts and answers")
         return play
 
     @staticmethod
@@ -162,7 +166,7 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Played:
+class PolicyEpisode:
     """An episode as a probing policy played it."""
 
     seed: int
@@ -181,7 +185,7 @@ class Replay:
     step_seconds: list[float]
 
 
-async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """All results in order; on the first failure the others are cancelled and that failure is raised bare."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
@@ -193,7 +197,7 @@ async def together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
-async def noting(seed: int, coroutine: Coroutine[Any, Any, T]) -> T:
+async def with_seed_note(seed: int, coroutine: Coroutine[Any, Any, T]) -> T:
     """Await; a SandboxError gets the seed as a note."""
     try:
         return await coroutine
@@ -202,7 +206,7 @@ async def noting(seed: int, coroutine: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> Played:
+async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> PolicyEpisode:
     """One episode of ``seed`` under ``policy``, at most ``turns`` assistant messages.
 
     The policy draws from a stream of its own: an environment draws from ``random.Random(seed)``, and a guess that drew
@@ -219,7 +223,7 @@ async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> 
             messages += [message, *step.messages]
             if step.done:
                 break
-        return Played(seed, task, messages, await episode.score())
+        return PolicyEpisode(seed, task, messages, await episode.score())
     finally:
         await episode.close()
 
@@ -234,13 +238,13 @@ async def replay(
     episode: SandboxEpisode = source.episode()
     try:
         if again:
-            await _sent(episode, seed, messages, scored)
-        return await _sent(episode, seed, messages, scored)
+            await _send_script(episode, seed, messages, scored)
+        return await _send_script(episode, seed, messages, scored)
     finally:
         await episode.close()
 
 
-async def _sent(episode: SandboxEpisode, seed: int, messages: list[Message], scored: bool) -> Replay:
+async def _send_script(episode: SandboxEpisode, seed: int, messages: list[Message], scored: bool) -> Replay:
     task = await episode.reset(seed)
     reset_seconds = episode.seconds
     seconds: list[float] = []

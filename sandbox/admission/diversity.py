@@ -15,64 +15,69 @@ from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any
 
-from sandbox.admission.context import Bench, Verdict, example
+from sandbox.admission.context import CheckContext, Verdict, example
 from sandbox.admission.fingerprint import actions, digest, exact, parsed, shape, structure
 from sandbox.admission.hidden_information import leaves
 from sandbox.wire import OraclePlay
 
-CHOICES = 200  # looked at in one episode
-LONG = 400  # characters of a text that are looked at
-SMALL = 10
+MAX_CHOICES = 200  # looked at in one episode
+TEXT_CHARACTERS = 400  # characters of a text that are looked at
+SMALL_NUMBER = 10
 _PART = re.compile(r"\w+|[^\w\s]")
 
 
-def way(play: OraclePlay) -> str:
+def solution_signature(play: OraclePlay) -> str:
     """A digest of what the oracle does and what it meets."""
-    read = {part for message in play.task.messages for part in _parts(str(message.get("content") or ""))}
-    left = CHOICES
-    told: list[Any] = []
+    seen_parts = {part for message in play.task.messages for part in _parts(str(message.get("content") or ""))}
+    choices_left = MAX_CHOICES
+    steps: list[Any] = []
     for turn in play.turns:
         for call in turn.message.get("tool_calls") or []:
             arguments = parsed(call["function"]["arguments"])
-            values = [value for _, value in sorted(leaves(arguments), key=itemgetter(0))][:left]
-            left -= len(values)
-            told.append([call["function"]["name"], structure(arguments), [_made(value, read) for value in values]])
-        told.append([(reply["role"], structure(parsed(str(reply["content"])))) for reply in turn.replies])
-        read.update(part for reply in turn.replies for part in _parts(str(reply["content"])))
-    return digest(told)
+            values = [value for _, value in sorted(leaves(arguments), key=itemgetter(0))][:choices_left]
+            choices_left -= len(values)
+            steps.append(
+                [call["function"]["name"], structure(arguments), [_chosen_parts(value, seen_parts) for value in values]]
+            )
+        steps.append([(reply["role"], structure(parsed(str(reply["content"])))) for reply in turn.replies])
+        seen_parts.update(part for reply in turn.replies for part in _parts(str(reply["content"])))
+    return digest(steps)
 
 
 def _parts(text: str) -> Iterator[str]:
     """Words, numbers and marks."""
-    return (found[0] for found in _PART.finditer(text.casefold()))
+    return (match[0] for match in _PART.finditer(text.casefold()))
 
 
-def _made(value: Any, read: set[str]) -> Any:
+def _chosen_parts(value: Any, seen_parts: set[str]) -> Any:
     """What an agent adds to what it has read; "#" for numbers and for what it copies."""
     match value:
         case bool() | None:
             return value
-        case int() if abs(value) < SMALL and str(abs(value)) not in read:
+        case int() if abs(value) < SMALL_NUMBER and str(abs(value)) not in seen_parts:
             return value
         case str():
             parts = [
-                "#" if (part in read and part[0].isalnum()) or _counts(part) else part for part in _parts(value[:LONG])
+                "#" if (part in seen_parts and part[0].isalnum()) or _has_digit(part) else part
+                for part in _parts(value[:TEXT_CHARACTERS])
             ]
-            return [part for at, part in enumerate(parts) if part != "#" or parts[at - 1 : at] != ["#"]]
+            return [part for index, part in enumerate(parts) if part != "#" or parts[index - 1 : index] != ["#"]]
     return "#"
 
 
-def _counts(part: str) -> bool:
+def _has_digit(part: str) -> bool:
     return any(letter.isdigit() for letter in part)
 
 
-async def diversity(bench: Bench) -> Verdict:
+async def diversity(context: CheckContext) -> Verdict:
     """Different seeds differ in more than names, ids and numbers, and in what has to be done beside the wording."""
-    limits = bench.thresholds
-    plays = await bench.oracle_plays(limits.diversity_seeds)
-    shapes, ways = [shape(one) for one in plays], [way(one) for one in plays]
-    distinct = len({exact(one) for one in plays}) / len(plays)
-    (most, held_by), (usual, taken_by) = (Counter(found).most_common(1)[0] for found in (shapes, ways))
+    limits = context.thresholds
+    plays = await context.oracle_plays(limits.diversity_seeds)
+    shapes, signatures = [shape(play) for play in plays], [solution_signature(play) for play in plays]
+    distinct = len({exact(play) for play in plays}) / len(plays)
+    (common_shape, shape_count), (common_signature, signature_count) = (
+        Counter(digests).most_common(1)[0] for digests in (shapes, signatures)
+    )
     evidence = {
         "seeds": len(plays),
         "distinct": round(distinct, 3),
@@ -80,23 +85,31 @@ async def diversity(bench: Bench) -> Verdict:
         "shapes": len(set(shapes)),
         "shape_fraction": round(len(set(shapes)) / len(plays), 3),
         "shapes_required": limits.distinct_shapes,
-        "commonest_shape": round(held_by / len(plays), 3),
+        "commonest_shape": round(shape_count / len(plays), 3),
         "commonest_allowed": limits.commonest_shape,
-        "ways": len(set(ways)),
-        "ways_required": limits.distinct_ways,
-        "usual_way": round(taken_by / len(plays), 3),
-        "usual_allowed": limits.usual_way,
-        "action_sequences": len({actions(one) for one in plays}),
+        "ways": len(set(signatures)),
+        "ways_required": limits.distinct_signatures,
+        "usual_way": round(signature_count / len(plays), 3),
+        "usual_allowed": limits.commonest_signature,
+        "action_sequences": len({actions(play) for play in plays}),
     }
     varied = distinct >= limits.distinct and len(set(shapes)) >= limits.distinct_shapes
-    varied = varied and held_by / len(plays) <= limits.commonest_shape
-    if varied and len(set(ways)) >= limits.distinct_ways and taken_by / len(plays) <= limits.usual_way:
+    varied = varied and shape_count / len(plays) <= limits.commonest_shape
+    if (
+        varied
+        and len(set(signatures)) >= limits.distinct_signatures
+        and signature_count / len(plays) <= limits.commonest_signature
+    ):
         return True, evidence
-    what = f"one of the {held_by} of {len(plays)} seeds that are alike once names, ids and numbers are masked"
-    alike = [at for at, one in enumerate(shapes) if one == most]
+    description = (
+        f"one of the {shape_count} of {len(plays)} seeds that are alike once names, ids and numbers are masked"
+    )
+    alike = [index for index, play in enumerate(shapes) if play == common_shape]
     if varied:
-        what = f"one of the {taken_by} of {len(plays)} seeds on which the same has to be done"
-        alike = [at for at, one in enumerate(ways) if one == usual]
-    seeds = bench.panel(len(plays))
-    examples = [example(seeds[at], what, plays[at].task, bench.chat(plays[at])) for at in alike[:2]]
+        description = f"one of the {signature_count} of {len(plays)} seeds on which the same has to be done"
+        alike = [index for index, play in enumerate(signatures) if play == common_signature]
+    seeds = context.panel(len(plays))
+    examples = [
+        example(seeds[index], description, plays[index].task, context.chat(plays[index])) for index in alike[:2]
+    ]
     return False, {**evidence, "examples": examples}

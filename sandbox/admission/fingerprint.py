@@ -15,8 +15,8 @@ from typing import Any
 
 from sandbox.wire import OraclePlay
 
-DEEP, BROAD = 6, 40  # levels and keys of an answer's structure
-ITEMS = 6  # of a list; more count as so many
+MAX_DEPTH, MAX_KEYS = 6, 40  # levels and keys of an answer's structure
+MAX_ITEMS = 6  # of a list; more count as so many
 _WORD = re.compile(r"[\w'-]+")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
@@ -100,9 +100,9 @@ def actions(play: OraclePlay) -> str:
 def shape(play: OraclePlay) -> str:
     """A digest of the episode's structure."""
     values = _values(play)
-    said = [masked(play.task.system, values)]
-    said += [masked(str(message.get("content") or ""), values) for message in play.task.messages]
-    return digest([said, [_turn_shape(turn.message, turn.replies, values) for turn in play.turns]])
+    texts = [masked(play.task.system, values)]
+    texts += [masked(str(message.get("content") or ""), values) for message in play.task.messages]
+    return digest([texts, [_turn_shape(turn.message, turn.replies, values) for turn in play.turns]])
 
 
 def _turn_shape(message: dict[str, Any], replies: list[dict[str, Any]], values: set[str]) -> list[Any]:
@@ -135,17 +135,17 @@ def parsed(text: str) -> Any:
 
 def structure(value: Any) -> Any:
     """Keys, kinds of values and numbers of items, to a bounded depth and breadth, without the values."""
-    return _structure(value, DEEP)
+    return _structure(value, MAX_DEPTH)
 
 
 def _structure(value: Any, depth: int) -> Any:
     match value:
         case dict() if depth:
-            keys = sorted(value)[:BROAD]
+            keys = sorted(value)[:MAX_KEYS]
             return {key: _structure(value[key], depth - 1) for key in keys}
         case list() if depth:
-            kinds = {canonical(_structure(item, depth - 1)) for item in value[:ITEMS]}
-            return [min(len(value), ITEMS), *sorted(kinds)]
+            kinds = {canonical(_structure(item, depth - 1)) for item in value[:MAX_ITEMS]}
+            return [min(len(value), MAX_ITEMS), *sorted(kinds)]
         case bool() | str() | None:
             return type(value).__name__
         case int() | float():
@@ -155,25 +155,25 @@ def _structure(value: Any, depth: int) -> Any:
 
 def _values(play: OraclePlay) -> set[str]:
     """Every word of every value in the oracle's arguments and the tools' answers, in lower case."""
-    found: set[str] = set()
+    words: set[str] = set()
     for turn in play.turns:
         for call in turn.message.get("tool_calls") or []:
-            _collect(_arguments(call), found)
+            _collect_words(_arguments(call), words)
         for reply in turn.replies:
             if reply["role"] == "tool":
-                _collect(parsed(reply["content"]), found)
-    return found
+                _collect_words(parsed(reply["content"]), words)
+    return words
 
 
-def _collect(value: Any, found: set[str]) -> None:
+def _collect_words(value: Any, words: set[str]) -> None:
     if isinstance(value, dict):
         for item in value.values():
-            _collect(item, found)
+            _collect_words(item, words)
     elif isinstance(value, list):
         for item in value:
-            _collect(item, found)
+            _collect_words(item, words)
     elif isinstance(value, str):
-        found.update(word.lower() for word in _WORD.findall(value))
+        words.update(word.lower() for word in _WORD.findall(value))
 
 
 def masked(text: str, values: set[str]) -> list[str]:
@@ -186,18 +186,18 @@ def _masked_sentence(text: str, values: set[str]) -> str:
     words: list[str] = []
     for token in text.split():
         if any(letter.isdigit() for letter in token) or "@" in token or token == "#":
-            found = ["#"]
+            masked_words = ["#"]
         else:
-            found = ["#" if _is_value(word, values) else word.lower() for word in _WORD.findall(token)]
-        words += (word for word in found if word != "#" or words[-1:] != ["#"])
+            masked_words = ["#" if _is_value(word, values) else word.lower() for word in _WORD.findall(token)]
+        words += (word for word in masked_words if word != "#" or words[-1:] != ["#"])
     return " ".join(words)
 
 
 def _is_value(word: str, values: set[str]) -> bool:
     if word == "I" or word.startswith("I'"):
         return False
-    known = word.lower().removesuffix("'s")
-    return any(letter.isupper() for letter in word) or known in values or known in _NUMBERS
+    stem = word.lower().removesuffix("'s")
+    return any(letter.isupper() for letter in word) or stem in values or stem in _NUMBERS
 
 
 def digest(value: Any) -> str:

@@ -32,13 +32,13 @@ from typing import Any
 from sandbox.contract import Message
 from sandbox.wire import OraclePlay
 
-PAIRS = 150  # numbers that are combined with one another
-RECORDS = 12  # of which every selection may be added up
-TOTALS = 50_000
-NUMBERS = 2000  # of one message
-RECKONED = 16
-JUDGED = 1000
-LARGEST = 1e15  # beyond it cents are no longer told apart
+PAIR_NUMBERS = 150  # numbers that are combined with one another
+SUBSET_RECORDS = 12  # of which every selection may be added up
+MAX_TOTALS = 50_000
+MESSAGE_NUMBERS = 2000  # of one message
+PAIR_ROUNDS = 16
+MAX_EXPLAINED = 1000
+MAX_NUMBER = 1e15  # beyond it cents are no longer told apart
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _WORD = re.compile(r"[\w.:-]+")
 _DIGIT = re.compile(r"\d")
@@ -46,15 +46,15 @@ _MARKS = re.compile(r"[\W_]+")
 _RUN = re.compile(r"\d+|[^\W\d_]+")
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?)?(T.*)?|\d\d?/\d\d?(/\d{2,4})?")
 _TIME = re.compile(r"\d\d?[:h]\d\d(:\d\d)?([ap]m)?", re.IGNORECASE)
-_DATED = re.compile(
+_DATE_MENTION = re.compile(
     r"\d{4}-\d\d|\d/\d|\b(mon|tues|wednes|thurs|fri|satur|sun|to|yester)day|tomorrow"
     r"|\b(january|february|march|april|may|june|july|august|september|october|november|december)\b"
 )
-_ANSWERS = frozenset(["yes", "no", "true", "false", "on", "off", "none", "all", "ok"])
-_TIMED = re.compile(r"\d[:h]\d\d|\d ?[ap]\.?m|noon|midnight|o'clock")
+_COMMON_ANSWERS = frozenset(["yes", "no", "true", "false", "on", "off", "none", "all", "ok"])
+_TIME_MENTION = re.compile(r"\d[:h]\d\d|\d ?[ap]\.?m|noon|midnight|o'clock")
 
 
-class Known:
+class Observable:
     """What was read so far."""
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class Known:
         folded = text.casefold()
         self.text += "\n" + folded
         self._bare += _MARKS.sub("", folded)
-        self._dated = self._dated or bool(_DATED.search(folded))
-        self._timed = self._timed or bool(_TIMED.search(folded))
-        found = itertools.islice(_NUMBER.finditer(text), NUMBERS)
-        numbers = dict.fromkeys(float(number[0].replace(",", "")) for number in found)
+        self._dated = self._dated or bool(_DATE_MENTION.search(folded))
+        self._timed = self._timed or bool(_TIME_MENTION.search(folded))
+        matches = itertools.islice(_NUMBER.finditer(text), MESSAGE_NUMBERS)
+        numbers = dict.fromkeys(float(number[0].replace(",", "")) for number in matches)
         self.numbers |= numbers
         self._cents |= _in_cents(numbers)
         self._made = set()
@@ -84,7 +84,7 @@ class Known:
         except (ValueError, RecursionError):
             return
         for column in columns.values():
-            if len(self.totals) < TOTALS:
+            if len(self.totals) < MAX_TOTALS:
                 totals = {round(total, 2) for total in _sums(column)}
                 self.totals |= totals
                 self._cents |= _in_cents(totals)
@@ -97,27 +97,27 @@ class Known:
         if isinstance(value, bool) or value is None or self._is_enough():
             return True
         if isinstance(value, int | float):
-            return self._counts(_real(value))
+            return self._counts(_as_float(value))
         return self._reads(str(value))
 
     def strangers(self, text: str) -> Iterator[str]:
         """The words with digits in a text that are not explained."""
-        words = (found.rstrip(".:-") for found in _WORD.findall(text) if _DIGIT.search(found))
+        words = (match.rstrip(".:-") for match in _WORD.findall(text) if _DIGIT.search(match))
         return (word for word in words if not self._is_enough() and not self._spells(word))
 
     def _is_enough(self) -> bool:
         self._judged += 1
-        return self._judged > JUDGED
+        return self._judged > MAX_EXPLAINED
 
     def _reads(self, text: str) -> bool:
         if text.strip().casefold() in self.text or text.startswith("="):  # a formula is the agent's own
             return True
         words = re.findall(r"[^\W\d_]+", text)
-        plain = len(words) > 2 or all(self._stems(word) for word in words)
-        return not any(True for _ in self.strangers(text)) and (plain or any(letter.isdigit() for letter in text))
+        is_plain = len(words) > 2 or all(self._stems(word) for word in words)
+        return not any(True for _ in self.strangers(text)) and (is_plain or any(letter.isdigit() for letter in text))
 
     def _stems(self, word: str) -> bool:
-        return word.casefold() in _ANSWERS or word.casefold()[: max(3, len(word) - 3)] in self.text
+        return word.casefold() in _COMMON_ANSWERS or word.casefold()[: max(3, len(word) - 3)] in self.text
 
     def _spells(self, word: str) -> bool:
         """A word with a digit: read, short, a date or time, or a decimal number that can be reckoned."""
@@ -144,49 +144,51 @@ class Known:
 
     def _is_padded(self, run: str) -> bool:
         """Whether the number was read without the zeros before it."""
-        bare = run.lstrip("0")
-        return len(bare) > 2 and bare in self.text
+        digits = run.lstrip("0")
+        return len(digits) > 2 and digits in self.text
 
     def _counts(self, number: float) -> bool:
         number = abs(number)
         if number < 100 or not math.isfinite(number):
             return True
-        near = [number, number * 100, number / 100, number * 60, number / 60, number * 1000, number / 1000]
-        if any(_holds(self._cents, one) for one in near):
+        variants = [number, number * 100, number / 100, number * 60, number / 60, number * 1000, number / 1000]
+        if any(_contains_near(self._cents, known_number) for known_number in variants):
             return True
-        recent = list(self.numbers)[-PAIRS:]
-        if any(round(abs(one + sign * number), 2) in self.totals for one in recent for sign in (1, -1)):
+        recent = list(self.numbers)[-PAIR_NUMBERS:]
+        if any(
+            round(abs(known_number + sign * number), 2) in self.totals for known_number in recent for sign in (1, -1)
+        ):
             return True
         if not self._made:
             self._reckoned += 1
-            if self._reckoned > RECKONED:
+            if self._reckoned > PAIR_ROUNDS:
                 return True
             pairs = itertools.permutations(recent, 2)
-            self._made = _in_cents(made for one, other in pairs for made in _made(one, other))
-        return _holds(self._made, number)
+            self._made = _in_cents(made for known_number, other in pairs for made in _combine(known_number, other))
+        return _contains_near(self._made, number)
 
 
-def _made(one: float, other: float) -> Iterator[float]:
-    yield from (one + other, abs(one - other), one * other, one * other / 100)
-    yield from (one * (1 + other / 100), one * (1 - other / 100), one * (1 - other))
-    if other:
-        yield one / other
+def _combine(left: float, right: float) -> Iterator[float]:
+    yield from (left + right, abs(left - right), left * right, left * right / 100)
+    yield from (left * (1 + right / 100), left * (1 - right / 100), left * (1 - right))
+    if right:
+        yield left / right
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """The plain values in a JSON value, each with the key that is nearest to it; no depth is too deep."""
-    waiting = [(name, value)]
-    while waiting:
-        name, value = waiting.pop()
+    stack = [(name, value)]
+    while stack:
+        name, value = stack.pop()
         if isinstance(value, dict):
-            waiting += reversed([(str(key), item) for key, item in value.items()])
+            stack += reversed([(str(key), item) for key, item in value.items()])
         elif isinstance(value, list):
-            waiting += [(name, item) for item in reversed(value)]
+            stack += [(name, item) for item in reversed(value)]
         else:
             yield name, value
 
 
-def _real(value: float) -> float:
+def _as_float(value: float) -> float:
     try:
         return float(value)
     except OverflowError:  # an integer of hundreds of digits
@@ -194,17 +196,17 @@ def _real(value: float) -> float:
 
 
 def _in_cents(numbers: Iterable[float]) -> set[int]:
-    return {round(number * 100) for number in numbers if abs(number) < LARGEST}
+    return {round(number * 100) for number in numbers if abs(number) < MAX_NUMBER}
 
 
-def _holds(cents: set[int], number: float) -> bool:
+def _contains_near(cents: set[int], number: float) -> bool:
     """Whether the number is among these, or one that differs by a cent."""
-    return abs(number) < LARGEST and not cents.isdisjoint(round(number * 100) + off for off in (-1, 0, 1))
+    return abs(number) < MAX_NUMBER and not cents.isdisjoint(round(number * 100) + offset for offset in (-1, 0, 1))
 
 
 def _columns(value: Any) -> dict[str, list[float]]:
     """The numbers of an answer by their key."""
-    found: dict[str, list[float]] = {}
+    columns: dict[str, list[float]] = {}
 
     def gather(key: str, item: Any) -> None:
         if isinstance(item, dict):
@@ -214,23 +216,23 @@ def _columns(value: Any) -> dict[str, list[float]]:
             for inner in item:
                 gather(key, inner)
         elif isinstance(item, int | float) and not isinstance(item, bool):
-            number = _real(item)
+            number = _as_float(item)
             if math.isfinite(number):
-                found.setdefault(key, []).append(number)
+                columns.setdefault(key, []).append(number)
 
     gather("", value)
-    return found
+    return columns
 
 
 def _sums(column: list[float]) -> set[float]:
     """What adding up some of the records gives: any selection of a few, else all of them, and their mean."""
     total = {sum(column), sum(column) / len(column)}
-    if len(column) > RECORDS:
+    if len(column) > SUBSET_RECORDS:
         return total
-    chosen: set[float] = {0.0}
+    subset_sums: set[float] = {0.0}
     for number in column:
-        chosen |= {one + number for one in chosen}
-    return total | chosen
+        subset_sums |= {partial_sum + number for partial_sum in subset_sums}
+    return total | subset_sums
 
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -249,51 +251,52 @@ _ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*")
 
 
 @dataclass(frozen=True)
-class Untold:
+class HiddenValues:
     """What of one episode nothing tells, each in words."""
 
     codes: list[str] = field(default_factory=list)
     worked_out: list[str] = field(default_factory=list)
 
 
-def untold(one: OraclePlay) -> Untold:
+def find_hidden_values(play: OraclePlay) -> HiddenValues:
     """What the oracle's arguments and words hold beyond what an agent has read by then."""
-    known = Known()
-    known.read(one.task.system)
-    known.read(json.dumps(one.task.tools, ensure_ascii=False))
-    for message in one.task.messages:
-        known.read(str(message.get("content") or ""))
-    found = Untold()
-    for turn in one.turns:
-        for text, is_code in _strange(turn.message, known):
-            (found.codes if is_code else found.worked_out).append(text)
+    observable = Observable()
+    observable.read(play.task.system)
+    observable.read(json.dumps(play.task.tools, ensure_ascii=False))
+    for message in play.task.messages:
+        observable.read(str(message.get("content") or ""))
+    hidden = HiddenValues()
+    for turn in play.turns:
+        for text, is_code in _hidden_texts(turn.message, observable):
+            (hidden.codes if is_code else hidden.worked_out).append(text)
         for reply in turn.replies:
-            known.read(str(reply.get("content") or ""))
-    return found
+            observable.read(str(reply.get("content") or ""))
+    return hidden
 
 
-def _strange(message: Message, known: Known) -> Iterator[tuple[str, bool]]:
+def _hidden_texts(message: Message, observable: Observable) -> Iterator[tuple[str, bool]]:
     """What is not explained, and whether it is a code."""
     for call in message.get("tool_calls") or []:
         tool = call["function"]["name"]
         for name, value in leaves(_parsed(call["function"]["arguments"])):
-            if not known.explains(value):
-                yield f"{name}={json.dumps(value, ensure_ascii=False)} in {tool}", _is_code(name, value, known)
-    for word in known.strangers(str(message.get("content") or "")):
+            if not observable.explains(value):
+                yield f"{name}={json.dumps(value, ensure_ascii=False)} in {tool}", _is_code(name, value, observable)
+    for word in observable.strangers(str(message.get("content") or "")):
         yield f"{word} in the oracle's words", not _MEASURE.fullmatch(word)
 
 
-def _is_code(name: str, value: Any, known: Known) -> bool:
+def _is_code(name: str, value: Any, observable: Observable) -> bool:
     """Whether nobody could work this out."""
     snake = _CAMEL.sub("_", name).lower()
     if _IDENTIFIER.search(snake):
         return True
     if not isinstance(value, str):
         return False
-    words = list(known.strangers(value))
-    alone = not _QUANTITY.search(snake) and words == [value.strip()]
+    words = list(observable.strangers(value))
+    is_whole_value = not _QUANTITY.search(snake) and words == [value.strip()]
     return any(
-        _ISO_DATE.fullmatch(word) or not _MEASURE.fullmatch(word) or (alone and word.isdigit()) for word in words
+        _ISO_DATE.fullmatch(word) or not _MEASURE.fullmatch(word) or (is_whole_value and word.isdigit())
+        for word in words
     )
 
 

@@ -9,46 +9,48 @@ import random
 import re
 from typing import Any
 
-from sandbox.admission.context import Bench, noting, together
+from sandbox.admission.context import CheckContext, gather_all, with_seed_note
 from sandbox.admission.policies import call, guess, say, visible_values
 from sandbox.contract import Message, Task, Tool
 from sandbox.errors import clipped
 
-SEEDS = 6
+JUNK_SEEDS = 6
 
 
-async def interface(bench: Bench) -> tuple[bool, dict[str, Any]]:
+async def interface(context: CheckContext) -> tuple[bool, dict[str, Any]]:
     """Tools are the target's own, every call gets its answer, errors have the target's form."""
-    plays = await bench.oracle_plays(bench.thresholds.seeds)
-    offered = {tool["function"]["name"]: tool for one in plays for tool in one.task.tools}
-    known = offered if bench.target_tools is None else {tool["function"]["name"]: tool for tool in bench.target_tools}
-    foreign = sorted(name for name in offered if name not in known)
-    changed = sorted(name for name, tool in offered.items() if name in known and tool != known[name])
+    plays = await context.oracle_plays(context.thresholds.seeds)
+    tools = {tool["function"]["name"]: tool for play in plays for tool in play.task.tools}
+    target_tools = (
+        tools if context.target_tools is None else {tool["function"]["name"]: tool for tool in context.target_tools}
+    )
+    foreign = sorted(name for name in tools if name not in target_tools)
+    changed = sorted(name for name, tool in tools.items() if name in target_tools and tool != target_tools[name])
     unanswered = [
-        complaint for one in plays for turn in one.turns for complaint in call_complaints(turn.message, turn.replies)
+        complaint for play in plays for turn in play.turns for complaint in call_complaints(turn.message, turn.replies)
     ]
-    junk = await together(noting(seed, _junk(bench, seed)) for seed in bench.panel(SEEDS))
-    unanswered += [complaint for answered in junk for complaint in answered[0]]
-    odd = _odd_errors([text for answered in junk for text in answered[1]], bench.target_error_examples)
-    evidence: dict[str, Any] = {"tools": len(offered), "foreign": foreign, "changed": changed}
-    evidence |= {"unanswered": unanswered[:3], "odd_errors": odd[:3], "junk_seeds": SEEDS}
-    if bench.target_tools is None:
+    junk = await gather_all(with_seed_note(seed, _play_junk(context, seed)) for seed in context.panel(JUNK_SEEDS))
+    unanswered += [complaint for episode in junk for complaint in episode[0]]
+    odd = _odd_errors([text for episode in junk for text in episode[1]], context.target_error_examples)
+    evidence: dict[str, Any] = {"tools": len(tools), "foreign": foreign, "changed": changed}
+    evidence |= {"unanswered": unanswered[:3], "odd_errors": odd[:3], "junk_seeds": JUNK_SEEDS}
+    if context.target_tools is None:
         evidence["target"] = "not compared: no target was given"
-    elif not bench.target_error_examples:
+    elif not context.target_error_examples:
         evidence["error_form"] = "not compared: the target showed no error"
-    return bool(offered) and not (foreign or changed or unanswered or odd), evidence
+    return bool(tools) and not (foreign or changed or unanswered or odd), evidence
 
 
 def call_complaints(message: Message, replies: list[Message]) -> list[str]:
     """What is wrong with the answers to one assistant message's calls: each id exactly once, in any order."""
-    asked = sorted(str(item["id"]) for item in message.get("tool_calls") or [])
-    answered = sorted(str(reply["tool_call_id"]) for reply in replies if reply["role"] == "tool")
-    return [] if asked == answered else [f"calls {asked} got answers to {answered}"]
+    call_ids = sorted(str(item["id"]) for item in message.get("tool_calls") or [])
+    answered_ids = sorted(str(reply["tool_call_id"]) for reply in replies if reply["role"] == "tool")
+    return [] if call_ids == answered_ids else [f"calls {call_ids} got answers to {answered_ids}"]
 
 
-async def _junk(bench: Bench, seed: int) -> tuple[list[str], list[str]]:
+async def _play_junk(context: CheckContext, seed: int) -> tuple[list[str], list[str]]:
     """(complaints, texts of answers that must be errors) of one episode under a clumsy agent."""
-    episode = bench.source.episode()
+    episode = context.source.episode()
     complaints: list[str] = []
     errors: list[str] = []
     try:
@@ -68,7 +70,7 @@ async def _junk(bench: Bench, seed: int) -> tuple[list[str], list[str]]:
 def junk_messages(task: Task, seed: int) -> list[tuple[Message, bool]]:
     """A clumsy agent's messages, and whether every answer to them must be an error."""
     rng = random.Random(seed)
-    tool = _needing_arguments(task.tools, rng)
+    tool = _tool_with_required_arguments(task.tools, rng)
     if tool is None:
         return [(call(0, ("no_such_tool", "{}")), True), (say(""), False)]
     name = str(tool["function"]["name"])
@@ -85,8 +87,12 @@ def junk_messages(task: Task, seed: int) -> list[tuple[Message, bool]]:
     ]
 
 
-def _needing_arguments(tools: list[Tool], rng: random.Random) -> Tool | None:
-    return next(iter(rng.sample(needy, 1)), None) if (needy := [t for t in tools if _required(t)]) else None
+def _tool_with_required_arguments(tools: list[Tool], rng: random.Random) -> Tool | None:
+    return (
+        next(iter(rng.sample(candidates, 1)), None)
+        if (candidates := [tool for tool in tools if _required(tool)])
+        else None
+    )
 
 
 def _required(tool: Tool) -> list[Any]:

@@ -18,7 +18,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sandbox.admission.context import EXAMPLES, Bench, Replay, Verdict, example, noting, replay, together
+from sandbox.admission.context import (
+    EXAMPLES,
+    CheckContext,
+    Replay,
+    Verdict,
+    example,
+    gather_all,
+    replay,
+    with_seed_note,
+)
 from sandbox.admission.fingerprint import canonical
 from sandbox.admission.policies import (
     READS,
@@ -44,14 +53,14 @@ IN_WORDS = {
     CUT_SHORT: "{argument} of {tool} lacks its last item",
     LEFT_OUT: "a call is left out without which others would not be enough",
 }
-LOOKS = (*READS, "look", "query", "describe", "fetch", "inspect", "browse", "open", "verify", "ask")
-PROSE = frozenset({"reason", "note", "notes", "comment", "message", "summary", "explanation", "description"})
-PROSE |= {"question", "thought"}
-WORDS = 3  # a text of so many is prose
-CALLS = 16  # of one episode that are left out
-ARGUMENTS = 8  # of one call
-VALUES = 64  # of one argument that are kept
-PADDING = 2_000  # characters
+LOOKUP_PREFIXES = (*READS, "look", "query", "describe", "fetch", "inspect", "browse", "open", "verify", "ask")
+PROSE_ARGUMENTS = frozenset({"reason", "note", "notes", "comment", "message", "summary", "explanation", "description"})
+PROSE_ARGUMENTS |= {"question", "thought"}
+PROSE_WORDS = 3  # a text of so many is prose
+MAX_CALLS = 16  # of one episode that are left out
+MAX_ARGUMENTS = 8  # of one call
+MAX_VALUES = 64  # of one argument that are kept
+PADDING_CHARACTERS = 2_000  # characters
 
 
 @dataclass(frozen=True)
@@ -84,141 +93,161 @@ class Values:
     def read(self, play: OraclePlay) -> None:
         """Take in one episode."""
         for call in calls(script_of(play)).values():
-            for name, value in list(arguments_of(call).items())[:ARGUMENTS]:
-                known = self.given.setdefault((name_of(call), name), {})
-                if len(known) < VALUES:
-                    known[canonical(value)] = value
+            for name, value in list(arguments_of(call).items())[:MAX_ARGUMENTS]:
+                values = self.given.setdefault((name_of(call), name), {})
+                if len(values) < MAX_VALUES:
+                    values[canonical(value)] = value
 
     def others(self, tool: str, argument: str, value: Any) -> list[Any]:
         """What no comparison should take for this value."""
-        given = self.given.get((tool, argument), {}).values()
-        return [one for one in given if _folded(one) != _folded(value)]
+        values = self.given.get((tool, argument), {}).values()
+        return [other for other in values if _folded(other) != _folded(value)]
 
     def are_prose(self, tool: str, argument: str) -> bool:
         """Whether people are to read them."""
-        texts = [one for one in self.given.get((tool, argument), {}).values() if isinstance(one, str)]
-        return argument.casefold() in PROSE or 2 * sum(map(_is_prose, texts)) > len(texts)
+        texts = [value for value in self.given.get((tool, argument), {}).values() if isinstance(value, str)]
+        return argument.casefold() in PROSE_ARGUMENTS or 2 * sum(map(_is_prose, texts)) > len(texts)
 
 
-async def slips(bench: Bench) -> Verdict:
+async def oracle_mutations(context: CheckContext) -> Verdict:
     """No kind of slip is paid wherever it is made."""
-    limits = bench.thresholds
-    plays = await bench.oracle_plays(max(limits.slip_seeds, limits.slip_more_seeds))
-    episodes = list(zip(bench.panel(len(plays)), plays, strict=True))
+    limits = context.thresholds
+    plays = await context.oracle_plays(max(limits.mutation_seeds, limits.confirm_mutation_seeds))
+    episodes = list(zip(context.panel(len(plays)), plays, strict=True))
     values = Values()
-    for one in plays:
-        values.read(one)
-    made = await _made(bench, episodes[: limits.slip_seeds], values)
-    suspects = {kind for kind, found in _by_kind(made).items() if _share(found) > limits.slips_paid}
+    for mutation in plays:
+        values.read(mutation)
+    mutations = await _mutate_episodes(context, episodes[: limits.mutation_seeds], values)
+    suspects = {kind for kind, group in _group_by_kind(mutations).items() if _paid_share(group) > limits.mutation_paid}
     if suspects:
-        more = await _made(bench, episodes[limits.slip_seeds :], values)
-        made += [one for one in more if one.kind in suspects]
-    judged = {kind: found for kind, found in _by_kind(made).items() if len(found) >= limits.slips_judged}
-    loose = {kind: found for kind, found in judged.items() if _share(found) > limits.slips_paid}
-    evidence: dict[str, Any] = {
-        "paid": round(max(map(_share, judged.values()), default=0.0), 3),
-        "paid_allowed": limits.slips_paid,
-        "slips": len(made),
-        "kinds": len(judged),
-        "too_rare": len(_by_kind(made)) - len(judged),
+        more = await _mutate_episodes(context, episodes[limits.mutation_seeds :], values)
+        mutations += [mutation for mutation in more if mutation.kind in suspects]
+    judged_kinds = {
+        kind: group for kind, group in _group_by_kind(mutations).items() if len(group) >= limits.mutation_min_seeds
     }
-    if not loose:
+    loose_kinds = {kind: group for kind, group in judged_kinds.items() if _paid_share(group) > limits.mutation_paid}
+    evidence: dict[str, Any] = {
+        "paid": round(max(map(_paid_share, judged_kinds.values()), default=0.0), 3),
+        "paid_allowed": limits.mutation_paid,
+        "slips": len(mutations),
+        "kinds": len(judged_kinds),
+        "too_rare": len(_group_by_kind(mutations)) - len(judged_kinds),
+    }
+    if not loose_kinds:
         return True, evidence
-    told = [{**vars(kind), "paid": _count(found), "seeds": len(found)} for kind, found in loose.items()]
-    shown = [next(one for one in found if one.paid) for found in loose.values()]
-    return False, {**evidence, "loose": told, "examples": [_example(one) for one in shown[:EXAMPLES]]}
+    loose_rows = [
+        {**vars(kind), "paid": _paid_count(group), "seeds": len(group)} for kind, group in loose_kinds.items()
+    ]
+    samples = [next(mutation for mutation in group if mutation.paid) for group in loose_kinds.values()]
+    return False, {**evidence, "loose": loose_rows, "examples": [_example(mutation) for mutation in samples[:EXAMPLES]]}
 
 
-def _by_kind(made: Iterable[Slip]) -> dict[Kind, list[Slip]]:
-    found: dict[Kind, list[Slip]] = {}
-    for one in made:
-        found.setdefault(one.kind, []).append(one)
-    return found
+def _group_by_kind(mutations: Iterable[Slip]) -> dict[Kind, list[Slip]]:
+    groups: dict[Kind, list[Slip]] = {}
+    for mutation in mutations:
+        groups.setdefault(mutation.kind, []).append(mutation)
+    return groups
 
 
-def _count(found: list[Slip]) -> int:
-    return sum(one.paid for one in found)
+def _paid_count(group: list[Slip]) -> int:
+    return sum(mutation.paid for mutation in group)
 
 
-def _share(found: list[Slip]) -> float:
-    return _count(found) / len(found)
+def _paid_share(group: list[Slip]) -> float:
+    return _paid_count(group) / len(group)
 
 
-def _example(one: Slip) -> dict[str, Any]:
-    what = f"paid in full although {IN_WORDS[one.kind.slip].format(tool=one.kind.tool, argument=one.kind.argument)}"
-    answered = [step[0] for step in one.played.data[3:-1]] if one.played else []
-    messages = [said for message, replies in zip(one.script, answered, strict=False) for said in (message, *replies)]
-    return example(one.seed, what, one.task, messages)
+def _example(mutation: Slip) -> dict[str, Any]:
+    description = f"paid in full although {IN_WORDS[mutation.kind.slip].format(tool=mutation.kind.tool, argument=mutation.kind.argument)}"
+    reply_groups = [step[0] for step in mutation.played.data[3:-1]] if mutation.played else []
+    messages = [
+        reply for message, replies in zip(mutation.script, reply_groups, strict=False) for reply in (message, *replies)
+    ]
+    return example(mutation.seed, description, mutation.task, messages)
 
 
-async def _made(bench: Bench, episodes: list[tuple[int, OraclePlay]], values: Values) -> list[Slip]:
+async def _mutate_episodes(context: CheckContext, episodes: list[tuple[int, OraclePlay]], values: Values) -> list[Slip]:
     """All slips on these seeds; those whose oracle is not paid have none."""
-    found = await together(
-        noting(seed, _of_seed(bench, seed, one, values)) for seed, one in episodes if one.score.reward >= PASS_MARK
+    groups = await gather_all(
+        with_seed_note(seed, _mutate_seed(context, seed, play, values))
+        for seed, play in episodes
+        if play.score.reward >= PASS_MARK
     )
-    return [one for slips in found for one in slips]
+    return [play for slips in groups for play in slips]
 
 
-async def _of_seed(bench: Bench, seed: int, one: OraclePlay, values: Values) -> list[Slip]:
+async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, values: Values) -> list[Slip]:
     """Which calls are needed, then what their arguments may be."""
-    script = script_of(one)
-    writes = {at: call for at, call in calls(script).items() if not name_of(call).lower().startswith(LOOKS)}
-    writes = dict(list(writes.items())[:CALLS])
+    script = script_of(play)
+    writes = {
+        position: call
+        for position, call in calls(script).items()
+        if not name_of(call).lower().startswith(LOOKUP_PREFIXES)
+    }
+    writes = dict(list(writes.items())[:MAX_CALLS])
 
-    async def tried(kind: Kind, changed: list[Message]) -> Slip:
-        played = await _played(bench, seed, changed)
-        return Slip(kind, seed, one.task, changed, played, played is not None and played.score.reward >= PASS_MARK)
+    async def attempt(kind: Kind, changed_script: list[Message]) -> Slip:
+        result = await _replay_or_none(context, seed, changed_script)
+        return Slip(
+            kind, seed, play.task, changed_script, result, result is not None and result.score.reward >= PASS_MARK
+        )
 
     left_out = Kind("", "", LEFT_OUT)
-    alone = await together(tried(left_out, without(script, {at})) for at in writes)
-    needless = {at: slip for at, slip in zip(writes, alone, strict=True) if slip.paid}
-    made: list[Slip] = []
-    if len({_deed(writes[at]) for at in needless}) > 1:
-        all_out = await tried(left_out, without(script, set(needless)))
-        made.append(replace(all_out, paid=False) if all_out.paid else next(iter(needless.values())))
-    needed = {at: call for at, call in writes.items() if at not in needless}
-    changes = _changes(needed, one.task, values, random.Random(f"slips {seed}"))
-    return made + await together(tried(kind, with_arguments(script, at, text)) for kind, at, text in changes)
+    omissions = await gather_all(attempt(left_out, without(script, {position})) for position in writes)
+    needless = {position: slip for position, slip in zip(writes, omissions, strict=True) if slip.paid}
+    mutations: list[Slip] = []
+    if len({_call_key(writes[position]) for position in needless}) > 1:
+        joint_omission = await attempt(left_out, without(script, set(needless)))
+        mutations.append(replace(joint_omission, paid=False) if joint_omission.paid else next(iter(needless.values())))
+    required_calls = {position: call for position, call in writes.items() if position not in needless}
+    changes = _argument_changes(required_calls, play.task, values, random.Random(f"slips {seed}"))
+    return mutations + await gather_all(
+        attempt(kind, with_arguments(script, position, text)) for kind, position, text in changes
+    )
 
 
-async def _played(bench: Bench, seed: int, script: list[Message]) -> Replay | None:
+async def _replay_or_none(context: CheckContext, seed: int, script: list[Message]) -> Replay | None:
     try:
-        return await replay(bench.source, seed, script)
+        return await replay(context.source, seed, script)
     except EnvironmentFault:  # the exploit checks tell of it
         return None
 
 
-def _changes(
-    needed: dict[Place, dict[str, Any]], task: Task, values: Values, rng: random.Random
+def _argument_changes(
+    required_calls: dict[Place, dict[str, Any]], task: Task, values: Values, rng: random.Random
 ) -> Iterator[tuple[Kind, Place, str]]:
     """Other arguments for one needed call of each tool."""
     by_tool: dict[str, list[Place]] = {}
-    for at, call in needed.items():
-        by_tool.setdefault(name_of(call), []).append(at)
+    for position, call in required_calls.items():
+        by_tool.setdefault(name_of(call), []).append(position)
     tools = {str(tool["function"]["name"]): tool for tool in task.tools}
     for name, places in by_tool.items():
-        at = rng.choice(places)
-        arguments = arguments_of(needed[at])
-        for argument in list(arguments)[:ARGUMENTS]:
+        position = rng.choice(places)
+        arguments = arguments_of(required_calls[position])
+        for argument in list(arguments)[:MAX_ARGUMENTS]:
             if name in tools and _is_required(tools[name], argument) and not values.are_prose(name, argument):
                 others = values.others(name, argument, arguments[argument])
-                for slip, value in _slipped(arguments[argument], _field(tools[name], argument), others, rng):
-                    yield Kind(name, argument, slip), at, json.dumps({**arguments, argument: value})
+                for mutation, value in _mutated_values(
+                    arguments[argument], _argument_schema(tools[name], argument), others, rng
+                ):
+                    yield Kind(name, argument, mutation), position, json.dumps({**arguments, argument: value})
 
 
-def _slipped(value: Any, schema: dict[str, Any], others: list[Any], rng: random.Random) -> Iterator[tuple[str, Any]]:
-    if not others or _is_prose(value):
+def _mutated_values(
+    value: Any, schema: dict[str, Any], alternatives: list[Any], rng: random.Random
+) -> Iterator[tuple[str, Any]]:
+    if not alternatives or _is_prose(value):
         return
-    yield ANOTHER, rng.choice(others)
+    yield ANOTHER, rng.choice(alternatives)
     if isinstance(value, list) and len(value) > 1:
         yield CUT_SHORT, value[:-1]
     if isinstance(value, str) and value and "enum" not in schema:
         yield NOTHING, ""
-        yield AMONG_OTHERS, " ".join([value, *map(str, others)])[:PADDING]
+        yield AMONG_OTHERS, " ".join([value, *map(str, alternatives)])[:PADDING_CHARACTERS]
 
 
 def _is_prose(value: Any) -> bool:
-    return isinstance(value, str) and len(value.split()) >= WORDS
+    return isinstance(value, str) and len(value.split()) >= PROSE_WORDS
 
 
 def _is_required(tool: Tool, argument: str) -> bool:
@@ -226,7 +255,7 @@ def _is_required(tool: Tool, argument: str) -> bool:
     return isinstance(required, list) and argument in required
 
 
-def _field(tool: Tool, argument: str) -> dict[str, Any]:
+def _argument_schema(tool: Tool, argument: str) -> dict[str, Any]:
     return properties(tool).get(argument, {})
 
 
@@ -234,5 +263,5 @@ def _folded(value: Any) -> str:
     return canonical(value).strip('" ').casefold()
 
 
-def _deed(call: dict[str, Any]) -> str:
+def _call_key(call: dict[str, Any]) -> str:
     return canonical([name_of(call), arguments_of(call)])

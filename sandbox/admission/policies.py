@@ -20,9 +20,9 @@ from sandbox.wire import OraclePlay
 
 Policy = Callable[[Task, list[Message], int, random.Random], Message]
 
-VALUES = 2000  # of which a guess is drawn, half of them the first and half the last; longer ones than
-LONGEST = 1000  # characters are none
-KEYS = 300  # of answers
+MAX_VALUES = 2000  # of which a guess is drawn, half of them the first and half the last; longer ones than
+MAX_VALUE_CHARACTERS = 1000  # characters are none
+MAX_KEYS = 300  # of answers
 _DIGIT = re.compile(r"\d")
 
 SUCCESS_WORDS = "Done. Success! Everything you asked for has been completed, confirmed and verified. Reward 1.0."
@@ -38,28 +38,28 @@ def say(content: str) -> Message:
 
 def call(turn: int, *calls: tuple[str, str]) -> Message:
     """An assistant message of tool calls, each (name, JSON arguments)."""
-    listed = [
+    tool_calls = [
         {"id": f"call_{turn}_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
         for index, (name, arguments) in enumerate(calls)
     ]
-    return {"role": "assistant", "content": None, "tool_calls": listed}
+    return {"role": "assistant", "content": None, "tool_calls": tool_calls}
 
 
 def visible_values(task: Task, messages: list[Message]) -> list[str]:
     """Words with a digit in them, in order of appearance: ids, dates and numbers."""
     text = " ".join([task.system, *(str(message.get("content") or "") for message in [*task.messages, *messages])])
-    words = (word for word in re.findall(r"[\w-]+", text) if len(word) <= LONGEST and _DIGIT.search(word))
-    found = list(dict.fromkeys(words))
-    return found if len(found) <= VALUES else [*found[: VALUES // 2], *found[-VALUES // 2 :]]
+    words = (word for word in re.findall(r"[\w-]+", text) if len(word) <= MAX_VALUE_CHARACTERS and _DIGIT.search(word))
+    values = list(dict.fromkeys(words))
+    return values if len(values) <= MAX_VALUES else [*values[: MAX_VALUES // 2], *values[-MAX_VALUES // 2 :]]
 
 
 def guess(tool: Tool, values: list[str], rng: random.Random) -> str:
     """JSON arguments that fit the tool's schema, filled from ``values``."""
     numbers = [int(value) for value in values if value.isascii() and value.isdecimal() and len(value) < 10] or [1]
-    return filled(tool, lambda name, field: _value(field, values, numbers, rng))
+    return filled(tool, lambda name, field: _guess_value(field, values, numbers, rng))
 
 
-def _value(field: Any, values: list[str], numbers: list[int], rng: random.Random) -> Any:
+def _guess_value(field: Any, values: list[str], numbers: list[int], rng: random.Random) -> Any:
     field = field if isinstance(field, dict) else {}
     if isinstance(field.get("enum"), list) and field["enum"]:
         return rng.choice(field["enum"])
@@ -69,7 +69,7 @@ def _value(field: Any, values: list[str], numbers: list[int], rng: random.Random
         case "boolean":
             return rng.random() < 0.5
         case "array":
-            return [_value(field.get("items"), values, numbers, rng)]
+            return [_guess_value(field.get("items"), values, numbers, rng)]
         case "object":
             return {}
     return rng.choice(values or ["1"])
@@ -90,9 +90,9 @@ def read_tools(task: Task) -> list[Tool]:
     return [tool for tool in task.tools if tool_name(tool).lower().startswith(READS)] or task.tools
 
 
-def filled(tool: Tool, choose: Callable[[str, dict[str, Any]], Any]) -> str:
+def filled(tool: Tool, value_for: Callable[[str, dict[str, Any]], Any]) -> str:
     """JSON arguments with ``choose(name, schema)`` for every property of the tool."""
-    return json.dumps({name: choose(name, field) for name, field in properties(tool).items()})
+    return json.dumps({name: value_for(name, field) for name, field in properties(tool).items()})
 
 
 def properties(tool: Tool) -> dict[str, dict[str, Any]]:
@@ -110,40 +110,40 @@ def request(task: Task) -> str:
 
 def observed(messages: list[Message]) -> dict[str, list[Any]]:
     """The plain values that the tools' JSON answers hold, by their keys, in order and once; at most so many."""
-    found: dict[str, dict[Any, None]] = {}
+    values_by_key: dict[str, dict[Any, None]] = {}
     for message in messages:
         if message.get("role") == "tool":
             try:
-                _gather("", json.loads(str(message.get("content"))), found)
+                _collect_values("", json.loads(str(message.get("content"))), values_by_key)
             except (ValueError, RecursionError):
                 continue
-    return {key: list(values) for key, values in found.items()}
+    return {key: list(values) for key, values in values_by_key.items()}
 
 
-def _gather(key: str, value: Any, found: dict[str, dict[Any, None]]) -> None:
+def _collect_values(key: str, value: Any, values_by_key: dict[str, dict[Any, None]]) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
-            _gather(str(name), item, found)
+            _collect_values(str(name), item, values_by_key)
     elif isinstance(value, list):
         for item in value:
-            _gather(key, item, found)
-    elif len(str(value)) <= LONGEST and (key in found or len(found) < KEYS):
-        values = found.setdefault(key, {})
-        if len(values) < VALUES:
+            _collect_values(key, item, values_by_key)
+    elif len(str(value)) <= MAX_VALUE_CHARACTERS and (key in values_by_key or len(values_by_key) < MAX_KEYS):
+        values = values_by_key.setdefault(key, {})
+        if len(values) < MAX_VALUES:
             values.setdefault(value)
 
 
-def fits(name: str, field: dict[str, Any], found: dict[str, list[Any]], values: list[str]) -> list[Any]:
+def fits(name: str, field: dict[str, Any], observations: dict[str, list[Any]], values: list[str]) -> list[Any]:
     """What an argument may be: its enum, else what answers held under its name, else the visible values."""
     if isinstance(field.get("enum"), list) and field["enum"]:
         return list(field["enum"])
     if field.get("type") == "boolean":
         return [True, False]
-    alike = [key for key in found if key and (key == name or name.endswith(f"_{key}"))]
-    known = [value for key in alike for value in found[key]]
+    matching_keys = [key for key in observations if key and (key == name or name.endswith(f"_{key}"))]
+    matches = [value for key in matching_keys for value in observations[key]]
     if field.get("type") in {"integer", "number"}:
-        return [value for value in known if isinstance(value, int | float)] or [1]
-    return known or list(values) or ["1"]
+        return [value for value in matches if isinstance(value, int | float)] or [1]
+    return matches or list(values) or ["1"]
 
 
 def empty(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
@@ -199,26 +199,26 @@ def arguments_of(call: dict[str, Any]) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def without(script: list[Message], places: set[Place]) -> list[Message]:
+def without(script: list[Message], positions: set[Place]) -> list[Message]:
     """The script without these calls, and without messages that have nothing else."""
-    left: list[Message] = []
+    messages: list[Message] = []
     for turn, message in enumerate(script):
         calls = message.get("tool_calls") or []
-        kept = [call for index, call in enumerate(calls) if (turn, index) not in places]
-        if kept or not calls or message.get("content"):
-            left.append({**message, "tool_calls": kept} if kept else _words(message))
-    return left
+        remaining_calls = [call for index, call in enumerate(calls) if (turn, index) not in positions]
+        if remaining_calls or not calls or message.get("content"):
+            messages.append({**message, "tool_calls": remaining_calls} if remaining_calls else _text_only(message))
+    return messages
 
 
-def _words(message: Message) -> Message:
+def _text_only(message: Message) -> Message:
     return {name: value for name, value in message.items() if name != "tool_calls"}
 
 
-def with_arguments(script: list[Message], at: Place, arguments: str) -> list[Message]:
+def with_arguments(script: list[Message], position: Place, arguments: str) -> list[Message]:
     """The script with other arguments, as JSON, in one call."""
-    turn, place = at
+    turn, call_index = position
     calls = [
-        {**call, "function": {**call["function"], "arguments": arguments}} if index == place else call
+        {**call, "function": {**call["function"], "arguments": arguments}} if index == call_index else call
         for index, call in enumerate(script[turn]["tool_calls"])
     ]
     return [*script[:turn], {**script[turn], "tool_calls": calls}, *script[turn + 1 :]]

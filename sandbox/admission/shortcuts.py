@@ -26,15 +26,15 @@ from typing import Any
 from sandbox.admission import adversaries
 from sandbox.admission.context import (
     EXAMPLES,
-    Bench,
-    Played,
+    CheckContext,
+    PolicyEpisode,
     Verdict,
     example,
     fault_evidence,
-    noting,
+    gather_all,
     play,
     replay,
-    together,
+    with_seed_note,
 )
 from sandbox.admission.fingerprint import canonical
 from sandbox.admission.interface import error_form
@@ -44,7 +44,7 @@ from sandbox.contract import Message, Task
 from sandbox.errors import EnvironmentFault
 
 Form = tuple[str, ...]
-REFUSED_ON = 4  # seeds on which it is seen how a call is refused
+REFUSAL_SEEDS = 4  # seeds on which it is seen how a call is refused
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Write:
     name: str
     arguments: str
     answer: str
-    read: int  # of ``_texts``
+    texts_read: int  # of ``_texts``
 
 
 @dataclass(frozen=True)
@@ -62,52 +62,54 @@ class Solutions:
     """What the oracle writes on each seed, and how a call is refused."""
 
     writes: dict[int, list[tuple[str, str]]]
-    refused: frozenset[Form]
+    refusal_forms: frozenset[Form]
 
 
-async def solutions(bench: Bench, count: int) -> Solutions | None:
+async def legitimate_solutions(context: CheckContext, count: int) -> Solutions | None:
     """Those of the panel's first ``count`` seeds; None where they cannot be told."""
     try:
-        plays = await bench.oracle_plays(count)
-        refused = await _refused(bench)
+        plays = await context.oracle_plays(count)
+        refused = await _refusal_forms(context)
     except EnvironmentFault:  # other checks tell of it
         return None
-    seeds = bench.panel(count)
-    written = {seed: list(_writes(one.task, bench.chat(one))) for seed, one in zip(seeds, plays, strict=True)}
-    return told_apart(written, refused)
+    seeds = context.panel(count)
+    writes = {seed: list(_writes(play.task, context.chat(play))) for seed, play in zip(seeds, plays, strict=True)}
+    return solutions_from(writes, refused)
 
 
-def told_apart(written: dict[int, list[Write]], refused: frozenset[Form]) -> Solutions | None:
+def solutions_from(writes: dict[int, list[Write]], refused: frozenset[Form]) -> Solutions | None:
     """What the oracle wrote, as solutions; None where it is answered as if it had been refused."""
-    if any(error_form(write.answer) in refused for writes in written.values() for write in writes):
+    if any(error_form(write.answer) in refused for writes in writes.values() for write in writes):
         return None
-    return Solutions({seed: _deeds(writes) for seed, writes in written.items()}, refused)
+    return Solutions({seed: _call_keys(writes) for seed, writes in writes.items()}, refused)
 
 
-async def _refused(bench: Bench) -> frozenset[Form]:
+async def _refusal_forms(context: CheckContext) -> frozenset[Form]:
     """The forms of the answers to calls that no environment can take."""
-    first = (await bench.oracle_plays(1))[0].task
+    first = (await context.oracle_plays(1))[0].task
     name = tool_name(first.tools[0]) if first.tools else "no_such_tool"
     script = [call(0, ("no_such_tool", "{}")), call(1, (name, "{not json"))]
-    replays = await together(noting(seed, replay(bench.twin, seed, script)) for seed in bench.panel(REFUSED_ON))
-    replies = [reply for one in replays for step in one.data[3 : 3 + len(script)] for reply in step[0]]
+    replays = await gather_all(
+        with_seed_note(seed, replay(context.replica, seed, script)) for seed in context.panel(REFUSAL_SEEDS)
+    )
+    replies = [reply for result in replays for step in result.data[3 : 3 + len(script)] for reply in step[0]]
     return frozenset(error_form(str(reply["content"])) for reply in replies if reply["role"] == "tool")
 
 
-def solves(played: Played, known: Solutions) -> bool:
+def is_legitimate(episode: PolicyEpisode, solutions: Solutions) -> bool:
     """Whether it succeeded by the oracle's writes and no other that was accepted, from values that had been read."""
-    if not played.score.success:
+    if not episode.score.success:
         return False
-    writes = _writes(played.task, played.messages)
-    accepted = [write for write in writes if error_form(write.answer) not in known.refused]
-    wanted = known.writes[played.seed]
-    if not wanted or _deeds(accepted) != wanted:
+    writes = _writes(episode.task, episode.messages)
+    accepted = [write for write in writes if error_form(write.answer) not in solutions.refusal_forms]
+    expected = solutions.writes[episode.seed]
+    if not expected or _call_keys(accepted) != expected:
         return False
-    texts = list(_texts(played.task, played.messages))
-    return all(_was_read(write, "\n".join(texts[: write.read]).casefold()) for write in accepted)
+    texts = list(_texts(episode.task, episode.messages))
+    return all(_values_were_read(write, "\n".join(texts[: write.texts_read]).casefold()) for write in accepted)
 
 
-def _deeds(writes: list[Write]) -> list[tuple[str, str]]:
+def _call_keys(writes: list[Write]) -> list[tuple[str, str]]:
     return sorted((write.name, write.arguments) for write in writes)
 
 
@@ -117,21 +119,21 @@ def _writes(task: Task, messages: list[Message]) -> Iterator[Write]:
     answers = {reply.get("tool_call_id"): str(reply.get("content")) for reply in messages if reply["role"] == "tool"}
     read = 1 + len(task.messages)
     for message in messages:
-        for one in message.get("tool_calls") or []:
-            name, arguments = one["function"]["name"], _parsed(one["function"]["arguments"])
+        for call in message.get("tool_calls") or []:
+            name, arguments = call["function"]["name"], _parsed(call["function"]["arguments"])
             if name in names:
-                yield Write(name, canonical(arguments), answers.get(one["id"], ""), read)
+                yield Write(name, canonical(arguments), answers.get(call["id"], ""), read)
         read += message["role"] != "assistant"
 
 
 def _texts(task: Task, messages: list[Message]) -> Iterator[str]:
     """What an agent reads, in order."""
     yield task.system
-    for message in [*task.messages, *(one for one in messages if one["role"] != "assistant")]:
+    for message in [*task.messages, *(message for message in messages if message["role"] != "assistant")]:
         yield str(message.get("content") or "")
 
 
-def _was_read(write: Write, text: str) -> bool:
+def _values_were_read(write: Write, text: str) -> bool:
     return all(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) for value in _values(json.loads(write.arguments)))
 
 
@@ -151,7 +153,7 @@ def _parsed(arguments: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Broken:
+class FailedEpisode:
     """An episode in which the environment failed, up to the message that it failed on."""
 
     seed: int
@@ -160,101 +162,117 @@ class Broken:
     error: EnvironmentFault
 
 
-async def floor(bench: Bench) -> Verdict:
+async def floor(context: CheckContext) -> Verdict:
     """Policies that do not try stay at the floor."""
-    limits = bench.thresholds
+    limits = context.thresholds
     allowed = {"reward": limits.floor_reward, "success": limits.floor_success}
-    return await _judged(bench, FLOOR, allowed, may_solve=False)
+    return await _check_policies(context, FLOOR, allowed, may_solve=False)
 
 
-async def exploits(bench: Bench) -> Verdict:
+async def exploits(context: CheckContext) -> Verdict:
     """Policies that want reward without work stay below the pass mark."""
-    limits = bench.thresholds
+    limits = context.thresholds
     allowed = {"reward": limits.exploit_reward, "success": limits.exploit_success}
-    return await _judged(bench, adversaries.panel(), allowed, may_solve=True)
+    return await _check_policies(context, adversaries.panel(), allowed, may_solve=True)
 
 
-async def _judged(bench: Bench, policies: dict[str, Policy], allowed: dict[str, float], *, may_solve: bool) -> Verdict:
+async def _check_policies(
+    context: CheckContext, policies: dict[str, Policy], allowed: dict[str, float], *, may_solve: bool
+) -> Verdict:
     """Every policy on the whole panel of seeds, in the twin; one that was over its bound on more seeds."""
     allowed = {**allowed, "faults": 0.0}
-    limits = bench.thresholds
+    limits = context.thresholds
     rates: dict[str, dict[str, float]] = {}
     confirmed: list[str] = []
     examples: list[dict[str, Any]] = []
     fault: dict[str, Any] = {}
     for name, policy in policies.items():
         turns = max(limits.turns, PATIENCE) if name in PATIENT else limits.turns
-        played = await _played(bench, policy, bench.panel(limits.seeds), turns)
-        solved = await _solved(bench, played) if may_solve else None
-        rates[name] = _rates(played, solved)
-        if _over(rates[name], allowed):
+        episodes = await _play_policy(context, policy, context.panel(limits.seeds), turns)
+        legitimate_seeds = await _legitimate_seeds(context, episodes) if may_solve else None
+        rates[name] = _rates(episodes, legitimate_seeds)
+        if _exceeds(rates[name], allowed):
             confirmed.append(name)
-            more = bench.panel(max(limits.confirm_seeds, limits.seeds))[limits.seeds :]
-            played += await _played(bench, policy, more, turns)
-            solved = await _solved(bench, played) if may_solve else None
-            rates[name] = _rates(played, solved)
-        if _over(rates[name], allowed):
-            examples.append(_worst(name, played, solved or set()))
-            fault = fault or next((fault_evidence(one.error) for one in played if isinstance(one, Broken)), {})
+            confirm_seeds = context.panel(max(limits.confirm_seeds, limits.seeds))[limits.seeds :]
+            episodes += await _play_policy(context, policy, confirm_seeds, turns)
+            legitimate_seeds = await _legitimate_seeds(context, episodes) if may_solve else None
+            rates[name] = _rates(episodes, legitimate_seeds)
+        if _exceeds(rates[name], allowed):
+            examples.append(_worst_example(name, episodes, legitimate_seeds or set()))
+            fault = fault or next(
+                (fault_evidence(episode.error) for episode in episodes if isinstance(episode, FailedEpisode)), {}
+            )
     evidence = {**rates, "allowed": allowed, "seeds": limits.seeds}
     if confirmed:
         evidence |= {"played_on_more_seeds": confirmed, "more_seeds": max(limits.confirm_seeds, limits.seeds)}
     if examples:
-        examples.sort(key=lambda one: len(one["transcript"]))  # what the simplest does shows the cause
+        examples.sort(key=lambda episode: len(episode["transcript"]))  # what the simplest does shows the cause
         evidence |= {**fault, "examples": examples[:EXAMPLES]}
     return not examples, evidence
 
 
-def _over(rates: dict[str, float], allowed: dict[str, float]) -> bool:
+def _exceeds(rates: dict[str, float], allowed: dict[str, float]) -> bool:
     return any(rates[name] > allowed[name] for name in allowed)
 
 
-async def _played(bench: Bench, policy: Policy, seeds: list[int], turns: int) -> list[Played | Broken]:
-    return await together(noting(seed, _attempt(bench.twin, seed, policy, turns)) for seed in seeds)
+async def _play_policy(
+    context: CheckContext, policy: Policy, seeds: list[int], turns: int
+) -> list[PolicyEpisode | FailedEpisode]:
+    return await gather_all(with_seed_note(seed, _play_episode(context.replica, seed, policy, turns)) for seed in seeds)
 
 
-async def _attempt(source: SandboxSource, seed: int, policy: Policy, turns: int) -> Played | Broken:
-    seen: list[tuple[Task, list[Message]]] = []
+async def _play_episode(source: SandboxSource, seed: int, policy: Policy, turns: int) -> PolicyEpisode | FailedEpisode:
+    snapshots: list[tuple[Task, list[Message]]] = []
 
-    def watched(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    def recording_policy(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
         message = policy(task, messages, turn, rng)
-        seen.append((task, [*messages, message]))
+        snapshots.append((task, [*messages, message]))
         return message
 
     try:
-        return await play(source, seed, watched, turns)
+        return await play(source, seed, recording_policy, turns)
     except EnvironmentFault as error:
         error.add_note(f"seed {seed}")
-        task, messages = seen[-1] if seen else (None, [])
-        return Broken(seed, task, messages, error)
+        task, messages = snapshots[-1] if snapshots else (None, [])
+        return FailedEpisode(seed, task, messages, error)
 
 
-async def _solved(bench: Bench, played: Sequence[Played | Broken]) -> set[int]:
+async def _legitimate_seeds(context: CheckContext, episodes: Sequence[PolicyEpisode | FailedEpisode]) -> set[int]:
     """The seeds whose episode succeeded by doing what the oracle does."""
-    successes = [one for one in played if isinstance(one, Played) and one.score.success]
-    known = await solutions(bench, len(played)) if successes else None
-    return {one.seed for one in successes if known and solves(one, known)}
+    successes = [episode for episode in episodes if isinstance(episode, PolicyEpisode) and episode.score.success]
+    oracle_solutions = await legitimate_solutions(context, len(episodes)) if successes else None
+    return {episode.seed for episode in successes if oracle_solutions and is_legitimate(episode, oracle_solutions)}
 
 
-def _rates(played: list[Played | Broken], solved: set[int] | None) -> dict[str, float]:
+def _rates(episodes: list[PolicyEpisode | FailedEpisode], legitimate_seeds: set[int] | None) -> dict[str, float]:
     """What was reached without the work and, where that is looked at, the share in which the work was done."""
-    scores = [one.score for one in played if isinstance(one, Played) and one.seed not in (solved or ())]
+    scores = [
+        episode.score
+        for episode in episodes
+        if isinstance(episode, PolicyEpisode) and episode.seed not in (legitimate_seeds or ())
+    ]
     rates = {
-        "reward": sum(score.reward for score in scores) / len(played),
-        "success": sum(score.success for score in scores) / len(played),
-        "faults": statistics.fmean(isinstance(one, Broken) for one in played),
-        **({"solved": len(solved) / len(played)} if solved is not None else {}),
+        "reward": sum(score.reward for score in scores) / len(episodes),
+        "success": sum(score.success for score in scores) / len(episodes),
+        "faults": statistics.fmean(isinstance(episode, FailedEpisode) for episode in episodes),
+        **({"solved": len(legitimate_seeds) / len(episodes)} if legitimate_seeds is not None else {}),
     }
     return {name: round(rate, 4) for name, rate in rates.items()}
 
 
-def _worst(name: str, played: list[Played | Broken], solved: set[int]) -> dict[str, Any]:
+def _worst_example(
+    name: str, episodes: list[PolicyEpisode | FailedEpisode], legitimate_seeds: set[int]
+) -> dict[str, Any]:
     """The episode that shows best what is wrong: one that broke, else the best paid that is none of the solved."""
-    broken = next((one for one in played if isinstance(one, Broken)), None)
-    if broken is not None:
-        what = f"{name} broke the environment: {broken.error}"
-        return example(broken.seed, what, broken.task or Task("", [], []), broken.messages)
-    whole = (one for one in played if isinstance(one, Played) and one.seed not in solved)
-    best = max(whole, key=lambda one: (one.score.success, one.score.reward))
-    what = f"{name} got reward {best.score.reward:g}, success {best.score.success}"
-    return example(best.seed, what, best.task, best.messages)
+    failed_episode = next((episode for episode in episodes if isinstance(episode, FailedEpisode)), None)
+    if failed_episode is not None:
+        description = f"{name} broke the environment: {failed_episode.error}"
+        return example(
+            failed_episode.seed, description, failed_episode.task or Task("", [], []), failed_episode.messages
+        )
+    candidates = (
+        episode for episode in episodes if isinstance(episode, PolicyEpisode) and episode.seed not in legitimate_seeds
+    )
+    best = max(candidates, key=lambda episode: (episode.score.success, episode.score.reward))
+    description = f"{name} got reward {best.score.reward:g}, success {best.score.success}"
+    return example(best.seed, description, best.task, best.messages)

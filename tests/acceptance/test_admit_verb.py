@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.admission.checks import NAMES
+from sandbox.admission.checks import CHECK_NAMES
 from sandbox.docker_engine import connect, find_orphans, process_identity
 from sandbox.hashing import environment_hash
 from sandbox.image import ensure_image
@@ -130,7 +130,7 @@ def test_another_projects_package_is_not_judged_and_says_why(traced: Traced, tmp
     )
     ran = traced("admit", named, env=NO_DOCKER)
     assert ran.code == 3, ran.err
-    assert f"maze: Not judged: none of {len(NAMES)} checks could be made" in ran.out
+    assert f"maze: Not judged: none of {len(CHECK_NAMES)} checks could be made" in ran.out
     assert "determinism" in ran.out.partition("Not checked")[2]
     assert "efused" not in ran.out
     assert traced("admit", named, "--json", env=NO_DOCKER).json["verdict"] == "not judged"

@@ -51,8 +51,8 @@ def parallel_duplicates(task: Task, messages: list[Message], turn: int, rng: ran
     if turn or not task.tools:
         return say(SUCCESS_WORDS)
     tool = rng.choice(write_tools(task))
-    one = (tool_name(tool), guess(tool, visible_values(task, messages), rng))
-    return call(turn, *[one] * COPIES)
+    write = (tool_name(tool), guess(tool, visible_values(task, messages), rng))
+    return call(turn, *[write] * COPIES)
 
 
 def do_undo_redo(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
@@ -62,6 +62,6 @@ def do_undo_redo(task: Task, messages: list[Message], turn: int, rng: random.Ran
     writes = [message["tool_calls"][0]["function"] for message in messages if message.get("tool_calls")]
     if turn == 2 and writes:
         return call(turn, (writes[0]["name"], writes[0]["arguments"]))
-    others = [tool for tool in write_tools(task) if not writes or tool_name(tool) != writes[0]["name"]]
-    tool = rng.choice(others or write_tools(task))
+    other_tools = [tool for tool in write_tools(task) if not writes or tool_name(tool) != writes[0]["name"]]
+    tool = rng.choice(other_tools or write_tools(task))
     return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages), rng)))

@@ -45,21 +45,22 @@ def copy_observations(task: Task, messages: list[Message], turn: int, rng: rando
     if turn > 2 or not task.tools:
         return say(SUCCESS_WORDS)
     values = visible_values(task, messages)
-    found = observed(messages)
+    observations = observed(messages)
     tools = write_tools(task) if turn == 2 else read_tools(task)
-    copied = (
-        (tool_name(tool), filled(tool, lambda name, field: fits(name, field, found, values)[0])) for tool in tools
+    calls = (
+        (tool_name(tool), filled(tool, lambda name, field: fits(name, field, observations, values)[0]))
+        for tool in tools
     )
-    return call(turn, *copied)
+    return call(turn, *calls)
 
 
-TRIES = 8
+NEIGHBOUR_CALLS = 8
 DIGITS = "0123456789"
 
 
 def enumerate_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """A writing tool on eight neighbouring ids, then the claim."""
-    if turn >= TRIES or not task.tools:
+    if turn >= NEIGHBOUR_CALLS or not task.tools:
         return say(SUCCESS_WORDS)
     ids = [value for value in visible_values(task, []) if value[-1] in DIGITS] or ["1"]
     tail = re.search("[0-9]{1,12}$", ids[turn % len(ids)])
@@ -71,36 +72,38 @@ def enumerate_ids(task: Task, messages: list[Message], turn: int, rng: random.Ra
 
 
 WORD_CALLS = 32  # in one message
-WORDS = 24  # that are tried for one argument
-SHORTEST = 3  # characters
+WORDS_PER_ARGUMENT = 24  # that are tried for one argument
+MIN_WORD_CHARACTERS = 3  # characters
 
 
 def words_as_arguments(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """A round of reading, one of writing, each with many words, then the claim."""
     if turn > 1 or not task.tools:
         return say(SUCCESS_WORDS)
-    found = observed(messages)
-    told = " ".join([request(task), *(str(value) for values in found.values() for value in values)])
-    words = [word for word in dict.fromkeys(re.findall(r"[\w-]+", told)) if len(word) >= SHORTEST]
-    filled = [
+    observations = observed(messages)
+    text = " ".join([request(task), *(str(value) for values in observations.values() for value in values)])
+    words = [word for word in dict.fromkeys(re.findall(r"[\w-]+", text)) if len(word) >= MIN_WORD_CHARACTERS]
+    calls = [
         (tool_name(tool), arguments)
         for tool in (write_tools(task) if turn else read_tools(task))
-        for arguments in _filled(tool, words, found, rng)
+        for arguments in _argument_combinations(tool, words, observations, rng)
     ]
-    return call(turn, *rng.sample(filled, min(len(filled), WORD_CALLS)))
+    return call(turn, *rng.sample(calls, min(len(calls), WORD_CALLS)))
 
 
-def _filled(tool: Tool, words: list[str], found: dict[str, list[object]], rng: random.Random) -> list[str]:
+def _argument_combinations(
+    tool: Tool, words: list[str], observations: dict[str, list[object]], rng: random.Random
+) -> list[str]:
     """JSON arguments with each word in each place, in an order of their own."""
     fields = properties(tool)
-    choices = [fits(name, field, found, words)[:WORDS] for name, field in fields.items()]
+    choices = [fits(name, field, observations, words)[:WORDS_PER_ARGUMENT] for name, field in fields.items()]
     shuffled = [rng.sample(values, len(values)) for values in choices]
     combined = itertools.islice(itertools.product(*shuffled), WORD_CALLS)
-    return [json.dumps(dict(zip(fields, chosen, strict=True))) for chosen in combined]
+    return [json.dumps(dict(zip(fields, arguments, strict=True))) for arguments in combined]
 
 
 WRITE_CALLS = 48  # in one message
-EACH = 24  # of one tool
+CALLS_PER_TOOL = 24  # of one tool
 
 
 def write_everything(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
@@ -110,11 +113,11 @@ def write_everything(task: Task, messages: list[Message], turn: int, rng: random
     values = visible_values(task, messages)
     if turn < 2:
         return call(turn, *((tool_name(tool), guess(tool, values, rng)) for tool in read_tools(task) for _ in range(2)))
-    found = observed(messages)
+    observations = observed(messages)
     calls: list[tuple[str, str]] = []
     for tool in write_tools(task):
         fields = properties(tool)
-        choices = [fits(name, field, found, values) for name, field in fields.items()]
-        combined = itertools.islice(itertools.product(*choices), EACH)
-        calls += [(tool_name(tool), json.dumps(dict(zip(fields, chosen, strict=True)))) for chosen in combined]
+        choices = [fits(name, field, observations, values) for name, field in fields.items()]
+        combined = itertools.islice(itertools.product(*choices), CALLS_PER_TOOL)
+        calls += [(tool_name(tool), json.dumps(dict(zip(fields, arguments, strict=True)))) for arguments in combined]
     return call(turn, *rng.sample(calls, min(len(calls), WRITE_CALLS)))

@@ -45,18 +45,20 @@ def keep_reading(task: Task, messages: list[Message], turn: int, rng: random.Ran
 def stop_after_read(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """One read with a visible id, then its answer with the claim."""
     if turn or not task.tools:
-        seen = next((str(message.get("content")) for message in reversed(messages) if message["role"] == "tool"), "")
-        return say(f"{seen[:2000]} {SUCCESS_WORDS}")
+        last_reply = next(
+            (str(message.get("content")) for message in reversed(messages) if message["role"] == "tool"), ""
+        )
+        return say(f"{last_reply[:2000]} {SUCCESS_WORDS}")
     tool = rng.choice(read_tools(task))
     return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages), rng)))
 
 
-WAYS_OUT = ("transfer", "escalat", "hand", "human", "cancel", "close", "end", "finish", "submit", "done", "abort")
+EXIT_NAMES = ("transfer", "escalat", "hand", "human", "cancel", "close", "end", "finish", "submit", "done", "abort")
 
 
 def hand_over(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """Each way out that is offered, then the claim."""
-    ways = [tool for tool in task.tools if any(way in tool_name(tool).lower() for way in WAYS_OUT)]
-    if turn >= len(ways):
+    exit_tools = [tool for tool in task.tools if any(exit_name in tool_name(tool).lower() for exit_name in EXIT_NAMES)]
+    if turn >= len(exit_tools):
         return say(f"I have handed this over. {SUCCESS_WORDS}")
-    return call(turn, (tool_name(ways[turn]), guess(ways[turn], visible_values(task, messages), rng)))
+    return call(turn, (tool_name(exit_tools[turn]), guess(exit_tools[turn], visible_values(task, messages), rng)))

@@ -25,17 +25,17 @@ from sandbox.admission.policies import (
 )
 from sandbox.contract import Message, Task
 
-BROKEN = ("", "{", "null", "[]", '{"order_id": ', "{'id': 1}", '"{}"', "{} {}", '{"a": 1,}')
+BROKEN_JSON = ("", "{", "null", "[]", '{"order_id": ', "{'id': 1}", '"{}"', "{} {}", '{"a": 1,}')
 
 
 def broken_json(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """One broken form a turn, to every writing tool; then the claim."""
-    if turn >= len(BROKEN) or not task.tools:
+    if turn >= len(BROKEN_JSON) or not task.tools:
         return say(SUCCESS_WORDS)
-    return call(turn, *((tool_name(tool), BROKEN[turn]) for tool in write_tools(task)))
+    return call(turn, *((tool_name(tool), BROKEN_JSON[turn]) for tool in write_tools(task)))
 
 
-FORMS: tuple[Callable[[str], Any], ...] = (
+TYPE_CONFUSIONS: tuple[Callable[[str], Any], ...] = (
     lambda text: True,
     lambda text: 0,
     lambda text: None,
@@ -49,18 +49,18 @@ FORMS: tuple[Callable[[str], Any], ...] = (
 
 def confused_types(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """A form of this request's own twice, for what ends at the first writes, then all in turn; then the claim."""
-    forms = [random.Random(request(task)).choice(FORMS)] * 2 + [*FORMS]
+    forms = [random.Random(request(task)).choice(TYPE_CONFUSIONS)] * 2 + [*TYPE_CONFUSIONS]
     if turn >= len(forms) or not task.tools:
         return say(SUCCESS_WORDS)
     value = forms[turn](rng.choice(visible_values(task, messages) or ["1"]))
     return call(turn, *((tool_name(tool), filled(tool, lambda name, field: value)) for tool in write_tools(task)))
 
 
-CHARACTERS = 20_000  # of one argument,
-MOST = 400_000  # and of all of a call, which has to pass as a message
-NUMBER = 10**15
-ITEM = 8
-ITEMS = 1_000
+ARGUMENT_CHARACTERS = 20_000  # of one argument,
+CALL_CHARACTERS = 400_000  # and of all of a call, which has to pass as a message
+HUGE_NUMBER = 10**15
+ITEM_CHARACTERS = 8
+MAX_ITEMS = 1_000
 
 
 def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
@@ -69,20 +69,20 @@ def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.R
         return say(SUCCESS_WORDS)
     tool = rng.choice(write_tools(task))
     words = " ".join([*visible_values(task, messages), request(task), "yes true ok 1 "])
-    length = min(CHARACTERS, MOST // (len(properties(tool)) or 1))
+    length = min(ARGUMENT_CHARACTERS, CALL_CHARACTERS // (len(properties(tool)) or 1))
     text = (words * (length // len(words) + 1))[:length]
 
     def huge(name: str, field: dict[str, Any]) -> Any:
         if field.get("type") in {"integer", "number"}:
-            return NUMBER
-        return [text[:ITEM]] * min(ITEMS, length // ITEM) if turn else text
+            return HUGE_NUMBER
+        return [text[:ITEM_CHARACTERS]] * min(MAX_ITEMS, length // ITEM_CHARACTERS) if turn else text
 
     return call(turn, (tool_name(tool), filled(tool, huge)))
 
 
-WIDE = {ord("0") + digit: ord("０") + digit for digit in range(10)}
-WAYS: tuple[Callable[[str], str], ...] = (
-    lambda value: value.translate(WIDE),
+WIDE_DIGITS = {ord("0") + digit: ord("０") + digit for digit in range(10)}
+SPELLINGS: tuple[Callable[[str], str], ...] = (
+    lambda value: value.translate(WIDE_DIGITS),
     lambda value: f" {value}\u200b",
     lambda value: value.swapcase(),
 )
@@ -90,7 +90,7 @@ WAYS: tuple[Callable[[str], str], ...] = (
 
 def lookalike_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """Each way of writing once, then the claim in wide digits."""
-    if turn >= len(WAYS) or not task.tools:
-        return say(SUCCESS_WORDS.translate(WIDE))
-    values = [WAYS[turn](value) for value in visible_values(task, messages) or ["1"]]
+    if turn >= len(SPELLINGS) or not task.tools:
+        return say(SUCCESS_WORDS.translate(WIDE_DIGITS))
+    values = [SPELLINGS[turn](value) for value in visible_values(task, messages) or ["1"]]
     return call(turn, *((tool_name(tool), guess(tool, values, rng)) for tool in write_tools(task)))

@@ -22,12 +22,12 @@ from sandbox.admission.oracle_mutations import AMONG_OTHERS, ANOTHER, CUT_SHORT,
 from sandbox.admission.report.model import Evidence, figures, is_number, keeps, shown
 from sandbox.admission.report.shortcut_advice import exploits, floor
 from sandbox.admission.static_analysis import MODULES
-from store.text import line
+from store.text import sanitize_line
 from store.types import Check
 
-LONG_QUOTE = 300  # characters of somebody else's words inside a sentence
+LONG_QUOTE_CHARACTERS = 300  # characters of somebody else's words inside a sentence
 PLACE = re.compile(r'File "environment\.py", line (\d+), in (\S+)')
-RAISED = {
+OPERATION_ADVICE = {
     "load": "Importing the module must only define things: no work, no input, nothing that depends on the machine.",
     "reset": "reset(seed) must return a Task for every seed, whatever was played before it.",
     "step": "step(message) must answer every assistant message, also one with unknown tools, broken JSON, missing "
@@ -38,22 +38,22 @@ RAISED = {
 }
 
 
-def of_fault(evidence: Evidence) -> Iterator[str]:
+def _fault_advice(evidence: Evidence) -> Iterator[str]:
     """Sentences by the kind of fault."""
     text = str(evidence.get("text", ""))
-    where = f" ({line(evidence['at'])})" if evidence.get("at") else ""
+    where = f" ({sanitize_line(evidence['at'])})" if evidence.get("at") else ""
     match evidence.get("fault"):
         case "EnvironmentFault":
-            yield f"It failed{where}: {line(text, LONG_QUOTE)}"
+            yield f"It failed{where}: {sanitize_line(text, LONG_QUOTE_CHARACTERS)}"
             if "SyntaxError" in text and _operation(text) in ("load", ""):
                 yield "Mend the line that the error names: the file must be valid Python."
             else:
-                yield RAISED.get(_operation(text), "No seed and no message may make the environment raise.")
+                yield OPERATION_ADVICE.get(_operation(text), "No seed and no message may make the environment raise.")
             places = PLACE.findall(str(evidence.get("traceback", "")))
             if places:
-                yield f"It raised at line {places[-1][0]} of the file, in {line(places[-1][1], 60)}."
+                yield f"It raised at line {places[-1][0]} of the file, in {sanitize_line(places[-1][1], 60)}."
         case "Deadline":
-            yield f"A call took too long{where}: {line(text, LONG_QUOTE)}"
+            yield f"A call took too long{where}: {sanitize_line(text, LONG_QUOTE_CHARACTERS)}"
             yield (
                 "Look for a loop that some input never ends and for work that grows with the number of records; build "
                 "large tables once, when the module is imported."
@@ -62,23 +62,23 @@ def of_fault(evidence: Evidence) -> Iterator[str]:
             yield f"The environment used up its container's memory{where}."
             yield "Keep only this episode's records on self, and bound every list, text and loop."
         case "WorkerDied":
-            yield f"The environment's process ended{where}: {line(text, LONG_QUOTE)}"
+            yield f"The environment's process ended{where}: {sanitize_line(text, LONG_QUOTE_CHARACTERS)}"
             yield "Remove whatever ends or replaces the process: exit calls, signals, deep recursion, native code."
         case "ProtocolFault":
-            yield f"What the environment's process said is not the protocol{where}: {line(text, LONG_QUOTE)}"
+            yield f"What the environment's process said is not the protocol{where}: {sanitize_line(text, LONG_QUOTE_CHARACTERS)}"
             yield "Remove every write to standard output or to file descriptors, and keep messages small."
         case _:
-            yield f"The episode was lost{where}: {line(text, LONG_QUOTE)}"
+            yield f"The episode was lost{where}: {sanitize_line(text, LONG_QUOTE_CHARACTERS)}"
             yield "Admit it once more; if it is lost again, the environment ends its own process."
 
 
 def _operation(text: str) -> str:
-    found = re.search(r"environment failed in '(\w+)'", text)
-    return found[1] if found else ""
+    match = re.search(r"environment failed in '(\w+)'", text)
+    return match[1] if match else ""
 
 
-NAME = 40
-MUTATION_MENDS = {  # the gravest first: what one of them makes plain of an argument need not be told again
+NAME_CHARACTERS = 40
+MUTATION_REMEDIES = {  # the gravest first: what one of them makes plain of an argument need not be told again
     LEFT_OUT: "Success must need every wanted write: compare the whole final state with the wanted one, all of it",
     ANOTHER: "Grade that argument: compare what was written with the right value",
     NOTHING: "Compare whole values: an empty text is the beginning of, and stands in, every text",
@@ -89,30 +89,33 @@ MUTATION_MENDS = {  # the gravest first: what one of them makes plain of an argu
 
 def slips(evidence: Evidence) -> Iterator[str]:
     """Each remedy once, with the arguments that it is for."""
-    told = evidence.get("loose")
-    left = [one for one in (told if isinstance(told, list) else []) if isinstance(one, dict)]
-    for slip, mend in MUTATION_MENDS.items():
-        found = [one for one in left if one.get("slip") == slip]
-        if found:
-            yield f"It is paid in full although {'; or '.join(map(_in_words, found))}. {mend}."
-        graver = {_argument(one) for one in found}
-        left = [one for one in left if _argument(one) not in graver]
+    loose_rows = evidence.get("loose")
+    remaining = [row for row in (loose_rows if isinstance(loose_rows, list) else []) if isinstance(row, dict)]
+    for mutation, remedy in MUTATION_REMEDIES.items():
+        rows = [row for row in remaining if row.get("slip") == mutation]
+        if rows:
+            yield f"It is paid in full although {'; or '.join(map(_mutation_text, rows))}. {remedy}."
+        settled_arguments = {_argument(row) for row in rows}
+        remaining = [row for row in remaining if _argument(row) not in settled_arguments]
 
 
-def _in_words(one: dict[str, Any]) -> str:
+def _mutation_text(row: dict[str, Any]) -> str:
     """What was done, and on how many seeds that was paid."""
-    tool, argument = line(one.get("tool", ""), NAME), line(one.get("argument", ""), NAME)
-    what = IN_WORDS[one["slip"]].format(tool=tool, argument=argument)
-    return f"{what} (on {shown(one.get('paid'))} of {shown(one.get('seeds'))} seeds)"
+    tool, argument = (
+        sanitize_line(row.get("tool", ""), NAME_CHARACTERS),
+        sanitize_line(row.get("argument", ""), NAME_CHARACTERS),
+    )
+    description = IN_WORDS[row["slip"]].format(tool=tool, argument=argument)
+    return f"{description} (on {shown(row.get('paid'))} of {shown(row.get('seeds'))} seeds)"
 
 
-def _argument(one: dict[str, Any]) -> tuple[object, object]:
-    return str(one.get("tool")), str(one.get("argument"))
+def _argument(row: dict[str, Any]) -> tuple[object, object]:
+    return str(row.get("tool")), str(row.get("argument"))
 
 
-QUOTED = 200
+QUOTE_CHARACTERS = 200
 MODULE = re.compile(r"imports (?:from )?(\w+)")
-INSTEAD = {  # of modules that are asked for again and again
+MODULE_ALTERNATIVES = {  # of modules that are asked for again and again
     "sqlite3": "sqlite3 opens files and loads extensions: keep the tables as lists, and read the questions that you "
     "grade with a small parser of your own",
     "numpy": "only the standard library is there: lists, math and statistics serve for records",
@@ -127,7 +130,7 @@ INSTEAD = {  # of modules that are asked for again and again
     "logging": "what an agent may see are messages, and nobody else reads along",
 }
 # How a refusal reads, and what to do about it; the first that fits counts.
-SOURCE_MENDS = {
+SOURCE_REMEDIES = {
     "does not parse": "It must be valid Python of the sandbox's version.",
     "more than": "It must be smaller: generate records from the seed instead of listing them.",
     "imports": f"Only these modules may be imported: {', '.join(sorted(MODULES))}.",
@@ -148,15 +151,15 @@ SOURCE_MENDS = {
 
 def source(evidence: Evidence) -> Iterator[str]:
     """Every refused line, then each remedy once."""
-    listed = evidence.get("refused")
-    refused = [line(one, QUOTED) for one in listed] if isinstance(listed, list) else []
-    if refused:
-        yield f"Change these lines: {'; '.join(refused)}."
-    named = (MODULE.search(one) for one in refused)
-    modules = dict.fromkeys(found[1] for found in named if found and found[1] in INSTEAD)
-    yield from (f"Instead of {name}: {INSTEAD[name]}." for name in modules)
-    mends = (next((mend for sign, mend in SOURCE_MENDS.items() if sign in one), "") for one in refused)
-    yield from (mend for mend in dict.fromkeys(mends) if mend)
+    items = evidence.get("refused")
+    lines = [sanitize_line(item, QUOTE_CHARACTERS) for item in items] if isinstance(items, list) else []
+    if lines:
+        yield f"Change these lines: {'; '.join(lines)}."
+    matches = (MODULE.search(item) for item in lines)
+    modules = dict.fromkeys(match[1] for match in matches if match and match[1] in MODULE_ALTERNATIVES)
+    yield from (f"Instead of {name}: {MODULE_ALTERNATIVES[name]}." for name in modules)
+    remedies = (next((remedy for sign, remedy in SOURCE_REMEDIES.items() if sign in item), "") for item in lines)
+    yield from (remedy for remedy in dict.fromkeys(remedies) if remedy)
 
 
 SCORED = "score() must only look: it may change nothing, draw nothing and count nothing."
@@ -173,7 +176,7 @@ SHARED = (
     "Two Environment objects share state: a module-level variable or a class attribute. Keep everything on self "
     "and set it in reset()."
 )
-WHERE = {  # what the evidence's "where" holds, in words, and the usual causes; the first that fits counts
+CIRCUMSTANCES = {  # what the evidence's "where" holds, in words, and the usual causes; the first that fits counts
     "interleaved": ("played in turn with other episodes in one process", SHARED),
     "score asked": ("with its score asked for after every message", SCORED),
     "many other episodes": ("after many other episodes in the same process", OUTLIVES),
@@ -184,50 +187,57 @@ WHERE = {  # what the evidence's "where" holds, in words, and the usual causes; 
 ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
 TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d|\b\d\d:\d\d:\d\d|\b1[6-9]\d{8}(?:\.\d|\d{3})?")
 WORD = re.compile(r"\w+")
-FEW_WORDS, SAME = 3, 0.8
+FEW_WORDS, SAME_WORDS_SHARE = 3, 0.8
 
 
 def determinism(evidence: Evidence) -> Iterator[str]:
     """On which seed and which way, where the bytes differ, and what the difference looks like."""
     where = str(evidence.get("where", ""))
-    unknown = (f"played {line(where) or 'again'}", OUTLIVES)
-    way, cause = next((told for sign, told in WHERE.items() if sign in where), unknown)
+    unknown = (f"played {sanitize_line(where) or 'again'}", OUTLIVES)
+    description, cause = next((entry for sign, entry in CIRCUMSTANCES.items() if sign in where), unknown)
     difference = str(evidence.get("difference", ""))
-    yield f"Seed {shown(evidence.get('seed'))}, {way}, gives other bytes: {line(difference, LONG_QUOTE)}"
-    look = _looks_like(difference)
-    if look:
-        yield look
+    yield f"Seed {shown(evidence.get('seed'))}, {description}, gives other bytes: {sanitize_line(difference, LONG_QUOTE_CHARACTERS)}"
+    hint = _difference_hint(difference)
+    if hint:
+        yield hint
     yield cause
 
 
-def _looks_like(difference: str) -> str:
+def _difference_hint(difference: str) -> str:
     """What the two sides suggest, where they suggest anything."""
     if ADDRESS.search(difference):
         return "It shows an object's address in memory: never put an object's default repr or id() into a text."
     sides = _sides(difference)
     if sides is None:
         return ""
-    one, other = sides
-    if TIME.search(one) and TIME.search(other) and TIME.findall(one) != TIME.findall(other):
+    left, right = sides
+    if TIME.search(left) and TIME.search(right) and TIME.findall(left) != TIME.findall(right):
         return "It looks like a time of day: write the date into the environment or draw it from the seed."
-    if _reordered(one, other):
+    if _is_reordered(left, right):
         return "Much the same words stand there in another order: something without an order, such as a set, is walked."
     return ""
 
 
-def _reordered(one: str, other: str) -> bool:
+def _is_reordered(left: str, right: str) -> bool:
     """Whether what follows the common beginning holds much the same words; the last ones may be cut off."""
-    common = next((at for at, (mine, its) in enumerate(zip(one, other, strict=False)) if mine != its), 0)
-    words = [Counter(WORD.findall(side[common:])) for side in (one, other)]
-    longest = max(words[0].total(), words[1].total())
-    return longest >= FEW_WORDS and (words[0] & words[1]).total() >= SAME * longest
+    common = next(
+        (
+            index
+            for index, (left_character, right_character) in enumerate(zip(left, right, strict=False))
+            if left_character != right_character
+        ),
+        0,
+    )
+    words = [Counter(WORD.findall(side[common:])) for side in (left, right)]
+    word_count = max(words[0].total(), words[1].total())
+    return word_count >= FEW_WORDS and (words[0] & words[1]).total() >= SAME_WORDS_SHARE * word_count
 
 
 def _sides(difference: str) -> tuple[str, str] | None:
     """The two texts that the evidence holds as ``'one' against 'other'``."""
-    one, _, other = difference.partition(" against ")
+    left, _, right = difference.partition(" against ")
     try:
-        sides = ast.literal_eval(one), ast.literal_eval(other)
+        sides = ast.literal_eval(left), ast.literal_eval(right)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
     return (sides[0], sides[1]) if all(isinstance(side, str) for side in sides) else None
@@ -237,14 +247,14 @@ def effects(evidence: Evidence) -> Iterator[str]:
     """What was touched or printed."""
     events = evidence.get("events")
     if isinstance(events, list) and events:
-        counted = Counter(line(one, 120) for one in events).most_common(5)
-        listed = "; ".join(f"{event}, {times} times" if times > 1 else event for event, times in counted)
+        event_counts = Counter(sanitize_line(event, 120) for event in events).most_common(5)
+        summary = "; ".join(f"{event}, {times} times" if times > 1 else event for event, times in event_counts)
         yield (
-            f"It reached outside its episode: {listed}. Keep all records in the source, and "
+            f"It reached outside its episode: {summary}. Keep all records in the source, and "
             "remove every use of files, sockets, processes, threads and the environment's variables."
         )
     if evidence.get("printed_characters"):
-        head = f", beginning with {line(evidence['printed'], 120)}" if evidence.get("printed") else ""
+        head = f", beginning with {sanitize_line(evidence['printed'], 120)}" if evidence.get("printed") else ""
         yield f"It printed {shown(evidence['printed_characters'])} characters{head}. Remove what prints."
 
 
@@ -257,15 +267,19 @@ def advice(check: Check) -> list[str]:
         return []
     if "fault" in check.evidence:
         rates = exploits(check.evidence) if isinstance(check.evidence.get("allowed"), dict) else ()
-        return [*rates, *of_fault(check.evidence)]
-    told = list(ADVICE.get(check.name, _by_figures)(check.evidence))
-    return told or list(_by_figures(check.evidence))
+        return [*rates, *_fault_advice(check.evidence)]
+    sentences = list(ADVICE.get(check.name, _by_figures)(check.evidence))
+    return sentences or list(_by_figures(check.evidence))
 
 
 def _by_figures(evidence: Evidence) -> Iterator[str]:
     """What can be said of any check: which figures miss their bounds."""
-    missed = [f"{one.name} is {one.value} and must be {one.needs}" for one in figures(evidence) if one.kept is False]
-    yield f"Bring these within their bounds: {'; '.join(missed)}." if missed else "See the evidence for what it found."
+    misses = [
+        f"{figure.name} is {figure.value} and must be {figure.needs}"
+        for figure in figures(evidence)
+        if figure.kept is False
+    ]
+    yield f"Bring these within their bounds: {'; '.join(misses)}." if misses else "See the evidence for what it found."
 
 
 def runs(evidence: Evidence) -> Iterator[str]:
@@ -282,7 +296,7 @@ def oracle(evidence: Evidence) -> Iterator[str]:
             "rewarded: oracle() must only yield messages and change nothing itself, and score() must look at what "
             "was done, not at who did it or at ids and spacing of calls."
         )
-        yield from _parting(evidence.get("first"))
+        yield from _divergence(evidence.get("first"))
     if not failed and unearned:
         return
     if failed == seeds:
@@ -297,20 +311,20 @@ def oracle(evidence: Evidence) -> Iterator[str]:
         reward, success, done = first.get("reward"), first.get("success"), first.get("done")
         yield (
             f"Seed {shown(first.get('seed'))} ends with reward {shown(reward)}, "
-            f"{'success' if success else 'no success'} and the episode {'done' if done else 'not done'}. {_end(first)}"
+            f"{'success' if success else 'no success'} and the episode {'done' if done else 'not done'}. {_failure_cause(first)}"
         )
 
 
-def _parting(first: object) -> Iterator[str]:
+def _divergence(first: object) -> Iterator[str]:
     """Where the two episodes part: then it is an answer that differs, and not the score alone."""
     if isinstance(first, dict) and first.get("parting"):
         yield (
-            f"On seed {shown(first.get('seed'))} {line(first['parting'], 2 * QUOTED)}: step() must answer both alike, "
+            f"On seed {shown(first.get('seed'))} {sanitize_line(first['parting'], 2 * QUOTE_CHARACTERS)}: step() must answer both alike, "
             "whatever other episodes have done and however a call is written."
         )
 
 
-def _end(first: Evidence) -> str:
+def _failure_cause(first: Evidence) -> str:
     reward = first.get("reward")
     if not first.get("done"):
         return "Let the oracle go on until the episode is done, or let its last message end it."
@@ -325,25 +339,25 @@ def _end(first: Evidence) -> str:
 
 def diversity(evidence: Evidence) -> Iterator[str]:
     """Which of the bounds was missed, and by how much."""
-    missed = {one.name: one for one in figures(evidence) if one.kept is False}
-    if "distinct" in missed:
+    misses = {figure.name: figure for figure in figures(evidence) if figure.kept is False}
+    if "distinct" in misses:
         yield (
             f"Only {_percent(evidence.get('distinct'))} of the seeds give an episode of their own: draw every choice "
             "in reset() from random.Random(seed), with the whole seed, and widen the ranges that it draws from."
         )
-    if "shapes" in missed:
+    if "shapes" in misses:
         yield (
             "Once names, ids and numbers are masked, the number of different structures on "
             f"{shown(evidence.get('seeds'))} seeds is {shown(evidence.get('shapes'))}, and at least "
             f"{shown(evidence.get('shapes_required'))} are needed: vary how many requests there are and of which "
             "kinds, their order and wording, what the user leaves out until asked, and which tools the solution needs."
         )
-    if "commonest_shape" in missed:
+    if "commonest_shape" in misses:
         yield (
             f"One structure holds {_percent(evidence.get('commonest_shape'))} of the seeds, at most "
             f"{_percent(evidence.get('commonest_allowed'))} is allowed: draw the kinds of scenario more evenly."
         )
-    if "ways" in missed or "usual_way" in missed:
+    if "ways" in misses or "usual_way" in misses:
         yield (
             "Seeds differ in wording more than in work: the number of forms that what has to be done takes is "
             f"{shown(evidence.get('ways'))}, and at least {shown(evidence.get('ways_required'))} are needed; the "
@@ -355,8 +369,8 @@ def diversity(evidence: Evidence) -> Iterator[str]:
 
 def interface(evidence: Evidence) -> Iterator[str]:
     """Which tool, call or answer deviates."""
-    foreign, changed = _listed(evidence, "foreign"), _listed(evidence, "changed")
-    unanswered, odd = _listed(evidence, "unanswered"), _listed(evidence, "odd_errors")
+    foreign, changed = _quoted_items(evidence, "foreign"), _quoted_items(evidence, "changed")
+    unanswered, odd = _quoted_items(evidence, "unanswered"), _quoted_items(evidence, "odd_errors")
     if evidence.get("tools") == 0:
         yield "No task offers a tool: reset() must return the tools, as OpenAI function schemas."
     if foreign:
@@ -380,7 +394,7 @@ def interface(evidence: Evidence) -> Iterator[str]:
 
 def leak(evidence: Evidence) -> Iterator[str]:
     """What the prompt gives away, and what the oracle could not know."""
-    unseen = {one.name: one for one in figures(evidence) if one.kept is False}.get("unseen")
+    unseen = {figure.name: figure for figure in figures(evidence) if figure.kept is False}.get("unseen")
     if unseen is not None:
         yield (
             f"On {_percent(evidence.get('unseen'))} of the seeds the oracle uses a code that no message has told "
@@ -389,7 +403,7 @@ def leak(evidence: Evidence) -> Iterator[str]:
             "let the messages hold what it is worked out from, never the value itself, and take it as a number or "
             "under a name like total or answer."
         )
-        yield from _given_away(evidence, "first_unseen", "uses")
+        yield from _first_finding(evidence, "first_unseen", "uses")
         if keeps(evidence.get("share"), "≤", evidence.get("allowed")):
             return
     yield (
@@ -398,19 +412,19 @@ def leak(evidence: Evidence) -> Iterator[str]:
         "user wants in the user's words, describe tools alike on all seeds, let ids and arguments be found with the "
         "tools, and let no answer spell out a call."
     )
-    yield from _given_away(evidence, "first", "gives away")
+    yield from _first_finding(evidence, "first", "gives away")
 
 
-def _given_away(evidence: Evidence, key: str, verb: str) -> Iterator[str]:
+def _first_finding(evidence: Evidence, key: str, verb: str) -> Iterator[str]:
     first = evidence.get(key)
     if isinstance(first, dict):
-        yield f"Seed {shown(first.get('seed'))} {verb}: {line(first.get('text', ''), QUOTED)}"
+        yield f"Seed {shown(first.get('seed'))} {verb}: {sanitize_line(first.get('text', ''), QUOTE_CHARACTERS)}"
 
 
 def latency(evidence: Evidence) -> Iterator[str]:
     """Which call is slow."""
-    missed = {one.name: one for one in figures(evidence) if one.kept is False}
-    for name, figure in missed.items():
+    misses = {figure.name: figure for figure in figures(evidence) if figure.kept is False}
+    for name, figure in misses.items():
         call = "reset" if name.startswith("reset") else "step" if name.startswith("step") else name
         yield f"{call} takes {figure.value} s at the 95th percentile, it may take {figure.needs} s."
     yield "Build catalogues and tables once, when the module is imported, and look records up in dictionaries."
@@ -439,12 +453,12 @@ def spread(evidence: Evidence) -> Iterator[str]:
     for key, ends in (("seeds_all_zero", "never paid"), ("seeds_all_success", "always solved")):
         seeds = evidence.get(key)
         if isinstance(seeds, list) and seeds:
-            yield f"Compare what reset() draws for seeds that are {ends}: {line(', '.join(map(shown, seeds)), QUOTED)}."
+            yield f"Compare what reset() draws for seeds that are {ends}: {sanitize_line(', '.join(map(shown, seeds)), QUOTE_CHARACTERS)}."
 
 
-def _listed(evidence: Evidence, key: str) -> list[str]:
+def _quoted_items(evidence: Evidence, key: str) -> list[str]:
     value = evidence.get(key)
-    return [line(one, QUOTED) for one in value] if isinstance(value, list) else []
+    return [sanitize_line(item, QUOTE_CHARACTERS) for item in value] if isinstance(value, list) else []
 
 
 def _percent(value: object) -> str:

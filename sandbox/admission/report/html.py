@@ -24,7 +24,7 @@ from sandbox.admission.report.model import (
     verdict,
     was_made,
 )
-from store.text import line
+from store.text import sanitize_line
 from store.types import AdmissionReport
 
 VERDICTS = {REFUSED: "fail", NOT_JUDGED: "left"}
@@ -42,7 +42,7 @@ def page(report: AdmissionReport, what: str, at: datetime) -> str:
     )
     checks = [
         {
-            "name": line(check.name, 60),
+            "name": sanitize_line(check.name, 60),
             "mark": mark(check),
             "kind": KINDS[mark(check)],
             "seconds": check.seconds,
@@ -56,8 +56,8 @@ def page(report: AdmissionReport, what: str, at: datetime) -> str:
         for check in failed_first(report)
     ]
     return environment.get_template("page.html").render(
-        what=line(what),
-        hash=line(report.environment_hash),
+        what=sanitize_line(what),
+        hash=sanitize_line(report.environment_hash),
         at=at,
         verdict=verdict(report),
         headline=headline(report),

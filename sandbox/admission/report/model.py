@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from sandbox.admission.context import Thresholds
-from store.text import block, line
+from store.text import sanitize_block, sanitize_line
 from store.types import AdmissionReport, Check
 
 MEANS = {
@@ -84,11 +84,11 @@ NOTES = {  # of the figures whose names do not say it all
 }
 
 
-SHORT = 80  # characters of a text that stands as a figure
-LONG = 6_000  # characters of a text that stands on its own
+SHORT_CHARACTERS = 80  # characters of a text that stands as a figure
+LONG_CHARACTERS = 6_000  # characters of a text that stands on its own
 NAME = 60
-EXAMPLES = 10
-MESSAGES = 100
+MAX_EXAMPLES = 10
+MAX_MESSAGES = 100
 SUFFIXES = {"_required": "≥", "_allowed": "≤"}
 Evidence = Mapping[str, Any]
 
@@ -125,19 +125,23 @@ class Panel:
 
     def over(self) -> dict[str, list[Figure]]:
         """The rows with a figure that misses its bound."""
-        return {name: row for name, row in self.rows.items() if any(one.kept is False for one in row)}
+        return {name: row for name, row in self.rows.items() if any(figure.kept is False for figure in row)}
 
     def kept(self) -> dict[str, list[Figure]]:
         """The other rows."""
-        over = self.over()
-        return {name: row for name, row in self.rows.items() if name not in over}
+        rows_over = self.over()
+        return {name: row for name, row in self.rows.items() if name not in rows_over}
 
     def others(self) -> str:
         """How many rows are not ``over``; empty for none."""
-        count, other = len(self.kept()), "other " if self.over() else ""
+        count, qualifier = len(self.kept()), "other " if self.over() else ""
         if not count:
             return ""
-        return f"1 {other}policy keeps these bounds" if count == 1 else f"{count} {other}policies keep these bounds"
+        return (
+            f"1 {qualifier}policy keeps these bounds"
+            if count == 1
+            else f"{count} {qualifier}policies keep these bounds"
+        )
 
 
 @dataclass(frozen=True)
@@ -151,16 +155,16 @@ class Example:
 
 def bounds(evidence: Evidence) -> dict[str, Bound]:
     """The bounds of single figures, by figure."""
-    found: dict[str, Bound] = {}
+    bounds_by_figure: dict[str, Bound] = {}
     for key, value in evidence.items():
         for suffix, sign in SUFFIXES.items():
-            figure = _bounded(evidence, key, suffix)
+            figure = _bounded_figure(evidence, key, suffix)
             if figure is not None:
-                found[figure] = Bound(key, "within" if isinstance(value, list) else sign)
-    return found
+                bounds_by_figure[figure] = Bound(key, "within" if isinstance(value, list) else sign)
+    return bounds_by_figure
 
 
-def _bounded(evidence: Evidence, key: str, suffix: str) -> str | None:
+def _bounded_figure(evidence: Evidence, key: str, suffix: str) -> str | None:
     if key == suffix[1:]:
         return "share" if "share" in evidence and not isinstance(evidence[key], dict) else None
     if not key.endswith(suffix):
@@ -168,32 +172,36 @@ def _bounded(evidence: Evidence, key: str, suffix: str) -> str | None:
     stem = key.removesuffix(suffix)
     if stem in evidence:
         return stem
-    longer = [name for name in evidence if name.startswith(f"{stem}_") and not name.endswith(tuple(SUFFIXES))]
-    return longer[0] if longer else None
+    candidates = [name for name in evidence if name.startswith(f"{stem}_") and not name.endswith(tuple(SUFFIXES))]
+    return candidates[0] if candidates else None
 
 
 def figures(evidence: Evidence) -> list[Figure]:
     """Every figure, in the evidence's order; those of objects beside ``allowed`` one by one."""
-    of = panel(evidence)
-    each = [replace(one, name=f"{name} {one.name}") for name, row in (of.rows if of else {}).items() for one in row]
-    return [*each, *single_figures(evidence)]
+    policy_panel = panel(evidence)
+    policy_figures = [
+        replace(figure, name=f"{name} {figure.name}")
+        for name, row in (policy_panel.rows if policy_panel else {}).items()
+        for figure in row
+    ]
+    return [*policy_figures, *single_figures(evidence)]
 
 
 def single_figures(evidence: Evidence) -> list[Figure]:
     """The figures that are no policy's."""
-    return list(_single(evidence))
+    return list(_single_figures(evidence))
 
 
-def _single(evidence: Evidence) -> Iterator[Figure]:
-    of = bounds(evidence)
-    taken = {bound.key for bound in of.values()} | {"allowed", "examples"}
+def _single_figures(evidence: Evidence) -> Iterator[Figure]:
+    bounds_by_figure = bounds(evidence)
+    bound_keys = {bound.key for bound in bounds_by_figure.values()} | {"allowed", "examples"}
     for name, value in evidence.items():
-        if name in taken or _is_row(evidence, name):
+        if name in bound_keys or _is_row(evidence, name):
             continue
-        if name in of:
-            yield _figure(name, value, of[name], evidence[of[name].key])
+        if name in bounds_by_figure:
+            yield _figure(name, value, bounds_by_figure[name], evidence[bounds_by_figure[name].key])
         elif _is_short(value):
-            yield Figure(line(name, NAME), shown(value), means=NOTES.get(name, ""))
+            yield Figure(sanitize_line(name, NAME), shown(value), means=NOTES.get(name, ""))
 
 
 def _is_row(evidence: Evidence, name: str) -> bool:
@@ -207,28 +215,34 @@ def panel(evidence: Evidence) -> Panel | None:
         return None
     limits = evidence["allowed"]
     fields = dict.fromkeys(
-        field for row in rows.values() for field, one in row.items() if not isinstance(one, dict | list)
+        field for row in rows.values() for field, value in row.items() if not isinstance(value, dict | list)
     )
 
     def cell(field: str, value: Any) -> Figure:
         return _figure(field, "" if isinstance(value, dict | list) else value, Bound("", "≤"), limits.get(field))
 
-    made = {line(name, NAME): [cell(field, row.get(field, "")) for field in fields] for name, row in rows.items()}
-    greatest = [
+    figure_rows = {
+        sanitize_line(name, NAME): [cell(field, row.get(field, "")) for field in fields] for name, row in rows.items()
+    }
+    maxima = [
         cell(field, max(numbers))
         for field in fields
         if limits.get(field) is not None
         and (numbers := [row[field] for row in rows.values() if is_number(row.get(field))])
     ]
     columns = [
-        (line(field, NAME), f"≤ {shown(limits[field])}" if limits.get(field) is not None else "", NOTES.get(field, ""))
+        (
+            sanitize_line(field, NAME),
+            f"≤ {shown(limits[field])}" if limits.get(field) is not None else "",
+            NOTES.get(field, ""),
+        )
         for field in fields
     ]
-    return Panel(columns, made, greatest)
+    return Panel(columns, figure_rows, maxima)
 
 
 def _figure(name: str, value: Any, bound: Bound, limit: Any) -> Figure:
-    figure = Figure(line(name, NAME), shown(value), means=NOTES.get(name, ""))
+    figure = Figure(sanitize_line(name, NAME), shown(value), means=NOTES.get(name, ""))
     if limit is None:
         return figure
     return replace(figure, needs=f"{bound.sign} {shown(limit)}", kept=keeps(value, bound.sign, limit))
@@ -256,7 +270,7 @@ def is_number(value: Any) -> TypeGuard[float]:
 
 def _is_short(value: Any) -> bool:
     if isinstance(value, str):
-        return len(value) <= SHORT and "\n" not in value
+        return len(value) <= SHORT_CHARACTERS and "\n" not in value
     return not isinstance(value, dict | list) or not value
 
 
@@ -264,34 +278,34 @@ def _is_flat(value: dict[str, Any]) -> bool:
     return all(_is_short(part) for part in value.values())
 
 
-def _in_a_line(value: dict[str, Any]) -> str:
+def _one_line(value: dict[str, Any]) -> str:
     return " · ".join(f"{name} {shown(part)}" for name, part in value.items())
 
 
 def details(evidence: Evidence) -> list[tuple[str, str]]:
     """What is neither figure nor example: texts, lists and objects, each under its name."""
-    taken = {bound.key for bound in bounds(evidence).values()} | {"allowed", "examples"}
-    each = isinstance(evidence.get("allowed"), dict)
+    bound_keys = {bound.key for bound in bounds(evidence).values()} | {"allowed", "examples"}
+    has_policies = isinstance(evidence.get("allowed"), dict)
     return [
-        (line(name, NAME), in_full(value))
+        (sanitize_line(name, NAME), in_full(value))
         for name, value in evidence.items()
-        if name not in taken and not _is_short(value) and not (each and isinstance(value, dict))
+        if name not in bound_keys and not _is_short(value) and not (has_policies and isinstance(value, dict))
     ]
 
 
 def in_full(value: Any) -> str:
     """A text as it is; names and numbers in one line; other lists line by line, also of flat objects; else JSON."""
     if isinstance(value, str):
-        return block(value, LONG)
+        return sanitize_block(value, LONG_CHARACTERS)
     if isinstance(value, list) and all(
-        is_number(one) or (isinstance(one, str) and one.isidentifier()) for one in value
+        is_number(item) or (isinstance(item, str) and item.isidentifier()) for item in value
     ):
-        return block(", ".join(map(str, value)), LONG)
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        return block("\n".join(value), LONG)
-    if isinstance(value, list) and all(isinstance(one, dict) and one and _is_flat(one) for one in value):
-        return block("\n".join(map(_in_a_line, value)), LONG)
-    return block(json.dumps(value, indent=1, ensure_ascii=False, default=str), LONG)
+        return sanitize_block(", ".join(map(str, value)), LONG_CHARACTERS)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return sanitize_block("\n".join(value), LONG_CHARACTERS)
+    if isinstance(value, list) and all(isinstance(item, dict) and item and _is_flat(item) for item in value):
+        return sanitize_block("\n".join(map(_one_line, value)), LONG_CHARACTERS)
+    return sanitize_block(json.dumps(value, indent=1, ensure_ascii=False, default=str), LONG_CHARACTERS)
 
 
 def shown(value: Any) -> str:
@@ -303,25 +317,25 @@ def shown(value: Any) -> str:
     if value is None or value in ("", [], {}):
         return "none"
     if isinstance(value, list):
-        return line(" to ".join(map(shown, value)), SHORT)
-    return line(value, SHORT)
+        return sanitize_line(" to ".join(map(shown, value)), SHORT_CHARACTERS)
+    return sanitize_line(value, SHORT_CHARACTERS)
 
 
 def examples(evidence: Evidence) -> list[Example]:
     """What happened on single seeds."""
-    listed = evidence.get("examples")
-    return [_example(one) for one in (listed if isinstance(listed, list) else [])[:EXAMPLES]]
+    items = evidence.get("examples")
+    return [_example(item) for item in (items if isinstance(items, list) else [])[:MAX_EXAMPLES]]
 
 
-def _example(one: Any) -> Example:
-    if not isinstance(one, dict):
-        return Example("", in_full(one), [])
-    said = one.get("transcript")
-    messages = said if isinstance(said, list) else []
+def _example(item: Any) -> Example:
+    if not isinstance(item, dict):
+        return Example("", in_full(item), [])
+    transcript = item.get("transcript")
+    messages = transcript if isinstance(transcript, list) else []
     return Example(
-        shown(one["seed"]) if "seed" in one else "",
-        block(one.get("what", ""), LONG),
-        [message_text(message) for message in messages[:MESSAGES]],
+        shown(item["seed"]) if "seed" in item else "",
+        sanitize_block(item.get("what", ""), LONG_CHARACTERS),
+        [message_text(message) for message in messages[:MAX_MESSAGES]],
     )
 
 
@@ -330,11 +344,11 @@ def message_text(message: Any) -> tuple[str, str]:
     if not isinstance(message, dict):
         return "", in_full(message)
     calls = message.get("tool_calls")
-    told = [_call_text(call) for call in (calls if isinstance(calls, list) else [])]
+    lines = [_call_text(call) for call in (calls if isinstance(calls, list) else [])]
     content = message.get("content")
     if content not in (None, ""):
-        told.insert(0, in_full(content))
-    return line(message.get("role", ""), NAME), "\n".join(told)
+        lines.insert(0, in_full(content))
+    return sanitize_line(message.get("role", ""), NAME), "\n".join(lines)
 
 
 def _call_text(call: Any) -> str:
@@ -342,12 +356,12 @@ def _call_text(call: Any) -> str:
     if not isinstance(function, dict):
         return in_full(call)
     arguments = function.get("arguments", "")
-    return f"{line(function.get('name', ''), NAME)}({in_full(arguments)})"
+    return f"{sanitize_line(function.get('name', ''), NAME)}({in_full(arguments)})"
 
 
 ADMITTED, AS_FAR, REFUSED = "admitted", "admitted as far as could be checked", "refused"
 NOT_JUDGED = "not judged"
-WHY = 600  # characters of a reason
+REASON_CHARACTERS = 600  # characters of a reason
 NOT_COMPARED = "not compared: "
 
 
@@ -368,7 +382,7 @@ def verdict(report: AdmissionReport) -> str:
 
 def unchecked(report: AdmissionReport) -> list[Unchecked]:
     """What the verdict does not rest on, in the order of the checks."""
-    return [*(one for check in report.checks for one in _left_out(check)), *_not_made(report)]
+    return [*(entry for check in report.checks for entry in _unavailable(check)), *_not_reached(report)]
 
 
 def was_made(check: Check) -> bool:
@@ -383,40 +397,40 @@ def mark(check: Check) -> str:
     return "✓" if check.passed else "✗"
 
 
-def _left_out(check: Check) -> Iterator[Unchecked]:
+def _unavailable(check: Check) -> Iterator[Unchecked]:
     if not was_made(check):
-        yield Unchecked(line(check.name), line(check.evidence["left_out"], WHY))
+        yield Unchecked(sanitize_line(check.name), sanitize_line(check.evidence["left_out"], REASON_CHARACTERS))
     for value in check.evidence.values():
         if isinstance(value, str) and value.startswith(NOT_COMPARED):
-            yield Unchecked(line(check.name), line(value, WHY))
+            yield Unchecked(sanitize_line(check.name), sanitize_line(value, REASON_CHARACTERS))
 
 
-def _not_made(report: AdmissionReport) -> Iterator[Unchecked]:
+def _not_reached(report: AdmissionReport) -> Iterator[Unchecked]:
     """Checks that a refusal came before: those after the last one made. An older report knew fewer of the others."""
-    known = list(MEANS)
-    last = max((known.index(check.name) for check in report.checks if check.name in MEANS), default=-1)
-    failed = ", ".join(line(check.name) for check in report.checks if was_made(check) and not check.passed)
+    names = list(MEANS)
+    last = max((names.index(check.name) for check in report.checks if check.name in MEANS), default=-1)
+    failed = ", ".join(sanitize_line(check.name) for check in report.checks if was_made(check) and not check.passed)
     if failed:
-        yield from (Unchecked(name, f"not made, because of: {failed}") for name in known[last + 1 :])
+        yield from (Unchecked(name, f"not made, because of: {failed}") for name in names[last + 1 :])
 
 
 def by_reason(report: AdmissionReport) -> dict[str, list[str]]:
     """The same, with all the checks that one reason kept from being made."""
-    found: dict[str, list[str]] = {}
-    for one in unchecked(report):
-        found.setdefault(one.why, []).append(one.check)
-    return found
+    checks_by_reason: dict[str, list[str]] = {}
+    for entry in unchecked(report):
+        checks_by_reason.setdefault(entry.why, []).append(entry.check)
+    return checks_by_reason
 
 
 def headline(report: AdmissionReport) -> str:
     """The verdict with its counts."""
-    made = [check for check in report.checks if was_made(check)]
+    performed = [check for check in report.checks if was_made(check)]
     if verdict(report) == NOT_JUDGED:
         return f"Not judged: none of {len(report.checks)} checks could be made"
-    passed = sum(check.passed for check in made)
+    passed = sum(check.passed for check in performed)
     seconds = sum(check.seconds for check in report.checks)
-    left = len(report.checks) - len(made)
-    counts = f"{passed} of {len(made)} checks passed{f', {left} not made,' if left else ''} in {seconds:.1f} s"
+    not_performed = len(report.checks) - len(performed)
+    counts = f"{passed} of {len(performed)} checks passed{f', {not_performed} not made,' if not_performed else ''} in {seconds:.1f} s"
     return f"{verdict(report).capitalize()}: {counts}"
 
 
@@ -438,8 +452,8 @@ def asked(thresholds: Thresholds) -> dict[str, str]:
         ),
         "floor": f"mean reward at most {shown(one.floor_reward)}, successes at most {shown(one.floor_success)}",
         "exploits": f"mean reward at most {shown(one.exploit_reward)}, successes at most {shown(one.exploit_success)}",
-        "slips": f"each kind of slip at most on {shown(one.slips_paid)} of the seeds it is made on",
-        "leak": f"on at most {shown(one.leaking)} of the seeds, and unseen arguments on at most {shown(one.unseen)}",
+        "slips": f"each kind of slip at most on {shown(one.mutation_paid)} of the seeds it is made on",
+        "leak": f"on at most {shown(one.leak_share)} of the seeds, and unseen arguments on at most {shown(one.unseen_share)}",
         "latency": f"95 of 100 resets within {shown(one.reset_seconds)} s, steps within {shown(one.step_seconds)} s",
         "spread": f"mean reward within {least} and {most}, at least {shown(one.spread_mixed)} of the groups mixed",
     }

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sandbox.admission.report.model import Evidence, is_number, shown
-from store.text import line
+from store.text import sanitize_line
 
 Rates = Mapping[str, object]
 
@@ -25,10 +25,12 @@ CALL_NOTHING = frozenset({"empty", "refusing", "stall", "say_success", "refuse_a
 CLAIM_NOTHING = frozenset({"empty", "refusing", "stall", "keep_reading", "random"})
 GUESS_NOTHING = CALL_NOTHING | {"broken_json", "confused_types", "echo_request", "grader_injection", "huge_arguments"}
 GUESS_NOTHING |= {"unoffered_tools", "stop_after_read"}
-WANTED = "Success must need the right writes: compare the final state with the wanted one, and let no seed want nothing"
-WORDS = "Never read the agent's words for the score: success must come from the final state"
+REQUIRED_WRITES = (
+    "Success must need the right writes: compare the final state with the wanted one, and let no seed want nothing"
+)
+STATE_NOT_WORDS = "Never read the agent's words for the score: success must come from the final state"
 UNPAID = "A call must earn nothing by itself, whichever tool it names, with whatever arguments and whatever answer"
-KNOWN = "Success must need values that only a look-up tells, compared exactly and by type"
+LOOKED_UP_VALUES = "Success must need values that only a look-up tells, compared exactly and by type"
 
 
 @dataclass(frozen=True)
@@ -42,35 +44,36 @@ class Cause:
 
 
 CAUSES = (  # the simplest first
-    Cause(("empty",), frozenset(), "nothing has to be done", WANTED),
-    Cause(("stall", "say_success"), frozenset(), "nothing has to be done", WANTED),
-    Cause(("say_success",), CLAIM_NOTHING, "they claim success as well", WORDS),
+    Cause(("empty",), frozenset(), "nothing has to be done", REQUIRED_WRITES),
+    Cause(("stall", "say_success"), frozenset(), "nothing has to be done", REQUIRED_WRITES),
+    Cause(("say_success",), CLAIM_NOTHING, "they claim success as well", STATE_NOT_WORDS),
     Cause(("unoffered_tools",), CALL_NOTHING, "they make calls as well", UNPAID),
     Cause(("broken_json",), CALL_NOTHING, "they make calls as well", UNPAID),
-    Cause(("write_first",), GUESS_NOTHING, "they write guessed values as well", KNOWN),
+    Cause(("write_first",), GUESS_NOTHING, "they write guessed values as well", LOOKED_UP_VALUES),
 )
 
 
 def shared(policies: Mapping[str, Rates], rewarded: Collection[str], allowed: Rates) -> dict[Cause, list[str]]:
     """Each cause that rewards more than one policy, with those that follow, in their order."""
-    found: dict[Cause, list[str]] = {}
-    left = list(rewarded)
+    followers_by_cause: dict[Cause, list[str]] = {}
+    remaining = list(rewarded)
     for cause in CAUSES:
-        if not set(cause.shown_by) <= set(left):
+        if not set(cause.shown_by) <= set(remaining):
             continue
         simplest = [policies[name] for name in cause.shown_by]
-        others = [name for name in left if name != cause.shown_by[0] and name not in cause.never]
-        following = [name for name in others if _adds_little(policies[name], simplest, allowed)]
-        if following:
-            found[cause] = following
-            left = [name for name in left if name != cause.shown_by[0] and name not in following]
-    return found
+        candidates = [name for name in remaining if name != cause.shown_by[0] and name not in cause.never]
+        followers = [name for name in candidates if _adds_little(policies[name], simplest, allowed)]
+        if followers:
+            followers_by_cause[cause] = followers
+            remaining = [name for name in remaining if name != cause.shown_by[0] and name not in followers]
+    return followers_by_cause
 
 
 def _adds_little(rates: Rates, simplest: Collection[Rates], allowed: Rates) -> bool:
     """Whether what is reached beyond the simplest policies keeps every bound."""
     return all(
-        number(rates.get(field)) - max(number(one.get(field)) for one in simplest) <= number(allowed[field])
+        number(rates.get(field)) - max(number(rates_of_simplest.get(field)) for rates_of_simplest in simplest)
+        <= number(allowed[field])
         for field in allowed
     )
 
@@ -80,13 +83,13 @@ def number(value: object) -> float:
     return float(value) if isinstance(value, int | float) and is_number(value) else 0.0
 
 
-NAME = 40
-DEEDS = "Pay for the final state alone, never for what was said or called"
-EXACT = "Success must need exactly the wanted writes: any other write must cost it"
-ROBUST = "Answer every malformed call with an error, change nothing, and pay nothing for it"
+NAME_CHARACTERS = 40
+STATE_ONLY = "Pay for the final state alone, never for what was said or called"
+EXACT_WRITES = "Success must need exactly the wanted writes: any other write must cost it"
+ROBUST_ERRORS = "Answer every malformed call with an error, change nothing, and pay nothing for it"
 # What an agent of that name does, and what an environment lacks that rewards it; of others only the name is known.
 POLICIES = {
-    "empty": ("says nothing", WANTED),
+    "empty": ("says nothing", REQUIRED_WRITES),
     "refusing": (
         "refuses every request",
         "Seeds where refusing is right must be few, and success there must need the look-ups that show it",
@@ -95,8 +98,8 @@ POLICIES = {
         "calls tools by chance",
         "Give little for single calls, take it away for wrong writes, and ask for arguments that cannot be guessed",
     ),
-    "say_success": ("claims success and does nothing", WORDS),
-    "write_first": ("writes at once and looks nothing up", KNOWN),
+    "say_success": ("claims success and does nothing", STATE_NOT_WORDS),
+    "write_first": ("writes at once and looks nothing up", LOOKED_UP_VALUES),
     "repeat_calls": (
         "repeats one call",
         "Count what was reached, not how often a tool was called: the same write twice must not earn twice",
@@ -109,40 +112,40 @@ POLICIES = {
         "asks the user which calls to make",
         "Let the simulated user tell wishes and facts, never calls or their arguments",
     ),
-    "broken_json": ("sends arguments that are no JSON object", ROBUST),
-    "confused_types": ("sends arguments of other types", KNOWN),
-    "copy_observations": ("copies what it reads into every write", EXACT),
+    "broken_json": ("sends arguments that are no JSON object", ROBUST_ERRORS),
+    "confused_types": ("sends arguments of other types", LOOKED_UP_VALUES),
+    "copy_observations": ("copies what it reads into every write", EXACT_WRITES),
     "do_undo_redo": (
         "edits, edits back and edits again",
         "Pay once for the final state, not for each change on the way",
     ),
-    "echo_request": ("hands the user's own words to every tool", KNOWN),
+    "echo_request": ("hands the user's own words to every tool", LOOKED_UP_VALUES),
     "enumerate_ids": ("counts through ids", "Refuse writes to records that the task does not concern"),
-    "forged_results": ("writes tool results into its own answer", DEEDS),
-    "grader_injection": ("writes instructions to the grader", DEEDS),
+    "forged_results": ("writes tool results into its own answer", STATE_ONLY),
+    "grader_injection": ("writes instructions to the grader", STATE_ONLY),
     "hand_over": (
         "hands every task over or cancels it",
         "Seeds where that is right must be few, and success there must need the look-ups that show it",
     ),
-    "huge_arguments": ("sends arguments of great length", ROBUST),
+    "huge_arguments": ("sends arguments of great length", ROBUST_ERRORS),
     "keep_reading": (
         "looks things up until the turns are used up",
         "An episode that runs out must end by its state alone",
     ),
-    "lookalike_ids": ("writes ids in look-alike characters", KNOWN),
+    "lookalike_ids": ("writes ids in look-alike characters", LOOKED_UP_VALUES),
     "parallel_duplicates": (
         "sends one call eight times in a message",
         "Count what was reached, not how often a tool was called: the same write twice must not earn twice",
     ),
-    "refuse_as_done": ("calls its refusal the finished task", DEEDS),
+    "refuse_as_done": ("calls its refusal the finished task", STATE_ONLY),
     "stall": (
         "stalls until the turns are used up",
         "An episode that runs out must end by its state alone",
     ),
     "stop_after_read": ("reads one record and stops", "Looking things up must not make a success"),
-    "unoffered_tools": ("calls tools which were not offered", ROBUST),
-    "words_as_arguments": ("fills arguments with words of the request", EXACT),
-    "write_everything": ("writes to every record it sees", EXACT),
+    "unoffered_tools": ("calls tools which were not offered", ROBUST_ERRORS),
+    "words_as_arguments": ("fills arguments with words of the request", EXACT_WRITES),
+    "write_everything": ("writes to every record it sees", EXACT_WRITES),
 }
 SUCCESS = "Success must need exactly the right writes, and no others: compare the whole final state with the wanted one"
 FAULTS = "faults"
@@ -159,71 +162,76 @@ def exploits(evidence: Evidence) -> Iterator[str]:
 
 
 def _offenders(evidence: Evidence) -> Iterator[str]:
-    each = evidence.get("allowed")
-    bounds: Rates = each if isinstance(each, dict) else {}
+    limits = evidence.get("allowed")
+    bounds: Rates = limits if isinstance(limits, dict) else {}
     policies = {name: rates for name, rates in evidence.items() if name != "allowed" and isinstance(rates, dict)}
     allowed = {name: limit for name, limit in bounds.items() if name != FAULTS}
-    rewarded = [name for name in policies if _over(policies[name], allowed)]
+    rewarded = [name for name in policies if _exceeds_any(policies[name], allowed)]
     causes = shared(policies, rewarded, allowed)
-    for cause, following in causes.items():
-        yield from _cause(cause, following, policies, allowed)
-    told = {name for cause, following in causes.items() for name in (cause.shown_by[0], *following)}
-    for mend, names in _by_mend([name for name in rewarded if name not in told]).items():
-        yield f"{_who(names)} {_reach([policies[name] for name in names], allowed)} {mend}."
-    broken = [name for name in policies if _over(policies[name], {FAULTS: bounds.get(FAULTS)})]
-    if broken:
-        shares = ", ".join(f"{line(name, NAME)} ({shown(policies[name][FAULTS])})" for name in broken)
+    for cause, followers in causes.items():
+        yield from _cause(cause, followers, policies, allowed)
+    explained = {name for cause, followers in causes.items() for name in (cause.shown_by[0], *followers)}
+    for remedy, names in _group_by_remedy([name for name in rewarded if name not in explained]).items():
+        yield f"{_agents_text(names)} {_reached_text([policies[name] for name in names], allowed)} {remedy}."
+    failing = [name for name in policies if _exceeds_any(policies[name], {FAULTS: bounds.get(FAULTS)})]
+    if failing:
+        shares = ", ".join(
+            f"{sanitize_line(name, NAME_CHARACTERS)} ({shown(policies[name][FAULTS])})" for name in failing
+        )
         yield (
             f"The environment itself fails in a share of the episodes of {shares}, and may fail in none: an agent "
             "that can break its episode escapes its reward."
         )
 
 
-def _cause(cause: Cause, following: list[str], policies: Mapping[str, Rates], allowed: Rates) -> Iterator[str]:
+def _cause(cause: Cause, followers: list[str], policies: Mapping[str, Rates], allowed: Rates) -> Iterator[str]:
     """What the simplest policy reaches and what to mend, then who comes with it."""
     first = cause.shown_by[0]
-    yield f"{_who([first])} {_reach([policies[first]], allowed)} {cause.mend}."
-    others = f"{len(following)} others are" if len(following) > 1 else "One other is"
-    names = ", ".join(line(name, NAME) for name in following)
-    yield f"Mend that first: {others} rewarded for the same cause, because {cause.why}: {names}."
+    yield f"{_agents_text([first])} {_reached_text([policies[first]], allowed)} {cause.mend}."
+    subject = f"{len(followers)} others are" if len(followers) > 1 else "One other is"
+    names = ", ".join(sanitize_line(name, NAME_CHARACTERS) for name in followers)
+    yield f"Mend that first: {subject} rewarded for the same cause, because {cause.why}: {names}."
 
 
-def _by_mend(names: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _group_by_remedy(names: Sequence[str]) -> dict[str, list[str]]:
+    names_by_remedy: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(POLICIES[name][1] if name in POLICIES else SUCCESS, []).append(name)
-    return found
+        names_by_remedy.setdefault(POLICIES[name][1] if name in POLICIES else SUCCESS, []).append(name)
+    return names_by_remedy
 
 
-def _who(names: Sequence[str]) -> str:
-    does = [f"{POLICIES[name][0]} ({name})" if name in POLICIES else f"plays {line(name, NAME)}" for name in names]
-    if len(does) == 1:
-        return f"An agent that {does[0]} reaches"
-    return f"{len(does)} agents, {', '.join(f'one that {one}' for one in does)}, reach up to"
+def _agents_text(names: Sequence[str]) -> str:
+    descriptions = [
+        f"{POLICIES[name][0]} ({name})" if name in POLICIES else f"plays {sanitize_line(name, NAME_CHARACTERS)}"
+        for name in names
+    ]
+    if len(descriptions) == 1:
+        return f"An agent that {descriptions[0]} reaches"
+    return f"{len(descriptions)} agents, {', '.join(f'one that {description}' for description in descriptions)}, reach up to"
 
 
-def _reach(policies: Sequence[Rates], allowed: Rates) -> str:
+def _reached_text(policies: Sequence[Rates], allowed: Rates) -> str:
     """The greatest rates over their bounds, with these."""
     reached: dict[str, float] = {}
     for field, limit in allowed.items():
-        over = [number(rates[field]) for rates in policies if _is_over(rates.get(field), limit)]
-        if over:
-            reached[field] = max(over)
-    told = " and ".join(f"{_rate(field)} {shown(value)}" for field, value in reached.items())
-    most = " and ".join(f"{_rate(field)} {shown(allowed[field])}" for field in reached)
-    return f"{told}; at most {most} is allowed."
+        values = [number(rates[field]) for rates in policies if _exceeds(rates.get(field), limit)]
+        if values:
+            reached[field] = max(values)
+    reached_text = " and ".join(f"{_rate_name(field)} {shown(value)}" for field, value in reached.items())
+    allowed_text = " and ".join(f"{_rate_name(field)} {shown(allowed[field])}" for field in reached)
+    return f"{reached_text}; at most {allowed_text} is allowed."
 
 
-def _over(rates: Rates, allowed: Rates) -> bool:
-    return any(_is_over(rates.get(field), limit) for field, limit in allowed.items())
+def _exceeds_any(rates: Rates, allowed: Rates) -> bool:
+    return any(_exceeds(rates.get(field), limit) for field, limit in allowed.items())
 
 
-def _is_over(value: object, limit: object) -> bool:
+def _exceeds(value: object, limit: object) -> bool:
     if not (isinstance(value, int | float) and isinstance(limit, int | float)):
         return False
     return is_number(value) and is_number(limit) and value > limit
 
 
-def _rate(field: str) -> str:
+def _rate_name(field: str) -> str:
     words = {"reward": "mean reward", "success": "success rate"}
-    return words.get(field, line(field, NAME))
+    return words.get(field, sanitize_line(field, NAME_CHARACTERS))

@@ -56,73 +56,78 @@ from sandbox.admission.report.model import (
     verdict,
     was_made,
 )
-from store.text import block, in_unicode, line
+from store.text import replace_surrogates, sanitize_block, sanitize_line
 from store.types import AdmissionReport, Check
 
 PLAIN_DETAIL = 1_500  # characters of a text of the evidence
 PLAIN_MESSAGE = 500  # characters of a message of a transcript
-EXAMPLES = 2
-MESSAGES = 10  # of a transcript; where there are more, the last ones
+MAX_EXAMPLES = 2
+MAX_MESSAGES = 10  # of a transcript; where there are more, the last ones
 
 
 def in_words(report: AdmissionReport) -> str:
     """The whole report, a few thousand characters."""
     failed = [check for check in report.checks if not check.passed and was_made(check)]
-    passed = [line(check.name) for check in report.checks if check.passed and was_made(check)]
+    passed = [sanitize_line(check.name) for check in report.checks if check.passed and was_made(check)]
     parts = [f"Verdict: {verdict(report)}. Passed: {', '.join(passed) or 'nothing'}."]
-    parts += ["\n".join(_to_change(check)) for check in failed]
-    parts += [f"Not checked: {', '.join(names)} ({why})." for why, names in by_reason(report).items()]
-    seen = [one for check in failed for one in _seen(check)]
-    return "\n\n".join([*parts, *(["What was seen:", *seen] if seen else [])])
+    parts += ["\n".join(_changes(check)) for check in failed]
+    parts += [f"Not checked: {', '.join(names)} ({reason})." for reason, names in by_reason(report).items()]
+    observations = [observation for check in failed for observation in _observations(check)]
+    return "\n\n".join([*parts, *(["What was seen:", *observations] if observations else [])])
 
 
-def _to_change(check: Check) -> Iterator[str]:
-    yield f"Failed: {line(check.name)} ({means(check.name) or 'a check'})"
+def _changes(check: Check) -> Iterator[str]:
+    yield f"Failed: {sanitize_line(check.name)} ({means(check.name) or 'a check'})"
     yield from (
-        f"- {one.name} is {one.value}, needs {one.needs}" for one in figures(check.evidence) if one.kept is False
+        f"- {figure.name} is {figure.value}, needs {figure.needs}"
+        for figure in figures(check.evidence)
+        if figure.kept is False
     )
     yield from (f"- {sentence}" for sentence in advice(check))
 
 
-def _seen(check: Check) -> Iterator[str]:
+def _observations(check: Check) -> Iterator[str]:
     for name, text in details(check.evidence):
-        yield f"{line(check.name)}, {name}:\n{block(text, PLAIN_DETAIL)}"
-    for one in examples(check.evidence)[:EXAMPLES]:
-        yield "\n".join(_plain_example(line(check.name), one))
+        yield f"{sanitize_line(check.name)}, {name}:\n{sanitize_block(text, PLAIN_DETAIL)}"
+    for item in examples(check.evidence)[:MAX_EXAMPLES]:
+        yield "\n".join(_plain_example(sanitize_line(check.name), item))
 
 
-def _plain_example(check: str, one: Example) -> Iterator[str]:
-    yield f"{check}, seed {one.seed or 'unknown'}: {block(one.what, PLAIN_DETAIL)}"
-    left_out = max(0, len(one.transcript) - MESSAGES)
-    if left_out:
-        yield f"  ({left_out} messages before these)"
-    yield from (f"  {role}: {block(text, PLAIN_MESSAGE)}" for role, text in one.transcript[left_out:])
+def _plain_example(check: str, item: Example) -> Iterator[str]:
+    yield f"{check}, seed {item.seed or 'unknown'}: {sanitize_block(item.what, PLAIN_DETAIL)}"
+    omitted = max(0, len(item.transcript) - MAX_MESSAGES)
+    if omitted:
+        yield f"  ({omitted} messages before these)"
+    yield from (f"  {role}: {sanitize_block(text, PLAIN_MESSAGE)}" for role, text in item.transcript[omitted:])
 
 
 SIGNS = {"✓": "green", "✗": "bold red", "·": "dim"}
 COLOURS = {REFUSED: "bold red", NOT_JUDGED: "bold yellow"}
-FIGURES = 90  # characters of what stands beside a check
-NAME = 24
+SUMMARY_CHARACTERS = 90  # characters of what stands beside a check
+NAME_CHARACTERS = 24
 TERMINAL_DETAIL = 2_000  # characters of a text of the evidence
 TERMINAL_MESSAGE = 600  # characters of a message of a transcript
 
 
-def on_terminal(report: AdmissionReport, what: str) -> Group:
+def on_terminal(report: AdmissionReport, subject: str) -> Group:
     """The whole report on ``what`` (say, a file's name)."""
-    parts: list[RenderableType] = [_table(report, what)]
+    parts: list[RenderableType] = [_table(report, subject)]
     for check in report.checks:
         if not check.passed and was_made(check):
             parts += [Text(), *_failed(check)]
-    left = by_reason(report)
-    if left:
+    unchecked_by_reason = by_reason(report)
+    if unchecked_by_reason:
         parts += [Text(), Text("Not checked", "bold")]
-        parts += [Padding(Text(f"{', '.join(names)}: {why}"), (0, 2), expand=False) for why, names in left.items()]
-    parts += [Text(), Text(f"{line(what)}: {headline(report)}", COLOURS.get(verdict(report), "bold green"))]
+        parts += [
+            Padding(Text(f"{', '.join(names)}: {reason}"), (0, 2), expand=False)
+            for reason, names in unchecked_by_reason.items()
+        ]
+    parts += [Text(), Text(f"{sanitize_line(subject)}: {headline(report)}", COLOURS.get(verdict(report), "bold green"))]
     return Group(*parts)
 
 
-def _table(report: AdmissionReport, what: str) -> Table:
-    table = Table(title=Text(f"Admission of {line(what)}"), title_justify="left")
+def _table(report: AdmissionReport, subject: str) -> Table:
+    table = Table(title=Text(f"Admission of {sanitize_line(subject)}"), title_justify="left")
     table.add_column("")
     table.add_column("check", no_wrap=True)
     table.add_column("seconds", justify="right", no_wrap=True)
@@ -130,98 +135,114 @@ def _table(report: AdmissionReport, what: str) -> Table:
     for check in report.checks:
         table.add_row(
             Text(mark(check), SIGNS[mark(check)]),
-            Text(line(check.name, NAME), "bold" if mark(check) == "✗" else ""),
+            Text(sanitize_line(check.name, NAME_CHARACTERS), "bold" if mark(check) == "✗" else ""),
             f"{check.seconds:.2f}",
-            Text(_short(check)),
+            Text(_summary(check)),
         )
     return table
 
 
-def _short(check: Check) -> str:
+def _summary(check: Check) -> str:
     """What was missed and how much was not; where no figure was, why it failed, or the figures with bounds first."""
-    of = panel(check.evidence)
-    greatest = [replace(one, name=f"greatest {one.name}") for one in of.greatest] if of else []
-    measured = [*greatest, *single_figures(check.evidence)]
-    missed = [f"{one.name} {one.value} (needs {one.needs})" for one in measured if one.kept is False]
-    kept = sum(one.kept is True for one in measured)
-    policies = [f"{len(of.over())} of {len(of.rows)} policies"] if of and of.over() else []
-    others = [f"{kept} others within bounds" if kept > 1 else "1 other within its bound"] if kept else []
-    if missed:
-        return _joined([*policies, *missed, *others])
+    policy_panel = panel(check.evidence)
+    maxima = (
+        [replace(figure, name=f"greatest {figure.name}") for figure in policy_panel.greatest] if policy_panel else []
+    )
+    all_figures = [*maxima, *single_figures(check.evidence)]
+    misses = [f"{figure.name} {figure.value} (needs {figure.needs})" for figure in all_figures if figure.kept is False]
+    kept_count = sum(figure.kept is True for figure in all_figures)
+    policies = (
+        [f"{len(policy_panel.over())} of {len(policy_panel.rows)} policies"]
+        if policy_panel and policy_panel.over()
+        else []
+    )
+    others = (
+        [f"{kept_count} others within bounds" if kept_count > 1 else "1 other within its bound"] if kept_count else []
+    )
+    if misses:
+        return _joined([*policies, *misses, *others])
     if not check.passed and was_made(check):
-        return _cut_short(advice(check)[0])
-    telling = sorted((one for one in measured if one.value != "none"), key=lambda one: one.kept is None)
-    return _joined([f"{one.name} {one.value}" for one in telling])
+        return _shortened(advice(check)[0])
+    ranked = sorted(
+        (figure for figure in all_figures if figure.value != "none"), key=lambda figure: figure.kept is None
+    )
+    return _joined([f"{figure.name} {figure.value}" for figure in ranked])
 
 
 def _joined(entries: list[str]) -> str:
     """As many as there is room for, the first in any case."""
-    told = ""
+    summary = ""
     for entry in entries:
-        if told and len(told) + len(entry) > FIGURES:
-            return f"{told} …"
-        told = f"{told} · {entry}" if told else entry
-    return told
+        if summary and len(summary) + len(entry) > SUMMARY_CHARACTERS:
+            return f"{summary} …"
+        summary = f"{summary} · {entry}" if summary else entry
+    return summary
 
 
-def _cut_short(sentence: str) -> str:
-    return sentence if len(sentence) <= FIGURES else f"{sentence[:FIGURES].rstrip()}…"
+def _shortened(sentence: str) -> str:
+    return sentence if len(sentence) <= SUMMARY_CHARACTERS else f"{sentence[:SUMMARY_CHARACTERS].rstrip()}…"
 
 
 def _failed(check: Check) -> Iterator[RenderableType]:
-    yield Text.assemble(("✗ ", "bold red"), (line(check.name, NAME), "bold"), f"  {means(check.name)}")
-    of = panel(check.evidence)
-    if of:
-        yield Padding(_panel(of), (0, 2), expand=False)
-    measured = single_figures(check.evidence)
-    if measured:
-        yield Padding(_figures(measured), (0, 2), expand=False)
+    yield Text.assemble(
+        ("✗ ", "bold red"), (sanitize_line(check.name, NAME_CHARACTERS), "bold"), f"  {means(check.name)}"
+    )
+    policy_panel = panel(check.evidence)
+    if policy_panel:
+        yield Padding(_panel(policy_panel), (0, 2), expand=False)
+    all_figures = single_figures(check.evidence)
+    if all_figures:
+        yield Padding(_figures(all_figures), (0, 2), expand=False)
     for name, text in details(check.evidence):
         yield Padding(Text(name, "dim"), (0, 2), expand=False)
-        yield Padding(Text(_cut(text, TERMINAL_DETAIL)), (0, 4), expand=False)
-    for one in examples(check.evidence):
-        yield Padding(_terminal_example(one), (0, 2), expand=False)
+        yield Padding(Text(_truncated(text, TERMINAL_DETAIL)), (0, 4), expand=False)
+    for item in examples(check.evidence):
+        yield Padding(_terminal_example(item), (0, 2), expand=False)
     yield Padding(Text("What to change", "bold"), (0, 2), expand=False)
     for sentence in advice(check):
-        yield Padding(_pointed(sentence), (0, 2), expand=False)
+        yield Padding(_bullet(sentence), (0, 2), expand=False)
 
 
-def _figures(measured: list[Figure]) -> Table:
+def _figures(all_figures: list[Figure]) -> Table:
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_column(no_wrap=True)
-    for figure in measured:
-        told = Text(figure.value, "red" if figure.kept is False else "")
+    for figure in all_figures:
+        cell = Text(figure.value, "red" if figure.kept is False else "")
         if figure.needs:
-            told.append(f"  needs {figure.needs}", "dim")
+            cell.append(f"  needs {figure.needs}", "dim")
         if figure.means:
-            told.append(f"  {figure.means}", "dim italic")
-        table.add_row(Text(figure.name, "dim"), told)
+            cell.append(f"  {figure.means}", "dim italic")
+        table.add_row(Text(figure.name, "dim"), cell)
     return table
 
 
-def _panel(of: Panel) -> Group:
+def _panel(policy_panel: Panel) -> Group:
     """The policies that miss a bound, and how many there are besides."""
     table = Table.grid(padding=(0, 2), pad_edge=False)
-    table.add_row(Text("policy", "dim"), *(Text(f"{field} {needs}".rstrip(), "dim") for field, needs, _ in of.columns))
-    for name, row in of.over().items():
-        table.add_row(name, *(Text(one.value, "red" if one.kept is False else "") for one in row))
-    return Group(table, *([Text(of.others(), "dim")] if of.others() else []))
+    table.add_row(
+        Text("policy", "dim"), *(Text(f"{field} {needs}".rstrip(), "dim") for field, needs, _ in policy_panel.columns)
+    )
+    for name, row in policy_panel.over().items():
+        table.add_row(name, *(Text(figure.value, "red" if figure.kept is False else "") for figure in row))
+    return Group(table, *([Text(policy_panel.others(), "dim")] if policy_panel.others() else []))
 
 
-def _terminal_example(one: Example) -> Group:
-    parts: list[RenderableType] = [Text(f"Seed {one.seed}: {one.what}" if one.seed else one.what)]
-    for role, text in one.transcript:
-        parts.append(Padding(Text.assemble((f"{role}: ", "dim"), _cut(text, TERMINAL_MESSAGE)), (0, 2), expand=False))
+def _terminal_example(item: Example) -> Group:
+    parts: list[RenderableType] = [Text(f"Seed {item.seed}: {item.what}" if item.seed else item.what)]
+    for role, text in item.transcript:
+        parts.append(
+            Padding(Text.assemble((f"{role}: ", "dim"), _truncated(text, TERMINAL_MESSAGE)), (0, 2), expand=False)
+        )
     return Group(*parts)
 
 
-def _pointed(sentence: str) -> Table:
+def _bullet(sentence: str) -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_row(Text("→", "yellow"), Text(sentence))
     return table
 
 
-def _cut(text: str, limit: int) -> str:
+def _truncated(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… (+{len(text) - limit:,} characters)"
 
 
@@ -232,14 +253,14 @@ def as_data(report: AdmissionReport) -> dict[str, Any]:
         "admitted": report.admitted,
         "verdict": verdict(report),
         "seconds": round(sum(check.seconds for check in report.checks), 3),
-        "not_checked": [vars(one) for one in unchecked(report)],
+        "not_checked": [vars(entry) for entry in unchecked(report)],
         "checks": [_check(check) for check in report.checks],
     }
 
 
 def _check(check: Check) -> dict[str, Any]:
     return {
-        "name": in_unicode(check.name),
+        "name": replace_surrogates(check.name),
         "passed": check.passed,
         "made": was_made(check),
         "seconds": check.seconds,
@@ -247,14 +268,14 @@ def _check(check: Check) -> dict[str, Any]:
         "figures": [vars(figure) for figure in figures(check.evidence)],
         "examples": [
             {
-                "seed": one.seed,
-                "what": one.what,
-                "transcript": [{"role": role, "text": text} for role, text in one.transcript],
+                "seed": item.seed,
+                "what": item.what,
+                "transcript": [{"role": role, "text": text} for role, text in item.transcript],
             }
-            for one in examples(check.evidence)
+            for item in examples(check.evidence)
         ],
         "advice": advice(check) if was_made(check) else [],
-        "evidence": _finite(in_unicode(check.evidence)),
+        "evidence": _finite(replace_surrogates(check.evidence)),
     }
 
 

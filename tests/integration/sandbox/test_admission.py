@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
 LAMP_SHOP = (ENVIRONMENTS / "lamp_shop.py").read_text()
 TOOLS = runpy.run_path(str(ENVIRONMENTS / "lamp_shop.py"))["TOOLS"]
 ERRORS = ['{"error": "no such order"}']
-QUICK = Thresholds(seeds=8, twin_seeds=4, diversity_seeds=24, distinct_shapes=4)
+QUICK = Thresholds(seeds=8, replica_seeds=4, diversity_seeds=24, distinct_shapes=4)
 OWNER = owner("admission")
 
 
@@ -174,7 +174,7 @@ def test_without_a_base_model_the_report_says_that_spread_was_left_out() -> None
 
 
 def test_slowness_is_refused_by_latency_alone() -> None:
-    thresholds = Thresholds(seeds=4, twin_seeds=2, diversity_seeds=24, distinct_shapes=4, step_seconds=0.0)
+    thresholds = Thresholds(seeds=4, replica_seeds=2, diversity_seeds=24, distinct_shapes=4, step_seconds=0.0)
     assert set(refusals(judge(LAMP_SHOP, thresholds=thresholds))) == {"latency"}
 
 

@@ -203,7 +203,7 @@ sys.modules["__main__"]._OPERATIONS["score"] = forged
 def test_a_forged_worker_is_refused_and_admission_goes_on(
     image: Image, lamp_shop: str, forgery: str, check: str, fault: str
 ) -> None:
-    quick = Thresholds(seeds=4, twin_seeds=2, diversity_seeds=8, distinct_shapes=1)
+    quick = Thresholds(seeds=4, replica_seeds=2, diversity_seeds=8, distinct_shapes=1)
     judging = admit(
         lamp_shop + forgery,
         target_tools=[],

@@ -59,7 +59,7 @@ def test_a_docker_engine_that_hangs_or_is_gone_is_told(
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
         asked = Parts(parts, patience_s=0.3)
         assert asked().dead == asked().dead == {"docker": "no answer within 0.3 s"}
-        monkeypatch.setattr("sandbox.docker_engine.CLEARING_SECONDS", 0.3)
+        monkeypatch.setattr("sandbox.docker_engine.ORPHAN_TIMEOUT_SECONDS", 0.3)
         with pytest.raises(EngineDown):  # it does not hold up whoever clears away either
             reap_orphans("nobody")
         assert sum(thread.name == "ready docker" for thread in threading.enumerate()) == 1  # not one for each question

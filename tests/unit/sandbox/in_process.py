@@ -6,7 +6,7 @@ Only for sources that the tests wrote themselves. What a worker adds (deadlines,
 from typing import Any, cast
 
 from sandbox.admission import Thresholds
-from sandbox.admission.context import Bench
+from sandbox.admission.context import CheckContext
 from sandbox.client import ORACLE_TURNS, SandboxSource
 from sandbox.contract import Message, Score, Task
 from sandbox.episodes import Step
@@ -58,7 +58,7 @@ class Source:
         return OraclePlay(task, played, environment.done, environment.score())
 
 
-def bench(source_code: str, **thresholds: Any) -> Bench:
+def bench(source_code: str, **thresholds: Any) -> CheckContext:
     """Source and twin are two copies of the module."""
     source, twin = (cast("SandboxSource", Source(source_code)) for _ in range(2))
-    return Bench(source, twin, Thresholds(**thresholds), None, [])
+    return CheckContext(source, twin, Thresholds(**thresholds), None, [])

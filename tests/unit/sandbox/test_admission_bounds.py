@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from sandbox.admission import Thresholds
-from sandbox.admission.checks import _judged, _stuck
-from sandbox.admission.context import Bench, Played, Verdict, noting, together
+from sandbox.admission.checks import _is_stuck, _timed_check
+from sandbox.admission.context import CheckContext, PolicyEpisode, Verdict, gather_all, with_seed_note
 from sandbox.admission.diversity import diversity
 from sandbox.admission.execution import effects, p95, quickest
 from sandbox.admission.fingerprint import masked
 from sandbox.admission.leak import leak, leaks
 from sandbox.admission.policies import call, say
-from sandbox.admission.shortcuts import Broken, _over, _rates, _worst
+from sandbox.admission.shortcuts import FailedEpisode, _exceeds, _rates, _worst_example
 from sandbox.admission.solvability import spread
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Score, Task
@@ -27,10 +27,10 @@ SOLVED, FAILED = Score(1.0, True), Score(0.0, False)
 FAULT = EnvironmentFault("step", "KeyError: 'x'")
 
 
-def bench(plays: list[OraclePlay] | None = None, **thresholds: Any) -> Bench:
+def bench(plays: list[OraclePlay] | None = None, **thresholds: Any) -> CheckContext:
     """A bench whose oracle has played these episodes already."""
     source = SandboxSource("never run")
-    made = Bench(source, source, Thresholds(**thresholds), [], [])
+    made = CheckContext(source, source, Thresholds(**thresholds), [], [])
     made.plays.update(zip(made.panel(len(plays or [])), plays or [], strict=True))
     return made
 
@@ -81,7 +81,7 @@ def test_calibration_that_misses_a_group_is_an_error_and_no_verdict(groups: list
 
 
 WORDINGS = ["Return it.", "Send it back.", "I do not want it.", "Take it away.", "It can go."]
-ANY_WAY = {"distinct_ways": 1, "usual_way": 1.0}
+ANY_WAY = {"distinct_signatures": 1, "commonest_signature": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_what_has_to_be_done_has_bounds_of_its_own(deeds: list[int], ways: int, 
     plays = [
         play(f"{WORDINGS[number]} It is {number}.", call(0, (tools[deed], "{}"))) for number, deed in enumerate(deeds)
     ]
-    limits = {"distinct_shapes": 1, "distinct_ways": ways, "usual_way": usual}
+    limits = {"distinct_shapes": 1, "distinct_signatures": ways, "commonest_signature": usual}
     verdict, evidence = asyncio.run(diversity(bench(plays, diversity_seeds=4, **limits)))
     assert (verdict, evidence["ways"], evidence["usual_way"]) == (passes, 3, 0.5)
     if not passes:
@@ -155,14 +155,14 @@ LOOK, CLOSE = call(0, ("get_order", '{"order_id": "W1234"}')), call(1, ("close_o
 @pytest.mark.parametrize(("leaking", "allowed", "passes"), [(1, 0.25, True), (2, 0.25, False), (0, 0.0, True)])
 def test_leaks_pass_on_their_bound(leaking: int, allowed: float, passes: bool) -> None:
     plays = [play('Send {"order_id": "W1234"} now.' if n < leaking else "It is W1234.", LOOK) for n in range(4)]
-    verdict, evidence = asyncio.run(leak(bench(plays, seeds=4, leaking=allowed)))
+    verdict, evidence = asyncio.run(leak(bench(plays, seeds=4, leak_share=allowed)))
     assert (verdict, evidence["share"]) == (passes, leaking / 4)
 
 
 @pytest.mark.parametrize(("strange", "allowed", "passes"), [(1, 0.25, True), (2, 0.25, False)])
 def test_what_nobody_was_told_passes_on_its_bound(strange: int, allowed: float, passes: bool) -> None:
     plays = [play("Which one?" if n < strange else "It is W1234.", LOOK) for n in range(4)]
-    verdict, evidence = asyncio.run(leak(bench(plays, seeds=4, unseen=allowed)))
+    verdict, evidence = asyncio.run(leak(bench(plays, seeds=4, unseen_share=allowed)))
     assert (verdict, evidence["unseen"]) == (passes, strange / 4)
 
 
@@ -179,29 +179,29 @@ def test_two_tools_in_a_row_leak_only_where_no_other_is_named() -> None:
     assert leaks(play("Call get_order, close_order, get_order; find_user is for others.", *three, say("x")))
 
 
-def played(seed: int, score: Score) -> Played:
-    return Played(seed, Task("", [], []), [say(str(seed))], score)
+def played(seed: int, score: Score) -> PolicyEpisode:
+    return PolicyEpisode(seed, Task("", [], []), [say(str(seed))], score)
 
 
 def test_rates_are_shares_of_all_episodes_without_those_that_were_solved() -> None:
-    episodes: list[Played | Broken] = [played(1, SOLVED), played(2, SOLVED), played(3, Score(0.5, False))]
-    episodes.append(Broken(4, None, [], FAULT))
+    episodes: list[PolicyEpisode | FailedEpisode] = [played(1, SOLVED), played(2, SOLVED), played(3, Score(0.5, False))]
+    episodes.append(FailedEpisode(4, None, [], FAULT))
     assert _rates(episodes, None) == {"reward": 0.625, "success": 0.5, "faults": 0.25}
     assert _rates(episodes, {2}) == {"reward": 0.375, "success": 0.25, "faults": 0.25, "solved": 0.25}
 
 
 def test_a_rate_on_its_bound_is_not_over_it() -> None:
     allowed = {"reward": 0.5, "success": 0.1, "faults": 0.0}
-    assert not _over(dict(allowed), allowed)
+    assert not _exceeds(dict(allowed), allowed)
     for name in allowed:
-        assert _over({**allowed, name: allowed[name] + 0.001}, allowed)
+        assert _exceeds({**allowed, name: allowed[name] + 0.001}, allowed)
 
 
 def test_the_worst_episode_is_one_that_broke_else_the_best_paid_that_was_not_solved() -> None:
-    episodes: list[Played | Broken] = [played(1, SOLVED), played(2, Score(0.9, False)), played(3, FAILED)]
-    assert _worst("x", episodes, set())["seed"] == 1
-    assert _worst("x", episodes, {1})["seed"] == 2
-    assert "broke the environment" in _worst("x", [*episodes, Broken(4, None, [], FAULT)], set())["what"]
+    episodes: list[PolicyEpisode | FailedEpisode] = [played(1, SOLVED), played(2, Score(0.9, False)), played(3, FAILED)]
+    assert _worst_example("x", episodes, set())["seed"] == 1
+    assert _worst_example("x", episodes, {1})["seed"] == 2
+    assert "broke the environment" in _worst_example("x", [*episodes, FailedEpisode(4, None, [], FAULT)], set())["what"]
 
 
 def test_the_quickest_of_each_call_counts_and_one_slow_call_in_twenty_does_not() -> None:
@@ -229,7 +229,7 @@ class Recorded:
 def test_an_effect_in_either_process_refuses(did: dict[str, Any], passes: bool, turned: bool) -> None:
     made = bench()
     both: Any = [Recorded({}), Recorded(did)]
-    made.source, made.twin = both[::-1] if turned else both
+    made.source, made.replica = both[::-1] if turned else both
     assert asyncio.run(effects(made))[0] is passes
 
 
@@ -238,9 +238,9 @@ def judged(error: Exception) -> dict[str, Any]:
         raise error
 
     ticks = itertools.count()
-    check = asyncio.run(_judged("floor", fails(), lambda: float(next(ticks))))
+    check = asyncio.run(_timed_check("floor", fails(), lambda: float(next(ticks))))
     assert (check.name, check.passed, check.seconds) == ("floor", False, 1.0)
-    return {**check.evidence, "stuck": _stuck(check)}
+    return {**check.evidence, "stuck": _is_stuck(check)}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_the_first_failure_of_many_ends_the_others_and_names_its_seed() -> None:
         raise EnvironmentFault("step", "x")
 
     async def all_at_once() -> None:
-        await together([noting(7, waits()), noting(8, fails())])
+        await gather_all([with_seed_note(7, waits()), with_seed_note(8, fails())])
 
     with pytest.raises(EnvironmentFault) as caught:
         asyncio.run(all_at_once())
@@ -292,5 +292,5 @@ def test_the_first_failure_of_many_ends_the_others_and_names_its_seed() -> None:
 
 def test_another_source_is_probed_with_other_seeds() -> None:
     other = SandboxSource("another source")
-    assert bench().panel(20) != Bench(other, other, Thresholds(), [], []).panel(20)
+    assert bench().panel(20) != CheckContext(other, other, Thresholds(), [], []).panel(20)
     assert json.dumps(bench().panel(20)) == json.dumps(bench().panel(20))

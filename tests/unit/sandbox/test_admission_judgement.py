@@ -8,21 +8,29 @@ from typing import Any
 import pytest
 
 from sandbox.admission import Thresholds
-from sandbox.admission.context import EXAMPLES, LOW_SEEDS, SHOWN_CHARACTERS, SHOWN_MESSAGES, Bench, Replay, example
-from sandbox.admission.diversity import way
+from sandbox.admission.context import (
+    EXAMPLE_CHARACTERS,
+    EXAMPLE_MESSAGES,
+    EXAMPLES,
+    LOW_SEED_LIMIT,
+    CheckContext,
+    Replay,
+    example,
+)
+from sandbox.admission.diversity import solution_signature
 from sandbox.admission.fingerprint import masked
-from sandbox.admission.hidden_information import Known, Untold, untold
-from sandbox.admission.leak import leak, leaks, offered
+from sandbox.admission.hidden_information import HiddenValues, Observable, find_hidden_values
+from sandbox.admission.leak import leak, leaks, seed_specific_texts
 from sandbox.admission.policies import call, say, visible_values
-from sandbox.admission.solvability import as_an_agent, parting, spread
+from sandbox.admission.solvability import as_agent_messages, first_divergence, spread
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Score, Task, Tool
 from sandbox.wire import OraclePlay, OracleTurn
 
 
-def bench(**thresholds: Any) -> Bench:
+def bench(**thresholds: Any) -> CheckContext:
     source = SandboxSource("never run")
-    return Bench(source, source, Thresholds(**thresholds), [], [])
+    return CheckContext(source, source, Thresholds(**thresholds), [], [])
 
 
 def play(user: str, *turns: tuple[Message, str]) -> OraclePlay:
@@ -60,7 +68,7 @@ def test_the_panels_seeds_are_distinct_stable_and_half_of_them_are_those_that_tr
     seeds = bench().panel(200)
     assert seeds[:50] == bench().panel(50)
     assert len(set(seeds)) == 200
-    assert 90 <= sum(seed < LOW_SEEDS for seed in seeds) <= 110
+    assert 90 <= sum(seed < LOW_SEED_LIMIT for seed in seeds) <= 110
 
 
 @pytest.mark.parametrize(
@@ -93,7 +101,7 @@ def test_an_answer_leaks_when_it_spells_out_a_later_call() -> None:
 
 
 def done(user: str, answer: str, **arguments: Any) -> str:
-    return way(play(user, (one_call("look"), answer), (one_call("act", **arguments), "{}")))
+    return solution_signature(play(user, (one_call("look"), answer), (one_call("act", **arguments), "{}")))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +136,8 @@ def test_what_is_met_decided_or_made_makes_another_way(one: str, other: str) -> 
 def test_an_argument_is_unseen_until_an_answer_shows_it() -> None:
     look = (one_call("get_order", name="Ann"), '{"order_id": "W4711"}')
     cancel = (one_call("cancel_order", order_id="W4711"), "{}")
-    assert untold(play("I am Ann.", look, cancel)) == Untold()
-    assert untold(play("I am Ann.", cancel, look)) == Untold(['order_id="W4711" in cancel_order'])
+    assert find_hidden_values(play("I am Ann.", look, cancel)) == HiddenValues()
+    assert find_hidden_values(play("I am Ann.", cancel, look)) == HiddenValues(['order_id="W4711" in cancel_order'])
 
 
 @pytest.mark.parametrize(
@@ -147,7 +155,7 @@ def test_an_argument_is_unseen_until_an_answer_shows_it() -> None:
     ],
 )
 def test_a_code_that_nobody_told_is_unknown(code: dict[str, Any]) -> None:
-    assert len(untold(play("Open it.", (one_call("act", **code), "{}"))).codes) == 1
+    assert len(find_hidden_values(play("Open it.", (one_call("act", **code), "{}"))).codes) == 1
 
 
 @pytest.mark.parametrize(
@@ -163,9 +171,9 @@ def test_a_code_that_nobody_told_is_unknown(code: dict[str, Any]) -> None:
     ],
 )
 def test_a_number_or_a_word_that_may_be_worked_out_is_told_and_no_code(value: dict[str, Any]) -> None:
-    found = untold(play("Work it out.", (one_call("act", **value), "{}")))
+    found = find_hidden_values(play("Work it out.", (one_call("act", **value), "{}")))
     assert (found.codes, len(found.worked_out)) == ([], 1)
-    [spoken] = untold(play("How much?", (say("It is 48213 crowns."), ""))).worked_out
+    [spoken] = find_hidden_values(play("How much?", (say("It is 48213 crowns."), ""))).worked_out
     assert spoken == "48213 in the oracle's words"
 
 
@@ -192,7 +200,7 @@ def told_by(*described: str, user: str = "My coat, please.", **schema: Any) -> l
     plain = play(user, hang)
     plays = [replace(plain, task=replace(plain.task, tools=tools("Hang up."))) for _ in range(2)]
     plays.append(replace(plain, task=replace(plain.task, tools=tools(*described, **schema))))
-    return leaks(plays[2], offered(plays)[2])
+    return leaks(plays[2], seed_specific_texts(plays)[2])
 
 
 @pytest.mark.parametrize(
@@ -229,7 +237,7 @@ def test_what_tools_say_on_most_seeds_tells_no_answer() -> None:
     hang = (one_call("hang_up", thing="coat", hook="H4711"), "{}")
     told = replace(play("My coat.", hang).task, tools=tools("For instance: coat H4711."))
     plays = [replace(play("My coat.", hang), task=told) for _ in range(3)]
-    assert [leaks(*each) for each in zip(plays, offered(plays), strict=True)] == [[], [], []]
+    assert [leaks(*each) for each in zip(plays, seed_specific_texts(plays), strict=True)] == [[], [], []]
 
 
 REACHED = [
@@ -252,7 +260,7 @@ REACHED = [
 
 @pytest.mark.parametrize("value", [*REACHED, "unlocking", "off", "a note that the agent wrote", "=SUM(B2:B19)"])
 def test_what_was_read_and_what_a_simple_step_makes_of_it_is_known(value: Any) -> None:
-    known = Known()
+    known = Observable()
     known.read(
         "On 2026-03-14 at 9:00 order W12 for 1,299 was unlocked; the fee is 103.50 and 2 came. Budget: 800, 900."
     )
@@ -262,12 +270,12 @@ def test_what_was_read_and_what_a_simple_step_makes_of_it_is_known(value: Any) -
 
 @pytest.mark.parametrize("value", [83, -7, 99.5, float("inf"), 10**400])
 def test_a_number_that_a_guess_may_hit_and_one_beyond_all_numbers_are_not_judged(value: float) -> None:
-    assert Known().explains(value)
+    assert Observable().explains(value)
 
 
 @pytest.mark.parametrize("value", ["W4711", 48213, "xylophone", ["W12", "P9981"], "48213"])
 def test_what_was_never_read_is_not_known(value: Any) -> None:
-    known = Known()
+    known = Observable()
     known.read("Order W12 costs 30 crowns.")
     assert not known.explains(value)
 
@@ -285,7 +293,7 @@ def test_calibration_tells_mean_and_the_shares_of_mixed_won_and_lost_groups() ->
 
 def test_an_agents_hand_changes_ids_spaces_and_marks_but_not_the_sense() -> None:
     marked = {**call(0, ("f", '{"a": 1, "b": "ü"}')), "mark": "oracle"}
-    [rewritten] = as_an_agent([marked])
+    [rewritten] = as_agent_messages([marked])
     assert sorted(rewritten) == ["content", "role", "tool_calls"]
     function = rewritten["tool_calls"][0]["function"]
     assert function["arguments"] != '{"a": 1, "b": "ü"}'
@@ -298,7 +306,7 @@ def test_where_an_agents_episode_parts_from_the_oracles_is_told() -> None:
 
     def told(*answers: str) -> str:
         steps = [[[{"role": "tool", "tool_call_id": "another", "content": text}], False] for text in answers]
-        return parting(one, Replay(["", [], [], *steps, [0.0, False, {}]], Score(0.0, False), 0.0, []))
+        return first_divergence(one, Replay(["", [], [], *steps, [0.0, False, {}]], Score(0.0, False), 0.0, []))
 
     assert told("taken", "taken") == ""
     assert told("taken", "no such hat") == 'to message 2 the agent is answered "no such hat", the oracle "taken"'
@@ -308,10 +316,10 @@ def test_where_an_agents_episode_parts_from_the_oracles_is_told() -> None:
 def test_an_example_is_cut_but_keeps_its_ends() -> None:
     long = [say(f"{n} " + "x" * 10_000) for n in range(100)]
     shown = example(7, "why", Task("s", [{"role": "user", "content": "u"}], []), long)
-    assert (shown["seed"], shown["what"], len(shown["transcript"])) == (7, "why", SHOWN_MESSAGES + 1)
+    assert (shown["seed"], shown["what"], len(shown["transcript"])) == (7, "why", EXAMPLE_MESSAGES + 1)
     assert shown["transcript"][0] == {"role": "system", "content": "s"}
     assert shown["transcript"][-1]["content"].startswith("99 ")
-    assert EXAMPLES * len(json.dumps(shown)) < EXAMPLES * (SHOWN_MESSAGES + 1) * (SHOWN_CHARACTERS + 200)
+    assert EXAMPLES * len(json.dumps(shown)) < EXAMPLES * (EXAMPLE_MESSAGES + 1) * (EXAMPLE_CHARACTERS + 200)
 
 
 @pytest.mark.parametrize("mark", ["a", "-", ".", "“", "`", "1", "{"])
@@ -321,5 +329,5 @@ def test_a_text_made_to_be_slow_is_read_on_the_host_as_quickly_as_another(mark: 
     long = play(text, (say(text), text))
     assert visible_values(long.task, []) == []
     assert leaks(long) == [text]
-    assert len(untold(long).codes) <= 1
+    assert len(find_hidden_values(long).codes) <= 1
     assert len(masked(text, set())) <= 1

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.admission.checks import NAMES
+from sandbox.admission.checks import CHECK_NAMES
 from sandbox.admission.report import MEANS, advice, as_data, bounds, means, unchecked, verdict
 from sandbox.admission.report.advice import ADVICE
 from sandbox.admission.report.html import page
@@ -37,9 +37,9 @@ SLIP = {"tool": "hang_up", "argument": "hook", "slip": "another value", "paid": 
 
 
 def test_every_check_that_admission_makes_has_its_words() -> None:
-    assert list(MEANS) == list(NAMES)
-    assert set(ADVICE) == set(NAMES)
-    for name in NAMES:
+    assert list(MEANS) == list(CHECK_NAMES)
+    assert set(ADVICE) == set(CHECK_NAMES)
+    for name in CHECK_NAMES:
         assert 10 < len(means(name)) < 120
         assert all(advice(failed(name)))
         assert advice(failed(name))
@@ -234,12 +234,12 @@ def test_the_verdict_says_how_far_it_reaches() -> None:
     ]
     refused = report_of(sound, failed("runs"))
     assert verdict(refused) == "refused"
-    assert [one.check for one in unchecked(refused)] == [*NAMES[2:]]
+    assert [one.check for one in unchecked(refused)] == [*CHECK_NAMES[2:]]
     assert "determinism, oracle, " in printed(refused)
 
 
 def test_a_check_that_is_younger_than_a_report_is_not_told_as_left_out() -> None:
-    older = [Check(name, name != "leak", {}, 0.1) for name in NAMES if name not in ("slips", "spread")]
+    older = [Check(name, name != "leak", {}, 0.1) for name in CHECK_NAMES if name not in ("slips", "spread")]
     assert [one.check for one in unchecked(report_of(*older))] == ["spread"]
     assert unchecked(report_of(*(one for one in older if one.passed))) == []
     assert "slips" not in printed(report_of(*older))

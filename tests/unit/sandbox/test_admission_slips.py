@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sandbox.admission.execution import determinism
-from sandbox.admission.oracle_mutations import slips
+from sandbox.admission.oracle_mutations import oracle_mutations
 from sandbox.admission.policies import calls, with_arguments, without
 from sandbox.admission.shortcuts import floor
 from sandbox.contract import Message
@@ -71,7 +71,7 @@ def shelves(right: str, loose: str = "colour", required: tuple[str, ...] = ("box
 
 def loose(source: str) -> set[tuple[str, str]]:
     """Arguments and what was done to them, of all that is paid in full."""
-    passed, evidence = asyncio.run(slips(bench(source, slip_more_seeds=24)))
+    passed, evidence = asyncio.run(oracle_mutations(bench(source, confirm_mutation_seeds=24)))
     assert passed is ("loose" not in evidence)
     return {(one["argument"], one["slip"]) for one in evidence.get("loose", ())}
 
@@ -110,7 +110,7 @@ def test_what_an_environment_may_leave_to_the_agent(source: str) -> None:
 
 @pytest.mark.parametrize("name", ["bookings", "cloakroom", "form_filling", "parcels"])
 def test_a_sound_environment_pays_no_slip(name: str) -> None:
-    passed, evidence = asyncio.run(slips(bench((FIXTURES / f"sound/{name}.py").read_text())))
+    passed, evidence = asyncio.run(oracle_mutations(bench((FIXTURES / f"sound/{name}.py").read_text())))
     assert (passed, evidence["paid"]) == (True, 0.0)
     assert evidence["kinds"] > 3
 
@@ -118,13 +118,15 @@ def test_a_sound_environment_pays_no_slip(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "check"),
     [
-        ("one_of_several_is_enough", slips),
+        ("one_of_several_is_enough", oracle_mutations),
         ("running_out_is_solving", floor),
         ("spoilt_cells_stay_spoilt", determinism),
     ],
 )
 def test_a_loose_environment_is_refused_with_the_episode_that_shows_it(name: str, check: Any) -> None:
-    passed, evidence = asyncio.run(check(bench((FIXTURES / f"unsound/{name}.py").read_text(), seeds=8, twin_seeds=6)))
+    passed, evidence = asyncio.run(
+        check(bench((FIXTURES / f"unsound/{name}.py").read_text(), seeds=8, replica_seeds=6))
+    )
     assert not passed
     assert evidence["examples"][0]["transcript"]
 

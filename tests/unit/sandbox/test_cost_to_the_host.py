@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from sandbox.admission import adversaries
-from sandbox.admission.context import Played
-from sandbox.admission.diversity import way
+from sandbox.admission.context import PolicyEpisode
+from sandbox.admission.diversity import solution_signature
 from sandbox.admission.fingerprint import actions, exact, shape
-from sandbox.admission.hidden_information import JUDGED, Known, untold
+from sandbox.admission.hidden_information import MAX_EXPLAINED, Observable, find_hidden_values
 from sandbox.admission.interface import junk_messages
 from sandbox.admission.leak import leaks
-from sandbox.admission.policies import FLOOR, LONGEST, VALUES, call, guess, observed, visible_values
-from sandbox.admission.shortcuts import Solutions, solves
+from sandbox.admission.policies import FLOOR, MAX_VALUE_CHARACTERS, MAX_VALUES, call, guess, observed, visible_values
+from sandbox.admission.shortcuts import Solutions, is_legitimate
 from sandbox.contract import Message, Score, Task, Tool
 from sandbox.wire import OraclePlay, OracleTurn
 
@@ -40,7 +40,7 @@ def chat(one: OraclePlay) -> list[Message]:
 
 
 def test_what_an_agent_could_reckon_is_told_in_bounded_time_and_no_number_is_too_large() -> None:
-    known = Known()
+    known = Observable()
     huge = "9" * 400
     for turn in range(20):
         known.read(
@@ -52,7 +52,7 @@ def test_what_an_agent_could_reckon_is_told_in_bounded_time_and_no_number_is_too
 
 
 def test_what_two_numbers_make_is_known_and_what_they_do_not_is_not() -> None:
-    known = Known()
+    known = Observable()
     known.read("It costs 120.50, there are 7, and the rate is 4000 with 8 % off.")
     for made in (843.5, 4007, 3993, 4120.5, 320, 571.43, 110.86, 843.51):
         assert known.explains(made), made
@@ -61,19 +61,19 @@ def test_what_two_numbers_make_is_known_and_what_they_do_not_is_not() -> None:
 
 
 def test_so_many_arguments_of_an_episode_are_judged_and_no_more() -> None:
-    known = Known()
+    known = Observable()
     known.read("Nothing is said.")
-    found = [known.explains(f"K{at:06d}") for at in range(2 * JUDGED)]
-    assert not any(found[: JUDGED // 2])  # a word with a digit is looked for twice, whole and by its parts
-    assert all(found[JUDGED:])
+    found = [known.explains(f"K{at:06d}") for at in range(2 * MAX_EXPLAINED)]
+    assert not any(found[: MAX_EXPLAINED // 2])  # a word with a digit is looked for twice, whole and by its parts
+    assert all(found[MAX_EXPLAINED:])
 
 
 @pytest.mark.parametrize("deep", ['{"a": ' * 900 + '"K7077"' + "}" * 900, "[" * 900 + '"K7077"' + "]" * 900])
 def test_a_value_that_lies_deep_is_read_like_another(deep: str) -> None:
     one = play("Do it.", 2, f'{{"a": {deep}}}', deep)
-    assert untold(one).codes[0].startswith("a=")
+    assert find_hidden_values(one).codes[0].startswith("a=")
     assert leaks(one) == []
-    assert all(read(one) for read in (shape, exact, actions, way))
+    assert all(read(one) for read in (shape, exact, actions, solution_signature))
 
 
 def test_a_mebibyte_of_calls_and_a_prompt_that_names_them_are_read_in_bounded_time() -> None:
@@ -87,18 +87,20 @@ def test_a_mebibyte_of_calls_and_a_prompt_that_names_them_are_read_in_bounded_ti
     one = play(prompt, 0, "", "")
     one.turns.extend(turns)
     assert leaks(one) == []
-    assert untold(one).codes
+    assert find_hidden_values(one).codes
     assert shape(one)
-    assert way(one)
+    assert solution_signature(one)
 
 
 def test_values_that_answers_held_are_gathered_once_and_at_most_so_many() -> None:
     many = list(range(60_000))
-    messages = [{"role": "tool", "content": json.dumps({"id": [*many, *many], "text": "x" * (LONGEST + 1)})}]
-    assert observed(messages) == {"id": many[:VALUES]}
+    messages = [
+        {"role": "tool", "content": json.dumps({"id": [*many, *many], "text": "x" * (MAX_VALUE_CHARACTERS + 1)})}
+    ]
+    assert observed(messages) == {"id": many[:MAX_VALUES]}
     text = " ".join(f"a{at}" for at in many)
-    seen = visible_values(Task(text + " " + "1" * (LONGEST + 1), [], []), [])
-    assert (seen[0], seen[-1], len(seen)) == ("a0", "a59999", VALUES)
+    seen = visible_values(Task(text + " " + "1" * (MAX_VALUE_CHARACTERS + 1), [], []), [])
+    assert (seen[0], seen[-1], len(seen)) == ("a0", "a59999", MAX_VALUES)
 
 
 @pytest.mark.parametrize("name", sorted({**FLOOR, **adversaries.panel()}))
@@ -130,4 +132,4 @@ def test_a_schema_that_requires_nonsense_requires_nothing() -> None:
 def test_an_episode_of_many_writes_is_looked_through_without_a_copy_of_it_for_each() -> None:
     one = play("Put B12.", 1000, '{"a": "B12"}', "B12 " * 250)
     known = Solutions({1: [("put_it", '{"a": "B12"}')] * 1000}, frozenset())
-    assert solves(Played(1, one.task, chat(one), Score(1.0, True)), known)
+    assert is_legitimate(PolicyEpisode(1, one.task, chat(one), Score(1.0, True)), known)

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sandbox.admission.checks import NAMES
+from sandbox.admission.checks import CHECK_NAMES
 from sandbox.admission.report import advice, as_data
 from sandbox.admission.report.html import page
 from sandbox.admission.report.model import examples
@@ -60,7 +60,7 @@ def nasty_report() -> AdmissionReport:
         "at": NASTY,
         "traceback": f'File "environment.py", line 1, in {NASTY}',
     }
-    return report_of(*(failed(name, **given) for name in [*NAMES, NASTY] for given in (evidence, fault)))
+    return report_of(*(failed(name, **given) for name in [*CHECK_NAMES, NASTY] for given in (evidence, fault)))
 
 
 def harmful(text: str, but: str = "\n") -> set[str]:
@@ -110,7 +110,7 @@ KNOWN_KEYS = (
 
 @settings(max_examples=50)
 @given(
-    name=some.sampled_from(NAMES),
+    name=some.sampled_from(CHECK_NAMES),
     evidence=some.dictionaries(some.sampled_from(KNOWN_KEYS.split()) | some.text(max_size=8), JSON, max_size=6),
 )
 def test_any_evidence_can_be_read(name: str, evidence: dict[str, Any]) -> None:

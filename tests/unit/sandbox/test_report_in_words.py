@@ -1,6 +1,6 @@
 """A report as a model reads it, and what each check asks before it is made."""
 
-from sandbox.admission.checks import NAMES
+from sandbox.admission.checks import CHECK_NAMES
 from sandbox.admission.context import Thresholds
 from sandbox.admission.report import MEANS, advice, asked, in_words
 from store.types import AdmissionReport, Check
@@ -53,7 +53,7 @@ def test_a_check_that_was_left_out_has_not_failed() -> None:
 
 def test_every_check_says_what_it_asks_with_the_numbers_in_force() -> None:
     told = asked(Thresholds(seeds=7, floor_reward=0.11, spread_low=0.3))
-    assert list(told) == list(NAMES)
+    assert list(told) == list(CHECK_NAMES)
     assert told["source"] == MEANS["source"]
     assert "on each of 7 seeds" in told["oracle"]
     assert "mean reward at most 0.11" in told["floor"]
