@@ -1,17 +1,11 @@
-"""Running a job until it has its answer: every attempt a row, waits between them, and parking what fails too often.
+"""Runs a job until it is settled: each attempt is a row, with back-off between attempts and quarantine after too many.
 
-Invariants: an attempt is in the store before its child starts and is ended there once; who is killed in between leaves
-a running row, which ``recover`` closes as lost at the next start, after it has ended what is left of that holder's
-children, so that no two attempts ever work on the same files. Whether an input is parked is decided from its rows
-alone, before every attempt, in the transaction that parks it; a restart of the service changes nothing. An answer that
-was noted is given again, and not worked out again, when its cycle asks once more: it was killed, or could not write its
-next step, right after.
-
-How it fails: ``Parked``, ``Yielded`` and the stage's own ``CapabilityError``. What surrounds the input (Docker, disk,
-database) is waited for, without end, and told as ``ReportKind.WAITING``. Cancelling ends the attempt as stopped.
-Not covered: an attempt whose end cannot be written because it was cancelled while the store was gone; it is lost then.
-
-The executor and its rules as the settings of a data directory ask for them.
+Invariants: an attempt is in the store before its child starts and is ended there exactly once; a holder killed in
+between leaves a running row, which ``recover_lost_attempts`` closes at the next start after it has killed the holder's
+children, so that no two attempts ever work on the same files. Quarantine is decided from rows alone, so a restart of
+the service changes nothing. Errors: ``Quarantined``, ``Preempted`` and the stage's own ``CapabilityError``; for
+infrastructure it waits without end (``ReportKind.WAITING``). Not covered: an attempt that is cancelled while the store
+is unavailable counts as lost.
 """
 
 import asyncio
@@ -25,165 +19,220 @@ from typing import Any
 import sqlalchemy
 from sqlmodel import Session
 
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.errors import StoreError, StoreUnavailable
 from store.repositories.attempts import (
     Attempt,
     AttemptState,
     InputKey,
-    ParkedInput,
-    beat_attempt,
+    QuarantinedInput,
     begin_attempt,
     end_attempt,
-    find_parked,
+    find_quarantined,
     list_attempts,
-    list_parked,
-    park,
+    list_quarantined,
+    quarantine,
+    record_heartbeat,
     running_attempts,
 )
 from traced.config.settings import Settings
 from traced.core.errors import CapabilityError
 from traced.core.ownership import is_alive
 from traced.core.resources import memory_bytes
-from traced.jobs.retry import Backoff, Ledger, OnReport, counted, since, unsuccessful, wait_s, waiting
+from traced.jobs.retry import (
+    AttemptLedger,
+    Backoff,
+    OnReport,
+    count_unsuccessful,
+    counted_failures,
+    relevant_attempts,
+    retry_delay_s,
+    waiting_report,
+)
 from traced.processes.executor import LocalExecutor
 from traced.processes.job import (
-    Blame,
-    Ended,
     Executor,
+    FaultAttribution,
     Job,
+    JobOutcome,
     Limits,
-    Parked,
+    Preempted,
+    Quarantined,
     Report,
     ReportKind,
     Result,
     StartError,
-    Yielded,
-    blame_result,
+    attribute_result,
     describe,
 )
-from traced.processes.process_tree import end_marked
+from traced.processes.process_tree import kill_marked
 
-BEAT_S = 5.0  # between two writes of an attempt's heartbeat and progress
-VALUE = "value"  # in a finished attempt's evidence: its answer, None where that is a failure
-UNTIL = "until_seq"  # in a parked input's evidence: the last attempt that led to it
+MIB = 2**20
+# Of the machine's memory, so that a child is stopped before the kernel kills something, which might be the service.
+MEMORY_SHARE = 0.9
+# Seconds between two writes of an attempt's heartbeat and progress.
+HEARTBEAT_S = 5.0
+# In a finished attempt's evidence: the value of the job, None if its answer was a ``CapabilityError``.
+VALUE_KEY = "value"
+# In a quarantined input's evidence: the last attempt that led to the quarantine.
+UNTIL_KEY = "until_seq"
 STATES = {
-    Blame.INPUT: AttemptState.FAILED,
-    Blame.UNCLEAR: AttemptState.KILLED,
-    Blame.SURROUNDINGS: AttemptState.BLOCKED,
-    Blame.ANSWER: AttemptState.FINISHED,
+    FaultAttribution.INPUT: AttemptState.FAILED,
+    FaultAttribution.UNCLEAR: AttemptState.KILLED,
+    FaultAttribution.INFRASTRUCTURE: AttemptState.BLOCKED,
+    FaultAttribution.ANSWER: AttemptState.FINISHED,
 }
 
 
-async def run_until_settled(executor: Executor, job: Job, ledger: Ledger, on_report: OnReport) -> dict[str, Any]:
-    """The job's value, after as many attempts as it takes. Raises ``Parked``, ``Yielded`` and ``CapabilityError``."""
+async def run_until_settled(executor: Executor, job: Job, ledger: AttemptLedger, on_report: OnReport) -> dict[str, Any]:
+    """Run the job, in as many attempts as it takes, and return its value.
+
+    Raises:
+        Quarantined: too many attempts failed.
+        Preempted: the job stopped because it was asked to.
+        CapabilityError: the stage's own refusal.
+    """
     key = InputKey(job.stage, job.capability, job.input_hash)
-    noted = await ledger.surely(lambda opened: _noted_answer(opened, job.cycle_id, key), on_report)
-    if noted is not None:
-        return _given_again(noted)
+    # The cycle may have been killed between the answer and its next step: then the stored answer is used again.
+    evidence = await ledger.retried_transaction(lambda session: _stored_answer(session, job.cycle_id, key), on_report)
+    if evidence is not None:
+        return _replay_answer(evidence)
     while True:
-        attempts = await ledger.surely(lambda opened: _standing(opened, job.cycle_id, key, ledger), on_report)
-        await _wait_turn(attempts, ledger, on_report)
+        attempts = await ledger.retried_transaction(
+            lambda session: _attempts_or_quarantine(session, job.cycle_id, key, ledger), on_report
+        )
+        await _back_off(attempts, ledger, on_report)
         result = await _attempt(executor, job, key, ledger, on_report)
         if result is None:
             continue
         if result.value is not None:
             return result.value
-        if blame_result(result) is Blame.ANSWER and result.failure is not None:
+        if attribute_result(result) is FaultAttribution.ANSWER and result.failure is not None:
             raise CapabilityError(result.failure.message, hint=result.failure.hint)
-        if blame_result(result) is Blame.NOBODY and result.failure is not None:
-            raise Yielded(result.failure.message)
-        if result.ended is Ended.STOPPED:  # by somebody else; not counted, but not tried again in a tight loop either
+        if attribute_result(result) is FaultAttribution.NOBODY and result.failure is not None:
+            raise Preempted(result.failure.message)
+        # Stopped from outside: not counted, but without a pause this would be a tight loop.
+        if result.outcome is JobOutcome.STOPPED:
             await ledger.sleep(ledger.backoff.base_s)
 
 
-def recover(store: sqlalchemy.Engine, *, now: Callable[[], datetime], silent_s: float) -> list[Attempt]:
-    """Close what dead holders left running, as lost; one elsewhere is dead after ``silent_s`` without a heartbeat."""
-    with reading(store) as opened:
-        lost = [attempt for attempt in running_attempts(opened) if _is_dead(attempt, now(), silent_s)]
-    for holder in {attempt.holder for attempt in lost}:
-        end_marked(holder)
-    with session(store) as opened:
-        for attempt in lost:
-            end_attempt(opened, attempt.seq, AttemptState.LOST, at=now(), evidence={"detail": "its holder died"})
-    return lost
+def recover_lost_attempts(store: sqlalchemy.Engine, *, now: Callable[[], datetime], silent_s: float) -> list[Attempt]:
+    """End the running attempts of dead holders and return them.
+
+    Args:
+        silent_s: Seconds without a heartbeat after which a holder on another machine counts as dead.
+    """
+    with read_session(store) as session:
+        abandoned = [attempt for attempt in running_attempts(session) if _is_dead(attempt, now(), silent_s)]
+    for holder in {attempt.holder for attempt in abandoned}:
+        kill_marked(holder)
+    with write_session(store) as session:
+        for attempt in abandoned:
+            end_attempt(session, attempt.seq, AttemptState.ABANDONED, at=now(), evidence={"detail": "its holder died"})
+    return abandoned
 
 
-def standing(opened: Session, key: InputKey) -> list[Attempt]:
-    """The attempts at an input that matter now: after its last success and its last parking, oldest first."""
-    ends = [parked.evidence.get(UNTIL, 0) for parked in list_parked(opened, key=key, released=True)]
-    return since(list_attempts(opened, key), max(ends, default=0))
+def current_attempts(session: Session, key: InputKey) -> list[Attempt]:
+    """Return the attempts at an input after its last success and its last quarantine, oldest first."""
+    ends = [entry.evidence.get(UNTIL_KEY, 0) for entry in list_quarantined(session, key=key, released=True)]
+    return relevant_attempts(list_attempts(session, key), max(ends, default=0))
 
 
-def _noted_answer(opened: Session, cycle_id: str, key: InputKey) -> dict[str, Any] | None:
-    """The evidence of the attempt that answered this input in this cycle."""
-    answered = [one for one in list_attempts(opened, key) if one.cycle_id == cycle_id and VALUE in one.evidence]
-    return answered[-1].evidence if answered else None
+def executor(settings: Settings) -> LocalExecutor:
+    """Build the executor; logs are in ``logs/CYCLE/`` of the data directory."""
+    return LocalExecutor(settings.data_dir / "logs", log_bytes=settings.executor.log_mb * MIB)
 
 
-def _given_again(noted: dict[str, Any]) -> dict[str, Any]:
-    if noted[VALUE] is not None:
-        return dict(noted[VALUE])
-    raise CapabilityError(noted["failure"]["message"], hint=noted["failure"]["hint"])
+def limits(settings: Settings) -> Limits:
+    """Build the limits of a child from the settings."""
+    section = settings.executor
+    memory = section.memory_mb * MIB or int(MEMORY_SHARE * memory_bytes())
+    return Limits(section.heartbeat_s, section.progress_s or None, memory, section.grace_s)
 
 
-def _standing(opened: Session, cycle_id: str, key: InputKey, ledger: Ledger) -> list[Attempt] | Parked:
-    """``standing``, or why there is no further attempt; parks an input that is due."""
-    parked = find_parked(opened, key)
-    attempts = standing(opened, key)
-    against = counted(attempts, ledger.failures)
-    if parked is None and len(against) >= ledger.failures:
-        parked = _parked_by(against, cycle_id, until=attempts[-1].seq, at=ledger.now())
-        park(opened, parked)
-        ledger.on_parked(opened, parked)
-    return attempts if parked is None else _parked_error(parked)
+def backoff(settings: Settings) -> Backoff:
+    """Build the back-off between attempts from the settings."""
+    section = settings.executor
+    return Backoff(section.backoff_s, section.backoff_factor, section.backoff_cap_s)
 
 
-def _parked_by(against: list[Attempt], cycle_id: str, *, until: int, at: datetime) -> ParkedInput:
-    evidence = {UNTIL: until, "attempts": [_shown(attempt) for attempt in against]}
-    last = against[-1].evidence.get("detail", against[-1].state)
-    return ParkedInput(
-        id=f"p{until}",
+def _stored_answer(session: Session, cycle_id: str, key: InputKey) -> dict[str, Any] | None:
+    """The evidence of the last attempt that answered this input in this cycle."""
+    attempts = [attempt for attempt in list_attempts(session, key) if attempt.cycle_id == cycle_id]
+    return next((attempt.evidence for attempt in reversed(attempts) if VALUE_KEY in attempt.evidence), None)
+
+
+def _replay_answer(evidence: dict[str, Any]) -> dict[str, Any]:
+    if evidence[VALUE_KEY] is not None:
+        return dict(evidence[VALUE_KEY])
+    raise CapabilityError(evidence["failure"]["message"], hint=evidence["failure"]["hint"])
+
+
+def _attempts_or_quarantine(
+    session: Session, cycle_id: str, key: InputKey, ledger: AttemptLedger
+) -> list[Attempt] | Quarantined:
+    """The current attempts, or the error if the input is quarantined; quarantines it first if it has to be."""
+    entry = find_quarantined(session, key)
+    attempts = current_attempts(session, key)
+    failures = counted_failures(attempts, ledger.failures)
+    if entry is None and len(failures) >= ledger.failures:
+        entry = _quarantine_entry(failures, cycle_id, last_seq=attempts[-1].seq, at=ledger.now())
+        quarantine(session, entry)
+        ledger.on_quarantined(session, entry)
+    if entry is None:
+        return attempts
+    message = f"{entry.key.subject} is quarantined as {entry.id}: {entry.reason}"
+    return Quarantined(message, hint=f"traced release {entry.id}")
+
+
+def _quarantine_entry(failures: list[Attempt], cycle_id: str, *, last_seq: int, at: datetime) -> QuarantinedInput:
+    detail = failures[-1].evidence.get("detail", failures[-1].state)
+    return QuarantinedInput(
+        id=f"p{last_seq}",
         cycle_id=cycle_id,
-        key=against[-1].key,
-        reason=f"{len(against)} attempts failed, the last one: {last}",
-        evidence=evidence,
+        key=failures[-1].key,
+        reason=f"{len(failures)} attempts failed, the last one: {detail}",
+        evidence={UNTIL_KEY: last_seq, "attempts": [_summary(attempt) for attempt in failures]},
         at=at,
     )
 
 
-def _shown(attempt: Attempt) -> dict[str, Any]:
-    times = {"started_at": attempt.started_at.isoformat(), "ended_at": str(attempt.ended_at or "")}
-    where = {"seq": attempt.seq, "cycle": attempt.cycle_id, "number": attempt.number, "state": attempt.state.value}
-    return {**where, **times, **attempt.evidence}
+def _summary(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "seq": attempt.seq,
+        "cycle": attempt.cycle_id,
+        "number": attempt.number,
+        "state": attempt.state.value,
+        "started_at": attempt.started_at.isoformat(),
+        "ended_at": str(attempt.ended_at or ""),
+        **attempt.evidence,
+    }
 
 
-def _parked_error(parked: ParkedInput) -> Parked:
-    return Parked(f"{parked.key.subject} is parked as {parked.id}: {parked.reason}", hint=f"traced release {parked.id}")
-
-
-async def _wait_turn(attempts: list[Attempt] | Parked, ledger: Ledger, on_report: OnReport) -> None:
-    if isinstance(attempts, Parked):
+async def _back_off(attempts: list[Attempt] | Quarantined, ledger: AttemptLedger, on_report: OnReport) -> None:
+    if isinstance(attempts, Quarantined):
         raise attempts
-    delay = wait_s(attempts, ledger.backoff, seed=ledger.seed, now=ledger.now())
+    delay = retry_delay_s(attempts, ledger.backoff, seed=ledger.seed, now=ledger.now())
     if delay > 0:
-        last = [attempt for attempt in attempts if unsuccessful([attempt])][-1]
-        on_report(waiting(delay, str(last.evidence.get("detail", "")), last.state.value))
+        last = [attempt for attempt in attempts if count_unsuccessful([attempt])][-1]
+        on_report(waiting_report(delay, str(last.evidence.get("detail", "")), last.state.value))
         await ledger.sleep(delay)
 
 
-async def _attempt(executor: Executor, job: Job, key: InputKey, ledger: Ledger, on_report: OnReport) -> Result | None:
-    """One attempt, from its row to its end; None where the child could not be started."""
+async def _attempt(
+    executor: Executor, job: Job, key: InputKey, ledger: AttemptLedger, on_report: OnReport
+) -> Result | None:
+    """Make one attempt, from its row to its end; None if the child could not be started."""
     attempt = await _begin(job, key, ledger, on_report)
-    news = _News(ledger.now())
+    last_report = _LastReport(ledger.now())
 
-    def hear(report: Report) -> None:
-        news.hear(report, ledger.now())
+    def receive(report: Report) -> None:
+        last_report.update(report, ledger.now())
         on_report(report)
 
     try:
-        async with _noted(attempt, news, ledger):
-            result = await executor.run(job, hear)
+        async with _heartbeats(attempt, last_report, ledger):
+            result = await executor.run(job, receive)
     except StartError as error:
         failure = asdict(describe(error))
         evidence = {"detail": str(error), "failure": failure}
@@ -191,60 +240,65 @@ async def _attempt(executor: Executor, job: Job, key: InputKey, ledger: Ledger, 
         return None
     except BaseException as stop:
         with contextlib.suppress(StoreError):
-            await ledger.once(_ending(attempt, AttemptState.STOPPED, ledger.now(), {"detail": type(stop).__name__}))
+            await ledger.transaction(
+                _ending(attempt, AttemptState.STOPPED, ledger.now(), {"detail": type(stop).__name__})
+            )
         raise
     await _end(ledger, attempt, _state(result), _evidence(result), on_report)
     return result
 
 
-async def _begin(job: Job, key: InputKey, ledger: Ledger, on_report: OnReport) -> Attempt:
-    begun: list[Attempt] = []
+async def _begin(job: Job, key: InputKey, ledger: AttemptLedger, on_report: OnReport) -> Attempt:
+    # A list, because a cancellation during the transaction loses its return value but not the new row.
+    attempts: list[Attempt] = []
 
-    def begin(opened: Session) -> None:
-        begun.append(begin_attempt(opened, job.cycle_id, key, holder=ledger.holder, at=ledger.now()))
+    def begin(session: Session) -> None:
+        attempts.append(begin_attempt(session, job.cycle_id, key, holder=ledger.holder, at=ledger.now()))
 
     try:
-        await ledger.surely(begin, on_report)
+        await ledger.retried_transaction(begin, on_report)
     except asyncio.CancelledError:
-        if begun:
+        if attempts:
             with contextlib.suppress(StoreError):
-                await ledger.once(_ending(begun[-1], AttemptState.STOPPED, ledger.now(), {"detail": "cancelled"}))
+                await ledger.transaction(
+                    _ending(attempts[-1], AttemptState.STOPPED, ledger.now(), {"detail": "cancelled"})
+                )
         raise
-    return begun[-1]
+    return attempts[-1]
 
 
 async def _end(
-    ledger: Ledger, attempt: Attempt, state: AttemptState, evidence: dict[str, Any], on_report: OnReport
+    ledger: AttemptLedger, attempt: Attempt, state: AttemptState, evidence: dict[str, Any], on_report: OnReport
 ) -> None:
-    await ledger.surely(_ending(attempt, state, ledger.now(), evidence), on_report)
+    await ledger.retried_transaction(_ending(attempt, state, ledger.now(), evidence), on_report)
 
 
 def _ending(attempt: Attempt, state: AttemptState, at: datetime, evidence: dict[str, Any]) -> Callable[[Session], None]:
-    return lambda opened: end_attempt(opened, attempt.seq, state, at=at, evidence=evidence)
+    return lambda session: end_attempt(session, attempt.seq, state, at=at, evidence=evidence)
 
 
 def _state(result: Result) -> AttemptState:
-    if result.ended is Ended.FINISHED:
+    if result.outcome is JobOutcome.FINISHED:
         return AttemptState.FINISHED
-    return STATES.get(blame_result(result), AttemptState.STOPPED)
+    return STATES.get(attribute_result(result), AttemptState.STOPPED)
 
 
 def _evidence(result: Result) -> dict[str, Any]:
     failure = None if result.failure is None else asdict(result.failure)
-    answer = {VALUE: result.value} if _state(result) is AttemptState.FINISHED else {}
-    return {**asdict(result.evidence), "ended": result.ended.value, "failure": failure, **answer}
+    answer = {VALUE_KEY: result.value} if _state(result) is AttemptState.FINISHED else {}
+    return {**asdict(result.evidence), "ended": result.outcome.value, "failure": failure, **answer}
 
 
 @dataclass
-class _News:
-    """What a running attempt told last."""
+class _LastReport:
+    """The newest report of a running attempt."""
 
     at: datetime
     pid: int | None = None
     progress: dict[str, Any] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def hear(self, report: Report, at: datetime) -> None:
+    def update(self, report: Report, at: datetime) -> None:
         self.at = at
         if report.kind is ReportKind.STARTED:
             self.pid = report.data.get("pid")
@@ -254,9 +308,9 @@ class _News:
 
 
 @contextlib.asynccontextmanager
-async def _noted(attempt: Attempt, news: _News, ledger: Ledger) -> AsyncIterator[None]:
-    """Write the news of an attempt into its row while the body runs."""
-    writing = asyncio.create_task(_write_news(attempt, news, ledger))
+async def _heartbeats(attempt: Attempt, last_report: _LastReport, ledger: AttemptLedger) -> AsyncIterator[None]:
+    """Write the last report of an attempt into its row while the body runs."""
+    writing = asyncio.create_task(_write_heartbeats(attempt, last_report, ledger))
     try:
         yield
     finally:
@@ -264,40 +318,20 @@ async def _noted(attempt: Attempt, news: _News, ledger: Ledger) -> AsyncIterator
         await asyncio.gather(writing, return_exceptions=True)
 
 
-async def _write_news(attempt: Attempt, news: _News, ledger: Ledger) -> None:
+async def _write_heartbeats(attempt: Attempt, report: _LastReport, ledger: AttemptLedger) -> None:
     while True:
-        await news.changed.wait()
-        news.changed.clear()
-        note = partial(beat_attempt, seq=attempt.seq, at=news.at, pid=news.pid, progress=news.progress)
-        with contextlib.suppress(StoreUnavailable):  # the next news will do
-            await ledger.once(note)
-        await ledger.sleep(BEAT_S)
+        await report.changed.wait()
+        report.changed.clear()
+        write = partial(record_heartbeat, seq=attempt.seq, at=report.at, pid=report.pid, progress=report.progress)
+        # The next report is written anyway.
+        with contextlib.suppress(StoreUnavailable):
+            await ledger.transaction(write)
+        await ledger.sleep(HEARTBEAT_S)
 
 
 def _is_dead(attempt: Attempt, now: datetime, silent_s: float) -> bool:
     alive = is_alive(attempt.holder)
-    if alive is None:  # a heartbeat from far in the future says as little as one from long ago: a clock was set
+    # On another machine only heartbeats tell. One far in the future says as little as an old one: a clock was set.
+    if alive is None:
         return abs((now - attempt.heartbeat_at).total_seconds()) > silent_s
     return not alive
-
-
-MIB = 2**20
-SHARE = 0.9  # of the memory that there is: before the kernel ends something, which might be the service
-
-
-def executor(settings: Settings) -> LocalExecutor:
-    """Jobs as child processes; their logs lie in ``logs/CYCLE/`` of the data directory."""
-    return LocalExecutor(settings.data_dir / "logs", log_bytes=settings.executor.log_mb * MIB)
-
-
-def limits(settings: Settings) -> Limits:
-    """When a child is ended."""
-    section = settings.executor
-    memory = section.memory_mb * MIB or int(SHARE * memory_bytes())
-    return Limits(section.heartbeat_s, section.progress_s or None, memory, section.grace_s)
-
-
-def backoff(settings: Settings) -> Backoff:
-    """How long to wait before the next attempt."""
-    section = settings.executor
-    return Backoff(section.backoff_s, section.backoff_factor, section.backoff_cap_s)

@@ -1,32 +1,10 @@
-"""NVIDIA GPUs through the driver's management library (NVML API reference; the bindings are nvidia-ml-py's ``pynvml``).
+"""Readings of the machine's devices: the processors as one device "cpu", and NVIDIA GPUs through NVML.
 
-Invariants: only reading calls are made; MIG is seen and never switched. The library is loaded at the first reading and
-stays open; after any failure it is closed, and the next reading opens it anew, so that a driver that was restarted is
-found again. A GPU that cannot be read whole is left out with the reason, the others are not.
-Fails: never; no bindings, no driver, a driver that fails or is too old give no devices and the reason.
-Not covered: MIG instances as devices (under MIG neither utilisation nor processes are looked for); GPUs without memory
-of their own; in a container without the host's PID namespace our own processes look foreign.
-
-What a device looks like from outside: the readings, and the interface of all that take them.
-
-Invariants: a probe looks and changes nothing (clock rates, modes, MIG); a device's id is the same at every reading;
-processes of this service never count as foreign. A device that cannot be read is left out and a problem says why, so
-that nobody takes it for idle.
-Fails: ``read`` never raises for what a machine lacks or a driver refuses. It may block for seconds: call it from a
-thread. Not covered: parts of a GPU (MIG instances), other vendors' devices, temperatures and power.
-
-Which processes belong to this service: the given roots and everything below them.
-
-Not covered: processes of a service in another PID namespace (a container), which look foreign, as do children that
-outlived a parent that was killed.
-
-The processors of this machine as one device, "cpu".
-
-Invariants: utilisation is the share of all cores' time that foreign processes took between two readings (the busy time
-of the machine less that of our processes and of those of their children that have ended), so that the service's own
-work never keeps it from working. The time waiting for input or output counts as idle.
-Fails: never; the share is None while no time has passed, and a process that ends meanwhile counts no further.
-Not covered: limits of a container (cgroup) on cores and memory; children that their parent did not wait for.
+Probes only read; they never switch MIG, clock rates or modes. A device's id is the same at every reading, and processes
+of this service never count as foreign. ``Probe.read`` does not raise for what a machine lacks or a driver refuses: a
+device that cannot be read is left out with a problem, so that nobody takes it for idle. It may block for seconds: call
+it from a thread. Not covered: MIG instances, other vendors' devices, GPUs without memory of their own; processes of the
+service in another PID namespace, which look foreign, and limits of a container on cores and memory.
 """
 
 import importlib
@@ -39,13 +17,14 @@ from typing import Any, Literal, Protocol
 
 import psutil
 
-Kind = Literal["cpu", "cuda"]
-Mig = Literal["none", "disabled", "enabled"]
+CPU = "cpu"
+DeviceKind = Literal["cpu", "cuda"]
+MigMode = Literal["none", "disabled", "enabled"]
 
 
 @dataclass(frozen=True)
 class ForeignProcess:
-    """A process that this service did not start; ``memory_bytes`` on the device is None where the driver hides it."""
+    """A process that this service did not start; ``memory_bytes`` on the device is None if the driver hides it."""
 
     pid: int
     memory_bytes: int | None
@@ -55,33 +34,35 @@ class ForeignProcess:
 class DeviceReading:
     """One device at one moment.
 
-    ``id`` is "cpu" or the GPU's UUID, which ``CUDA_VISIBLE_DEVICES`` takes too. ``utilisation`` is a share in [0, 1],
-    None while it is not known; on the CPU only the load of foreign processes counts. ``foreign`` is empty on the CPU.
+    Args:
+        id: "cpu" or the GPU's UUID, as ``CUDA_VISIBLE_DEVICES`` accepts it.
+        utilisation: A share in [0, 1], None if unknown; on the CPU only the load of foreign processes counts.
+        foreign: Processes of others; always empty on the CPU.
     """
 
     id: str
-    kind: Kind
+    kind: DeviceKind
     name: str
     memory_total: int
     memory_used: int
     utilisation: float | None
     foreign: tuple[ForeignProcess, ...] = ()
-    mig: Mig = "none"
+    mig: MigMode = "none"
 
 
 @dataclass(frozen=True)
 class Readings:
-    """What a probe saw, and in ``problems`` why it saw no more."""
+    """The devices that a probe could read, and in ``problems`` why others are missing."""
 
     devices: tuple[DeviceReading, ...] = ()
     problems: tuple[str, ...] = ()
 
 
 class Probe(Protocol):
-    """Looks at devices."""
+    """A source of readings."""
 
     def read(self) -> Readings:
-        """All devices of its kind, as they are now."""
+        """Read all devices of its kind."""
         ...
 
 
@@ -92,31 +73,36 @@ class Probes:
     probes: Sequence[Probe]
 
     def read(self) -> Readings:
-        """What each sees, in the order of the probes."""
-        seen = [probe.read() for probe in self.probes]
+        """Read every probe, in order."""
+        results = [probe.read() for probe in self.probes]
         return Readings(
-            tuple(device for readings in seen for device in readings.devices),
-            tuple(problem for readings in seen for problem in readings.problems),
+            tuple(device for readings in results for device in readings.devices),
+            tuple(problem for readings in results for problem in readings.problems),
         )
 
 
 @dataclass(frozen=True)
 class ScriptedProbe:
-    """Readings given in advance, each with the second of ``clock`` from which it holds, for tests and simulations."""
+    """Scripted readings for tests and simulations, each with the second of ``clock`` from which it holds."""
 
     script: Sequence[tuple[float, Readings]]
     clock: Callable[[], float]
 
     def read(self) -> Readings:
-        """What the script says of this second; nothing before its first line."""
+        """Return the newest reading of the script that is due."""
         now = self.clock()
-        begun = [readings for since, readings in self.script if since <= now]
-        return begun[-1] if begun else Readings(problems=("the script has not begun",))
+        due_readings = [readings for start, readings in self.script if start <= now]
+        return due_readings[-1] if due_readings else Readings(problems=("the script has not begun",))
 
 
-def trees(roots: Iterable[int]) -> frozenset[int]:
-    """The ids of the ``roots`` and of all their descendants; those that have ended are left out."""
+def process_trees(roots: Iterable[int]) -> frozenset[int]:
+    """Return the ids of the ``roots`` and all their live descendants."""
     return frozenset(process.pid for root in roots for process in _tree(root))
+
+
+def machine_probe(own_pids: Callable[[], Iterable[int]]) -> Probe:
+    """The probe of all devices of this machine."""
+    return Probes([NvmlProbe(own_pids), CpuProbe(own_pids)])
 
 
 def _tree(root: int) -> list[psutil.Process]:
@@ -127,53 +113,55 @@ def _tree(root: int) -> list[psutil.Process]:
         return []
 
 
-CPU = "cpu"
-
-
 @dataclass(frozen=True)
 class Ticks:
-    """Seconds of processor time since the machine started: all cores', their busy part, and our part of that."""
+    """Seconds of processor time since boot: all cores', the busy part, and the service's part of that."""
 
     total: float
     busy: float
-    own: float
+    service: float
 
 
 class CpuProbe:
-    """Reads the processors; ``own_pids`` says which processes are ours."""
+    """Reads the processors as one device.
 
-    def __init__(self, own_pids: Callable[[], Iterable[int]] = lambda: trees([os.getpid()])) -> None:
+    Args:
+        own_pids: Returns the process ids of this service, whose load does not count.
+    """
+
+    def __init__(self, own_pids: Callable[[], Iterable[int]] = lambda: process_trees([os.getpid()])) -> None:
         self._own_pids = own_pids
-        self._before = ticks(own_pids())
+        self._previous = ticks(own_pids())
 
     def read(self) -> Readings:
-        """One device, its utilisation since the reading before (the first: since the probe was made)."""
-        now = ticks(self._own_pids())
-        share, self._before = foreign_share(self._before, now), now
+        """Read the device, with its utilisation since the previous reading or the creation of the probe."""
+        current = ticks(self._own_pids())
+        share, self._previous = foreign_share(self._previous, current), current
         memory = psutil.virtual_memory()
         name = f"{platform.machine()}, {os.cpu_count()} cores"
         return Readings((DeviceReading(CPU, "cpu", name, memory.total, memory.total - memory.available, share),))
 
 
-def foreign_share(before: Ticks, after: Ticks) -> float | None:
-    """The share in [0, 1] of the cores' time that others took; None when no time passed."""
-    total = after.total - before.total
+def foreign_share(start: Ticks, end: Ticks) -> float | None:
+    """Share in [0, 1] of the cores' time that foreign processes took; None if no time has passed."""
+    total = end.total - start.total
     if total <= 0:
         return None
-    foreign = (after.busy - before.busy) - (after.own - before.own)
+    foreign = (end.busy - start.busy) - (end.service - start.service)
     return min(1.0, max(0.0, foreign / total))
 
 
 def ticks(own_pids: Iterable[int]) -> Ticks:
-    """The counters now (Linux: proc(5), /proc/stat; a guest's time is part of user and nice already)."""
+    """Read the counters (Linux: proc(5), /proc/stat); waiting for input or output counts as idle."""
     times = psutil.cpu_times()
+    # Guest time is already contained in user and nice time.
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     busy = total - times.idle - getattr(times, "iowait", 0.0)
     return Ticks(total, busy, sum(_seconds(pid) for pid in own_pids))
 
 
 def _seconds(pid: int) -> float:
-    """User and system time of a process and of those of its children that ended and were waited for."""
+    # With the time of reaped children: it is part of the busy time too, and must not count as foreign.
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -182,79 +170,87 @@ def _seconds(pid: int) -> float:
 
 
 class NvmlProbe:
-    """Reads every GPU; ``own_pids`` says which processes are ours, ``load`` gives the module with NVML's functions."""
+    """Reads every NVIDIA GPU (NVML API reference; the bindings are nvidia-ml-py's ``pynvml``).
+
+    Args:
+        own_pids: Returns the process ids of this service.
+        load: Imports the module with NVML's functions.
+    """
 
     def __init__(
         self,
-        own_pids: Callable[[], Iterable[int]] = lambda: trees([os.getpid()]),
+        own_pids: Callable[[], Iterable[int]] = lambda: process_trees([os.getpid()]),
         load: Callable[[], Any] = lambda: importlib.import_module("pynvml"),
     ) -> None:
         self._own_pids = own_pids
         self._load = load
-        self._open = False
+        self._is_open = False
 
     def read(self) -> Readings:
-        """All GPUs in the driver's order."""
+        """Read all GPUs in the driver's order."""
         try:
             nvml = self._load()
         except ImportError as error:
-            return Readings(problems=(f"GPUs cannot be looked for: {error}; pip install nvidia-ml-py",))
+            return Readings(problems=(f"GPUs cannot be detected: {error}; pip install nvidia-ml-py",))
         failures = (nvml.NVMLError, nvml.NVMLLibraryMismatchError)
         try:
             self._ensure_open(nvml)
             readings = _read_all(nvml, frozenset(self._own_pids()), failures)
         except failures as error:
-            readings = Readings(problems=(f"no GPU can be read: {_said(error)}",))
+            readings = Readings(problems=(f"no GPU can be read: {_error_text(error)}",))
+        # Closed after any failure, so that the next reading finds a driver that was restarted.
         if readings.problems:
             self._close(nvml, failures)
         return readings
 
     def _ensure_open(self, nvml: Any) -> None:
-        if not self._open:
+        if not self._is_open:
             nvml.nvmlInit()
-            self._open = True
+            self._is_open = True
 
     def _close(self, nvml: Any, failures: tuple[type[Exception], ...]) -> None:
-        if not self._open:
+        if not self._is_open:
             return
-        self._open = False
-        with suppress(*failures):  # a lost driver cannot be closed either; the next nvmlInit decides
+        self._is_open = False
+        # A lost driver cannot be closed either; the next nvmlInit decides.
+        with suppress(*failures):
             nvml.nvmlShutdown()
 
 
-def _read_all(nvml: Any, own: frozenset[int], failures: tuple[type[Exception], ...]) -> Readings:
+def _read_all(nvml: Any, own_pids: frozenset[int], failures: tuple[type[Exception], ...]) -> Readings:
     devices, problems = [], []
     for index in range(nvml.nvmlDeviceGetCount()):
-        mig: Mig = "none"
+        mig: MigMode = "none"
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             mig = _mig(nvml, handle)
-            devices.append(_read(nvml, handle, mig, own, failures))
+            devices.append(_read(nvml, handle, mig, own_pids, failures))
         except failures as error:
-            seen = " (MIG is enabled)" if mig == "enabled" else ""
-            problems.append(f"GPU {index}{seen} cannot be read: {_said(error)}")
+            mode = " (MIG is enabled)" if mig == "enabled" else ""
+            problems.append(f"GPU {index}{mode} cannot be read: {_error_text(error)}")
     return Readings(tuple(devices), tuple(problems))
 
 
 def _read(
-    nvml: Any, handle: Any, mig: Mig, own: frozenset[int], failures: tuple[type[Exception], ...]
+    nvml: Any, handle: Any, mig: MigMode, own_pids: frozenset[int], failures: tuple[type[Exception], ...]
 ) -> DeviceReading:
     memory = _memory(nvml, handle, failures)
-    whole = mig != "enabled"
+    # Under MIG the driver reports neither utilisation nor processes of the whole GPU.
+    is_whole = mig != "enabled"
     return DeviceReading(
         id=nvml.nvmlDeviceGetUUID(handle),
         kind="cuda",
         name=nvml.nvmlDeviceGetName(handle),
         memory_total=memory.total,
         memory_used=memory.used,
-        utilisation=_utilisation(nvml, handle) if whole else None,
-        foreign=_foreign(nvml, handle, own, failures) if whole else (),
+        utilisation=_utilisation(nvml, handle) if is_whole else None,
+        foreign=_foreign(nvml, handle, own_pids, failures) if is_whole else (),
         mig=mig,
     )
 
 
 def _memory(nvml: Any, handle: Any, failures: tuple[type[Exception], ...]) -> Any:
-    """The second version keeps what the driver reserves apart from what is used; drivers before R510 know the first."""
+    # Version 2 does not count the memory that the driver reserves as used; drivers before R510 know only version 1.
     try:
         return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
     except failures:
@@ -262,14 +258,14 @@ def _memory(nvml: Any, handle: Any, failures: tuple[type[Exception], ...]) -> An
 
 
 def _utilisation(nvml: Any, handle: Any) -> float | None:
-    """The share of the last sample period (1/6 to 1 s) in which a kernel ran; None where it is not told."""
+    """Share of the last sample period (1/6 to 1 s) in which a kernel ran; None if not supported."""
     try:
         return float(min(100, nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100)
     except nvml.NVMLError_NotSupported:
         return None
 
 
-def _mig(nvml: Any, handle: Any) -> Mig:
+def _mig(nvml: Any, handle: Any) -> MigMode:
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(handle)
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
@@ -278,15 +274,16 @@ def _mig(nvml: Any, handle: Any) -> Mig:
 
 
 def _foreign(
-    nvml: Any, handle: Any, own: frozenset[int], failures: tuple[type[Exception], ...]
+    nvml: Any, handle: Any, own_pids: frozenset[int], failures: tuple[type[Exception], ...]
 ) -> tuple[ForeignProcess, ...]:
-    """Processes with a compute context; those that only draw (a desktop) show in utilisation and memory."""
+    # Processes without a compute context (a desktop) show up in utilisation and memory instead.
     processes = list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
-    with suppress(*failures):  # not every GPU knows MPS
+    # Not every GPU supports MPS.
+    with suppress(*failures):
         processes += nvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
-    memory = {process.pid: process.usedGpuMemory for process in processes if process.pid not in own}
+    memory = {process.pid: process.usedGpuMemory for process in processes if process.pid not in own_pids}
     return tuple(ForeignProcess(pid, used) for pid, used in sorted(memory.items()))
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{error} ({type(error).__name__})"

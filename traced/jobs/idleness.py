@@ -1,17 +1,9 @@
-"""When a device is idle: everything on it below its thresholds, for long enough, looked at often enough.
+"""When a device is idle: everything on it below its thresholds, for long enough, and polled often enough.
 
-Invariants: pure functions over frozen values; time comes in as seconds of a monotonic clock, hours as UTC moments. What
-is not known (a utilisation that no driver tells, a device no longer seen) is never idle. Time in which nobody looked
-does not count: a gap longer than ``gap_s`` between two looks begins the wait anew, as do a busy reading and a clock
-that went backwards. A GPU under MIG is never idle as a whole.
-Not covered: guessing how long a device will stay idle; quiet hours only say when training may begin.
-
-How the devices stand: what each does now, whether training could begin on it, who has it leased.
-
-Invariants: it looks and changes nothing. Processes of a service that holds a live lease on this host count as ours.
-How it fails: never by itself; what could not be read is among the problems. It takes ``LOOK_S``: call it from a thread.
-Not covered: for how long a device has been at rest, which only a running service watches; a service that holds no lease
-at the moment, whose engine then looks foreign.
+The rules are pure functions; time comes in as seconds of a monotonic clock, hours as UTC moments. Unknown values (an
+unreported utilisation, a device that disappeared) and GPUs under MIG are never idle. ``survey_devices`` shows the state
+of all devices; it blocks for ``SAMPLE_S`` seconds, so call it from a thread. It cannot know for how long a device has
+been idle, and the engine of a service without a live lease looks foreign to it.
 """
 
 import os
@@ -25,14 +17,17 @@ from traced.client.models import Devices, DeviceView, LeaseView
 from traced.config.service_sections import DevicesSection
 from traced.core.ownership import process_of
 from traced.core.time_windows import Window, parse_windows, parse_zone, why_closed
-from traced.jobs.devices import CpuProbe, DeviceReading, NvmlProbe, Probes, Readings, trees
+from traced.jobs.devices import DeviceReading, Readings, machine_probe, process_trees
 
-LOOKS_MISSED = 3  # a gap of more polls than this was not watched
+# A gap of more polls than this restarts the idle time, because nobody watched the device.
+MISSED_POLLS = 3
+# The time over which ``survey_devices`` measures the processors' load.
+SAMPLE_S = 0.5
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The most that an idle device shows: shares in [0, 1], and how many foreign processes."""
+    """Upper bounds for an idle device: shares in [0, 1], and the number of foreign processes."""
 
     utilisation: float
     memory: float
@@ -41,10 +36,14 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Rules:
-    """All that decides on which device training may begin and when it gives it back.
+    """When training may begin on a device, and when it has to give it back.
 
-    ``hours`` and ``quiet`` are local to ``zone``. ``busy_s``: foreign load for so long takes the device back;
-    ``yield_s``: how long a trainer may take to save its checkpoint then.
+    Args:
+        hours: When training may begin, local to ``zone``.
+        quiet: When training must not run, local to ``zone``.
+        train_on: A device id, a kind, or "auto".
+        busy_s: Seconds of foreign load after which training gives the device back.
+        yield_s: Seconds that the trainer then has to save a checkpoint.
     """
 
     cpu: Thresholds
@@ -60,25 +59,25 @@ class Rules:
 
     @property
     def gap_s(self) -> float:
-        """The longest time between two looks in which a device counts as watched."""
-        return self.poll_s * LOOKS_MISSED
+        """The longest time between two polls in which a device counts as watched."""
+        return self.poll_s * MISSED_POLLS
 
-    def of(self, reading: DeviceReading) -> Thresholds:
-        """The thresholds of the reading's kind of device."""
-        return self.cuda if reading.kind == "cuda" else self.cpu
+    def of(self, device: DeviceReading) -> Thresholds:
+        """The thresholds for this kind of device."""
+        return self.cuda if device.kind == "cuda" else self.cpu
 
 
 @dataclass(frozen=True)
-class Watch:
-    """A device's rest: below its thresholds since second ``since``, looked at last at ``seen``; or why it is busy."""
+class IdleWatch:
+    """Since which second a device is idle and when it was last polled, or why it is busy."""
 
-    since: float | None = None
-    seen: float | None = None
-    busy: tuple[str, ...] = ("it was not looked at yet",)
+    idle_since: float | None = None
+    observed_at: float | None = None
+    busy_reasons: tuple[str, ...] = ("it was not polled yet",)
 
 
 def rules(section: DevicesSection) -> Rules:
-    """The rules that the settings mean."""
+    """Build the rules from the settings."""
     return Rules(
         cpu=Thresholds(section.cpu_utilisation, section.cpu_memory),
         cuda=Thresholds(section.gpu_utilisation, section.gpu_memory, section.gpu_foreign),
@@ -93,70 +92,68 @@ def rules(section: DevicesSection) -> Rules:
     )
 
 
-def suitable(devices: Sequence[DeviceReading], train_on: str) -> list[DeviceReading]:
-    """The devices that ``devices.train_on`` means: a kind, an id, or "auto" (GPUs, the CPU only where none is seen)."""
+def suitable_devices(devices: Sequence[DeviceReading], train_on: str) -> list[DeviceReading]:
+    """Return the devices that ``train_on`` selects: a kind, an id, or "auto" (GPUs, the CPU only without a GPU)."""
     if train_on == "auto":
         return [device for device in devices if device.kind == "cuda"] or list(devices)
     return [device for device in devices if train_on in (device.kind, device.id)]
 
 
-def excesses(reading: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
-    """What of the reading is over its threshold, in words; () when the device is at rest."""
-    found = []
-    if reading.mig == "enabled":
-        found.append("MIG is enabled: it cannot be used as a whole")
-    if reading.utilisation is None:
-        found.append("its utilisation is not known")
-    elif reading.utilisation > limits.utilisation:
-        found.append(f"utilisation {reading.utilisation:.0%} is over {limits.utilisation:.0%}")
-    if reading.memory_used > limits.memory * reading.memory_total:
-        found.append(f"memory in use {reading.memory_used / reading.memory_total:.0%} is over {limits.memory:.0%}")
-    if len(reading.foreign) > limits.foreign:
-        pids = ", ".join(str(process.pid) for process in reading.foreign)
-        found.append(f"foreign processes {pids} ({len(reading.foreign)}, allowed {limits.foreign})")
-    return tuple(found)
+def excesses(device: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
+    """Describe each value above its threshold; () if the device is idle at this moment."""
+    reasons = []
+    if device.mig == "enabled":
+        reasons.append("MIG is enabled: it cannot be used as a whole")
+    if device.utilisation is None:
+        reasons.append("its utilisation is not known")
+    elif device.utilisation > limits.utilisation:
+        reasons.append(f"utilisation {device.utilisation:.0%} is over {limits.utilisation:.0%}")
+    if device.memory_used > limits.memory * device.memory_total:
+        reasons.append(f"memory in use {device.memory_used / device.memory_total:.0%} is over {limits.memory:.0%}")
+    if len(device.foreign) > limits.foreign:
+        pids = ", ".join(str(process.pid) for process in device.foreign)
+        reasons.append(f"foreign processes {pids} ({len(device.foreign)}, allowed {limits.foreign})")
+    return tuple(reasons)
 
 
-def intrusions(reading: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
-    """What others do, in words, on a device that training uses itself: its own load and memory are no reason to end."""
-    found = []
-    if reading.kind == "cpu" and reading.utilisation is not None and reading.utilisation > limits.utilisation:
-        found.append(f"others use {reading.utilisation:.0%}, over {limits.utilisation:.0%}")
-    if len(reading.foreign) > limits.foreign:
-        found.append(f"{len(reading.foreign)} foreign processes, allowed {limits.foreign}")
-    return tuple(found)
+def foreign_load(device: DeviceReading, limits: Thresholds) -> tuple[str, ...]:
+    """Describe the excessive load of others on a device that training uses itself."""
+    reasons = []
+    if device.kind == "cpu" and device.utilisation is not None and device.utilisation > limits.utilisation:
+        reasons.append(f"others use {device.utilisation:.0%}, over {limits.utilisation:.0%}")
+    if len(device.foreign) > limits.foreign:
+        reasons.append(f"{len(device.foreign)} foreign processes, allowed {limits.foreign}")
+    return tuple(reasons)
 
 
-def observe(watch: Watch, reading: DeviceReading, limits: Rules, at: float) -> Watch:
-    """The watch after one more look at second ``at`` of a monotonic clock."""
-    busy = excesses(reading, limits.of(reading))
-    if busy:
-        return Watch(None, at, busy)
-    watched = watch.seen is not None and 0 <= at - watch.seen <= limits.gap_s
-    return Watch(watch.since if watched and watch.since is not None else at, at, ())
+def observe(watch: IdleWatch, device: DeviceReading, limits: Rules, at: float) -> IdleWatch:
+    """Return the watch after a reading at second ``at`` of a monotonic clock."""
+    reasons = excesses(device, limits.of(device))
+    if reasons:
+        return IdleWatch(None, at, reasons)
+    # A gap between polls, or a clock that went backwards, restarts the idle time.
+    is_continuous = watch.observed_at is not None and 0 <= at - watch.observed_at <= limits.gap_s
+    return IdleWatch(watch.idle_since if is_continuous and watch.idle_since is not None else at, at, ())
 
 
-def why_not_idle(watch: Watch, limits: Rules, at: float) -> str:
-    """Why the device is not idle at second ``at``, or ""."""
-    if watch.since is None:
-        return "; ".join(watch.busy)
-    rested = at - watch.since
-    if rested < limits.idle_s:
-        return f"at rest for {rested:.0f} of {limits.idle_s:g} s"
+def busy_reason(watch: IdleWatch, limits: Rules, at: float) -> str:
+    """Return why the device is not idle at second ``at``, or ""."""
+    if watch.idle_since is None:
+        return "; ".join(watch.busy_reasons)
+    idle_s = at - watch.idle_since
+    if idle_s < limits.idle_s:
+        return f"idle for {idle_s:.0f} of {limits.idle_s:g} s"
     return ""
 
 
-def why_not_begin(watch: Watch, limits: Rules, at: float, now: datetime) -> str:
-    """Why training may not begin on the device at second ``at``, which is ``now`` in UTC, or ""."""
-    return why_closed(limits.hours, limits.quiet, now, limits.zone) or why_not_idle(watch, limits, at)
+def blocking_reason(watch: IdleWatch, limits: Rules, at: float, now: datetime) -> str:
+    """Return why training may not begin on the device at second ``at``, which is ``now`` in UTC, or ""."""
+    return why_closed(limits.hours, limits.quiet, now, limits.zone) or busy_reason(watch, limits, at)
 
 
-LOOK_S = 0.5  # the processors' load is measured over this time
-
-
-def look(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
-    """All devices seen from here, and all leases, those on devices elsewhere too."""
-    readings, limits = _readings([lease for lease in leases if lease.live(now)]), rules(section)
+def survey_devices(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Devices:
+    """Read all devices of this machine, and list all leases, including those on devices of other machines."""
+    readings, limits = _read_devices([lease for lease in leases if lease.live(now)]), rules(section)
     return Devices(
         devices=[_view(device, leases, limits, now) for device in readings.devices],
         leases=[LeaseView(**asdict(lease)) for lease in leases],
@@ -164,31 +161,29 @@ def look(leases: Sequence[Lease], section: DevicesSection, now: datetime) -> Dev
     )
 
 
-def held_by(lease: Lease | LeaseView, now: datetime) -> str:
-    """Who has a device, for what, and who wants it back."""
+def describe_lease(lease: Lease | LeaseView, now: datetime) -> str:
+    """Describe who has a device, for what, and who wants it back."""
     state = "leased to" if lease.expires_at > now else "lapsed lease of"
-    wanted = f", wanted back by {lease.wanted_by}" if lease.wanted_by else ""
-    return f"{state} {lease.holder} for {lease.purpose}{wanted}"
+    request = f", wanted back by {lease.wanted_by}" if lease.wanted_by else ""
+    return f"{state} {lease.holder} for {lease.purpose}{request}"
 
 
-def _readings(live: Sequence[Lease]) -> Readings:
+def _read_devices(live: Sequence[Lease]) -> Readings:
+    # This is mostly called from a command: the processes of the services that hold leases here are ours as well.
     holders = [pid for lease in live if (pid := process_of(lease.holder))]
 
-    def ours() -> frozenset[int]:
-        return trees([os.getpid(), *holders])
-
-    probe = Probes([NvmlProbe(ours), CpuProbe(ours)])
-    time.sleep(LOOK_S)
+    probe = machine_probe(lambda: process_trees([os.getpid(), *holders]))
+    time.sleep(SAMPLE_S)
     return probe.read()
 
 
 def _view(device: DeviceReading, leases: Sequence[Lease], limits: Rules, now: datetime) -> DeviceView:
-    """The reading, and what keeps training from beginning on the device; ``idle`` when nothing does."""
+    """The reading with the reasons why training cannot begin on the device; ``idle`` if there are none."""
     lease = next((lease for lease in leases if lease.device == device.id), None)
-    in_the_way = [*excesses(device, limits.of(device))]
+    obstacles = [*excesses(device, limits.of(device))]
     if closed := why_closed(limits.hours, limits.quiet, now, limits.zone):
-        in_the_way.append(closed)
+        obstacles.append(closed)
     if lease is not None and lease.live(now):
-        in_the_way.append(held_by(lease, now))
-    held = None if lease is None else LeaseView(**asdict(lease))
-    return DeviceView(**asdict(device), idle=not in_the_way, why_not=in_the_way, lease=held)
+        obstacles.append(describe_lease(lease, now))
+    lease_view = None if lease is None else LeaseView(**asdict(lease))
+    return DeviceView(**asdict(device), idle=not obstacles, why_not=obstacles, lease=lease_view)

@@ -1,27 +1,15 @@
-"""When an input is tried again, and when it is left aside: pure functions of its attempts.
+"""When an input is retried and when it is quarantined, as pure functions of its attempts, and the ledger of attempts.
 
-Which attempts count against an input (``counted``):
+Which attempts count against an input (``counted_failures``):
 
-- one that **failed** by its input's fault always does;
-- one that was **blocked** by its surroundings, or was **stopped**, never does;
-- one that was **lost** (found running, its holder dead) or **killed** (something shared died under it) counts only as
-  one of three or more since the input last got further. A machine that loses power says nothing about what it was
-  doing, and a training that resumes from checkpoints gets further each time, so it is never parked for that. A stage
-  that kills its machine dies at the same place again: it gets three tries, not an endless loop of reboots. What a
-  power cut can cost is that an input without checkpoints which is hit three times in a row waits for a person to
-  release it. Further means a higher progress counter than any attempt before (``Reporter.progress``'s ``done``); an
-  input that dies at random places seldom sets a new record, so it is parked as well.
+- a **failed** attempt (attributed to its input) always counts;
+- a **blocked** attempt (infrastructure) or a **stopped** one never counts;
+- a **lost** attempt (found running, its holder dead) or a **killed** one (a shared component died) counts only as one
+  of three or more since the input last made progress, that is, exceeded the progress counter of all attempts before.
+  A power cut says nothing about the input, and a training that resumes from checkpoints makes progress each time; a
+  stage that kills its machine dies at the same place again and gets three tries instead of an endless loop of reboots.
 
-An attempt that finished, or a release, wipes the slate. Where the limit is ``failures``, that number takes the place
-of three.
-
-Back-off: ``base_s * factor**(n-1)`` up to ``cap_s`` for the n-th unsuccessful attempt in a row (stopped ones aside),
-of which a seeded rng takes between half and all, so that what failed together does not come back together.
-
-Where attempts are written, by whom, and how they are spaced.
-
-Invariants: a transaction that has begun is waited for, even by who is cancelled meanwhile, so that nobody is in doubt
-whether it happened; a database that is gone is waited for with back-off, and that is told.
+A finished attempt or a release resets the count. ``AttemptLedger.failures`` takes the place of three.
 """
 
 import asyncio
@@ -34,19 +22,21 @@ from typing import TypeVar
 import sqlalchemy
 from sqlmodel import Session
 
-from store.database import session
+from store.database import write_session
 from store.errors import StoreUnavailable
-from store.repositories.attempts import Attempt, AttemptState, ParkedInput
+from store.repositories.attempts import Attempt, AttemptState, QuarantinedInput
 from traced.core.seeds import derive_seed
 from traced.processes.job import Report, ReportKind
 
-UNCLEAR = (AttemptState.LOST, AttemptState.KILLED)
-UNSUCCESSFUL = (AttemptState.FAILED, AttemptState.BLOCKED, *UNCLEAR)
+UNCLEAR_STATES = (AttemptState.ABANDONED, AttemptState.KILLED)
+UNSUCCESSFUL = (AttemptState.FAILED, AttemptState.BLOCKED, *UNCLEAR_STATES)
+T = TypeVar("T")
+OnReport = Callable[[Report], None]
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """Growing waits, in seconds."""
+    """Exponential back-off in seconds: ``base_s * factor**(n-1)`` up to ``cap_s``, with jitter."""
 
     base_s: float
     factor: float
@@ -56,67 +46,64 @@ class Backoff:
         """Seconds to wait after the n-th unsuccessful attempt in a row (0: none)."""
         if unsuccessful < 1:
             return 0.0
-        growth = self.factor ** min(unsuccessful - 1, 64)  # beyond, every cap is reached
+        # Bounded, because a float power overflows; every cap is reached before.
+        growth = self.factor ** min(unsuccessful - 1, 64)
+        # Jitter, so that inputs which failed together are not retried together.
         return min(self.base_s * growth, self.cap_s) * rng.uniform(0.5, 1.0)
 
 
-def since(attempts: Sequence[Attempt], last_parked_seq: int) -> list[Attempt]:
-    """Those of an input's attempts (oldest first) that matter: after its last parking and its last success."""
-    matter: list[Attempt] = []
+def relevant_attempts(attempts: Sequence[Attempt], last_quarantine_seq: int) -> list[Attempt]:
+    """Filter an input's attempts (oldest first) to those after its last quarantine and its last success."""
+    relevant: list[Attempt] = []
     for attempt in attempts:
         if attempt.state is AttemptState.FINISHED:
-            matter = []
-        elif attempt.seq > last_parked_seq:
-            matter.append(attempt)
-    return matter
+            relevant = []
+        elif attempt.seq > last_quarantine_seq:
+            relevant.append(attempt)
+    return relevant
 
 
-def counted(attempts: Sequence[Attempt], limit: int) -> list[Attempt]:
-    """The attempts (of ``since``) that count against their input."""
-    failed: list[Attempt] = []
-    dead: list[Attempt] = []
-    furthest = 0
+def counted_failures(attempts: Sequence[Attempt], limit: int) -> list[Attempt]:
+    """Return the attempts (of ``relevant_attempts``) that count against their input."""
+    failures: list[Attempt] = []
+    unclear: list[Attempt] = []
+    max_progress = 0
     for attempt in attempts:
-        reached = _reached(attempt)
+        progress = int(attempt.evidence.get("progress", {}).get("done", 0))
         if attempt.state is AttemptState.FAILED:
-            failed.append(attempt)
-        elif attempt.state in UNCLEAR:
-            dead = [*dead, attempt] if reached <= furthest else []
-        furthest = max(furthest, reached)
-    return sorted(failed + (dead if len(dead) >= limit else []), key=lambda attempt: attempt.seq)
+            failures.append(attempt)
+        elif attempt.state in UNCLEAR_STATES:
+            unclear = [*unclear, attempt] if progress <= max_progress else []
+        max_progress = max(max_progress, progress)
+    return sorted(failures + (unclear if len(unclear) >= limit else []), key=lambda attempt: attempt.seq)
 
 
-def unsuccessful(attempts: Sequence[Attempt]) -> int:
-    """How many attempts (of ``since``) did not succeed; stopped ones aside."""
+def count_unsuccessful(attempts: Sequence[Attempt]) -> int:
+    """Count the attempts (of ``relevant_attempts``) that did not succeed, without stopped ones."""
     return sum(attempt.state in UNSUCCESSFUL for attempt in attempts)
 
 
-def wait_s(attempts: Sequence[Attempt], backoff: Backoff, *, seed: int, now: datetime) -> float:
-    """Seconds until the next attempt after these (of ``since``); the same after a restart of the service.
-
-    A clock that was set back makes nobody wait longer than the back-off itself.
-    """
-    ended = [attempt for attempt in attempts if attempt.state in UNSUCCESSFUL and attempt.ended_at is not None]
-    if not ended or ended[-1].ended_at is None:
+def retry_delay_s(attempts: Sequence[Attempt], backoff: Backoff, *, seed: int, now: datetime) -> float:
+    """Seconds until the next attempt (after ``relevant_attempts``); a restart of the service changes nothing."""
+    unsuccessful = [attempt for attempt in attempts if attempt.state in UNSUCCESSFUL and attempt.ended_at is not None]
+    if not unsuccessful or unsuccessful[-1].ended_at is None:
         return 0.0
-    last = ended[-1]
+    last = unsuccessful[-1]
     rng = Random(derive_seed(seed, last.key.stage, last.key.capability, last.key.input_hash, last.seq))
-    delay = backoff.delay_s(len(ended), rng)
-    gone = (now - ended[-1].ended_at).total_seconds()
-    return min(max(delay - gone, 0.0), delay)
-
-
-def _reached(attempt: Attempt) -> int:
-    return int(attempt.evidence.get("progress", {}).get("done", 0))
-
-
-T = TypeVar("T")
-OnReport = Callable[[Report], None]
+    delay_s = backoff.delay_s(len(unsuccessful), rng)
+    elapsed_s = (now - unsuccessful[-1].ended_at).total_seconds()
+    # The upper bound matters when the clock was set back.
+    return min(max(delay_s - elapsed_s, 0.0), delay_s)
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """Where attempts are written, by whom, and how they are spaced; ``failures`` park an input."""
+class AttemptLedger:
+    """Where attempts are written, by which holder, and how retries are spaced.
+
+    Args:
+        failures: The number of counted attempts that quarantines an input.
+        on_quarantined: Called in the transaction that quarantines an input.
+    """
 
     store: sqlalchemy.Engine
     holder: str
@@ -125,34 +112,45 @@ class Ledger:
     seed: int
     now: Callable[[], datetime]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    on_parked: Callable[[Session, ParkedInput], None] = lambda opened, parked: None  # in the transaction that parks it
+    on_quarantined: Callable[[Session, QuarantinedInput], None] = lambda session, quarantined: None
 
-    async def once(self, call: Callable[[Session], T]) -> T:
-        """A transaction in a thread; one that has begun is waited for even by who is cancelled."""
-        task = asyncio.ensure_future(asyncio.to_thread(self._transaction, call))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait({task})
-            raise
+    async def transaction(self, call: Callable[[Session], T]) -> T:
+        """Run ``call`` in a transaction in a thread; cancellation waits for its end, so that it is known to be done."""
+        return await run_to_completion(self._run, call)
 
-    async def surely(self, call: Callable[[Session], T], on_report: OnReport) -> T:
-        """As ``once``, waiting for a database that is gone."""
+    async def retried_transaction(self, call: Callable[[Session], T], on_report: OnReport) -> T:
+        """As ``transaction``, retried with back-off and reports while the database is unavailable."""
         tries = 0
         while True:
             try:
-                return await self.once(call)
+                return await self.transaction(call)
             except StoreUnavailable as error:
                 tries += 1
                 delay = self.backoff.delay_s(tries, Random(self.seed))
-                on_report(waiting(delay, str(error)))
+                on_report(waiting_report(delay, str(error)))
                 await self.sleep(delay)
 
-    def _transaction(self, call: Callable[[Session], T]) -> T:
-        with session(self.store) as opened:
-            return call(opened)
+    def _run(self, call: Callable[[Session], T]) -> T:
+        with write_session(self.store) as session:
+            return call(session)
 
 
-def waiting(seconds: float, what: str, state: str = AttemptState.BLOCKED) -> Report:
-    """The report that the next try comes in so many seconds, and what it waits for."""
-    return Report(ReportKind.WAITING, {"seconds": seconds, "for": what, "after": state})
+async def run_to_completion(call: Callable[..., T], *arguments: object) -> T:
+    """Run ``call`` in a thread and wait for its end; a cancellation meanwhile is raised afterwards."""
+    running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
+    cancellation: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None:
+        # Marks the exception as retrieved, so that asyncio does not log it.
+        running.exception()
+        raise cancellation
+    return running.result()
+
+
+def waiting_report(seconds: float, reason: str, state: str = AttemptState.BLOCKED) -> Report:
+    """Build the report that the next attempt follows in ``seconds``, with the reason of the wait."""
+    return Report(ReportKind.WAITING, {"seconds": seconds, "for": reason, "after": state})

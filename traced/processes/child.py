@@ -1,15 +1,11 @@
 """The child's side of a job: ``sys.exit(run_child(work))`` in a module that is run as ``python -m MODULE JOB.json``.
 
-With ``--report-fd N`` the job is supervised: one JSON object per line goes to that descriptor, ``{"kind": ...}`` of
+With ``--report-fd N`` the job is supervised: one JSON object per line goes to that descriptor, with the ``kind``
 heartbeat (from a thread), progress, and at the end result or error. Standard output and standard error are the log.
-Without it (by hand) the same lines go to standard output, and nothing watches.
+Without it the same lines go to standard output, for runs by hand. ``run_child`` is the error boundary of a job.
 
-SIGTERM, Ctrl-C and the end of the parent raise KeyboardInterrupt in the main thread (and cancel the main task of
-``asyncio.run``), so that ``work`` unwinds and its checkpoints are whole; asked a second time it goes on unwinding.
-A child that does not even run Python for three heartbeat times is ended by the kernel's alarm, parent or not.
-
-Exit codes: 0 finished, 1 an error raised on purpose, 70 a defect (its traceback is in the log), 143 stopped.
-``run_child`` is the boundary: every exception becomes an error line here and nowhere else.
+Exit codes: 0 finished, 1 an expected error, 70 a defect (its traceback is in the log), 143 stopped by SIGTERM, Ctrl-C
+or the end of the parent.
 """
 
 import argparse
@@ -28,33 +24,42 @@ from typing import Any
 
 from traced.core.errors import cause_of, is_known
 from traced.processes.job import Job, ReportKind, describe, read_job
-from traced.processes.parent import arm, follow_parent, last_act
+from traced.processes.parent import arm_alarm, follow_parent, kill_descendants
 
-FAILED, DEFECT, STOPPED = 1, 70, 143
-BEATS = 4  # heartbeats in the time after which silence counts as hung
-ALARM = 3  # heartbeat times after which the kernel ends a child; the parent's watchdog comes first, and says where
-OOM_SCORE = 500  # of -1000..1000: short of memory, the kernel ends a child before the service (proc(5), oom_score_adj)
+EXIT_FAILED, EXIT_DEFECT, EXIT_STOPPED = 1, 70, 143
+# Heartbeats within the time after which silence counts as hung.
+HEARTBEATS_PER_LIMIT = 4
+# Heartbeat limits after which the kernel's alarm kills a child that no longer runs Python. The parent's watchdog acts
+# after one limit and records where the child hangs, so the alarm is the fallback.
+ALARM_LIMITS = 3
+# Of -1000..1000: when memory runs out the kernel kills a child before the service (proc(5), oom_score_adj).
+OOM_SCORE = 500
 KIB = 1024
 
 Work = Callable[["Reporter", dict[str, Any]], dict[str, Any]]
 
 
 class Reporter:
-    """Tells the parent what happens; usable from any thread."""
+    """Writes report lines to the parent; usable from any thread."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._lock = threading.RLock()  # a stop that comes while a line is written may write one itself
+        # Reentrant, because a signal that interrupts a write may write a line of its own.
+        self._lock = threading.RLock()
 
-    def progress(self, phase: str, done: int = 0, **more: Any) -> None:
-        """``done`` (a counter that an attempt which resumes takes up where it was) in ``phase``; ``more`` is JSON.
+    def progress(self, phase: str, done: int = 0, **details: Any) -> None:
+        """Report how far the job is; repeating the same phase and counter does not count as progress.
 
-        The same phase and counter again is no progress to the watchdog.
+        Args:
+            phase: What the job does now.
+            done: A counter within the phase; a resumed attempt continues it.
+            details: Further JSON values for whoever shows the progress.
         """
-        self.send(ReportKind.PROGRESS, {"phase": phase, "done": done, **more})
+        self.send(ReportKind.PROGRESS, {"phase": phase, "done": done, **details})
 
     def send(self, kind: str, data: dict[str, Any]) -> None:
-        """Write one line; silently nothing when the parent is gone, whose end stops this process anyway."""
+        """Write one report line."""
+        # A broken pipe is ignored: the parent is gone, and its end stops this process anyway.
         line = json.dumps({"kind": kind, "data": data}).encode() + b"\n"
         with self._lock, contextlib.suppress(BrokenPipeError):
             while line:
@@ -62,23 +67,24 @@ class Reporter:
 
 
 def run_child(work: Work, arguments: Sequence[str] | None = None) -> int:
-    """Do the job named on the command line; returns the exit code."""
+    """Run the job named on the command line and return the exit code."""
     options = _options(arguments)
     supervised = options.report_fd is not None
     reporter = Reporter(options.report_fd if supervised else 1)
-    _listen_to_signals()
+    _install_signal_handlers()
     try:
         job = read_job(options.job)
-        with _watched(reporter, job) if supervised else contextlib.nullcontext():
+        with _supervision(reporter, job) if supervised else contextlib.nullcontext():
             reporter.send("result", work(reporter, job.arguments))
             return 0
     except KeyboardInterrupt:
-        return STOPPED
-    except Exception as error:  # the boundary: whatever a job raises is told once, in one line
-        return _failed(reporter, error)
+        return EXIT_STOPPED
+    except Exception as error:
+        return _report_error(reporter, error)
     finally:
+        # The parent kills leftovers too, but may itself be gone by now.
         if supervised:
-            last_act()
+            kill_descendants()
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -88,54 +94,57 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def _failed(reporter: Reporter, raised: Exception) -> int:
+def _report_error(reporter: Reporter, raised: Exception) -> int:
     error = cause_of(raised)
     if not is_known(error):
         traceback.print_exception(raised)
     failure = describe(error)
     data = {"types": failure.types, "message": failure.message, "hint": failure.hint, "errno": failure.errno}
     reporter.send("error", data)
-    return FAILED if is_known(error) else DEFECT
+    return EXIT_FAILED if is_known(error) else EXIT_DEFECT
 
 
 @contextlib.contextmanager
-def _watched(reporter: Reporter, job: Job) -> Iterator[None]:
-    """Follow the parent and beat, as long as the body runs."""
+def _supervision(reporter: Reporter, job: Job) -> Iterator[None]:
+    """Follow the parent and send heartbeats while the body runs."""
     follow_parent(job.limits.grace_s)
-    _come_first_when_memory_is_short()
+    _raise_oom_score()
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # the watchdog asks where a stuck child is
-    over = threading.Event()
-    beat = threading.Thread(target=_beat, args=(reporter, job.limits.heartbeat_s, over), name="heartbeat", daemon=True)
-    beat.start()
+    # The watchdog sends SIGUSR1 to a hung child, so that its log says where it hangs.
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    stop = threading.Event()
+    arguments = (reporter, job.limits.heartbeat_s, stop)
+    threading.Thread(target=_send_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        stop.set()
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _beat(reporter: Reporter, silence_s: float, over: threading.Event) -> None:
-    while not over.is_set():
-        arm(ALARM * silence_s)
+def _send_heartbeats(reporter: Reporter, limit_s: float, stop: threading.Event) -> None:
+    while not stop.is_set():
+        arm_alarm(ALARM_LIMITS * limit_s)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
         reporter.send(ReportKind.HEARTBEAT, {"peak_rss_bytes": peak})
-        over.wait(silence_s / BEATS)
+        stop.wait(limit_s / HEARTBEATS_PER_LIMIT)
 
 
-def _listen_to_signals() -> None:
-    """Handle SIGTERM as SIGINT, and SIGINT as Python does by default even where a shell had it ignored."""
-    asked = threading.Event()
+def _install_signal_handlers() -> None:
+    """Turn the first SIGTERM into a KeyboardInterrupt of the main thread (asyncio.run cancels its main task)."""
+    stopping = threading.Event()
 
     def terminate(number: int, frame: FrameType | None) -> None:
-        if not asked.is_set():
-            asked.set()
+        # Once only: a second interrupt would break off the unwinding that makes checkpoints complete.
+        if not stopping.is_set():
+            stopping.set()
             signal.raise_signal(signal.SIGINT)
 
+    # A shell that starts a background job has SIGINT ignored, and the child would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, terminate)
 
 
-def _come_first_when_memory_is_short() -> None:
+def _raise_oom_score() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))

@@ -1,26 +1,9 @@
-"""One way to start, watch and stop a child process.
+"""Starting, watching and stopping a child process, with its output in a log of bounded size.
 
-Invariants: a child has a session of its own (a Ctrl-C in the terminal reaches the parent alone, which then stops it in
-order); the pipe on its standard input stays open exactly as long as its parent lives (``traced.processes.parent`` is
-the child's side of that); what it prints goes through a pipe into a log of bounded size. Once ``stop`` or ``kill`` has
-returned, nothing that the child started is left, whichever session it moved to. Stopping twice is harmless.
-
-A thread that lives as long as this process does the starting, because Linux ties the parent-death signal to the thread
-that forked, not to its process (prctl(2), PR_SET_PDEATHSIG).
-
-Fails: ``StartError``. Needs Linux (pidfd_open(2), proc(5)). Not covered: processes in state D, which nothing ends.
-
-A log file that cannot fill the disk, and its last lines.
-
-Invariants: ``path`` and ``path.1`` together never hold more than ``limit`` bytes; the newest text is always kept. A
-disk that refuses (full, read-only, gone) never holds up who writes: the text is then dropped, but for the last lines,
-which are kept in memory too. Not covered: two writers of one path.
-
-A child that is started again whenever it dies.
-
-Invariants: between two starts there is a pause, longer each time, and short again once it has lived for ``GOOD_S``,
-to which the time of its start does not count; what cannot be started is tried again. Not covered: what hangs and does
-not die.
+Invariants: a child leads its own session, so that a Ctrl-C in the terminal reaches the parent alone; its standard input
+stays open exactly as long as the parent lives (``traced.processes.parent`` is the child's side). After ``stop`` or
+``kill``, both idempotent, no process that the child started is left. Errors: ``StartError``. Needs Linux
+(pidfd_open(2), proc(5)). Not covered: processes in state D; two writers of one log path.
 """
 
 import asyncio
@@ -46,13 +29,29 @@ from traced.core.errors import TracedError
 from traced.core.ownership import this_holder
 from traced.core.redaction import redacted_lines
 from traced.processes.job import StartError
-from traced.processes.process_tree import MARK, SEPARATOR, end_marked
+from traced.processes.process_tree import MARK_SEPARATOR, MARK_VARIABLE, kill_marked
 
-KEPT_BYTES = 16 * 1024  # the end of the log that is kept in memory
+LOG_BYTES = 20 * 2**20
+# How much of the log's end is also held in memory, for error reports when the disk refuses writes.
+TAIL_BYTES = 16 * 1024
+CHUNK_BYTES = 64 * 1024
+DRAIN_S = 5.0
+# The child imports the same code as its parent, installed or not.
+ROOT = Path(__file__).parents[2]
+POLL_S = 0.2
+# Exponential back-off between restarts, reset after RESET_UPTIME_S seconds of uptime, start-up excluded.
+BACKOFF_S = (1.0, 2.0, 5.0, 15.0, 60.0)
+RESET_UPTIME_S = 60.0
+
+_child_numbers = itertools.count(1)
+log = logging.getLogger(__name__)
 
 
 class BoundedLog:
-    """Appends to ``path``; at half of ``limit`` bytes the file becomes ``path.1``."""
+    """A log file of at most ``limit`` bytes together with its predecessor ``path.1``.
+
+    A disk that refuses writes (full, read-only) never blocks the writer: the text is dropped, except its last lines.
+    """
 
     def __init__(self, path: Path, limit: int) -> None:
         self.path = path
@@ -68,9 +67,10 @@ class BoundedLog:
             self._drop()
 
     def write(self, text: bytes) -> None:
-        """Append ``text``; never raises for the disk's sake."""
-        self._end = (self._end + text)[-KEPT_BYTES:]
-        rest = text[-2 * self._half :]  # more than the limit at once: its end is what counts
+        """Append ``text``; disk errors are swallowed."""
+        self._end = (self._end + text)[-TAIL_BYTES:]
+        # Of a text larger than the whole log only the end would survive the rotations.
+        rest = text[-2 * self._half :]
         try:
             while rest:
                 if self._size >= self._half:
@@ -80,7 +80,7 @@ class BoundedLog:
             self._drop()
 
     def last_lines(self, count: int) -> list[str]:
-        """The last ``count`` lines."""
+        """Return the last ``count`` lines."""
         return self._end.decode(errors="replace").splitlines()[-count:]
 
     def close(self) -> None:
@@ -92,13 +92,13 @@ class BoundedLog:
         self._size = self._file.tell()
 
     def _append(self, text: bytes) -> bytes:
-        """Write what fits into the current half; what is left."""
+        """Write what fits into the current half and return the rest."""
         if self._file is None:
             self._open()
         assert self._file is not None
-        written = self._file.write(text[: self._half - self._size]) if self._size < self._half else 0
-        self._size += written
-        return text[written:]
+        count = self._file.write(text[: self._half - self._size]) if self._size < self._half else 0
+        self._size += count
+        return text[count:]
 
     def _rotate(self) -> None:
         self._drop()
@@ -112,32 +112,24 @@ class BoundedLog:
 
     def _read_end(self) -> bytes:
         with self.path.open("rb") as stream:
-            stream.seek(max(self._size - KEPT_BYTES, 0))
-            return stream.read(KEPT_BYTES)
-
-
-LOG_BYTES = 20 * 2**20
-CHUNK = 64 * 1024
-DRAIN_S = 5.0
-ROOT = Path(__file__).parents[2]  # the child imports the same code as its parent, installed or not
-
-_numbers = itertools.count(1)
+            stream.seek(max(self._size - TAIL_BYTES, 0))
+            return stream.read(TAIL_BYTES)
 
 
 @dataclass
 class Child:
-    """A child process and what is needed to watch and end it."""
+    """A running child process with its log and the handles to watch and stop it."""
 
     popen: "subprocess.Popen[bytes]"
     mark: str
     log: BoundedLog
     pump: threading.Thread
     pidfd: int
-    ending: threading.RLock = field(default_factory=threading.RLock)
+    stop_lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def pid(self) -> int:
-        """Process id, which is also its process group's and its session's."""
+        """Process id; also the id of its process group and session."""
         return self.popen.pid
 
     @property
@@ -146,7 +138,7 @@ class Child:
         return self.popen.returncode
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end without reaping; whether it came within ``timeout_s`` seconds (None: wait for ever)."""
+        """Wait for the exit without reaping; returns whether it came within ``timeout_s`` seconds (None: no limit)."""
         if self.popen.returncode is not None:
             return True
         poll = select.poll()
@@ -154,29 +146,31 @@ class Child:
         return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the child alone; harmless when it has gone."""
+        """Send a signal to the child alone; does nothing after its exit."""
         if self.popen.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def stop(self, grace_s: float) -> None:
-        """End it: asked first, killed with everything it started when it has not gone after ``grace_s`` seconds."""
-        with self.ending:
+        """Send SIGTERM, wait up to ``grace_s`` seconds, then kill the child and its descendants."""
+        with self.stop_lock:
             self.signal(signal.SIGTERM)
             self.wait(grace_s)
             self.kill()
 
     def kill(self) -> None:
-        """End it and everything it started, now; afterwards the log is complete."""
-        with self.ending:
+        """Kill the child and its descendants now; the log is complete afterwards."""
+        with self.stop_lock:
             self.kill_group()
-            self.popen.wait()  # before anybody else (psutil) waits for it, and takes its exit code away
-            end_marked(self.mark)
+            # Reap here: if psutil waited for the process first, its exit code would be lost.
+            self.popen.wait()
+            kill_marked(self.mark)
             self._close()
 
     def kill_group(self) -> None:
-        """Kill its process group, and wait for nothing."""
-        if self.popen.returncode is None:  # not reaped yet, so that the number is still this group's
+        """Kill the process group without waiting."""
+        # Before the child is reaped its number cannot belong to another process group.
+        if self.popen.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
@@ -198,20 +192,24 @@ def start(
     pass_fds: Sequence[int] = (),
     python: str = sys.executable,
 ) -> Child:
-    """Start ``python COMMAND...`` with its output in ``log``. Raises ``StartError``."""
-    mark = f"{this_holder()}#{next(_numbers)}"
+    """Start ``python COMMAND...`` with its output in ``log``.
+
+    Raises:
+        StartError: the operating system refused to create the process.
+    """
+    mark = f"{this_holder()}#{next(_child_numbers)}"
     try:
-        words, environment = [python, *command], _environment(mark, variables or {})
-        popen = _spawner(os.getpid()).submit(_popen, words, environment, pass_fds).result()
+        argv, environment = [python, *command], _environment(mark, variables or {})
+        popen = _spawner(os.getpid()).submit(_popen, argv, environment, pass_fds).result()
     except OSError as error:
         raise StartError(
-            f"cannot start {command[:3]}: {error}", hint="free memory or processes; traced doctor"
+            f"cannot start {command[:3]}: {error}", hint="free memory or processes, then run: traced doctor"
         ) from error
     assert popen.stdout is not None
-    kept = BoundedLog(log, log_bytes)
-    pump = threading.Thread(target=_pump, args=(popen.stdout, kept), name=f"log of {popen.pid}", daemon=True)
+    bounded_log = BoundedLog(log, log_bytes)
+    pump = threading.Thread(target=_pump, args=(popen.stdout, bounded_log), name=f"log of {popen.pid}", daemon=True)
     pump.start()
-    return Child(popen, mark, kept, pump, os.pidfd_open(popen.pid))
+    return Child(popen, mark, bounded_log, pump, os.pidfd_open(popen.pid))
 
 
 def _popen(command: Sequence[str], environment: dict[str, str], pass_fds: Sequence[int]) -> "subprocess.Popen[bytes]":
@@ -228,89 +226,92 @@ def _popen(command: Sequence[str], environment: dict[str, str], pass_fds: Sequen
 
 
 def _environment(mark: str, variables: Mapping[str, str]) -> dict[str, str]:
-    marks = SEPARATOR.join(filter(None, [os.environ.get(MARK), mark]))
+    marks = MARK_SEPARATOR.join(filter(None, [os.environ.get(MARK_VARIABLE), mark]))
     imports = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": imports, "PYTHONUNBUFFERED": "1", **variables, MARK: marks}
+    return {**os.environ, "PYTHONPATH": imports, "PYTHONUNBUFFERED": "1", **variables, MARK_VARIABLE: marks}
 
 
 @functools.cache
 def _spawner(pid: int) -> ThreadPoolExecutor:
-    """The thread that starts the children of process ``pid``; a forked process needs one of its own."""
+    """The thread that starts all children of process ``pid``."""
+    # Linux ties the parent-death signal to the thread that forked, not to its process (prctl(2), PR_SET_PDEATHSIG):
+    # a short-lived thread would kill its child when it ends. A forked process has no threads and needs its own.
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
 
 
 def _pump(stream: IO[bytes], log: BoundedLog) -> None:
-    """Carry the child's output, line by line and without secrets, into its log until all who could write have gone."""
-    begun = b""  # a line that has no end yet
+    """Copy the child's output into its log, redacted, until every process that holds the pipe has exited."""
+    partial_line = b""
     with stream:
-        while chunk := os.read(stream.fileno(), CHUNK):
-            whole, newline, begun = (begun + chunk).rpartition(b"\n")
-            if len(begun) > CHUNK:
-                whole, begun = whole + newline + begun, b""
-            log.write(redacted_lines(whole + newline))
-    log.write(redacted_lines(begun))
+        while chunk := os.read(stream.fileno(), CHUNK_BYTES):
+            # Redaction works on whole lines: a secret must not be split over two writes.
+            lines, newline, partial_line = (partial_line + chunk).rpartition(b"\n")
+            if len(partial_line) > CHUNK_BYTES:
+                lines, partial_line = lines + newline + partial_line, b""
+            log.write(redacted_lines(lines + newline))
+    log.write(redacted_lines(partial_line))
     log.close()
 
 
-log = logging.getLogger(__name__)
-LOOK_S = 0.2
-GOOD_S = 60.0
-PAUSES_S = (1.0, 2.0, 5.0, 15.0, 60.0)
-
-
-class Running(Protocol):
-    """A child process."""
+class RunningProcess(Protocol):
+    """A process that can be observed and stopped."""
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether it still runs."""
         ...
 
     def stop(self) -> None:
-        """End it."""
+        """Stop it and wait for its end."""
         ...
 
 
-class Kept:
-    """One such child; ``begin`` starts it and returns when it is ready."""
+class RestartingProcess:
+    """A process that is started again whenever it exits; a hung process is not detected.
 
-    def __init__(self, name: str, begin: Callable[[], Running]) -> None:
-        self._name, self._begin = name, begin
-        self._running: Running | None = None
-        self._over = False
+    Args:
+        name: The process in log messages.
+        start: Starts the process and returns when it is ready.
+    """
+
+    def __init__(self, name: str, start: Callable[[], RunningProcess]) -> None:
+        self._name, self._start = name, start
+        self._process: RunningProcess | None = None
+        self._stopped = False
 
     async def start(self) -> None:
-        """Start it; raises what ``begin`` raises."""
-        self._running = await asyncio.to_thread(self._begin)
-        if self._over:  # it became ready as everything ended
-            self._running.stop()
+        """Start the process; errors of the start function are raised."""
+        self._process = await asyncio.to_thread(self._start)
+        # ``stop`` may have run while the process became ready in the thread.
+        if self._stopped:
+            self._process.stop()
 
-    async def keep(self) -> None:
-        """Start it again whenever it dies, until cancelled."""
+    async def supervise(self) -> None:
+        """Restart the process whenever it exits, until cancelled."""
         failures = 0
-        began: float | None = time.monotonic()  # when it became ready; None: it did not
+        ready_at: float | None = time.monotonic()
         while True:
-            await asyncio.sleep(LOOK_S)
-            if self._running is not None and self._running.alive:
+            await asyncio.sleep(POLL_S)
+            if self._process is not None and self._process.alive:
                 continue
-            if began is not None and time.monotonic() - began > GOOD_S:
+            if ready_at is not None and time.monotonic() - ready_at > RESET_UPTIME_S:
                 failures = 0
-            pause = PAUSES_S[min(failures, len(PAUSES_S) - 1)]
-            log.warning("%s ended; started again in %.0f s", self._name, pause)
-            await asyncio.sleep(pause)
-            failures, began = failures + 1, None
+            pause_s = BACKOFF_S[min(failures, len(BACKOFF_S) - 1)]
+            log.warning("%s ended; restarting in %.0f s", self._name, pause_s)
+            await asyncio.sleep(pause_s)
+            failures, ready_at = failures + 1, None
             try:
-                await asyncio.to_thread(self._end)
+                await asyncio.to_thread(self._stop_process)
                 await self.start()
-                began = time.monotonic()
+                ready_at = time.monotonic()
             except (TracedError, OSError) as error:
                 log.warning("%s cannot be started: %s", self._name, error)
 
     def stop(self) -> None:
-        """End it for good."""
-        self._over = True
-        self._end()
+        """Stop the process for good."""
+        self._stopped = True
+        self._stop_process()
 
-    def _end(self) -> None:
-        if self._running is not None:
-            self._running.stop()
+    def _stop_process(self) -> None:
+        if self._process is not None:
+            self._process.stop()

@@ -1,18 +1,8 @@
-"""Jobs as child processes of this one.
+"""Runs jobs as child processes and stops those that hang, stall or exceed their memory.
 
-Invariants: ``run`` returns only when nothing that the job started is left, and its ``Result`` says how it ended with
-evidence. Cancelling stops the child (SIGTERM, then SIGKILL after its grace time; cancelled again: at once). What the
-child said counts before how it ended: a result stays a result when the interpreter crashes on its way out.
-
-Fails: ``StartError``; an exception of ``on_report`` stops the child and passes. Needs Linux. Not covered: devices, and
-where a job should run.
-
-When a child has to be ended: pure arithmetic on a monotonic clock that is passed in (seconds).
-
-Invariants: silence and lack of progress are measured from the last sign of life that was *seen*; time in which the
-watcher itself did not run (a stopped or starved service, whose pipe still holds the child's heartbeats) is not held
-against the child. The same phase and counter again is no progress.
-Not covered: memory between two samples; a hard ceiling is the business of a cgroup.
+``run`` returns only when no process of the job is left. A result that the child has sent stays a result, even if the
+interpreter crashes on its way out. Errors: ``StartError``; an exception of ``on_report`` stops the child and is raised.
+Needs Linux. Not covered: choice of a device or machine; memory between two samples (a hard limit needs a cgroup).
 """
 
 import asyncio
@@ -24,16 +14,17 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from traced.processes.child import STOPPED
+from traced.processes.child import EXIT_STOPPED
 from traced.processes.child_process import DRAIN_S, LOG_BYTES, Child, start
 from traced.processes.job import (
-    Ended,
     Evidence,
     Failure,
     Job,
+    JobOutcome,
     Limits,
     Report,
     ReportKind,
@@ -44,90 +35,102 @@ from traced.processes.job import (
 from traced.processes.process_tree import tree_pss, tree_rss
 
 MIB = 2**20
+LAST_LINES = 12
+# Of one report line.
+MAX_LINE_BYTES = 64 * 2**20
 
 
 @dataclass
 class Watchdog:
-    """One child's clock; ``check_s`` is how often ``verdict`` is asked."""
+    """Decides when a child has to be stopped, on a monotonic clock in seconds that is passed in.
+
+    Args:
+        check_s: The interval between two calls of ``verdict``.
+    """
 
     limits: Limits
     check_s: float
     started: float
-    heard: float = field(init=False)
-    advanced: float = field(init=False)
-    asked: float = field(init=False)
-    mark: tuple[str, int] | None = None
+    last_heartbeat: float = field(init=False)
+    last_progress: float = field(init=False)
+    last_check: float = field(init=False)
+    position: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
-        self.heard = self.advanced = self.asked = self.started
+        self.last_heartbeat = self.last_progress = self.last_check = self.started
 
     def beat(self, at: float) -> None:
-        """The child told something."""
-        self.heard = at
+        """Record a sign of life."""
+        self.last_heartbeat = at
 
     def progress(self, at: float, phase: str, done: int) -> None:
-        """The child told how far it is."""
-        self.heard = at
-        if (phase, done) != self.mark:
-            self.mark = (phase, done)
-            self.advanced = at
+        """Record a progress report; the same phase and counter again is only a sign of life."""
+        self.last_heartbeat = at
+        if (phase, done) != self.position:
+            self.position = (phase, done)
+            self.last_progress = at
 
-    def verdict(self, at: float, memory_bytes: int) -> tuple[Ended, str] | None:
-        """How the child has to be ended now, and why in words; None while it may go on."""
-        self._forgive(at)
+    def verdict(self, at: float, memory_bytes: int) -> tuple[JobOutcome, str] | None:
+        """Return why the child has to be stopped, with a sentence for people; None while it may continue."""
+        self._discount_gap(at)
         limits = self.limits
         if limits.memory_bytes is not None and memory_bytes > limits.memory_bytes:
-            what = f"{memory_bytes / MIB:.0f} MiB in all its processes, over the ceiling of"
-            return Ended.OUT_OF_MEMORY, f"{what} {limits.memory_bytes / MIB:.0f} MiB"
-        if at - self.heard > limits.heartbeat_s:
-            return Ended.HUNG, f"no heartbeat for {at - self.heard:.1f} s (limit {limits.heartbeat_s:g} s)"
-        if limits.progress_s is not None and at - self.advanced > limits.progress_s:
-            told = f"{self.mark[0]!r} {self.mark[1]}" if self.mark else "none at all"
-            return Ended.STALLED, f"no progress for {at - self.advanced:.1f} s (limit {limits.progress_s:g} s): {told}"
+            used, limit = memory_bytes / MIB, limits.memory_bytes / MIB
+            return JobOutcome.OUT_OF_MEMORY, f"{used:.0f} MiB in all its processes, over the limit of {limit:.0f} MiB"
+        if at - self.last_heartbeat > limits.heartbeat_s:
+            silence_s = at - self.last_heartbeat
+            return JobOutcome.HUNG, f"no heartbeat for {silence_s:.1f} s (limit {limits.heartbeat_s:g} s)"
+        if limits.progress_s is not None and at - self.last_progress > limits.progress_s:
+            stall_s = at - self.last_progress
+            position = f"{self.position[0]!r} {self.position[1]}" if self.position else "none at all"
+            detail = f"no progress for {stall_s:.1f} s (limit {limits.progress_s:g} s): {position}"
+            return JobOutcome.STALLED, detail
         return None
 
-    def _forgive(self, at: float) -> None:
-        """Move the marks on by the time in which nobody asked; a pause too short to pass for a hang is none."""
-        lost = at - self.asked - max(2 * self.check_s, self.limits.heartbeat_s / 4)
-        self.asked = at
-        if lost > 0:
-            self.heard = min(self.heard + lost, at)
-            self.advanced = min(self.advanced + lost, at)
-
-
-LAST_LINES = 12
-LINE_BYTES = 64 * 2**20  # of one report
+    def _discount_gap(self, at: float) -> None:
+        # Time in which the watchdog itself did not run (a stopped or starved service, whose pipe still holds the
+        # child's heartbeats) is not held against the child. Gaps too short to pass for a hang are ordinary delays.
+        gap_s = at - self.last_check - max(2 * self.check_s, self.limits.heartbeat_s / 4)
+        self.last_check = at
+        if gap_s > 0:
+            self.last_heartbeat = min(self.last_heartbeat + gap_s, at)
+            self.last_progress = min(self.last_progress + gap_s, at)
 
 
 @dataclass(frozen=True)
 class LocalExecutor:
-    """Runs jobs here; job files and logs lie in ``folder``, one of each per cycle, stage and capability."""
+    """Runs jobs on this machine, with one job file and one log per cycle, stage and capability in ``folder``.
+
+    Args:
+        check_s: Seconds between two checks of the watchdog.
+    """
 
     folder: Path
     log_bytes: int = LOG_BYTES
-    check_s: float = 1.0  # between two looks at the watchdog
+    check_s: float = 1.0
     clock: Callable[[], float] = time.monotonic
 
     async def run(self, job: Job, on_report: Callable[[Report], None]) -> Result:
         """Run the job to its end; see ``traced.processes.job.Executor``."""
-        reading, writing = os.pipe()
-        with os.fdopen(reading, "rb", buffering=0) as source:
+        read_end, write_end = os.pipe()
+        with os.fdopen(read_end, "rb", buffering=0) as source:
             try:
-                child = self._start(job, writing)
+                child = self._start(job, write_end)
             finally:
-                os.close(writing)
+                # Only the child may hold the write end, or its exit would not end the stream.
+                os.close(write_end)
             run = _Run(child, job, self.clock, Watchdog(job.limits, self.check_s, self.clock()), on_report)
             try:
                 on_report(Report(ReportKind.STARTED, {"pid": child.pid}))
-                async with _lines(source) as reader:
+                async with _stream_reader(source) as reader:
                     await run.watch(reader)
             finally:
-                await _end(child, job.limits.grace_s)
+                await _stop(child, job.limits.grace_s)
         return run.result()
 
     def _start(self, job: Job, descriptor: int) -> Child:
-        folder = self.folder / _plain(job.cycle_id)
-        stem = _plain(f"{job.stage}-{job.capability}".strip("-"))
+        folder = self.folder / _file_name(job.cycle_id)
+        stem = _file_name(f"{job.stage}-{job.capability}".strip("-"))
         path = folder / f"{stem}.job.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -145,129 +148,134 @@ class LocalExecutor:
 
 @dataclass
 class _Run:
-    """One child on its way: what it has told so far, and how it came to its end."""
+    """The state of one running child: its last reports, and the limit that it broke."""
 
     child: Child
     job: Job
     clock: Callable[[], float]
-    dog: Watchdog
+    watchdog: Watchdog
     on_report: Callable[[Report], None]
     value: dict[str, Any] | None = None
     failure: Failure | None = None
-    ended: tuple[Ended, str] | None = None
+    breach: tuple[JobOutcome, str] | None = None
     peak: int = 0
     progress: dict[str, Any] = field(default_factory=dict)
 
     async def watch(self, reader: asyncio.StreamReader) -> None:
-        """Listen until the child has ended, said its last word, or has to be ended; then end it."""
+        """Read reports until the child has exited, sent its result or error, or broken a limit; then stop it."""
         listening = asyncio.create_task(self._listen(reader))
         try:
             async with _exit_of(self.child) as exited:
                 await self._guard(listening, exited)
-            await asyncio.to_thread(self._end)
-            await asyncio.wait_for(listening, DRAIN_S)  # nobody writes any more; what is still in the pipe counts
+            await asyncio.to_thread(self._stop_child)
+            # No process writes any more, but a result may still be in the pipe.
+            await asyncio.wait_for(listening, DRAIN_S)
         finally:
             listening.cancel()
             await asyncio.gather(listening, return_exceptions=True)
 
     async def _guard(self, listening: "asyncio.Task[None]", exited: "asyncio.Future[None]") -> None:
-        """Return when the child has exited, has said its last word, or has passed a limit."""
-        while not exited.done() and self.ended is None:
-            await asyncio.wait({listening, exited}, timeout=self.dog.check_s, return_when=asyncio.FIRST_COMPLETED)
+        """Return when the child has exited, has sent its result or error, or has broken a limit."""
+        while not exited.done() and self.breach is None:
+            await asyncio.wait({listening, exited}, timeout=self.watchdog.check_s, return_when=asyncio.FIRST_COMPLETED)
             if listening.done():
-                return listening.result()  # or what ``on_report`` raised
-            self.ended = self.dog.verdict(self.clock(), self._memory())
+                # Raises what ``on_report`` raised.
+                return listening.result()
+            self.breach = self.watchdog.verdict(self.clock(), self._memory())
 
-    def _end(self) -> None:
-        """Let a child that has said its last word go by itself, and end the others."""
-        if self.ended is None and self.child.wait(self.job.limits.grace_s):
+    def _stop_child(self) -> None:
+        """Let a child that has sent its result exit by itself, and stop the others."""
+        if self.breach is None and self.child.wait(self.job.limits.grace_s):
             self.child.kill()
-        elif self.ended is not None and self.ended[0] is Ended.OUT_OF_MEMORY:
-            self.child.kill()  # asking would let it grow on
+        elif self.breach is not None and self.breach[0] is JobOutcome.OUT_OF_MEMORY:
+            # At once, because it would keep growing during the grace time.
+            self.child.kill()
         else:
-            self.child.signal(signal.SIGUSR1)  # its threads' tracebacks go to the log
+            # Writes the tracebacks of all threads to the log (faulthandler in the child).
+            self.child.signal(signal.SIGUSR1)
             self.child.stop(self.job.limits.grace_s)
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Take in report lines up to the last word or the end."""
+        """Read report lines until a result, an error or the end of the stream."""
         while self.value is None and self.failure is None and (line := await reader.readline()):
             try:
-                report = _parsed(line)
+                report = _parse_line(line)
             except (ValueError, KeyError, TypeError) as error:
-                self.failure = Failure(["ReportFault"], f"no report line: {line[:200]!r} ({error!r})")
+                self.failure = Failure(["ReportFault"], f"not a report line: {line[:200]!r} ({error!r})")
                 return
-            self._hear(report)
+            self._receive(report)
 
-    def _hear(self, said: Report | Failure | dict[str, Any]) -> None:
-        if isinstance(said, Failure):
-            self.failure = said
-        elif isinstance(said, dict):
-            self.value = said
+    def _receive(self, message: Report | Failure | dict[str, Any]) -> None:
+        if isinstance(message, Failure):
+            self.failure = message
+        elif isinstance(message, dict):
+            self.value = message
         else:
-            self._count(said)
-            self.on_report(said)
+            self._update_watchdog(message)
+            self.on_report(message)
 
-    def _count(self, report: Report) -> None:
+    def _update_watchdog(self, report: Report) -> None:
         if report.kind is ReportKind.PROGRESS:
-            self.dog.progress(self.clock(), report.data["phase"], report.data["done"])
+            self.watchdog.progress(self.clock(), report.data["phase"], report.data["done"])
             self.progress = report.data
         else:
-            self.dog.beat(self.clock())
+            self.watchdog.beat(self.clock())
             self.peak = max(self.peak, report.data["peak_rss_bytes"])
 
     def _memory(self) -> int:
-        """Bytes of the whole process tree; shared pages are told apart only where that matters."""
-        seen = tree_rss(self.child.pid)
-        self.peak = max(self.peak, seen)
-        ceiling = self.job.limits.memory_bytes
-        return tree_pss(self.child.pid) if ceiling is not None and seen > ceiling else seen
+        """Bytes of the whole process tree."""
+        rss = tree_rss(self.child.pid)
+        self.peak = max(self.peak, rss)
+        limit = self.job.limits.memory_bytes
+        # The sum counts shared pages several times; the exact figure is slow and needed only above the limit.
+        return tree_pss(self.child.pid) if limit is not None and rss > limit else rss
 
     def result(self) -> Result:
-        """How it ended; for after the end."""
+        """Return the result of a child that has ended."""
         code = self.child.returncode
         assert code is not None
-        ended, detail = self._verdict(code)
+        outcome, detail = self._verdict(code)
         evidence = Evidence(
             exit_code=code if code >= 0 else None,
             signal=_signal_name(-code) if code < 0 else None,
             detail=detail,
             last_lines=self.child.log.last_lines(LAST_LINES),
             peak_rss_bytes=self.peak,
-            seconds=self.clock() - self.dog.started,
+            seconds=self.clock() - self.watchdog.started,
             log=str(self.child.log.path),
             progress=self.progress,
         )
-        return Result(ended, self.value, self.failure if ended is not Ended.FINISHED else None, evidence)
+        return Result(outcome, self.value, self.failure if outcome is not JobOutcome.FINISHED else None, evidence)
 
-    def _verdict(self, code: int) -> tuple[Ended, str]:
-        how = f"exit code {code}" if code >= 0 else f"ended by {_signal_name(-code)}, code {code}"
+    def _verdict(self, code: int) -> tuple[JobOutcome, str]:
+        detail = f"exit code {code}" if code >= 0 else f"ended by {_signal_name(-code)}, code {code}"
         if self.value is not None:
-            return Ended.FINISHED, how
-        if self.ended is not None:
-            return self.ended
+            return JobOutcome.FINISHED, detail
+        if self.breach is not None:
+            return self.breach
         if self.failure is not None:
-            return Ended.FAILED, f"{self.failure.type}: {self.failure.message}"
-        if code == -signal.SIGALRM:  # its own alarm came before a watchdog that was itself held up
-            return Ended.HUNG, f"no heartbeat for so long that its own alarm ended it: {how}"
-        if code == STOPPED:
-            return Ended.STOPPED, how
-        return Ended.CRASHED, f"{how} and no result"
+            return JobOutcome.FAILED, f"{self.failure.type}: {self.failure.message}"
+        # The child's own alarm fires first when the watchdog itself was held up.
+        if code == -signal.SIGALRM:
+            return JobOutcome.HUNG, f"no heartbeat for so long that its own alarm ended it: {detail}"
+        if code == EXIT_STOPPED:
+            return JobOutcome.STOPPED, detail
+        return JobOutcome.CRASHED, f"{detail} and no result"
 
 
-def _parsed(line: bytes) -> Report | Failure | dict[str, Any]:
-    """A report, an error, or the result's value."""
-    said = json.loads(line)
-    kind, data = said["kind"], dict(said["data"])
+def _parse_line(line: bytes) -> Report | Failure | dict[str, Any]:
+    """Parse a line into a report, an error, or the value of the result."""
+    message = json.loads(line)
+    kind, data = message["kind"], dict(message["data"])
     if kind == "error":
         return failure_from(data)
     if kind == "result":
         return data
-    wanted = {"progress": ("phase", "done"), "heartbeat": ("peak_rss_bytes",)}[kind]
-    return Report(ReportKind(kind), {key: data[key] for key in wanted} | data)
+    required = {"progress": ("phase", "done"), "heartbeat": ("peak_rss_bytes",)}[kind]
+    return Report(ReportKind(kind), {key: data[key] for key in required} | data)
 
 
-def _plain(name: str) -> str:
-    """``name`` as a file's name."""
+def _file_name(name: str) -> str:
     return re.sub(r"[^\w.@-]", "_", name)
 
 
@@ -279,9 +287,9 @@ def _signal_name(number: int) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _lines(source: Any) -> AsyncIterator[asyncio.StreamReader]:
+async def _stream_reader(source: FileIO) -> AsyncIterator[asyncio.StreamReader]:
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=LINE_BYTES)
+    reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), source)
     try:
         yield reader
@@ -291,7 +299,7 @@ async def _lines(source: Any) -> AsyncIterator[asyncio.StreamReader]:
 
 @contextlib.asynccontextmanager
 async def _exit_of(child: Child) -> "AsyncIterator[asyncio.Future[None]]":
-    """Done when the child has exited (it is not reaped by this)."""
+    """A future that is done when the child has exited; the child is not reaped."""
     loop = asyncio.get_running_loop()
     exited = loop.create_future()
 
@@ -307,14 +315,14 @@ async def _exit_of(child: Child) -> "AsyncIterator[asyncio.Future[None]]":
         exited.cancel()
 
 
-async def _end(child: Child, grace_s: float) -> None:
-    """Stop the child whatever happens; who is cancelled a second time stops it at once."""
+async def _stop(child: Child, grace_s: float) -> None:
+    """Stop the child even if this task is cancelled; a second cancellation skips the grace time."""
     if child.pidfd < 0:
         return
-    me = asyncio.current_task()
+    task = asyncio.current_task()
     stopping = asyncio.ensure_future(asyncio.to_thread(child.stop, grace_s))
     while not stopping.done():
-        if me is not None and me.cancelling() > 1:
+        if task is not None and task.cancelling() > 1:
             child.kill_group()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.shield(stopping)

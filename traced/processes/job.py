@@ -1,32 +1,14 @@
-"""What is run and what comes back: plain values only, so that a job can run in another process or on another machine.
+"""Jobs, their reports and results, and fault attribution: the one place that decides what counts against an input.
 
-Invariants: everything in a ``Job`` is JSON, and so is everything in a ``Report`` and a ``Result``; a job is named by
-what it works on (cycle, stage, capability, input hash), which is also what its attempts are counted by. A run that has
-ended always has a ``Result`` with evidence, whichever way it ended.
-
-What can go wrong around a job.
+Everything in a ``Job``, ``Report`` and ``Result`` is JSON, so that a job can run in another process or on another
+machine. Every run that has ended has a ``Result`` with evidence; only what goes wrong around a job is an exception:
 
 TracedError
 └── ExecutorError
-    ├── StartError    the child could not be started at all: nothing is known about its input
+    ├── StartError    the child could not be started; nothing is known about its input
     ├── JobFileError  (in the child) the job file cannot be read
-    ├── Yielded       the job gave way when it was asked to; nothing failed, and it goes on later
-    └── Parked        the input failed too often and waits for a person; the cycle goes on without it
-
-What goes wrong inside a job is no exception here: it is a ``Result`` with its evidence (``traced.processes.job``).
-
-Whose failure it was: the one place that decides what counts against an input.
-
-    INPUT          counts: the same input would fail again (an environment that breaks, a child that hangs, a defect)
-    UNCLEAR        something shared died under it (the engine, a worker, the child by SIGKILL): may be its doing or not;
-                   counts only when it happens again and again without getting further (``traced.jobs.retry``)
-    SURROUNDINGS   never counts: a person can mend it and it has nothing to do with the input (Docker down, disk full,
-                   no model, database gone); tried again for ever, and shown as waiting for that
-    ANSWER         no failure of the machinery: the stage's own answer, raised to the cycle and not tried again
-    NOBODY         it was asked to stop (pre-empted, cancelled, the service ends)
-
-Errors are judged by the nearest class named below, so that a new error counts as its parent does; an error of no known
-tree is a defect and counts against the input.
+    ├── Preempted     the job stopped at a checkpoint because it was asked to; it continues later
+    └── Quarantined   the input failed too often and waits for a person; the cycle continues without it
 """
 
 import errno
@@ -52,27 +34,34 @@ class JobFileError(ExecutorError):
     """The job file cannot be read."""
 
 
-class Yielded(ExecutorError):
-    """The job gave way when it was asked to."""
+class Preempted(ExecutorError):
+    """The job stopped because its device or its place was needed elsewhere."""
 
 
-class Parked(ExecutorError):
-    """The input failed too often; it is left aside until a person releases it."""
+class Quarantined(ExecutorError):
+    """The input failed too often; it is set aside until a person releases it."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When a child is ended. Times in seconds, memory in bytes over its whole process tree; None: no such limit."""
+    """Limits after which a child is stopped; None disables a limit.
 
-    heartbeat_s: float = 120.0  # silence after which it counts as hung; covers the start of the interpreter as well
-    progress_s: float | None = None  # heartbeats but nothing new
+    Args:
+        heartbeat_s: Seconds of silence after which it counts as hung; the start of the interpreter is included.
+        progress_s: Seconds of heartbeats without progress.
+        memory_bytes: Memory of its whole process tree.
+        grace_s: Seconds between SIGTERM and SIGKILL.
+    """
+
+    heartbeat_s: float = 120.0
+    progress_s: float | None = None
     memory_bytes: int | None = None
-    grace_s: float = 15.0  # between asking it to stop and killing it
+    grace_s: float = 15.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """``python -m module`` on ``arguments``; ``capability`` is "" for a stage of the whole cycle."""
+    """A run of ``python -m module`` on ``arguments``; ``capability`` is "" for a stage of the whole cycle."""
 
     module: str
     arguments: dict[str, Any]
@@ -84,42 +73,42 @@ class Job:
     variables: dict[str, str] = field(default_factory=dict)  # environment variables of the child
 
     def to_json(self) -> str:
-        """The job as it lies on disk."""
+        """Return the text of the job file."""
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
 
 class ReportKind(StrEnum):
-    """What a running job tells."""
+    """Kind of a report, with the keys of its data."""
 
-    STARTED = "started"  # data: pid
-    HEARTBEAT = "heartbeat"  # data: peak_rss_bytes of the child itself
-    PROGRESS = "progress"  # data: phase, done, and whatever else the stage wants to tell
-    WAITING = "waiting"  # between two attempts: seconds, for, hint
+    STARTED = "started"  # pid
+    HEARTBEAT = "heartbeat"  # peak_rss_bytes of the child itself
+    PROGRESS = "progress"  # phase, done, and details of the stage
+    WAITING = "waiting"  # between two attempts: seconds, for, after
 
 
 @dataclass(frozen=True)
 class Report:
-    """One thing that a running job told."""
+    """One message of a running job."""
 
     kind: ReportKind
     data: dict[str, Any]
 
 
-class Ended(StrEnum):
+class JobOutcome(StrEnum):
     """How a run ended."""
 
     FINISHED = "finished"  # with a value
-    FAILED = "failed"  # the child said why
-    STOPPED = "stopped"  # it was asked to stop, and said so
-    CRASHED = "crashed"  # it ended without a word
-    HUNG = "hung"  # no heartbeat: ended by the watchdog
-    STALLED = "stalled"  # heartbeats, but no progress: ended by the watchdog
-    OUT_OF_MEMORY = "out_of_memory"  # over its ceiling: ended by the watchdog
+    FAILED = "failed"  # the child reported an error
+    STOPPED = "stopped"  # the child confirmed a stop request
+    CRASHED = "crashed"  # the child ended without a report
+    HUNG = "hung"  # no heartbeat; stopped by the watchdog
+    STALLED = "stalled"  # heartbeats without progress; stopped by the watchdog
+    OUT_OF_MEMORY = "out_of_memory"  # over the memory limit; stopped by the watchdog
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error that crossed a border: its class and the classes above it (nearest first), message and hint."""
+    """An error as plain data: the names of its class and base classes (nearest first), message, hint and errno."""
 
     types: list[str]
     message: str
@@ -134,23 +123,23 @@ class Failure:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is left of a child: its end, its last log lines, and what it took."""
+    """How a child ended, its last log lines and the resources it used."""
 
-    exit_code: int | None  # None where a signal ended it
+    exit_code: int | None  # None if a signal ended it
     signal: str | None
-    detail: str  # in words, with the limit and the value seen
+    detail: str  # a sentence with the limit and the value seen
     last_lines: list[str]
     peak_rss_bytes: int
     seconds: float
     log: str
-    progress: dict[str, Any]  # the last progress it told
+    progress: dict[str, Any]  # data of the last progress report
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run that has ended: ``value`` when it finished, ``failure`` when the child said why not."""
+    """A run that has ended: ``value`` if it finished, ``failure`` if the child reported an error."""
 
-    ended: Ended
+    outcome: JobOutcome
     value: dict[str, Any] | None
     failure: Failure | None
     evidence: Evidence
@@ -160,115 +149,136 @@ class Executor(Protocol):
     """Runs jobs: as local processes now, on a cluster later."""
 
     async def run(self, job: Job, on_report: Callable[[Report], None]) -> Result:
-        """Run the job to its end. Cancelling stops it and everything it started. Raises ``StartError``."""
+        """Run the job to its end; cancellation stops it with all its descendants.
+
+        Raises:
+            StartError: the child could not be started.
+        """
         ...
 
 
 def read_job(path: Path) -> Job:
-    """The job in a file. Raises ``JobFileError``."""
+    """Read a job file; raises ``JobFileError``."""
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return Job(**{**values, "limits": Limits(**values.get("limits", {}))})
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise JobFileError(f"{path} holds no job: {error}", hint=f"less {path}") from error
+        raise JobFileError(f"{path} is not a job file: {error}", hint=f"less {path}") from error
 
 
 def failure_from(value: Mapping[str, Any]) -> Failure:
-    """The failure in an error line."""
+    """Parse the data of an error line."""
     return Failure(list(value["types"]), str(value["message"]), str(value["hint"]), value["errno"])
 
 
-class Blame(StrEnum):
-    """Whose failure it was."""
+class FaultAttribution(StrEnum):
+    """What a failure is attributed to.
+
+    INPUT           counts: the same input would fail again (a broken environment, a hang, a defect)
+    UNCLEAR         a shared component died (engine, worker, SIGKILL of the child): counts only when it recurs without
+                    progress (``traced.jobs.retry``)
+    INFRASTRUCTURE  never counts: a person can fix it and it has nothing to do with the input (Docker down, disk full,
+                    no model, database gone); retried without end, and shown as waiting
+    ANSWER          not a failure of the machinery: the stage's own refusal, raised to the cycle and not retried
+    NOBODY          a requested stop (preemption, cancellation, shutdown of the service)
+    """
 
     INPUT = "input"
     UNCLEAR = "unclear"
-    SURROUNDINGS = "surroundings"
+    INFRASTRUCTURE = "surroundings"
     ANSWER = "answer"
     NOBODY = "nobody"
 
 
-BY_ERROR = {
+# By class name, because errors come from processes that import other packages than this one. An error is attributed by
+# its nearest listed base class, so that a new error counts as its parent does; an error outside every listed tree is a
+# defect and counts against the input.
+FAULT_BY_ERROR = {
     # traced.core.errors, traced.processes.job
-    "ConfigError": Blame.SURROUNDINGS,
-    "StartError": Blame.SURROUNDINGS,
+    "ConfigError": FaultAttribution.INFRASTRUCTURE,
+    "StartError": FaultAttribution.INFRASTRUCTURE,
     # store.errors
-    "StoreUnavailable": Blame.SURROUNDINGS,
-    "StoreVersionError": Blame.SURROUNDINGS,
+    "StoreUnavailable": FaultAttribution.INFRASTRUCTURE,
+    "StoreVersionError": FaultAttribution.INFRASTRUCTURE,
     # sandbox.errors
-    "EngineDown": Blame.SURROUNDINGS,
-    "ImageMissing": Blame.SURROUNDINGS,
-    "WorkerDied": Blame.UNCLEAR,
-    "Deadline": Blame.INPUT,
-    "ProtocolFault": Blame.INPUT,
-    "EnvironmentFault": Blame.INPUT,
-    "AgentFault": Blame.INPUT,
-    "SandboxError": Blame.UNCLEAR,
+    "EngineDown": FaultAttribution.INFRASTRUCTURE,
+    "ImageMissing": FaultAttribution.INFRASTRUCTURE,
+    "WorkerDied": FaultAttribution.UNCLEAR,
+    "Deadline": FaultAttribution.INPUT,
+    "ProtocolFault": FaultAttribution.INPUT,
+    "EnvironmentFault": FaultAttribution.INPUT,
+    "AgentFault": FaultAttribution.INPUT,
+    "SandboxError": FaultAttribution.UNCLEAR,
     # traced.training.errors
-    "DiskError": Blame.SURROUNDINGS,
-    "TrainingPaused": Blame.NOBODY,
-    "TrainerDied": Blame.UNCLEAR,
+    "DiskError": FaultAttribution.INFRASTRUCTURE,
+    "TrainingPaused": FaultAttribution.NOBODY,
+    "TrainerDied": FaultAttribution.UNCLEAR,
     # traced.inference.errors
-    "ModelError": Blame.SURROUNDINGS,
-    "EngineStartError": Blame.SURROUNDINGS,
-    "EngineError": Blame.UNCLEAR,
-    # agents.errors, traced.llm.connection; what cannot be mended by waiting or by a person is the input's
-    "OutOfForm": Blame.INPUT,
-    "BudgetSpent": Blame.INPUT,
-    "ModelUnavailable": Blame.SURROUNDINGS,
-    "ModelRefused": Blame.SURROUNDINGS,
-    "LlmError": Blame.SURROUNDINGS,
+    "ModelError": FaultAttribution.INFRASTRUCTURE,
+    "EngineStartError": FaultAttribution.INFRASTRUCTURE,
+    "EngineError": FaultAttribution.UNCLEAR,
+    # agents.errors, traced.llm.connection: errors that neither waiting nor a person can fix count against the input
+    "OutOfForm": FaultAttribution.INPUT,
+    "BudgetSpent": FaultAttribution.INPUT,
+    "ModelUnavailable": FaultAttribution.INFRASTRUCTURE,
+    "ModelRefused": FaultAttribution.INFRASTRUCTURE,
+    "LlmError": FaultAttribution.INFRASTRUCTURE,
     # traced.rollouts.errors
-    "SimulatorError": Blame.UNCLEAR,
+    "SimulatorError": FaultAttribution.UNCLEAR,
     # traced.core.errors
-    "CapabilityError": Blame.ANSWER,
+    "CapabilityError": FaultAttribution.ANSWER,
     # Python's own
-    "ConnectionError": Blame.UNCLEAR,
-    # sqlite3 and psycopg, where the checkpointer passes them on: locked, full, read-only, gone
-    "OperationalError": Blame.SURROUNDINGS,
+    "ConnectionError": FaultAttribution.UNCLEAR,
+    # sqlite3 and psycopg, passed on by the checkpointer: locked, full, read-only, gone
+    "OperationalError": FaultAttribution.INFRASTRUCTURE,
 }
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-PERMISSION = (errno.EACCES, errno.EPERM)
-MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)  # a leak of the stage, or of something else
-BY_ERRNO = dict.fromkeys((*DISK, *PERMISSION), Blame.SURROUNDINGS) | dict.fromkeys(MACHINE, Blame.UNCLEAR)
-BY_END = {
-    Ended.FINISHED: Blame.NOBODY,
-    Ended.STOPPED: Blame.NOBODY,
-    Ended.CRASHED: Blame.INPUT,
-    Ended.HUNG: Blame.INPUT,
-    Ended.STALLED: Blame.INPUT,
-    Ended.OUT_OF_MEMORY: Blame.INPUT,
+DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM)
+# Unclear, because the leak may be the stage's own or another program's.
+RESOURCE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+FAULT_BY_ERRNO = {
+    **dict.fromkeys((*DISK_ERRNOS, *PERMISSION_ERRNOS), FaultAttribution.INFRASTRUCTURE),
+    **dict.fromkeys(RESOURCE_ERRNOS, FaultAttribution.UNCLEAR),
+}
+FAULT_BY_OUTCOME = {
+    JobOutcome.FINISHED: FaultAttribution.NOBODY,
+    JobOutcome.STOPPED: FaultAttribution.NOBODY,
+    JobOutcome.CRASHED: FaultAttribution.INPUT,
+    JobOutcome.HUNG: FaultAttribution.INPUT,
+    JobOutcome.STALLED: FaultAttribution.INPUT,
+    JobOutcome.OUT_OF_MEMORY: FaultAttribution.INPUT,
 }
 
 
-def blame(ended: Ended, failure: Failure | None, signal: str | None) -> Blame:
-    """Whose failure a run was that ended like this; ``signal`` is what ended the child, if one did."""
-    if ended is Ended.FAILED and failure is not None:
-        return _blame_error(failure)
-    if ended is Ended.CRASHED and signal in ("SIGKILL", "SIGTERM"):
-        return Blame.UNCLEAR  # from outside: the kernel short of memory, or somebody
-    return BY_END.get(ended, Blame.INPUT)
+def attribute_fault(outcome: JobOutcome, failure: Failure | None, signal: str | None) -> FaultAttribution:
+    """Attribute the outcome of a run; ``signal`` names the signal that ended the child, if any."""
+    if outcome is JobOutcome.FAILED and failure is not None:
+        return _attribute_error(failure)
+    if outcome is JobOutcome.CRASHED and signal in ("SIGKILL", "SIGTERM"):
+        # Sent from outside: by the kernel when memory ran out, or by a person.
+        return FaultAttribution.UNCLEAR
+    return FAULT_BY_OUTCOME.get(outcome, FaultAttribution.INPUT)
 
 
-def blame_result(result: Result) -> Blame:
-    """``blame`` of a run's result."""
-    return blame(result.ended, result.failure, result.evidence.signal)
+def attribute_result(result: Result) -> FaultAttribution:
+    """Attribute a result; see ``attribute_fault``."""
+    return attribute_fault(result.outcome, result.failure, result.evidence.signal)
 
 
 def describe(error: BaseException) -> Failure:
-    """The error as it crosses a border; a full disk under it is named by its number."""
+    """Turn an error into plain data, with the errno of the system error that caused it."""
     types = [kind.__name__ for kind in type(error).__mro__ if kind not in (object, BaseException)]
     message = str(getattr(error, "message", "")) or str(error) or types[0]
     return Failure(types, message, str(getattr(error, "hint", "")), _errno(error))
 
 
-def _blame_error(failure: Failure) -> Blame:
-    named = next((BY_ERROR[name] for name in failure.types if name in BY_ERROR), None)
-    return named or BY_ERRNO.get(failure.errno or 0, Blame.INPUT)
+def _attribute_error(failure: Failure) -> FaultAttribution:
+    attribution = next((FAULT_BY_ERROR[name] for name in failure.types if name in FAULT_BY_ERROR), None)
+    return attribution or FAULT_BY_ERRNO.get(failure.errno or 0, FaultAttribution.INPUT)
 
 
 def _errno(error: BaseException | None) -> int | None:
-    """The system's error number, of this error or of what it was raised from."""
+    """Return the error number of this error or of the nearest cause that has one."""
     while error is not None:
         if isinstance(error, OSError) and error.errno is not None:
             return error.errno

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.errors import StoreUnavailable
 from store.repositories import attempts as rows
 from store.repositories.attempts import Attempt, AttemptState, InputKey
@@ -25,10 +25,10 @@ from tests.unit.store.chain import CYCLE
 from traced.core.errors import CapabilityError
 from traced.core.ownership import this_holder
 from traced.jobs import attempts as attempts_module
-from traced.jobs.attempts import recover, run_until_settled
-from traced.jobs.retry import Backoff, Ledger
+from traced.jobs.attempts import recover_lost_attempts, run_until_settled
+from traced.jobs.retry import AttemptLedger, Backoff
 from traced.processes.executor import LocalExecutor
-from traced.processes.job import Job, Limits, Parked, Report, ReportKind, Yielded
+from traced.processes.job import Job, Limits, Preempted, Quarantined, Report, ReportKind
 
 ROOT = Path(__file__).parents[3]
 KEY = InputKey("train", "dates", "ab")
@@ -37,7 +37,7 @@ KEY = InputKey("train", "dates", "ab")
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:
     engine = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_cycle(opened, CYCLE)
     yield engine
     engine.dispose()
@@ -59,8 +59,8 @@ class Clock:
         await asyncio.sleep(0)
 
 
-def ledger(store: Engine, clock: Clock) -> Ledger:
-    return Ledger(store, this_holder(), Backoff(5, 2, 900), 3, seed=1, now=clock.now, sleep=clock.sleep)
+def ledger(store: Engine, clock: Clock) -> AttemptLedger:
+    return AttemptLedger(store, this_holder(), Backoff(5, 2, 900), 3, seed=1, now=clock.now, sleep=clock.sleep)
 
 
 def job(do: str, **arguments: Any) -> Job:
@@ -77,13 +77,13 @@ def settled(
 
 
 def history(store: Engine, key: InputKey = KEY) -> list[Attempt]:
-    with reading(store) as opened:
+    with read_session(store) as opened:
         return rows.list_attempts(opened, key)
 
 
 def test_a_job_that_gives_way_is_not_counted_and_not_tried_again_by_itself(store: Engine, tmp_path: Path) -> None:
     for _ in range(4):
-        with pytest.raises(Yielded, match="iteration 2 of 4"):
+        with pytest.raises(Preempted, match="iteration 2 of 4"):
             settled(store, tmp_path, job("fail", error="paused"))
     assert [attempt.state for attempt in history(store)] == [AttemptState.STOPPED] * 4
     assert settled(store, tmp_path, job("succeed"))["echo"] is None
@@ -117,19 +117,19 @@ def test_a_failing_stage_is_tried_again_with_growing_waits(store: Engine, tmp_pa
 
 def test_three_failures_park_the_input_over_restarts_and_a_person_releases_it(store: Engine, tmp_path: Path) -> None:
     chosen = job("fail_times", counter=str(tmp_path / "n"), times=4, how="crash")
-    with pytest.raises(Parked, match=r"train of dates is parked as p3: 3 attempts failed.*SIGSEGV") as caught:
+    with pytest.raises(Quarantined, match=r"train of dates is quarantined as p3: 3 attempts failed.*SIGSEGV") as caught:
         settled(store, tmp_path, chosen)
     assert "traced release p3" in caught.value.hint
     assert states(store) == ["failed"] * 3
-    with reading(store) as opened:
-        [parked] = rows.list_parked(opened)
+    with read_session(store) as opened:
+        [parked] = rows.list_quarantined(opened)
     assert [attempt["signal"] for attempt in parked.evidence["attempts"]] == ["SIGSEGV"] * 3
     assert all(attempt["last_lines"] for attempt in parked.evidence["attempts"])
-    with pytest.raises(Parked):  # a restart of the service: nothing but the store remembers
+    with pytest.raises(Quarantined):  # a restart of the service: nothing but the store remembers
         settled(store, tmp_path, chosen)
     assert len(states(store)) == 3
-    with session(store) as opened:
-        rows.release(opened, parked.id, who="Ada", at=Clock().now())
+    with write_session(store) as opened:
+        rows.release_quarantined(opened, parked.id, actor="Ada", at=Clock().now())
     assert settled(store, tmp_path, chosen) == {"tried": 5}
     assert states(store)[3:] == ["failed", "finished"]
 
@@ -154,7 +154,7 @@ def test_an_answer_that_was_noted_is_given_again_in_its_cycle_and_no_other(store
     chosen = job("fail_times", counter=str(tmp_path / "n"), times=0, how="crash")
     assert [settled(store, tmp_path, chosen) for _ in range(2)] == [{"tried": 1}] * 2
     assert states(store) == ["finished"]
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_cycle(opened, replace(CYCLE, id="c2"))
     assert settled(store, tmp_path, replace(chosen, cycle_id="c2")) == {"tried": 2}
     assert settled(store, tmp_path, replace(chosen, input_hash="cd")) == {"tried": 3}
@@ -174,7 +174,7 @@ def test_a_refusal_that_was_noted_is_given_again(store: Engine, tmp_path: Path) 
 def test_who_is_killed_again_and_again_without_getting_further_is_parked(
     store: Engine, tmp_path: Path, done: int, times: int
 ) -> None:
-    with pytest.raises(Parked, match="3 attempts failed"):
+    with pytest.raises(Quarantined, match="3 attempts failed"):
         settled(store, tmp_path, job("kill_itself", done=done))
     assert states(store) == ["killed"] * times
 
@@ -244,11 +244,11 @@ from store.database import open_store
 from traced.jobs.attempts import run_until_settled
 from traced.core.ownership import this_holder
 from traced.processes.job import read_job
-from traced.jobs.retry import Ledger
+from traced.jobs.retry import AttemptLedger
 from traced.processes.executor import LocalExecutor
 from traced.jobs.retry import Backoff
 store = open_store(sys.argv[2])
-ledger = Ledger(store, this_holder(), Backoff(0.01, 1, 0.01), 3, seed=1, now=lambda: datetime.now(UTC))
+ledger = AttemptLedger(store, this_holder(), Backoff(0.01, 1, 0.01), 3, seed=1, now=lambda: datetime.now(UTC))
 tell = lambda report: print(report.kind, report.data, flush=True)
 asyncio.run(run_until_settled(LocalExecutor(Path(sys.argv[3])), read_job(Path(sys.argv[1])), ledger, tell))
 """
@@ -261,12 +261,12 @@ def test_a_killed_service_leaves_a_lost_attempt_and_three_of_them_park(store: En
     for number in range(1, 4):
         children = killed_while_waiting([*command, str(tmp_path)])
         assert [attempt.number for attempt in running(store)] == [number]
-        [lost] = recover(store, now=lambda: datetime.now(UTC), silent_s=900)
+        [lost] = recover_lost_attempts(store, now=lambda: datetime.now(UTC), silent_s=900)
         assert [child for child in children if runs(child)] == []  # not even one that is still stopping
         assert lost.number == number
-        assert recover(store, now=lambda: datetime.now(UTC), silent_s=900) == []
+        assert recover_lost_attempts(store, now=lambda: datetime.now(UTC), silent_s=900) == []
     assert states(store) == ["lost"] * 3
-    with pytest.raises(Parked, match="its holder died"):
+    with pytest.raises(Quarantined, match="its holder died"):
         settled(store, tmp_path, job("succeed"))
 
 
@@ -286,7 +286,7 @@ def runs(process: psutil.Process) -> bool:
 
 
 def running(store: Engine) -> list[Attempt]:
-    with reading(store) as opened:
+    with read_session(store) as opened:
         return rows.running_attempts(opened)
 
 
@@ -294,13 +294,13 @@ def running(store: Engine) -> list[Attempt]:
 def test_a_holder_on_another_machine_is_judged_by_its_heartbeat(store: Engine, silence_s: int, lost: int) -> None:
     """Clocks that were set in between, in either direction, neither kill a live one nor keep a dead one for ever."""
     at = Clock().now()
-    with session(store) as opened:
+    with write_session(store) as opened:
         rows.begin_attempt(opened, "c1", KEY, holder="elsewhere/boot/1/2", at=at)
-    assert len(recover(store, now=lambda: at + timedelta(seconds=silence_s), silent_s=900)) == lost
+    assert len(recover_lost_attempts(store, now=lambda: at + timedelta(seconds=silence_s), silent_s=900)) == lost
 
 
 def test_a_holder_that_lives_is_left_alone(store: Engine) -> None:
     at = Clock().now()
-    with session(store) as opened:
+    with write_session(store) as opened:
         rows.begin_attempt(opened, "c1", KEY, holder=this_holder(), at=at)
-    assert recover(store, now=lambda: at + timedelta(days=9), silent_s=900) == []
+    assert recover_lost_attempts(store, now=lambda: at + timedelta(days=9), silent_s=900) == []

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from traced.processes.executor import LocalExecutor
-from traced.processes.job import Ended, Job, Limits, Report, ReportKind, Result
-from traced.processes.process_tree import marked
+from traced.processes.job import Job, JobOutcome, Limits, Report, ReportKind, Result
+from traced.processes.process_tree import marked_processes
 
 ROOT = Path(__file__).parents[3]
 MIB = 2**20
@@ -42,7 +42,7 @@ def test_a_child_gets_its_arguments_and_gives_its_result(tmp_path: Path) -> None
     heard: list[Report] = []
     chosen = Job(**{**vars(job("succeed", echo=["ü", 1.5, None])), "variables": {"STAGE_VARIABLE": "set"}})
     result = run(tmp_path, chosen, heard.append)
-    assert result.ended is Ended.FINISHED
+    assert result.outcome is JobOutcome.FINISHED
     assert result.value == {"pid": heard[0].data["pid"], "echo": ["ü", 1.5, None], "variable": "set"}
     assert heard[0].kind is ReportKind.STARTED
     assert [r.data for r in heard if r.kind is ReportKind.PROGRESS] == [
@@ -58,7 +58,7 @@ def test_a_child_gets_its_arguments_and_gives_its_result(tmp_path: Path) -> None
 @pytest.mark.parametrize("do", ["fail", "fail_in_a_task"])
 def test_an_error_raised_on_purpose_arrives_with_its_classes(tmp_path: Path, do: str) -> None:
     result = run(tmp_path, job(do, error="docker"))
-    assert (result.ended, result.evidence.exit_code) == (Ended.FAILED, 1)
+    assert (result.outcome, result.evidence.exit_code) == (JobOutcome.FAILED, 1)
     assert result.failure is not None
     assert result.failure.types == ["EngineDown", "SandboxError", "Exception"]
     assert "no Docker engine answers (refused)" in result.failure.message
@@ -66,7 +66,7 @@ def test_an_error_raised_on_purpose_arrives_with_its_classes(tmp_path: Path, do:
 
 def test_a_defect_arrives_too_and_its_traceback_is_in_the_log(tmp_path: Path) -> None:
     result = run(tmp_path, job("fail", error="a defect"))
-    assert (result.ended, result.evidence.exit_code) == (Ended.FAILED, 70)
+    assert (result.outcome, result.evidence.exit_code) == (JobOutcome.FAILED, 70)
     assert result.failure is not None
     assert result.failure.type == "KeyError"
     assert "KeyError: 'a defect'" in result.evidence.last_lines[-1]
@@ -74,7 +74,7 @@ def test_a_defect_arrives_too_and_its_traceback_is_in_the_log(tmp_path: Path) ->
 
 def test_a_hung_child_is_ended_and_shows_where_it_hung(tmp_path: Path) -> None:
     result = run(tmp_path, job("hang", Limits(heartbeat_s=5, grace_s=0.2)))
-    assert result.ended is Ended.HUNG
+    assert result.outcome is JobOutcome.HUNG
     assert "no heartbeat for" in result.evidence.detail
     assert result.evidence.signal in ("SIGKILL", "SIGALRM")  # on a busy machine its own alarm may come first
     assert "in hang" in (tmp_path / "c1" / "train-dates.log").read_text()
@@ -82,12 +82,12 @@ def test_a_hung_child_is_ended_and_shows_where_it_hung(tmp_path: Path) -> None:
 
 def test_a_child_that_its_own_alarm_ended_was_hung(tmp_path: Path) -> None:
     result = run(tmp_path, job("kill_itself", signal="SIGALRM"))
-    assert (result.ended, result.evidence.signal) == (Ended.HUNG, "SIGALRM")
+    assert (result.outcome, result.evidence.signal) == (JobOutcome.HUNG, "SIGALRM")
 
 
 def test_a_stalled_child_is_ended_in_order(tmp_path: Path) -> None:
     result = run(tmp_path, job("stall", Limits(heartbeat_s=60, progress_s=4, grace_s=20)))
-    assert result.ended is Ended.STALLED
+    assert result.outcome is JobOutcome.STALLED
     assert "no progress for" in result.evidence.detail
     assert "'stuck' 7" in result.evidence.detail
     assert result.evidence.exit_code == 143
@@ -95,15 +95,15 @@ def test_a_stalled_child_is_ended_in_order(tmp_path: Path) -> None:
 
 def test_memory_is_that_of_the_whole_tree(tmp_path: Path) -> None:
     result = run(tmp_path, job("eat_memory", Limits(heartbeat_s=60, memory_bytes=200 * MIB, grace_s=20)))
-    assert result.ended is Ended.OUT_OF_MEMORY
-    assert "over the ceiling of 200 MiB" in result.evidence.detail
+    assert result.outcome is JobOutcome.OUT_OF_MEMORY
+    assert "over the limit of 200 MiB" in result.evidence.detail
     assert result.evidence.peak_rss_bytes > 200 * MIB
     assert result.evidence.signal == "SIGKILL"
 
 
 def test_memory_that_is_shared_is_counted_once(tmp_path: Path) -> None:
     result = run(tmp_path, job("share_memory", Limits(heartbeat_s=60, memory_bytes=200 * MIB), steps=10))
-    assert result.ended is Ended.FINISHED
+    assert result.outcome is JobOutcome.FINISHED
     assert result.evidence.peak_rss_bytes > 200 * MIB
 
 
@@ -156,7 +156,7 @@ def cancelled_when_it_progresses(folder: Path, chosen: Job, times: int = 1) -> i
 
 def test_a_hundred_megabytes_of_output_leave_a_small_log_with_its_end(tmp_path: Path) -> None:
     result = run(tmp_path, job("print_much", mib=100))
-    assert result.ended is Ended.FINISHED
+    assert result.outcome is JobOutcome.FINISHED
     assert result.evidence.last_lines[-1] == "the last line"
     files = [path for path in (tmp_path / "c1").iterdir() if ".log" in path.name]
     assert sum(path.stat().st_size for path in files) <= 2 * MIB
@@ -182,7 +182,7 @@ def test_a_child_that_ends_without_a_word_crashed(
     tmp_path: Path, do: str, arguments: dict[str, Any], code: int | None, name: str | None, line: str
 ) -> None:
     result = run(tmp_path, job(do, **arguments))
-    assert (result.ended, result.evidence.exit_code, result.evidence.signal) == (Ended.CRASHED, code, name)
+    assert (result.outcome, result.evidence.exit_code, result.evidence.signal) == (JobOutcome.CRASHED, code, name)
     assert result.evidence.detail.endswith("and no result")
     assert line in (tmp_path / "c1" / "train-dates.log").read_text()
 
@@ -195,17 +195,17 @@ def test_a_child_that_somebody_else_stops_says_so(tmp_path: Path) -> None:
 
     pids: list[int] = []
     result = run(tmp_path, job("wait", checkpoint=str(tmp_path / "checkpoint")), stop)
-    assert (result.ended, result.evidence.exit_code) == (Ended.STOPPED, 143)
+    assert (result.outcome, result.evidence.exit_code) == (JobOutcome.STOPPED, 143)
 
 
 def test_a_result_counts_even_when_the_interpreter_does_not_end(tmp_path: Path) -> None:
     result = run(tmp_path, job("not_go", Limits(heartbeat_s=60, grace_s=0.3)))
-    assert (result.ended, result.value) == (Ended.FINISHED, {"done": True})
+    assert (result.outcome, result.value) == (JobOutcome.FINISHED, {"done": True})
 
 
 def test_a_child_that_talks_nonsense_is_ended(tmp_path: Path) -> None:
     result = run(tmp_path, job("babble", Limits(heartbeat_s=60, grace_s=0.5), checkpoint=str(tmp_path / "c")))
-    assert result.ended is Ended.FAILED
+    assert result.outcome is JobOutcome.FAILED
     assert result.failure is not None
     assert result.failure.type == "ReportFault"
     assert "no JSON" in result.failure.message
@@ -225,7 +225,7 @@ def test_what_on_report_raises_ends_the_child_and_passes(tmp_path: Path) -> None
 
 def test_a_module_that_there_is_not_is_a_crash_with_its_message(tmp_path: Path) -> None:
     result = run(tmp_path, Job("tests.no_such_module", {}, "c1", "gate"))
-    assert (result.ended, result.evidence.exit_code) == (Ended.CRASHED, 1)
+    assert (result.outcome, result.evidence.exit_code) == (JobOutcome.CRASHED, 1)
     assert "No module named tests.no_such_module" in result.evidence.last_lines[-1]
 
 
@@ -270,5 +270,5 @@ def test_a_killed_parent_leaves_no_process(tmp_path: Path, do: str, limits: Limi
         os.kill(parent.pid, signal.SIGKILL)
     _, alive = psutil.wait_procs(started, timeout=30)
     assert [process for process in alive if not gone(process.pid)] == []  # who reaps orphans may be slow
-    assert list(marked(marks)) == []
+    assert list(marked_processes(marks)) == []
     assert (tmp_path / "checkpoint").exists() is checkpoint

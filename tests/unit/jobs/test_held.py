@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.errors import StoreUnavailable
-from store.repositories.leases import Lease, acquire, ask_back, get_lease, heartbeat, list_leases, release
+from store.repositories.leases import Lease, acquire, request_return, get_lease, heartbeat, list_leases, release
 from tests.unit.jobs.clock import ManualClock
 from traced.core.time_windows import parse_windows
 from traced.jobs.devices import DeviceReading, Readings, ScriptedProbe
 from traced.jobs.idleness import Rules, Thresholds
-from traced.jobs.leases import Hold, Wish, held
+from traced.jobs.leases import DeviceLease, LeaseRequest, device_lease
 
 QUIET = DeviceReading("cpu", "cpu", "a CPU", 100, 10, 0.0)
 BUSY = replace(QUIET, utilisation=0.9)
 GPU = DeviceReading("GPU-1", "cuda", "a GPU", 100, 0, 0.0)
 LIMITS = Rules(Thresholds(0.25, 0.8), Thresholds(0.1, 0.1), idle_s=20, poll_s=5, train_on="cpu")
 TTL = timedelta(seconds=40)
-WISH = Wish("me", "train", None, TTL)
+WISH = LeaseRequest("me", "train", None, TTL)
 
 
 @pytest.fixture
@@ -44,14 +44,16 @@ class Use:
     clock: ManualClock
     script: list[tuple[float, Readings]] = field(default_factory=lambda: [(0, Readings((QUIET,)))])
     limits: Rules = LIMITS
-    wish: Wish = WISH
+    wish: LeaseRequest = WISH
     waits: list[Mapping[str, str]] = field(default_factory=list)
-    hold: Hold | None = None
+    hold: DeviceLease | None = None
     finish: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> str:
         probe = ScriptedProbe(self.script, lambda: self.clock.seconds)
-        context = held(self.engine, probe, lambda: self.limits, self.wish, self.clock.clocks, on_wait=self.waits.append)
+        context = device_lease(
+            self.engine, probe, lambda: self.limits, self.wish, self.clock.clocks, on_wait=self.waits.append
+        )
         async with context as self.hold:
             await self.finish.wait()
         return self.hold.reason
@@ -62,7 +64,7 @@ class Use:
         await self.clock.begun(1)
         return task
 
-    async def until_held(self, at_most: float = 300) -> Hold:
+    async def until_held(self, at_most: float = 300) -> DeviceLease:
         """Let time pass, look by look, until the device is held."""
         while self.hold is None and self.clock.seconds < at_most:
             await self.clock.advance(self.limits.poll_s)
@@ -71,18 +73,18 @@ class Use:
 
 
 def lease(engine: Engine) -> Lease | None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         return get_lease(opened, "cpu")
 
 
 def take(engine: Engine, holder: str, clock: ManualClock, ttl: timedelta = TTL) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         assert acquire(opened, "cpu", holder, "serve", None, at=clock.now(), ttl=ttl) is not None
 
 
 def rename(engine: Engine, table: str, name: str) -> None:
     """How a store that fails is made, and mended."""
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         opened.execute(text(f"ALTER TABLE {table} RENAME TO {name}"))
 
 
@@ -103,14 +105,14 @@ def test_a_device_is_held_once_it_was_idle_for_long_enough_and_given_back(engine
         assert hold.lease == Lease("cpu", "me", "train", None, clock.now(), clock.now(), clock.now() + TTL)
         assert lease(engine) == hold.lease
         assert [waits["cpu"] for waits in use.waits] == [
-            "at rest for 0 of 20 s",
-            "at rest for 5 of 20 s",
+            "idle for 0 of 20 s",
+            "idle for 5 of 20 s",
             "utilisation 90% is over 25%",
             "utilisation 90% is over 25%",
-            "at rest for 0 of 20 s",
-            "at rest for 5 of 20 s",
-            "at rest for 10 of 20 s",
-            "at rest for 15 of 20 s",
+            "idle for 0 of 20 s",
+            "idle for 5 of 20 s",
+            "idle for 10 of 20 s",
+            "idle for 15 of 20 s",
         ]
         use.finish.set()
         assert await task == ""
@@ -126,7 +128,7 @@ def test_heartbeats_keep_the_lease_from_others(engine: Engine) -> None:
         await use.until_held()
         for _ in range(20):
             await clock.advance(5)
-            with session(engine) as opened:
+            with write_session(engine) as opened:
                 assert acquire(opened, "cpu", "b", "train", None, at=clock.now(), ttl=TTL) is None
             assert lease(engine).heartbeat_at == clock.now()  # type: ignore[union-attr]
         use.finish.set()
@@ -153,11 +155,11 @@ def test_whoever_asks_for_it_back_is_heard_with_the_next_heartbeat(engine: Engin
         use = Use(engine, clock)
         task = await use.start()
         hold = await use.until_held()
-        with session(engine) as opened:
-            ask_back(opened, "cpu", "serving", clock.now())
-        assert not hold.wanted.is_set()
+        with write_session(engine) as opened:
+            request_return(opened, "cpu", "serving", clock.now())
+        assert not hold.preempted.is_set()
         await clock.advance(5)
-        assert hold.wanted.is_set()
+        assert hold.preempted.is_set()
         use.finish.set()
         assert await task == "serving asks for it back"
         assert lease(engine) is None
@@ -170,11 +172,11 @@ def test_a_lease_that_another_took_is_told_and_left_alone(engine: Engine) -> Non
         use = Use(engine, clock)
         task = await use.start()
         hold = await use.until_held()
-        with session(engine) as opened:
+        with write_session(engine) as opened:
             release(opened, "cpu", "me")
         take(engine, "b", clock)
         clock.tick(5)
-        await hold.wanted.wait()
+        await hold.preempted.wait()
         assert "is lost: 'b' has it now" in hold.reason
         use.finish.set()
         await task
@@ -191,11 +193,11 @@ def test_a_store_that_fails_for_a_while_is_borne(engine: Engine, caplog: pytest.
         rename(engine, "leases", "gone")
         for _ in range(4):
             await clock.advance(5)
-        assert not hold.wanted.is_set()
+        assert not hold.preempted.is_set()
         rename(engine, "gone", "leases")
         for _ in range(5):
             await clock.advance(5)
-        assert not hold.wanted.is_set()
+        assert not hold.preempted.is_set()
         use.finish.set()
         assert await task == ""
 
@@ -213,7 +215,7 @@ def test_a_store_that_fails_for_too_long_costs_the_device(engine: Engine, caplog
         for _ in range(5):
             await clock.advance(5)
         clock.tick(5)  # 30 s: three quarters of the time to live, so before anybody may take it over
-        await hold.wanted.wait()
+        await hold.preempted.wait()
         use.finish.set()
         assert await task == "no heartbeat has reached the store for 30 s"
 
@@ -230,7 +232,7 @@ def test_what_the_body_raises_comes_out_and_the_device_is_free(engine: Engine) -
         limits = replace(LIMITS, idle_s=0)
 
         async def body() -> None:
-            async with held(engine, probe, lambda: limits, WISH, clock.clocks, on_wait=print):
+            async with device_lease(engine, probe, lambda: limits, WISH, clock.clocks, on_wait=print):
                 assert lease(engine) is not None
                 raise KeyError("the body's own")
 
@@ -268,7 +270,7 @@ def test_a_wait_cancelled_while_it_asks_leaves_no_lease(engine: Engine) -> None:
         async def hold() -> None:
             probe = ScriptedProbe([(0, Readings((QUIET,)))], lambda: clock.seconds)
             clocks = replace(clock.clocks, now=now)
-            async with held(engine, probe, lambda: replace(LIMITS, idle_s=0), WISH, clocks, on_wait=print):
+            async with device_lease(engine, probe, lambda: replace(LIMITS, idle_s=0), WISH, clocks, on_wait=print):
                 raise AssertionError("the body began although it was cancelled")
 
         task = asyncio.create_task(hold())
@@ -297,7 +299,7 @@ def test_a_step_forward_takes_no_device_from_a_live_holder_but_a_dead_one_loses_
             await clock.advance(5)
             assert use.hold is None
             assert use.waits[-1]["cpu"] == "other has it since 2026-03-14 09:00:00 UTC for serve"
-            with session(engine) as opened:
+            with write_session(engine) as opened:
                 heartbeat(opened, "cpu", "other", clock.now())
             clock.step(86_400)
         died = clock.seconds
@@ -330,7 +332,7 @@ def test_a_device_given_back_is_taken_at_the_next_look(engine: Engine) -> None:
         task = await use.start()
         for _ in range(10):
             await clock.advance(5)
-        with session(engine) as opened:
+        with write_session(engine) as opened:
             release(opened, "cpu", "other")
         await use.until_held()
         assert clock.seconds == 55
@@ -356,7 +358,7 @@ def test_two_who_wait_for_one_device_have_it_one_after_the_other(engine: Engine)
         await second.until_held()
         second.finish.set()
         await tasks[uses.index(second)]
-        with session(engine) as opened:
+        with write_session(engine) as opened:
             assert list_leases(opened) == []
 
     play(scene)
@@ -382,7 +384,9 @@ def test_what_the_store_raises_while_waiting_reaches_the_caller(engine: Engine) 
         rename(engine, "leases", "gone")
         probe = ScriptedProbe([(0, Readings((QUIET,)))], lambda: clock.seconds)
         with pytest.raises(StoreUnavailable, match="no such table: leases"):
-            async with held(engine, probe, lambda: replace(LIMITS, idle_s=0), WISH, clock.clocks, on_wait=print):
+            async with device_lease(
+                engine, probe, lambda: replace(LIMITS, idle_s=0), WISH, clock.clocks, on_wait=print
+            ):
                 pass
 
     play(scene)

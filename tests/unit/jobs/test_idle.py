@@ -12,15 +12,15 @@ from traced.core.errors import ConfigError
 from traced.core.time_windows import parse_windows
 from traced.jobs.devices import DeviceReading, ForeignProcess
 from traced.jobs.idleness import (
+    IdleWatch,
     Rules,
     Thresholds,
-    Watch,
+    blocking_reason,
+    busy_reason,
     excesses,
     observe,
     rules,
-    suitable,
-    why_not_begin,
-    why_not_idle,
+    suitable_devices,
 )
 
 CPU = DeviceReading("cpu", "cpu", "a CPU", 1000, 100, 0.0)
@@ -55,26 +55,26 @@ def test_what_is_over_a_threshold_is_named(reading: DeviceReading, said: tuple[s
 
 
 def test_a_device_that_nobody_looked_at_is_not_idle() -> None:
-    assert why_not_idle(Watch(), replace(LIMITS, idle_s=0), 0) == "it was not looked at yet"
+    assert busy_reason(IdleWatch(), replace(LIMITS, idle_s=0), 0) == "it was not polled yet"
 
 
 def test_idle_is_rest_for_long_enough() -> None:
-    watch = Watch()
+    watch = IdleWatch()
     for at in range(0, 60, 5):
         watch = observe(watch, GPU, LIMITS, at)
-        assert why_not_idle(watch, LIMITS, at) == f"at rest for {at} of 60 s"
+        assert busy_reason(watch, LIMITS, at) == f"idle for {at} of 60 s"
     watch = observe(watch, GPU, LIMITS, 60)
-    assert why_not_idle(watch, LIMITS, 60) == ""
+    assert busy_reason(watch, LIMITS, 60) == ""
     busy = observe(watch, replace(GPU, utilisation=0.5), LIMITS, 65)
-    assert why_not_idle(busy, LIMITS, 65) == "utilisation 50% is over 10%"
-    assert why_not_idle(observe(busy, GPU, LIMITS, 70), LIMITS, 70) == "at rest for 0 of 60 s"
+    assert busy_reason(busy, LIMITS, 65) == "utilisation 50% is over 10%"
+    assert busy_reason(observe(busy, GPU, LIMITS, 70), LIMITS, 70) == "idle for 0 of 60 s"
 
 
 @pytest.mark.parametrize("gap", [15.1, 3600, -1])
 def test_time_in_which_nobody_looked_does_not_count(gap: float) -> None:
-    watch = observe(observe(Watch(), GPU, LIMITS, 100), GPU, LIMITS, 110)
-    assert observe(watch, GPU, LIMITS, 110 + gap).since == 110 + gap
-    assert observe(watch, GPU, LIMITS, 125).since == 100
+    watch = observe(observe(IdleWatch(), GPU, LIMITS, 100), GPU, LIMITS, 110)
+    assert observe(watch, GPU, LIMITS, 110 + gap).idle_since == 110 + gap
+    assert observe(watch, GPU, LIMITS, 125).idle_since == 100
 
 
 LOOKS = st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=60)
@@ -86,12 +86,12 @@ def test_idle_exactly_when_every_look_of_the_last_idle_s_was_quiet_and_none_came
 ) -> None:
     """Against an oracle that looks at the whole history instead of keeping a state."""
     limits = replace(LIMITS, idle_s=idle_s, poll_s=poll_s)
-    watch, at, history = Watch(), 0, []
+    watch, at, history = IdleWatch(), 0, []
     for gap, quiet in looks:
         at += gap
         history.append((at, quiet))
         watch = observe(watch, GPU if quiet else replace(GPU, utilisation=1.0), limits, at)
-        assert (why_not_idle(watch, limits, at) == "") == idle_by_history(history, idle_s, 3 * poll_s)
+        assert (busy_reason(watch, limits, at) == "") == idle_by_history(history, idle_s, 3 * poll_s)
 
 
 def idle_by_history(history: list[tuple[int, bool]], idle_s: int, gap_s: int) -> bool:
@@ -105,21 +105,21 @@ def idle_by_history(history: list[tuple[int, bool]], idle_s: int, gap_s: int) ->
 
 
 def test_hours_come_before_rest() -> None:
-    watch = Watch(since=0, seen=60, busy=())
-    assert why_not_begin(watch, LIMITS, 60, NOON) == ""
+    watch = IdleWatch(idle_since=0, observed_at=60, busy_reasons=())
+    assert blocking_reason(watch, LIMITS, 60, NOON) == ""
     closed = replace(LIMITS, hours=parse_windows("22:00-06:00"), zone=UTC)
-    assert why_not_begin(watch, closed, 60, NOON) == "it is 12:00 UTC, training begins only in 22:00-06:00"
+    assert blocking_reason(watch, closed, 60, NOON) == "it is 12:00 UTC, training begins only in 22:00-06:00"
 
 
 def test_which_devices_a_setting_means() -> None:
     other = replace(GPU, id="GPU-2")
     both = [CPU, GPU, other]
-    assert suitable(both, "auto") == [GPU, other]
-    assert suitable([CPU], "auto") == [CPU]
-    assert suitable(both, "cpu") == [CPU]
-    assert suitable(both, "cuda") == [GPU, other]
-    assert suitable(both, "GPU-2") == [other]
-    assert suitable([CPU], "cuda") == []
+    assert suitable_devices(both, "auto") == [GPU, other]
+    assert suitable_devices([CPU], "auto") == [CPU]
+    assert suitable_devices(both, "cpu") == [CPU]
+    assert suitable_devices(both, "cuda") == [GPU, other]
+    assert suitable_devices(both, "GPU-2") == [other]
+    assert suitable_devices([CPU], "cuda") == []
 
 
 def test_the_settings_become_rules() -> None:

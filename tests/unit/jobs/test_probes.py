@@ -29,7 +29,7 @@ from traced.jobs.devices import (
     ScriptedProbe,
     Ticks,
     foreign_share,
-    trees,
+    process_trees,
 )
 
 OWN = os.getpid()
@@ -170,7 +170,7 @@ def test_no_bindings_is_no_device_and_the_command_that_brings_them() -> None:
         raise ModuleNotFoundError("No module named 'pynvml'")
 
     assert NvmlProbe(lambda: [], missing).read() == Readings(
-        problems=("GPUs cannot be looked for: No module named 'pynvml'; pip install nvidia-ml-py",)
+        problems=("GPUs cannot be detected: No module named 'pynvml'; pip install nvidia-ml-py",)
     )
 
 
@@ -249,7 +249,7 @@ def test_a_tree_holds_the_root_and_its_descendants_and_no_dead() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        assert {OWN, child.pid} <= trees([OWN])
-        assert os.getppid() not in trees([OWN])
+        assert {OWN, child.pid} <= process_trees([OWN])
+        assert os.getppid() not in process_trees([OWN])
         child.communicate()
-    assert trees([child.pid]) == frozenset()
+    assert process_trees([child.pid]) == frozenset()

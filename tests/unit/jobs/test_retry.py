@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.repositories.attempts import Attempt, AttemptState, InputKey
-from traced.jobs.retry import Backoff, counted, since, unsuccessful, wait_s
+from traced.jobs.retry import Backoff, count_unsuccessful, counted_failures, relevant_attempts, retry_delay_s
 
 T0 = datetime(2026, 3, 14, tzinfo=UTC)
 KEY = InputKey("train", "dates", "ab")
@@ -16,7 +16,7 @@ STATES = {
     "F": AttemptState.FAILED,
     "B": AttemptState.BLOCKED,
     "K": AttemptState.KILLED,
-    "L": AttemptState.LOST,
+    "L": AttemptState.ABANDONED,
     "X": AttemptState.STOPPED,
     "O": AttemptState.FINISHED,
 }
@@ -58,26 +58,26 @@ def attempts(text: str) -> list[Attempt]:
     ],
 )
 def test_what_counts_against_an_input(history: str, against: int) -> None:
-    assert len(counted(since(attempts(history), 0), 3)) == against
+    assert len(counted_failures(relevant_attempts(attempts(history), 0), 3)) == against
 
 
 @given(st.lists(st.sampled_from(["F", "B", "K", "L", "X", "K3", "L4", "F5"])))
 def test_blocked_and_stopped_attempts_change_nothing(words: list[str]) -> None:
     without = [word for word in words if word[0] not in "BX"]
-    assert len(counted(attempts(" ".join(words)), 3)) == len(counted(attempts(" ".join(without)), 3))
+    assert len(counted_failures(attempts(" ".join(words)), 3)) == len(counted_failures(attempts(" ".join(without)), 3))
 
 
 @given(st.lists(st.sampled_from(["K", "L"]).flatmap(lambda k: st.integers(0, 5).map(lambda n: f"{k}{n}")), min_size=21))
 def test_who_never_gets_beyond_a_point_is_parked_sooner_or_later(words: list[str]) -> None:
     """Five records at most, two more deaths after each: the 18th attempt is the last."""
-    ends = [len(counted(attempts(" ".join(words[:n])), 3)) >= 3 for n in range(len(words) + 1)]
+    ends = [len(counted_failures(attempts(" ".join(words[:n])), 3)) >= 3 for n in range(len(words) + 1)]
     assert any(ends[:19])
 
 
 def test_a_parking_and_a_success_wipe_the_slate() -> None:
-    assert [attempt.seq for attempt in since(attempts("F F F F"), 3)] == [4]
-    assert [attempt.seq for attempt in since(attempts("F O F F"), 0)] == [3, 4]
-    assert unsuccessful(since(attempts("F F F X B L K"), 3)) == 3
+    assert [attempt.seq for attempt in relevant_attempts(attempts("F F F F"), 3)] == [4]
+    assert [attempt.seq for attempt in relevant_attempts(attempts("F O F F"), 0)] == [3, 4]
+    assert count_unsuccessful(relevant_attempts(attempts("F F F X B L K"), 3)) == 3
 
 
 @given(st.integers(1, 10_000), st.integers(0, 2**31))
@@ -99,12 +99,12 @@ def test_waiting_goes_on_after_a_restart_and_never_longer_than_the_back_off(gone
     failed = attempts("F F")
     ended = failed[-1].ended_at
     assert ended is not None
-    whole = wait_s(failed, BACKOFF, seed=1, now=ended)
+    whole = retry_delay_s(failed, BACKOFF, seed=1, now=ended)
     assert 5 <= whole <= 10
-    left = wait_s(failed, BACKOFF, seed=1, now=ended + timedelta(seconds=gone_s))
+    left = retry_delay_s(failed, BACKOFF, seed=1, now=ended + timedelta(seconds=gone_s))
     assert left == pytest.approx(min(max(whole - gone_s, 0), whole), abs=1e-5)
 
 
 def test_nobody_waits_after_a_stop_or_before_the_first_attempt() -> None:
-    assert wait_s(attempts("X X"), BACKOFF, seed=1, now=T0) == 0
-    assert wait_s([], BACKOFF, seed=1, now=T0) == 0
+    assert retry_delay_s(attempts("X X"), BACKOFF, seed=1, now=T0) == 0
+    assert retry_delay_s([], BACKOFF, seed=1, now=T0) == 0

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.repositories.attempts import AttemptState
-from store.repositories.leases import acquire, ask_back, list_leases, release
+from store.repositories.leases import acquire, request_return, list_leases, release
 from tests.unit.jobs.clock import ManualClock
 from traced.core.time_windows import parse_windows
 from traced.jobs.devices import DeviceReading, ForeignProcess, Readings, ScriptedProbe
 from traced.jobs.idleness import Rules, Thresholds
-from traced.jobs.leases import Lending, Wish, on_device
-from traced.processes.job import Report, Yielded
+from traced.jobs.leases import DeviceAccess, LeaseRequest, run_on_device
+from traced.processes.job import Preempted, Report
 
 QUIET = DeviceReading("cpu", "cpu", "a CPU", 100, 10, 0.0)
 BUSY = replace(QUIET, utilisation=0.9)
@@ -57,7 +57,7 @@ class Training:
             while not self.go:
                 if self.pause.exists() and not self.deaf:
                     self.done += 1
-                    raise Yielded("at a checkpoint")
+                    raise Preempted("at a checkpoint")
                 await asyncio.sleep(0)
             return device.id
         except asyncio.CancelledError:
@@ -66,14 +66,14 @@ class Training:
         finally:
             self.running = False
 
-    def lent(self) -> Lending:
+    def lent(self) -> DeviceAccess:
         probe = ScriptedProbe(self.script, lambda: self.clock.seconds)
-        wish = Wish("me", "train a", None, timedelta(seconds=1000))
-        return Lending(self.store, probe, lambda: self.limits, wish, self.clock.clocks)
+        wish = LeaseRequest("me", "train a", None, timedelta(seconds=1000))
+        return DeviceAccess(self.store, probe, lambda: self.limits, wish, self.clock.clocks)
 
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> str:
         async def main() -> str:
-            task = asyncio.create_task(on_device(self.lent(), self.pause, self.work, self.told.append))
+            task = asyncio.create_task(run_on_device(self.lent(), self.pause, self.work, self.told.append))
             await scene()
             self.go = True
             await self.until(task.done)
@@ -91,12 +91,12 @@ class Training:
             await asyncio.wait({asyncio.ensure_future(asyncio.to_thread(lambda: None))}, timeout=0.01)
 
     def holders(self) -> list[str]:
-        with session(self.store) as opened:
+        with write_session(self.store) as opened:
             return [lease.holder for lease in list_leases(opened)]
 
     def ask_back(self) -> None:
-        with session(self.store) as opened:
-            assert ask_back(opened, "cpu", "serving", self.clock.now()) is not None
+        with write_session(self.store) as opened:
+            assert request_return(opened, "cpu", "serving", self.clock.now()) is not None
 
     @property
     def waited_for(self) -> list[str]:
@@ -123,18 +123,18 @@ def test_it_waits_for_rest_holds_the_lease_and_gives_it_back(training: Training)
 
 def test_it_says_why_it_waits(training: Training) -> None:
     training.script = [(0, Readings((BUSY,))), (30, Readings((QUIET,)))]
-    with session(training.store) as opened:
+    with write_session(training.store) as opened:
         acquire(opened, "cpu", "else", "serve", None, at=training.clock.now(), ttl=timedelta(seconds=200))
 
     async def scene() -> None:
         await training.until(lambda: any("else has it" in said for said in training.waited_for))
-        with session(training.store) as opened:
+        with write_session(training.store) as opened:
             release(opened, "cpu", "else")
 
     training.play(scene)
     assert [said.partition(",")[0].partition(" for")[0] for said in training.waited_for[:2]] == [
         "cpu: utilisation 90% is over 25%",
-        "cpu: at rest",
+        "cpu: idle",
     ]
 
 
@@ -178,7 +178,7 @@ def test_quiet_hours_end_it_and_train_hours_do_not(training: Training) -> None:
         assert 240 <= training.clock.seconds < 300
 
     async def whole() -> None:
-        task = asyncio.create_task(on_device(training.lent(), training.pause, training.work, training.told.append))
+        task = asyncio.create_task(run_on_device(training.lent(), training.pause, training.work, training.told.append))
         await scene()
         task.cancel()
         await asyncio.wait({task})
@@ -230,7 +230,7 @@ def test_foreign_load_that_lasts_ends_it_and_its_own_does_not(
 def test_a_lost_lease_stops_it_at_once(training: Training) -> None:
     async def scene() -> None:
         await training.until(lambda: training.running)
-        with session(training.store) as opened:
+        with write_session(training.store) as opened:
             release(opened, "cpu", "me")
         await training.until(lambda: training.stopped == 1)
         assert not training.pause.exists()
@@ -243,7 +243,7 @@ def test_what_the_work_raises_passes(training: Training) -> None:
         raise KeyError(device.id)
 
     async def whole() -> None:
-        task = asyncio.create_task(on_device(training.lent(), training.pause, fails, training.told.append))
+        task = asyncio.create_task(run_on_device(training.lent(), training.pause, fails, training.told.append))
         await training.until(task.done)
         await task
 
@@ -257,7 +257,7 @@ def test_a_drain_waits_for_the_checkpoint_and_a_second_one_does_not(training: Tr
     training.deaf = deaf
 
     async def main() -> None:
-        task = asyncio.create_task(on_device(training.lent(), training.pause, training.work, training.told.append))
+        task = asyncio.create_task(run_on_device(training.lent(), training.pause, training.work, training.told.append))
         await training.until(lambda: training.running)
         task.cancel()
         await training.until(training.pause.exists)
@@ -276,7 +276,7 @@ def test_a_drain_while_it_gives_way_waits_for_the_same_checkpoint(training: Trai
     training.deaf = True
 
     async def main() -> None:
-        task = asyncio.create_task(on_device(training.lent(), training.pause, training.work, training.told.append))
+        task = asyncio.create_task(run_on_device(training.lent(), training.pause, training.work, training.told.append))
         await training.until(lambda: training.running)
         training.ask_back()
         await training.until(training.pause.exists)

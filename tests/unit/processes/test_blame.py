@@ -25,11 +25,11 @@ from store.errors import NotFound, StoreConflict, StoreUnavailable, StoreVersion
 from traced.core.errors import CapabilityError, ConfigError, DiskError, GateError, StageError, TracedError, cause_of
 from traced.inference.errors import EngineError, EngineStartError, ModelError, RequestError, RouterFitError
 from traced.llm.connection import LlmError
-from traced.processes.job import BY_ERROR, Blame, Ended, StartError, blame, describe
+from traced.processes.job import FAULT_BY_ERROR, FaultAttribution, JobOutcome, StartError, attribute_fault, describe
 from traced.rollouts.errors import SimulatorError, TemplateError
 from traced.training.errors import EnvironmentFailed, JobChangedError, JobError, TrainerDied, TrainingError
 
-INPUT, UNCLEAR, SURROUNDINGS, ANSWER, NOBODY = Blame
+INPUT, UNCLEAR, SURROUNDINGS, ANSWER, NOBODY = FaultAttribution
 
 
 def raised_from(error: Exception, cause: Exception) -> Exception:
@@ -37,7 +37,7 @@ def raised_from(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-ERRORS: list[tuple[Exception, Blame]] = [
+ERRORS: list[tuple[Exception, FaultAttribution]] = [
     # mendable, and nothing to do with the input
     (EngineDown("refused"), SURROUNDINGS),
     (ImageMissing("traced:1"), SURROUNDINGS),
@@ -96,26 +96,26 @@ ERRORS: list[tuple[Exception, Blame]] = [
 
 
 @pytest.mark.parametrize(("error", "expected"), ERRORS, ids=lambda value: getattr(value, "value", type(value).__name__))
-def test_an_errors_blame(error: Exception, expected: Blame) -> None:
-    assert blame(Ended.FAILED, describe(error), None) is expected
+def test_an_errors_blame(error: Exception, expected: FaultAttribution) -> None:
+    assert attribute_fault(JobOutcome.FAILED, describe(error), None) is expected
 
 
 @pytest.mark.parametrize(
     ("ended", "signal", "expected"),
     [
-        (Ended.FINISHED, None, NOBODY),
-        (Ended.STOPPED, None, NOBODY),
-        (Ended.HUNG, "SIGKILL", INPUT),
-        (Ended.STALLED, None, INPUT),
-        (Ended.OUT_OF_MEMORY, "SIGKILL", INPUT),
-        (Ended.CRASHED, None, INPUT),
-        (Ended.CRASHED, "SIGSEGV", INPUT),
-        (Ended.CRASHED, "SIGKILL", UNCLEAR),
-        (Ended.CRASHED, "SIGTERM", UNCLEAR),
+        (JobOutcome.FINISHED, None, NOBODY),
+        (JobOutcome.STOPPED, None, NOBODY),
+        (JobOutcome.HUNG, "SIGKILL", INPUT),
+        (JobOutcome.STALLED, None, INPUT),
+        (JobOutcome.OUT_OF_MEMORY, "SIGKILL", INPUT),
+        (JobOutcome.CRASHED, None, INPUT),
+        (JobOutcome.CRASHED, "SIGSEGV", INPUT),
+        (JobOutcome.CRASHED, "SIGKILL", UNCLEAR),
+        (JobOutcome.CRASHED, "SIGTERM", UNCLEAR),
     ],
 )
-def test_an_ends_blame(ended: Ended, signal: str | None, expected: Blame) -> None:
-    assert blame(ended, None, signal) is expected
+def test_an_ends_blame(ended: JobOutcome, signal: str | None, expected: FaultAttribution) -> None:
+    assert attribute_fault(ended, None, signal) is expected
 
 
 MODULES = ["traced.core.errors", "traced.processes.job", "store.errors", "sandbox.errors", "agents.errors"]
@@ -126,7 +126,7 @@ MODULES += ["traced.llm.connection"]
 def test_every_name_in_the_table_is_an_error_that_there_is() -> None:
     modules = [importlib.import_module(name) for name in MODULES]
     names = {name for module in modules for name, kind in vars(module).items() if inspect.isclass(kind)}
-    assert set(BY_ERROR) - names == {"ConnectionError", "OperationalError"}  # Python's own, and the databases'
+    assert set(FAULT_BY_ERROR) - names == {"ConnectionError", "OperationalError"}  # Python's own, and the databases'
 
 
 def test_a_child_needs_nothing_heavy_to_say_why_it_failed() -> None:

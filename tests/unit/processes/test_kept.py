@@ -8,9 +8,9 @@ import pytest
 
 from traced.core.errors import TracedError
 from traced.processes import child_process
-from traced.processes.child_process import GOOD_S, Kept
+from traced.processes.child_process import RESET_UPTIME_S, RestartingProcess
 
-LONG_S = GOOD_S + 1
+LONG_S = RESET_UPTIME_S + 1
 PAUSES_S = (0.001, 0.002, 0.003)
 
 
@@ -49,8 +49,8 @@ def pauses(
     """The pause before each start but the first; a life of None is a start that fails."""
     clock, left, over = Clock(), list(lives), asyncio.Event()
     patched.setattr(child_process, "time", clock)
-    patched.setattr(child_process, "PAUSES_S", PAUSES_S)
-    patched.setattr(child_process, "LOOK_S", 0.0)
+    patched.setattr(child_process, "BACKOFF_S", PAUSES_S)
+    patched.setattr(child_process, "POLL_S", 0.0)
 
     async def check() -> None:
         loop = asyncio.get_running_loop()
@@ -64,15 +64,15 @@ def pauses(
                 raise TracedError("not ready in time")
             return Child(clock, life_s)
 
-        child = Kept("the child", begin)
+        child = RestartingProcess("the child", begin)
         await child.start()
-        keeping = asyncio.create_task(child.keep())
+        keeping = asyncio.create_task(child.supervise())
         await over.wait()
         keeping.cancel()
 
     asyncio.run(check())
-    said = [record.args for record in caplog.records if "started again" in record.msg]
-    return [one[1] for one in said if isinstance(one, tuple) and isinstance(one[1], float)][: len(lives) - 1]
+    arguments = [record.args for record in caplog.records if "restarting in" in record.msg]
+    return [args[1] for args in arguments if isinstance(args, tuple) and isinstance(args[1], float)][: len(lives) - 1]
 
 
 def test_starts_that_take_long_to_fail_are_tried_ever_more_seldom(

@@ -14,7 +14,7 @@ from traced.core.ownership import is_alive, process_of, this_holder
 from traced.core.resources import memory_bytes
 from traced.jobs import attempts
 from traced.jobs.retry import Backoff
-from traced.processes.child_process import KEPT_BYTES, BoundedLog
+from traced.processes.child_process import TAIL_BYTES, BoundedLog
 from traced.processes.job import Job, JobFileError, Limits, read_job
 
 
@@ -51,7 +51,7 @@ def test_a_disk_that_refuses_holds_nobody_up() -> None:
         log = BoundedLog(path, 1000)
         log.write(b"lost on the disk\n" * 10_000)
         assert log.last_lines(1) == ["lost on the disk"]
-        assert len("\n".join(log.last_lines(10**6))) <= KEPT_BYTES
+        assert len("\n".join(log.last_lines(10**6))) <= TAIL_BYTES
         log.close()
 
 
@@ -94,7 +94,7 @@ def test_a_job_survives_the_disk(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_job_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "job.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
-    with pytest.raises(JobFileError, match=r"job\.json holds no job"):
+    with pytest.raises(JobFileError, match=r"job\.json is not a job file"):
         read_job(path)
     with pytest.raises(JobFileError, match="nowhere"):
         read_job(tmp_path / "nowhere")

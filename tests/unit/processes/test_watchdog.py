@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traced.processes.executor import Watchdog
-from traced.processes.job import Ended, Limits
+from traced.processes.job import JobOutcome, Limits
 
 LIMITS = Limits(heartbeat_s=10, progress_s=30, memory_bytes=1000)
 
@@ -15,7 +15,7 @@ def dog(limits: Limits = LIMITS) -> Watchdog:
 
 def asked_until(watch: Watchdog, end: int, beats: bool = False) -> str | None:
     """Ask every second up to ``end``; the first verdict and its time."""
-    for at in range(int(watch.asked) + 1, end + 1):
+    for at in range(int(watch.last_check) + 1, end + 1):
         if beats:
             watch.beat(at)
         if (verdict := watch.verdict(at, 0)) is not None:
@@ -45,7 +45,7 @@ def test_only_a_changed_phase_or_counter_is_progress() -> None:
 
 def test_memory_over_the_ceiling() -> None:
     assert dog().verdict(101, 1000) is None
-    assert dog().verdict(101, 1001) == (Ended.OUT_OF_MEMORY, "0 MiB in all its processes, over the ceiling of 0 MiB")
+    assert dog().verdict(101, 1001) == (JobOutcome.OUT_OF_MEMORY, "0 MiB in all its processes, over the limit of 0 MiB")
     assert dog(Limits()).verdict(101, 2**60) is None
 
 
