@@ -1,4 +1,4 @@
-"""`python -m tui`: what `traced tui` runs."""
+"""`python -m tui`: the command behind `traced tui`, in the terminal or, with ``--web``, as a server for browsers."""
 
 import argparse
 import gc
@@ -7,8 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from traced.processes.parent import ask_for_death_signal
-from tui.connection import Where
+from traced.processes.parent import request_death_signal
 
 PORT = 8200  # of the web version
 
@@ -31,15 +30,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--parent", type=int, help="the server's process, without which a visitor's app ends")
     given = parser.parse_args(arguments)
+    # Imported here because a visitor's app needs no web server (0.5 s) and the web server no screens (1.4 s).
     if given.web:
         from tui.web import serve
 
         where = ["--socket", str(given.socket)] if given.socket else ["--url", given.url]
         return serve(where, given.port, write=given.write and not given.read_only)
     from tui.app import TracedApp
+    from tui.connection import Where
 
     if given.parent is not None:  # Textual reads on where its standard input has ended
-        ask_for_death_signal(signal.SIGKILL)
+        request_death_signal(signal.SIGKILL)
         if os.getppid() != given.parent:
             return 1  # it was gone before
     settle_memory()

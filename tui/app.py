@@ -1,21 +1,19 @@
-"""The application: one screen per mode, one connection, and what all screens know.
+"""The application that `traced tui` runs: one screen per mode, their keys, and the way from one to another.
 
-Invariants: the daemon is asked through one client; acts go through ``act``, which tells how they went and never raises.
-Nothing is asked of the daemon when the app ends. Not covered: which contents a screen has (``tui.screens``).
+The connection is that of ``tui.connection.ConnectedApp``. Invariant: no request is in flight when a screen goes or the
+app ends. Not covered: the contents of the screens (``tui.screens``).
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from textual import work
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
-from traced.client import ClientError, Refused
-from traced.client.models import DOING, PRESENT, Done, Status
-from tui.connection import Ended, Link, Linked, Lost, News, Where
+from tui.connection import ConnectedApp, Linked, News
 from tui.screens.approvals import Approvals
 from tui.screens.capabilities import Capabilities
 from tui.screens.environments import Environment, Environments
@@ -25,7 +23,6 @@ from tui.screens.overview import Overview
 from tui.screens.serving import Serving
 from tui.screens.training import Training
 from tui.screens.trajectories import Trajectories
-from tui.text import line
 from tui.widgets.dialogs import Question
 from tui.widgets.navigation import Help, Jump, TopLine
 
@@ -42,7 +39,7 @@ SCREENS: dict[str, type[Live]] = {
 LIGHT, DARK = "textual-light", "textual-dark"
 
 
-class TracedApp(App[None]):
+class TracedApp(ConnectedApp):
     """What `traced tui` runs."""
 
     TITLE = "traced"
@@ -61,63 +58,32 @@ class TracedApp(App[None]):
         Binding("q", "quit", "Quit"),
     ]
 
-    def __init__(self, where: Where) -> None:
-        super().__init__()
-        self.where = where
-        self.client = where.client()
-        self.link = Link(self.client, self.post_message)
-        self.linked: bool | None = None  # None until the first answer
-        self.trouble = ""
-        self.status: Status | None = None
-        self._status_stale = self._status_asked = False
-
-    @property
-    def read_only(self) -> bool:
-        """Whether no act is offered: so asked for at the start, or all that the daemon lets this caller do."""
-        return self.where.read_only or (self.status is not None and self.status.role == "read-only")
-
     @property
     def titles(self) -> list[str]:
         """The screens' names, in the order of their keys."""
         return [kind.TITLE_TEXT for kind in SCREENS.values()]
 
-    def on_mount(self) -> None:
-        """Begin to listen."""
-        self.run_worker(self.link.follow(), name="link")
+    # Textual calls the handlers of ``ConnectedApp`` after these two.
 
-    async def on_unmount(self) -> None:
-        """Let go of the connection."""
-        await self.client.__aexit__()
-
-    def on_linked(self, message: Linked) -> None:
-        """It answers: whatever is shown may be out of date."""
-        self.linked, self.trouble = True, ""
-        self._know()
-        for screen in self.shown():
+    def on_linked(self, _: Linked) -> None:
+        """Whatever is shown may be out of date."""
+        for screen in self.opened_screens():
             screen.changed()
-        if message.again:
-            self.notify("The daemon answers again.", timeout=4)
-
-    def on_ended(self, _: Ended) -> None:
-        """It may be about to stop."""
-        self._know()
-
-    def on_lost(self, message: Lost) -> None:
-        """It does not."""
-        self.linked = False
-        doing = "refused" if isinstance(message.error, Refused) else "no answer"
-        why, hint = self.where.refusal(message.error)
-        self.trouble = f"{doing}, asked again in {message.pause_s:g} s: {line(why)}" + (
-            f"; {line(hint)}" if hint else ""
-        )
-        self._tell()
 
     def on_news(self, message: News) -> None:
-        """Tell the screens."""
-        if any(event.kind not in PRESENT or event.kind == DOING for event in message.events):
-            self._know()
-        for screen in self.shown():
+        """Pass the events to the screens."""
+        for screen in self.opened_screens():
             screen.news(message.events)
+
+    def status_changed(self) -> None:
+        """Write the line at the top anew."""
+        for top in self.screen.query(TopLine):
+            top.tell()
+
+    def read_only_changed(self) -> None:
+        """Offer the keys that work now."""
+        for screen in self.opened_screens():
+            screen.refresh_bindings()
 
     def pop_screen(self) -> AwaitComplete:
         """A screen that goes asks no more: its answer would find it half gone."""
@@ -129,56 +95,10 @@ class TracedApp(App[None]):
         self.workers.cancel_all()
         await super()._shutdown()
 
-    def shown(self) -> list[Live]:
+    def opened_screens(self) -> list[Live]:
         """All screens that have been opened, the one in front among them; one that is being made asks by itself."""
         every = (one for stack in self._screen_stacks.values() for one in stack)
         return [one for one in every if isinstance(one, Live) and one.is_mounted]
-
-    def _know(self) -> None:
-        """Ask for the status: one request is on its way at a time, and what happens meanwhile leads to one more."""
-        self._status_stale = True
-        if not self._status_asked:
-            self._ask_status()
-
-    @work(group="status")
-    async def _ask_status(self) -> None:
-        if self._status_asked:
-            return
-        self._status_asked = True
-        try:
-            while self._status_stale:
-                self._status_stale = False
-                before = self.read_only
-                self.status = await self.client.status()
-                self._tell()
-                if self.read_only != before:
-                    for screen in self.shown():
-                        screen.refresh_bindings()
-        except ClientError:
-            return  # the link tells of it
-        finally:
-            self._status_asked = False
-
-    def _tell(self) -> None:
-        for top in self.screen.query(TopLine):
-            top.tell()
-
-    async def act(self, asked: Awaitable[Done], refused: Callable[[str], bool]) -> Done | None:
-        """Do what a person has confirmed; says how it went, None where it was refused.
-
-        ``refused`` is told why, and says whether it shows that to the person.
-        """
-        try:
-            done = await asked
-        except ClientError as error:
-            why, hint = self.where.refusal(error)
-            told = line(why, 400) + (f"\n{line(hint)}" if hint else "")
-            if not refused(told):
-                self.notify(told, severity="error", timeout=12, markup=False)
-            return None
-        self.notify(line(done.said, 400), markup=False)
-        self._know()
-        return done
 
     async def action_quit(self) -> None:
         """Leave; an episode that is played is asked about first."""

@@ -1,33 +1,62 @@
-"""The one connection on which the daemon tells what happens.
+"""The connection of the terminal interface to its daemon, and the part of the application that screens rely on.
 
-Invariants: every event reaches the app once and in order, in groups of what came within ``TOGETHER_S``, so that a
-burst costs one update and not hundreds. A connection that breaks is made again, sooner at first, for as long as the
-app runs; the app is told of each change. How it fails: a refusal (a token that is none) is told and tried again at the
-longest pause.
+``Where`` is the daemon's address, ``Link`` follows its event stream, ``ConnectedApp`` holds the client and the daemon's
+last status, and ``places`` maps an event to the screens that show its subject.
 
-Which daemon to speak to, and what may be done there.
-
-What an event is about, as the places where that is shown.
-
-Invariants: pure; the best place comes first, and the cycle it belongs to last. Which of the places there are is the
-app's to know (``TracedApp.go``).
+Invariants: every event reaches the app once and in order, batched over ``BATCH_S`` so that a burst costs one update.
+A broken connection is made again for as long as the app runs, after pauses that grow. An action never raises.
+How it fails: a refusal (an unknown token) is retried at the longest pause. Each failure is posted as ``Lost`` and kept
+in ``ConnectedApp.trouble``. Not covered: the contents of the screens (``tui.screens``).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx
+from textual import work
+from textual.app import App
 from textual.message import Message
 
 from traced.client import Client, ClientError, NoDaemon, Refused
-from traced.client.models import EventView
+from traced.client.models import DOING, PRESENT, Done, EventView, Status
+from tui.text import sanitize_line
 
-TOGETHER_S = 0.1
-PAUSES_S = (0.5, 1.0, 2.0, 5.0)
+BATCH_S = 0.1
+PAUSES_S = (0.5, 1.0, 2.0, 5.0)  # before the first, second, ... attempt to connect again
+ON_TRIAL = ("rollback", "roll back", "promot", "canary", "shadow", "trial")  # event kinds of adapters with traffic
+
+
+@dataclass(frozen=True)
+class Where:
+    """A daemon's socket, or its URL with a token; ``read_only`` offers no act, whatever the token would allow."""
+
+    socket: Path | None = None
+    url: str = ""
+    token: str = ""
+    read_only: bool = False
+
+    @property
+    def name(self) -> str:
+        """As a person knows it."""
+        return self.url or str(self.socket)
+
+    def refusal(self, error: ClientError) -> tuple[str, str]:
+        """What went wrong, and what to do about it, in the words of who started this interface."""
+        if not isinstance(error, Refused) or error.status != HTTPStatus.UNAUTHORIZED:
+            return error.message, error.hint
+        return (
+            "the daemon does not know the token" if self.token else "the daemon asks for a token",
+            "--token-file FILE",
+        )
+
+    def client(self) -> Client:
+        """A client of it."""
+        return Client(self.socket) if self.socket else Client(url=self.url, token=self.token)
 
 
 @dataclass
@@ -108,7 +137,7 @@ class Link:
 
     async def _tell(self) -> None:
         while True:
-            await asyncio.sleep(TOGETHER_S)
+            await asyncio.sleep(BATCH_S)
             self._post_waiting()
 
     def _post_waiting(self) -> None:
@@ -117,39 +146,119 @@ class Link:
             self._waiting = []
 
 
-NOT_KNOWN = 401
+class ConnectedApp(App[None]):
+    """An application with one daemon; subclasses show its state and have the screens."""
 
-
-@dataclass(frozen=True)
-class Where:
-    """A daemon's socket, or its URL with a token; ``read_only`` offers no act, whatever the token would allow."""
-
-    socket: Path | None = None
-    url: str = ""
-    token: str = ""
-    read_only: bool = False
+    def __init__(self, where: Where) -> None:
+        super().__init__()
+        self.where = where
+        self.client = where.client()
+        self.link = Link(self.client, self.post_message)
+        self.linked: bool | None = None  # None until the first answer
+        self.trouble = ""
+        self.status: Status | None = None
+        self._status_stale = self._status_requested = False
 
     @property
-    def name(self) -> str:
-        """As a person knows it."""
-        return self.url or str(self.socket)
+    def read_only(self) -> bool:
+        """Whether no action is offered, by a start-up option or by the role that the daemon gives this caller."""
+        return self.where.read_only or (self.status is not None and self.status.role == "read-only")
 
-    def refusal(self, error: ClientError) -> tuple[str, str]:
-        """What went wrong, and what to do about it, in the words of who started this interface."""
-        if not isinstance(error, Refused) or error.status != NOT_KNOWN:
-            return error.message, error.hint
-        return (
-            "the daemon does not know the token" if self.token else "the daemon asks for a token",
-            "--token-file FILE",
+    @property
+    def titles(self) -> list[str]:
+        """The screens' names, in the order of their keys."""
+        raise NotImplementedError
+
+    def has(self, mode: str) -> bool:
+        """Whether there is a screen of this name."""
+        raise NotImplementedError
+
+    def go(self, mode: str, key: str) -> bool:
+        """Bring the thing of this key to the front, on the screen that shows such things; False without that screen."""
+        raise NotImplementedError
+
+    def status_changed(self) -> None:
+        """Hook: ``status`` or ``linked`` has changed."""
+
+    def read_only_changed(self) -> None:
+        """Hook: ``read_only`` has changed."""
+
+    # Textual calls these handlers after those of the same name in a subclass.
+
+    def on_mount(self) -> None:
+        """Begin to follow the daemon's events."""
+        self.run_worker(self.link.follow(), name="link")
+
+    async def on_unmount(self) -> None:
+        """Close the connection."""
+        await self.client.__aexit__()
+
+    def on_linked(self, message: Linked) -> None:
+        """The daemon answers."""
+        self.linked, self.trouble = True, ""
+        self._refresh_status()
+        if message.again:
+            self.notify("The daemon answers again.", timeout=4)
+
+    def on_ended(self, _: Ended) -> None:
+        """The daemon may be about to stop."""
+        self._refresh_status()
+
+    def on_lost(self, message: Lost) -> None:
+        """The daemon does not answer, or refuses."""
+        self.linked = False
+        failure = "refused" if isinstance(message.error, Refused) else "no answer"
+        why, hint = self.where.refusal(message.error)
+        self.trouble = f"{failure}, asked again in {message.pause_s:g} s: {sanitize_line(why)}" + (
+            f"; {sanitize_line(hint)}" if hint else ""
         )
+        self.status_changed()
 
-    def client(self) -> Client:
-        """A client of it."""
-        return Client(self.socket) if self.socket else Client(url=self.url, token=self.token)
+    def on_news(self, message: News) -> None:
+        """Events may change the status, all but those of a passing state."""
+        if any(event.kind not in PRESENT or event.kind == DOING for event in message.events):
+            self._refresh_status()
 
+    async def act(self, request: Awaitable[Done], refused: Callable[[str], bool]) -> Done | None:
+        """Do what a person has confirmed, and notify them of the result; None where it was refused.
 
-ON_TRIAL = ("rollback", "roll back", "promot", "canary", "shadow", "trial")
-DECISIONS = ("approve", "reject", "approval")
+        ``refused`` takes the reason, and returns whether it shows that to the person.
+        """
+        try:
+            done = await request
+        except ClientError as error:
+            why, hint = self.where.refusal(error)
+            reason = sanitize_line(why, 400) + (f"\n{sanitize_line(hint)}" if hint else "")
+            if not refused(reason):
+                self.notify(reason, severity="error", timeout=12, markup=False)
+            return None
+        self.notify(sanitize_line(done.said, 400), markup=False)
+        self._refresh_status()
+        return done
+
+    def _refresh_status(self) -> None:
+        """Request the status: at most one request is in flight, and changes meanwhile lead to one more."""
+        self._status_stale = True
+        if not self._status_requested:
+            self._request_status()
+
+    @work(group="status")
+    async def _request_status(self) -> None:
+        if self._status_requested:
+            return
+        self._status_requested = True
+        try:
+            while self._status_stale:
+                self._status_stale = False
+                before = self.read_only
+                self.status = await self.client.status()
+                self.status_changed()
+                if self.read_only != before:
+                    self.read_only_changed()
+        except ClientError:
+            return  # the link reports it
+        finally:
+            self._status_requested = False
 
 
 def places(event: EventView) -> list[tuple[str, str]]:

@@ -1,12 +1,7 @@
-"""Text that is drawn to the width that it gets, and anew when that changes.
+"""Text for the terminal: safe strings, symbols with colours, bars, and a widget that draws text to its own width.
 
-Text that somebody else wrote, made harmless for a terminal (``store.text``) and never read as markup.
-
-Callers get ``rich.text.Text`` or plain strings, and no widget parses them.
-
-Symbols and colours of outcomes and verdicts: the symbol says the same as the colour.
-
-A share as a bar of characters, to half a character.
+Text from elsewhere is stripped of control characters (``store.text``) and is never parsed as markup. A symbol says the
+same as its colour.
 """
 
 from collections.abc import Callable
@@ -16,15 +11,9 @@ from rich.text import Text
 from textual.geometry import Size
 from textual.widget import Widget
 
-from store.text import LINE, block, line
+from store.text import LINE, sanitize_block, sanitize_line
 
-__all__ = ["block", "cell", "line"]
-
-
-def cell(text: object, style: str = "", limit: int = LINE) -> Text:
-    """One harmless line for a table."""
-    return Text(line(text, limit), style=style, no_wrap=True, overflow="ellipsis", end="")
-
+__all__ = ["cell", "sanitize_block", "sanitize_line"]
 
 OUTCOMES: Final = {
     "success": ("✓", "green"),
@@ -33,6 +22,11 @@ OUTCOMES: Final = {
     "unknown": ("?", "dim"),
 }
 VERDICTS: Final = {"lacking": ("✗", "red"), "present": ("✓", "green"), "na": ("–", "dim")}
+
+
+def cell(text: object, style: str = "", limit: int = LINE) -> Text:
+    """One harmless line for a table."""
+    return Text(sanitize_line(text, limit), style=style, no_wrap=True, overflow="ellipsis", end="")
 
 
 def bar(share: float | None, width: int) -> str:
@@ -45,7 +39,10 @@ def bar(share: float | None, width: int) -> str:
 
 
 class Drawn(Widget):
-    """``draw`` is given the width and the height in cells; the height is 0 where the text may be as high as it is."""
+    """Text drawn to the widget's size.
+
+    ``draw`` is given the width and the height in cells; the height is 0 where the text may be as high as it is.
+    """
 
     DEFAULT_CSS = "Drawn { height: auto; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }"
 

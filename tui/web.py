@@ -1,13 +1,13 @@
-"""`traced tui --web`: the interface in a browser, each visitor with an app of their own.
+"""`traced tui --web`: the interface in a browser, with an app of its own for each visitor.
 
     browser ── WebSocket ── this server on loopback ── stdin/stdout ── `python -m tui`
 
-Invariants: it listens on loopback only; nobody gets in without the key in the printed URL, which becomes a cookie of a
-path that nobody else knows (a cookie is sent to every port), so that neither another user of the machine nor a page of
-another site can look or act; requests for another host name (DNS rebinding) are refused, and pages load nothing from
-elsewhere. The daemon's token goes to the apps by their environment, never by a command line. When it ends, however that
-comes, every app ends. How it fails: exit code 1 with the reason where the port is taken. Not covered: TLS and other
-machines (an SSH tunnel to the same port does that).
+Invariants: the server listens on loopback only. Access needs the key in the printed URL. The key becomes a cookie for
+one secret path, because browsers send cookies to every port of a host: other users of the machine and pages of other
+sites get no access. Requests for another host name (DNS rebinding) are refused, and pages load nothing from elsewhere.
+The daemon's token reaches the apps through their environment, never through a command line. All apps end with the
+server. How it fails: exit code 1 with the reason where the port is taken. Not covered: TLS and other machines (use an
+SSH tunnel to the same port).
 """
 
 import asyncio

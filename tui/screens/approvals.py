@@ -1,14 +1,11 @@
-"""Adapters that wait for a decision: the whole case of each on one screen, and the decision itself. Above them the
-prompts that are enough instead of one.
+"""Approvals: the adapters that wait for a decision, the evidence for each, and the decision itself.
 
-Invariants: a decision is made in a dialog that names the adapter, on the figures that were on the screen: the daemon
-refuses it where they are no longer the newest or somebody else was first. What others decide while one looks is told.
-With a read-only connection no act is offered. Not covered: adapters that are live (Serving rolls them back).
+A line on top offers the prompts that suffice for a capability without an adapter, with their texts and gates to read.
 
-Prompts that are enough for their capabilities, to read: what the gates say of each, its text, and how to take it.
-
-Invariant: texts go through ``tui.text``. Not covered: writing a file (``traced show patch ID --into FILE``), because
-whoever looks may sit at another machine than the daemon's.
+Invariants: a decision is made in a dialog that names the adapter, on the figures that were on the screen; the daemon
+refuses it where they are outdated or somebody else was first. Decisions of others are notified. A read-only connection
+offers no action. Not covered: adapters that are live (Serving rolls them back), and writing a prompt into a file
+(``traced show patch ID --into FILE``), because the reader may sit at another machine than the daemon's.
 """
 
 from collections.abc import Sequence
@@ -30,86 +27,10 @@ from traced.client.models import Done, EventView, Policy
 from tui.screens.conversation import SideBySide
 from tui.screens.decision import ACTS, Decision, decided, lineage, moved, pair_row, standing
 from tui.screens.live_screen import WIDTHS, Live
-from tui.text import block, cell, line
+from tui.text import cell, sanitize_block, sanitize_line
 from tui.widgets.forest_plot import Forest
 from tui.widgets.navigation import READING
 from tui.widgets.tables import KeyedTable, Opening, Row
-
-SIDES = {"prompt": ("base", "prompt"), "adapter": ("base", "adapter"), "comparison": ("adapter", "prompt")}
-ANSWERS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
-LONGEST = 20_000  # characters of a text
-
-
-class Patches(ModalScreen[None]):
-    """Closed by Escape."""
-
-    AUTO_FOCUS = "VerticalScroll"
-    DEFAULT_CSS = """
-    Patches > VerticalScroll { height: 1fr; background: $surface; padding: 0 1; }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "dismiss", "Close", key_display="Esc"),
-        *READING,
-    ]
-
-    def __init__(self, patches: Sequence[PatchView]) -> None:
-        super().__init__()
-        self._patches = patches
-
-    def compose(self) -> ComposeResult:
-        """One after the other."""
-        with VerticalScroll():
-            for one in self._patches:
-                yield Static(told(one), markup=False)
-        yield Footer(compact=True)
-
-
-def enough(patches: Sequence[PatchView]) -> list[PatchView]:
-    """Those that fix their capability, by what was found last; ``patches`` come newest first."""
-    last: dict[str, PatchView] = {}
-    for one in patches:
-        last.setdefault(one.capability, one)
-    return [one for one in last.values() if one.fixes]
-
-
-def offer(one: PatchView) -> Text:
-    """One line: what is enough, and how much it does."""
-    text = Text("✓ a prompt is enough", "green")
-    text.append(f" for {line(one.capability, 60)}", "bold")
-    won = next((_rates(each) for gate in one.gates if gate.of == "prompt" for each in gate.comparisons[:1]), "")
-    text.append(f"{won and f': {won} in its environment'}, instead of an adapter")
-    return text.append(f"; {one.decision} by {line(one.decided_by, 40)}", "dim") if one.decided_by else text
-
-
-def told(one: PatchView) -> Text:
-    """All of it."""
-    text = offer(one)
-    text.append(f"\npatch {one.id[:12]} of cycle {line(one.cycle_id, 60)}, {one.at:%m-%d %H:%M}\n", "dim")
-    for gate in one.gates:
-        text.append_text(_gate(gate))
-    text.append(f"\n{block(one.text, LONGEST)}\n\n")
-    if one.decided_at is not None:
-        why = f": {line(one.reason, 400)}" if one.reason else ""
-        text.append(f"{one.decision} by {line(one.decided_by, 60)}, {one.decided_at:%m-%d %H:%M}{why}\n")
-    text.append("To use it, put the text at the end of your agent's system prompt. Into a file: ", "dim")
-    text.append(f"traced show patch {one.id[:12]} --into FILE\n")
-    if one.decided_at is None:
-        text.append("For the record: ", "dim").append(f"traced approve {one.id[:12]}, or traced reject\n")
-    return text
-
-
-def _gate(gate: PatchGateView) -> Text:
-    before, after = SIDES[gate.of]
-    text = Text(f"{after} against {before}: ").append(gate.answer, ANSWERS[gate.answer])
-    for one in gate.comparisons:
-        difference = f"{100 * one.difference:+.1f} points [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
-        text.append(f"\n  {line(one.name, 12):<12} {_rates(one)}, {difference} on {one.seeds} seeds")
-    return text.append("\n")
-
-
-def _rates(one: ComparisonView) -> str:
-    return f"{100 * one.base:.0f} % → {100 * one.adapter:.0f} %"
-
 
 STANDINGS = {
     "waiting": ("! waits", "bold yellow"),
@@ -118,13 +39,10 @@ STANDINGS = {
     "not passed": ("– not passed", "dim"),
 }
 OFFERED = 3  # prompts that have a line
+LONGEST = 20_000  # characters of a prompt
+SIDES = {"prompt": ("base", "prompt"), "adapter": ("base", "adapter"), "comparison": ("adapter", "prompt")}
+ANSWERS = {"pass": "green", "fail": "red", "inconclusive": "yellow"}
 NOBODY = "No adapter waits for a decision and none was decided: a cycle brings one here once its gate has passed."
-
-
-class Pairs(Opening):
-    """Episodes of the same task, by the base and by the adapter."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Read both")]
 
 
 @dataclass
@@ -138,7 +56,7 @@ class Found:
 
 
 class Approvals(Live):
-    """The sixth screen."""
+    """The screen of adapters that wait or were decided, and of the evidence for the one under the cursor."""
 
     TITLE_TEXT = "Approvals"
     CONCERNS = ("approve", "reject", "more-episodes", "rollback", "stage", "cycle", "pause", "resume")
@@ -230,8 +148,9 @@ class Approvals(Live):
             if (event.kind, event.subject) in self._mine:
                 self._mine.discard((event.kind, event.subject))
                 continue
-            told = f"{line(event.detail.get('who') or 'somebody', 60)} {ACTS[event.kind].did} {line(event.subject, 80)}"
-            why = line(event.detail.get("reason") or "", 200)
+            who = sanitize_line(event.detail.get("who") or "somebody", 60)
+            told = f"{who} {ACTS[event.kind].did} {sanitize_line(event.subject, 80)}"
+            why = sanitize_line(event.detail.get("reason") or "", 200)
             told += f": {why}" if why else ""
             if self.is_current or self._asking is not None:
                 self.app.notify(told, title="Decided meanwhile", markup=False, timeout=10)
@@ -307,9 +226,9 @@ class Approvals(Live):
             base = await approvals.episode(name, pair.base.id)
             adapter = await approvals.episode(name, pair.adapter.id)
         except ClientError as error:
-            self.app.notify(line(error.message, 400), severity="error", markup=False)
+            self.app.notify(sanitize_line(error.message, 400), severity="error", markup=False)
             return
-        self.app.push_screen(SideBySide(f"{pair.on}, task {line(pair.task_id, 60)}", base, adapter))
+        self.app.push_screen(SideBySide(f"{pair.on}, task {sanitize_line(pair.task_id, 60)}", base, adapter))
 
     def _show_case(self, case: Case) -> None:
         newest = case.gates[0]
@@ -322,6 +241,36 @@ class Approvals(Live):
         table.display = bool(pairs)
         self.query_one("#lineage", Static).update(lineage(case))
         self.query_one("#decided", Static).update(decided(case))
+
+
+class Pairs(Opening):
+    """Episodes of the same task, by the base and by the adapter."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Read both")]
+
+
+class Patches(ModalScreen[None]):
+    """The prompts that suffice: what the gates say of each, its text, and how to use it."""
+
+    AUTO_FOCUS = "VerticalScroll"
+    DEFAULT_CSS = """
+    Patches > VerticalScroll { height: 1fr; background: $surface; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "Close", key_display="Esc"),
+        *READING,
+    ]
+
+    def __init__(self, patches: Sequence[PatchView]) -> None:
+        super().__init__()
+        self._patches = patches
+
+    def compose(self) -> ComposeResult:
+        """One after the other."""
+        with VerticalScroll():
+            for one in self._patches:
+                yield Static(told(one), markup=False)
+        yield Footer(compact=True)
 
 
 def _offers(prompts: Sequence[PatchView]) -> Text:
@@ -338,3 +287,50 @@ def _row(one: ApprovalView) -> Row:
 
 def _key(pair: PairView) -> str:
     return f"{pair.base.id} {pair.adapter.id}"
+
+
+def enough(patches: Sequence[PatchView]) -> list[PatchView]:
+    """Those that fix their capability, by what was found last; ``patches`` come newest first."""
+    last: dict[str, PatchView] = {}
+    for one in patches:
+        last.setdefault(one.capability, one)
+    return [one for one in last.values() if one.fixes]
+
+
+def offer(one: PatchView) -> Text:
+    """One line: what is enough, and how much it does."""
+    text = Text("✓ a prompt is enough", "green")
+    text.append(f" for {sanitize_line(one.capability, 60)}", "bold")
+    won = next((_rates(each) for gate in one.gates if gate.of == "prompt" for each in gate.comparisons[:1]), "")
+    text.append(f"{won and f': {won} in its environment'}, instead of an adapter")
+    return text.append(f"; {one.decision} by {sanitize_line(one.decided_by, 40)}", "dim") if one.decided_by else text
+
+
+def told(one: PatchView) -> Text:
+    """One prompt in full."""
+    text = offer(one)
+    text.append(f"\npatch {one.id[:12]} of cycle {sanitize_line(one.cycle_id, 60)}, {one.at:%m-%d %H:%M}\n", "dim")
+    for gate in one.gates:
+        text.append_text(_gate(gate))
+    text.append(f"\n{sanitize_block(one.text, LONGEST)}\n\n")
+    if one.decided_at is not None:
+        why = f": {sanitize_line(one.reason, 400)}" if one.reason else ""
+        text.append(f"{one.decision} by {sanitize_line(one.decided_by, 60)}, {one.decided_at:%m-%d %H:%M}{why}\n")
+    text.append("To use it, put the text at the end of your agent's system prompt. Into a file: ", "dim")
+    text.append(f"traced show patch {one.id[:12]} --into FILE\n")
+    if one.decided_at is None:
+        text.append("For the record: ", "dim").append(f"traced approve {one.id[:12]}, or traced reject\n")
+    return text
+
+
+def _gate(gate: PatchGateView) -> Text:
+    before, after = SIDES[gate.of]
+    text = Text(f"{after} against {before}: ").append(gate.answer, ANSWERS[gate.answer])
+    for one in gate.comparisons:
+        difference = f"{100 * one.difference:+.1f} points [{100 * one.low:+.1f}, {100 * one.high:+.1f}]"
+        text.append(f"\n  {sanitize_line(one.name, 12):<12} {_rates(one)}, {difference} on {one.seeds} seeds")
+    return text.append("\n")
+
+
+def _rates(one: ComparisonView) -> str:
+    return f"{100 * one.base:.0f} % → {100 * one.adapter:.0f} %"

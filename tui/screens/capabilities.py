@@ -1,7 +1,7 @@
-"""Capabilities: all of them above, and below the one under the cursor: texts, labels, cited messages, its cycles.
+"""Capabilities: the list on top; below it the texts, labels, cited messages and cycles of the chosen one.
 
-Invariants: what is shown below is of one capability and one cycle, the newest unless another was chosen; moving the
-cursor asks for another one and drops the question before. Labels never change, so each table is asked for once and the
+Invariants: the panels show one capability in one cycle, the newest unless another one was chosen. Moving the cursor
+requests another capability and drops the previous request. Labels never change, so each table is requested once and the
 last ``TABLES`` are kept. Where there is room all panels are in sight, otherwise the one whose key was pressed last.
 """
 
@@ -22,7 +22,7 @@ from traced.client.capabilities import CapabilityHistory, CapabilityInCycle, Cap
 from tui.screens.capability_panels import by_gap, cited, listed, passed, tail, texts
 from tui.screens.conversation import Conversation
 from tui.screens.live_screen import Live
-from tui.text import block, line
+from tui.text import sanitize_block, sanitize_line
 from tui.widgets.label_grid import SIGNS, LabelGrid
 from tui.widgets.tables import KeyedTable, Opening
 
@@ -51,7 +51,7 @@ class Found:
 
 
 class Capabilities(Live):
-    """The second screen."""
+    """The screen of all capabilities, and of the chosen one in one cycle."""
 
     TITLE_TEXT = "Capabilities"
     CONCERNS = ("stage", "cycle", "approve", "reject", "rollback", "canary")
@@ -248,8 +248,8 @@ class Capabilities(Live):
                 front, count = name == self._front, f" {counts[name]}" if name in counts else ""
                 told.append(f"{'▸' if front else ' '}{title}{count} ", "reverse bold" if front else "").append(" ")
         else:
-            told.append(f"{line(self._one.inside.title, 50)}  ", "bold")
-        told.append(f"{tail(line(self._shown_cycle, 60))}, cycle {len(cycles) - place} of {len(cycles)}")
+            told.append(f"{sanitize_line(self._one.inside.title, 50)}  ", "bold")
+        told.append(f"{tail(sanitize_line(self._shown_cycle, 60))}, cycle {len(cycles) - place} of {len(cycles)}")
         told.append("" if place == 0 else " (] newer)", "yellow")
         self.query_one("#chosen", Static).update(told)
 
@@ -284,7 +284,8 @@ class Capabilities(Live):
             verdict = {"na": "not needed", None: "no label"}.get(row.verdicts[place], row.verdicts[place])
             cites = ", cites no message" if row.cited[place] is None else f", cites message {row.cited[place]}"
             told.append(
-                f"run {self._one.inside.runs[place]}: {verdict}{cites} · task {line(row.task_id, 30)}/{row.trial}"
+                f"run {self._one.inside.runs[place]}: {verdict}{cites}"
+                f" · task {sanitize_line(row.task_id, 30)}/{row.trial}"
             )
         there.update(told)
 
@@ -307,7 +308,7 @@ class Capabilities(Live):
 
     def _preview(self) -> None:
         one = self._message()
-        self.query_one("#preview", Static).update("" if one is None else block(one.text, 600))
+        self.query_one("#preview", Static).update("" if one is None else sanitize_block(one.text, 600))
 
     @work(exclusive=True, group="more")
     async def _more(self) -> None:

@@ -1,4 +1,4 @@
-"""What the panels of the capabilities' screen say, from what the control API says."""
+"""The texts and rows of the panels of the capabilities screen, from the data of the control API."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from traced.client.capabilities import (
     FindingView,
     Standing,
 )
-from tui.text import bar, block, cell, line
+from tui.text import bar, cell, sanitize_block, sanitize_line
 from tui.widgets.label_grid import GROUPS
 from tui.widgets.tables import Row
 
@@ -118,10 +118,10 @@ def texts(one: CapabilityInCycle, over: CapabilityHistory) -> Text:
     """What the capability is, what the chosen cycle found, and the adapters."""
     told, found = Text(), one.finding
     now = next((each.standing for each in over.findings if each.cycle_id == found.cycle_id), found.standing)
-    told.append(line(one.title, 100), "bold")
-    told.append(f"  {line(one.name, 60)}\n", "dim")
-    told.append(f"{block(one.description, 2000)}\n")
-    told.append(f"{line(found.cycle_id, 60)} · {found.at:%Y-%m-%d %H:%M} · ", "dim").append_text(stands(now))
+    told.append(sanitize_line(one.title, 100), "bold")
+    told.append(f"  {sanitize_line(one.name, 60)}\n", "dim")
+    told.append(f"{sanitize_block(one.description, 2000)}\n")
+    told.append(f"{sanitize_line(found.cycle_id, 60)} · {found.at:%Y-%m-%d %H:%M} · ", "dim").append_text(stands(now))
     if found.delta is None or found.er_minus is None or found.er_plus is None:
         told.append("\nΔ –: never needed in failures, or never in successes" if found.runs else "\nnot contrasted yet")
     else:
@@ -134,10 +134,10 @@ def texts(one: CapabilityInCycle, over: CapabilityHistory) -> Text:
     for mark in reversed(over.adapters):
         sign, style = STANDINGS[mark.standing]
         part = "" if mark.share is None else f" {100 * mark.share:g} %"
-        told.append(f"\n{sign} {line(mark.name, 60)} {mark.standing}{part}", style)
-        told.append(f" of {tail(line(mark.cycle_id, 60))}", "dim")
+        told.append(f"\n{sign} {sanitize_line(mark.name, 60)} {mark.standing}{part}", style)
+        told.append(f" of {tail(sanitize_line(mark.cycle_id, 60))}", "dim")
     for head, text in (("Needed when", one.when_needed), ("Exercised", one.exercised), ("Lacking", one.lacking)):
-        told.append(f"\n{head}: ", "bold").append(block(text, 2000))
+        told.append(f"\n{head}: ", "bold").append(sanitize_block(text, 2000))
     return told
 
 

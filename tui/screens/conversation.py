@@ -1,11 +1,8 @@
-"""One conversation to read, alone or beside a trial of the same task that ended otherwise; Esc goes back.
+"""Conversations to read: a stored one, two episodes of a gate side by side, a sample rollout of a training.
 
-Invariants: what is folded and where somebody reads stays when labels or an outcome change. With a capability only what
-cites messages for it is marked, and the first of these is chosen at first.
-
-Two episodes of the same task to read, the base's and the adapter's; one above the other where it is narrow.
-
-A sample rollout as a conversation, the others of its group beside it.
+A stored conversation can have another trial of its task beside it. Invariants: new labels or outcomes change neither
+what is folded nor the place of reading. When it is opened for a capability, only the citations of that capability are
+marked, and the first of them is chosen at first.
 """
 
 from collections import Counter
@@ -29,13 +26,14 @@ from traced.client.trainings import SampleView
 from traced.client.trajectories import CapabilityLabels, FullTrajectory, TrajectorySummary
 from tui.connection import tells_of_conversations
 from tui.screens.live_screen import WIDTHS, Live
-from tui.text import OUTCOMES, VERDICTS, line
+from tui.text import OUTCOMES, VERDICTS, sanitize_line
 from tui.widgets.blocks import blocks, citations
 from tui.widgets.conversation import Side, Talk
 from tui.widgets.dialogs import export
 from tui.widgets.navigation import READING
 
-OTHERWISE = {"success": "failure", "failure": "success"}
+OTHERWISE = {"success": "failure", "failure": "success"}  # the outcome that a trial beside it has
+DETAIL = 400  # characters of an episode's detail
 
 
 @dataclass
@@ -47,7 +45,7 @@ class Found:
 
 
 class Conversation(Live):
-    """Pushed over the screen that it was opened from."""
+    """A stored conversation, pushed over the screen that it was opened from."""
 
     AUTO_FOCUS = "Talk"
     DEFAULT_CSS = "Conversation #beside { border-left: vkey $panel-lighten-2; display: none; }"
@@ -136,7 +134,7 @@ class Conversation(Live):
         try:
             trials = await self.app.client.trajectories.trials(one.id)
         except ClientError as error:
-            self.app.notify(line(error.message, 400), severity="error", markup=False)
+            self.app.notify(sanitize_line(error.message, 400), severity="error", markup=False)
             return
         fitting = _nearest(one, trials)
         wanted = [trial for trial in fitting if trial.outcome == OTHERWISE.get(one.outcome)] if otherwise else fitting
@@ -162,53 +160,8 @@ class Conversation(Live):
         self.changed()
 
 
-def _nearest(one: FullTrajectory, trials: list[TrajectorySummary]) -> list[TrajectorySummary]:
-    """Those of the same cycle and model first."""
-    return sorted(trials, key=lambda trial: (trial.cycle_id != one.cycle_id, trial.model != one.model))
-
-
-def _about(found: FullTrajectory, capability: str | None) -> Text:
-    mark, colour = OUTCOMES.get(found.outcome, ("·", ""))
-    told = Text(f"{mark} {line(found.outcome, 20)}", f"bold {colour}")
-    if found.by == "source":
-        told.append(" as its source says", "dim")
-    else:
-        who = f" ({line(found.said.who, 60)})" if found.said and found.said.who else ""
-        told.append(f" said by {line(found.by, 20)}{who}", "dim")
-    told.append(f"   {line(found.id, 80)}\n", "bold")
-    split = f"/{line(found.split, 40)}" if found.split else ""
-    of = f"task {line(found.task_id, 60)}, trial {found.trial}"
-    told.append(f"{line(found.source, 60)}{split}, {of} · {line(found.model, 60)} · {line(found.end_cause, 20)}")
-    parts = "".join(f", {line(name, 30)} {_figure(value)}" for name, value in found.parts.items())
-    told.append(f" · reward {found.reward:g}{f' ({parts[2:]})' if parts else ''}")
-    if found.said and found.said.comment:
-        told.append(f"\n“{line(found.said.comment, 200)}”", "italic")
-    if found.detail:
-        told.append(f"\n{line(found.detail, 200)}", "yellow")
-    for cycle, some in groupby(found.labels, lambda labels: labels.cycle_id):
-        told.append(f"\n{line(cycle, 40)}: ", "dim")
-        said = [_labels(labels) for labels in some if capability in (None, labels.capability)]
-        told.append_text(Text(" · ", "dim").join(said))
-    return told
-
-
-def _labels(labels: CapabilityLabels) -> Text:
-    """What most runs said first."""
-    counts = Counter(run.verdict for run in labels.runs).most_common()
-    mark, colour = VERDICTS.get(counts[0][0] if counts else "", ("·", ""))
-    said = ", ".join(f"{line(verdict, 20)} {count}/{len(labels.runs)}" for verdict, count in counts)
-    return Text(f"{mark} {line(labels.capability, 60)} {said}", colour)
-
-
-def _figure(value: float | None) -> str:
-    return "?" if value is None else f"{value:g}"
-
-
-DETAIL = 400  # characters
-
-
 class SideBySide(ModalScreen[None]):
-    """Closed by Escape."""
+    """Two episodes of the same task, the base's and the adapter's; one above the other where it is narrow."""
 
     AUTO_FOCUS = "Talk"
     DEFAULT_CSS = """
@@ -236,16 +189,16 @@ class SideBySide(ModalScreen[None]):
 
     def _about(self, one: Episode) -> Text:
         mark, colour = OUTCOMES.get(one.outcome, ("·", ""))
-        told = Text(f"{mark} {line(one.outcome, 20)}", f"bold {colour}")
-        told.append(f"   {line(one.model, 60)}\n", "bold")
-        told.append(f"{self._title} · {line(one.end_cause, 20)} · reward {one.reward:.2f}")
+        told = Text(f"{mark} {sanitize_line(one.outcome, 20)}", f"bold {colour}")
+        told.append(f"   {sanitize_line(one.model, 60)}\n", "bold")
+        told.append(f"{self._title} · {sanitize_line(one.end_cause, 20)} · reward {one.reward:.2f}")
         if one.detail:
-            told.append(f"\n{line(one.detail, DETAIL)}", "red")
+            told.append(f"\n{sanitize_line(one.detail, DETAIL)}", "red")
         return told
 
 
 class RolloutShown(ModalScreen[None]):
-    """One of ``samples``."""
+    """One of a group's sample rollouts as a conversation; arrow keys go to the others."""
 
     AUTO_FOCUS = "Talk"
     DEFAULT_CSS = "RolloutShown > Side { background: $surface; }"
@@ -276,9 +229,54 @@ class RolloutShown(ModalScreen[None]):
         mark, colour = OUTCOMES["success" if sample.success else "failure"]
         told = Text(f"{mark} {'success' if sample.success else 'failure'}", f"bold {colour}")
         told.append(f", reward {sample.reward:.2f}")
-        of = f"seed {sample.seed}: {line(sample.place, 20)} of its group"
+        of = f"seed {sample.seed}: {sanitize_line(sample.place, 20)} of its group"
         told.append(f"   iteration {sample.iteration}, {of}", "bold")
         told.append(f"   {self._place + 1} of {len(self._samples)}", "dim")
         if sample.left_out:
             told.append(f"\n{sample.left_out} more messages were not kept", "yellow")
         return told
+
+
+def _nearest(one: FullTrajectory, trials: list[TrajectorySummary]) -> list[TrajectorySummary]:
+    """Those of the same cycle and model first."""
+    return sorted(trials, key=lambda trial: (trial.cycle_id != one.cycle_id, trial.model != one.model))
+
+
+def _about(found: FullTrajectory, capability: str | None) -> Text:
+    mark, colour = OUTCOMES.get(found.outcome, ("·", ""))
+    told = Text(f"{mark} {sanitize_line(found.outcome, 20)}", f"bold {colour}")
+    if found.by == "source":
+        told.append(" as its source says", "dim")
+    else:
+        who = f" ({sanitize_line(found.said.who, 60)})" if found.said and found.said.who else ""
+        told.append(f" said by {sanitize_line(found.by, 20)}{who}", "dim")
+    told.append(f"   {sanitize_line(found.id, 80)}\n", "bold")
+    split = f"/{sanitize_line(found.split, 40)}" if found.split else ""
+    of = f"task {sanitize_line(found.task_id, 60)}, trial {found.trial}"
+    told.append(
+        f"{sanitize_line(found.source, 60)}{split}, {of} · {sanitize_line(found.model, 60)}"
+        f" · {sanitize_line(found.end_cause, 20)}"
+    )
+    parts = "".join(f", {sanitize_line(name, 30)} {_figure(value)}" for name, value in found.parts.items())
+    told.append(f" · reward {found.reward:g}{f' ({parts[2:]})' if parts else ''}")
+    if found.said and found.said.comment:
+        told.append(f"\n“{sanitize_line(found.said.comment, 200)}”", "italic")
+    if found.detail:
+        told.append(f"\n{sanitize_line(found.detail, 200)}", "yellow")
+    for cycle, some in groupby(found.labels, lambda labels: labels.cycle_id):
+        told.append(f"\n{sanitize_line(cycle, 40)}: ", "dim")
+        said = [_labels(labels) for labels in some if capability in (None, labels.capability)]
+        told.append_text(Text(" · ", "dim").join(said))
+    return told
+
+
+def _labels(labels: CapabilityLabels) -> Text:
+    """What most runs said first."""
+    counts = Counter(run.verdict for run in labels.runs).most_common()
+    mark, colour = VERDICTS.get(counts[0][0] if counts else "", ("·", ""))
+    said = ", ".join(f"{sanitize_line(verdict, 20)} {count}/{len(labels.runs)}" for verdict, count in counts)
+    return Text(f"{mark} {sanitize_line(labels.capability, 60)} {said}", colour)
+
+
+def _figure(value: float | None) -> str:
+    return "?" if value is None else f"{value:g}"

@@ -1,4 +1,4 @@
-"""What is asked while an episode is played: the seed, which tool, and its arguments as JSON."""
+"""The dialogs of an episode that a person plays: the seed, the tool, and the tool's arguments as JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from textual.widgets import Input, OptionList, Static, TextArea
 from textual.widgets.option_list import Option
 
 from traced.client.environments import CallSaid
-from tui.text import line
+from tui.text import sanitize_line
 
 DEEP = 4  # objects within objects that a skeleton follows
 PLAIN: dict[str, Any] = {"string": "", "integer": 0, "number": 0, "boolean": False, "array": []}
@@ -115,7 +115,7 @@ class FillCall(ModalScreen[tuple[CallSaid, bool] | None]):
             wrong = "" if isinstance(json.loads(text), dict) else "an object in braces is wanted"
         except (ValueError, RecursionError) as error:
             wrong = str(error)
-        self.query_one("#wrong", Static).update(f"✗ {line(wrong)}" if wrong else "")
+        self.query_one("#wrong", Static).update(f"✗ {sanitize_line(wrong)}" if wrong else "")
         if not wrong:
             self.dismiss((CallSaid(name=self._called, arguments=text), complete))
 
@@ -124,22 +124,22 @@ def tool_line(tool: Mapping[str, Any]) -> Text:
     """A tool as one line: its name, what it takes, what it does."""
     function, parameters = tool["function"], _parameters(tool)
     told = Text(no_wrap=True, overflow="ellipsis")
-    told.append(line(function["name"], 60), "bold")
-    told.append(f"({line(', '.join(map(str, _properties(parameters))), 80)})")
+    told.append(sanitize_line(function["name"], 60), "bold")
+    told.append(f"({sanitize_line(', '.join(map(str, _properties(parameters))), 80)})")
     if function.get("description"):
-        told.append(f"  {line(function['description'], 120)}", "dim")
+        told.append(f"  {sanitize_line(function['description'], 120)}", "dim")
     return told
 
 
 def _told(tool: Mapping[str, Any]) -> Text:
     parameters = _parameters(tool)
     required = parameters.get("required")
-    told = Text(line(tool["function"]["name"], 100), "bold")
+    told = Text(sanitize_line(tool["function"]["name"], 100), "bold")
     if tool["function"].get("description"):
-        told.append(f"  {line(tool['function']['description'], 400)}", "not bold")
+        told.append(f"  {sanitize_line(tool['function']['description'], 400)}", "not bold")
     for name, schema in _properties(parameters).items():
         must = isinstance(required, list) and name in required
-        told.append(f"\n{'•' if must else '◦'} {line(name, 60)}  ", "not bold")
+        told.append(f"\n{'•' if must else '◦'} {sanitize_line(name, 60)}  ", "not bold")
         told.append(_kind(schema), "not bold dim")
     told.append(
         "\n• required  ◦ as you like" if _properties(parameters) else "\nIt takes no arguments.", "not bold dim"
@@ -149,13 +149,15 @@ def _told(tool: Mapping[str, Any]) -> Text:
 
 def _kind(schema: Any) -> str:
     if not isinstance(schema, dict):
-        return line(schema, 60)
+        return sanitize_line(schema, 60)
     among = schema.get("enum")
     kind = (
-        f"one of {line(', '.join(map(str, among)), 200)}" if isinstance(among, list) else line(schema.get("type", ""))
+        f"one of {sanitize_line(', '.join(map(str, among)), 200)}"
+        if isinstance(among, list)
+        else sanitize_line(schema.get("type", ""))
     )
     says = schema.get("description")
-    return f"{kind}  {line(says, 300)}" if says else kind
+    return f"{kind}  {sanitize_line(says, 300)}" if says else kind
 
 
 def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:

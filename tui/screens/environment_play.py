@@ -1,13 +1,13 @@
-"""An episode played by hand: what an agent sees, what one says in its place, and the environment's verdict.
+"""An episode played by a person in the place of the agent: the conversation, the input, the score.
 
-Invariants: one message is on its way at a time; one that is refused as no message stays in the field, and the episode
-goes on; after any other failure but a lost connection the episode is over, and the failure is part of the conversation.
-The episode is ended in the daemon as soon as it is done.
+Invariants: one message is in flight at a time, and the container is removed as soon as the episode is done. How it
+fails: a failure becomes part of the conversation, and the typed text stays in the input. The episode goes on after a
+lost connection or one of the refusals in ``GOES_ON``; any other refusal ends it.
 """
 
 import json
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -16,11 +16,9 @@ from textual.widgets import Input, Static
 
 from traced.client import ClientError, Refused
 from traced.client.environments import Answer, CallSaid, Played, Said, ScoreView
+from tui.connection import ConnectedApp
 from tui.screens.environment_dialogs import ChooseTool, FillCall, tool_line
-from tui.text import block, line
-
-if TYPE_CHECKING:
-    from tui.app import TracedApp
+from tui.text import sanitize_block, sanitize_line
 
 IDLE = (
     "Press p to play an episode by hand: you are the agent, and the environment answers from a sandbox container.\n"
@@ -44,7 +42,7 @@ class Play(Vertical):
     Play .wrong { border-left: thick $error; }
     Play #stands { height: 1; padding: 0 1; color: $text-muted; }
     """
-    app: "TracedApp"
+    app: ConnectedApp
 
     def __init__(self, environment: str) -> None:
         super().__init__()
@@ -181,9 +179,9 @@ class Play(Vertical):
             return
         told = Text("✓ success" if score.success else "✗ no success", "bold green" if score.success else "bold red")
         told.append(f"   reward {score.reward:.4g}", "bold")
-        widest = max((len(line(name, 40)) for name in score.parts), default=0)
+        widest = max((len(sanitize_line(name, 40)) for name in score.parts), default=0)
         for name, value in score.parts.items():
-            told.append(f"\n  {line(name, 40):<{widest}}  {value:.4g}", "not bold")
+            told.append(f"\n  {sanitize_line(name, 40):<{widest}}  {value:.4g}", "not bold")
         self._add("score", told, "")
         self._tell(f"○ {why} p begins another")
 
@@ -192,8 +190,10 @@ class Play(Vertical):
         parts = [_spread(message["content"], role)] if message.get("content") else []
         for call in message.get("tool_calls") or []:
             function = call["function"]
-            parts.append(f"→ {line(function['name'], 100)} {_spread(function['arguments'], 'tool')}")
-        title = {"user": "user", "assistant": "you, as the agent", "tool": f"tool {line(name, 60)}"}.get(role, role)
+            parts.append(f"→ {sanitize_line(function['name'], 100)} {_spread(function['arguments'], 'tool')}")
+        title = {"user": "user", "assistant": "you, as the agent", "tool": f"tool {sanitize_line(name, 60)}"}.get(
+            role, role
+        )
         self._put(title, "\n".join(parts) or "(empty)", role)
 
     def _put_tools(self, tools: list[dict[str, Any]]) -> None:
@@ -201,11 +201,11 @@ class Play(Vertical):
         self._add("tools", told, "")
 
     def _put(self, title: str, text: str, role: str = "") -> None:
-        self._add(title, Text(block(text)), role)
+        self._add(title, Text(sanitize_block(text)), role)
 
     def _failed(self, error: ClientError) -> None:
-        hint = f"\nTry: {block(error.hint, 400)}" if error.hint else ""
-        self._add("it went wrong", Text(f"✗ {block(error.message, 4000)}{hint}"), "wrong")
+        hint = f"\nTry: {sanitize_block(error.hint, 400)}" if error.hint else ""
+        self._add("it went wrong", Text(f"✗ {sanitize_block(error.message, 4000)}{hint}"), "wrong")
 
     def _add(self, title: str, told: Text, role: str) -> None:
         talk = self.query_one("#talk", VerticalScroll)

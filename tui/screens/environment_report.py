@@ -1,8 +1,8 @@
-"""An admission check by check: what failed first and open, each with what was measured beside what was required.
+"""An environment's admission, check by check: failed ones first and open, with measured and required values.
 
-Invariants: evidence is shown whole but for texts beyond ``TEXT`` characters, whatever its shape, and for policies that
-keep their bounds where others do not: these are counted. Records of the same fields stand in columns; nothing is judged
-here: the verdict is the report's own, and so are the words.
+Evidence of any shape is shown in full, except for texts longer than ``TEXT`` characters and for policies that keep
+their bounds where others do not, which are counted. Records with the same fields form columns. The verdicts and their
+wording are those of the report.
 """
 
 import textwrap
@@ -14,7 +14,7 @@ from textual.events import Resize
 from textual.widgets import Tree
 
 from traced.client.environments import AdmissionView, BoundView, CheckView, ExampleView, PanelView
-from tui.text import block, cell, line
+from tui.text import cell, sanitize_block, sanitize_line
 
 TEXT = 6000
 INDENT = 6  # columns left of a line of evidence
@@ -56,7 +56,7 @@ class Report(Tree[str]):
         self._width = self.size.width
         self.clear()
         checks = sorted(self._shown.checks, key=lambda check: check.passed)  # stable: in the order of the admission
-        widest = max((len(line(check.name, 24)) for check in checks), default=0)
+        widest = max((len(sanitize_line(check.name, 24)) for check in checks), default=0)
         for check in checks:
             node = self.root.add(_label(check, widest, self._width), data=check.name, expand=check.name in opened)
             for told in check_lines(check, max(self._width - INDENT - 2, 40)):
@@ -72,7 +72,7 @@ class Report(Tree[str]):
 def _label(check: CheckView, widest: int, width: int) -> Text:
     label = Text(no_wrap=True)
     label.append("✓ " if check.passed else "✗ ", "green" if check.passed else "bold red")
-    label.append(f"{line(check.name, 24):<{widest}}", "" if check.passed else "bold")
+    label.append(f"{sanitize_line(check.name, 24):<{widest}}", "" if check.passed else "bold")
     label.append(f"  {check.seconds:7.2f} s  ", "dim")
     label.append(_short(check) if check.passed else "failed", "dim" if check.passed else "red")
     label.truncate(max(width - INDENT, 40), overflow="ellipsis")
@@ -82,19 +82,19 @@ def _label(check: CheckView, widest: int, width: int) -> Text:
 def _short(check: CheckView) -> str:
     bounds = {bound.key for bound in check.bounds.values()}
     told = [
-        f"{line(name, 30)} {_value(value)}"
+        f"{sanitize_line(name, 30)} {_value(value)}"
         for name, value in check.evidence.items()
         if name not in bounds and isinstance(value, str | int | float) and len(str(value)) < 40
     ]
-    return line(" · ".join(told), 100)
+    return sanitize_line(" · ".join(told), 100)
 
 
 def check_lines(check: CheckView, width: int) -> Iterator[Text]:
     """What the check is about, what to change, what was measured and what happened, line by line, for a width."""
     if check.means:
-        yield Text(line(check.means), "dim italic")
+        yield Text(sanitize_line(check.means), "dim italic")
     for sentence in check.advice:
-        for number, part in enumerate(_broken(line(sentence, TEXT), width - 2)):
+        for number, part in enumerate(_broken(sanitize_line(sentence, TEXT), width - 2)):
             yield Text.assemble(("  " if number else "→ ", "yellow"), part.strip())
     told = {name: value for name, value in check.evidence.items() if name != "examples" or not check.examples}
     if check.panel is not None:
@@ -109,25 +109,27 @@ def check_lines(check: CheckView, width: int) -> Iterator[Text]:
 def _panel(of: PanelView) -> Iterator[Text]:
     """The policies over a bound, and how many there are besides; all of them where none is."""
     rows = of.over or of.others
-    names = {name: line(name, 30) for name in rows}
+    names = {name: sanitize_line(name, 30) for name in rows}
     widest = max([len("policy"), *map(len, names.values())])
-    columns = [line(column, 24) for column in of.columns]
+    columns = [sanitize_line(column, 24) for column in of.columns]
     yield Text(f"{'policy':<{widest}}" + "".join(f"  {column:>8}" for column in columns), "dim")
     for name, rates in rows.items():
         told = Text(f"{names[name]:<{widest}}", no_wrap=True)
         for column, rate in zip(columns, rates, strict=False):
-            told.append(f"  {line(rate.value, 24):>{max(len(column), 8)}}", "red" if rate.kept is False else "")
+            told.append(
+                f"  {sanitize_line(rate.value, 24):>{max(len(column), 8)}}", "red" if rate.kept is False else ""
+            )
         yield told
     if of.over and of.told:
-        yield Text(line(of.told), "dim")
+        yield Text(sanitize_line(of.told), "dim")
 
 
 def _example(one: ExampleView, width: int) -> Iterator[Text]:
     what = f"seed {one.seed}: {one.what}" if one.seed else one.what
-    yield from (Text(part) for part in _broken(block(what, TEXT), width))
+    yield from (Text(part) for part in _broken(sanitize_block(what, TEXT), width))
     for said in one.transcript:
-        for number, part in enumerate(_broken(block(said.text, TEXT), width - 14)):
-            yield Text.assemble((f"  {'' if number else line(said.role, 10):<10}  ", "dim"), part)
+        for number, part in enumerate(_broken(sanitize_block(said.text, TEXT), width - 14)):
+            yield Text.assemble((f"  {'' if number else sanitize_line(said.role, 10):<10}  ", "dim"), part)
 
 
 def evidence_lines(evidence: Mapping[str, Any], bounds: Mapping[str, BoundView], width: int) -> Iterator[Text]:
@@ -141,7 +143,7 @@ def evidence_lines(evidence: Mapping[str, Any], bounds: Mapping[str, BoundView],
         records = {}
     taken = {bound.key for bound in bounds.values()}
     rest = {name: value for name, value in evidence.items() if name not in records and name not in taken}
-    widest = min(max((len(line(name, 30)) for name in rest), default=0), 30)
+    widest = min(max((len(sanitize_line(name, 30)) for name in rest), default=0), 30)
     for name, value in rest.items():
         bound = bounds.get(name)
         needs = f"  needs {bound.sign} {_value(evidence.get(bound.key))}" if bound else ""
@@ -151,19 +153,19 @@ def evidence_lines(evidence: Mapping[str, Any], bounds: Mapping[str, BoundView],
 
 
 def _table(records: Mapping[str, Mapping[str, Any]], columns: list[str]) -> Iterator[Text]:
-    names = {name: line(name, 30) for name in records}
+    names = {name: sanitize_line(name, 30) for name in records}
     widest = max(map(len, names.values()))
-    widths = {column: max(len(line(column, 20)), 8) for column in columns}
-    yield Text(" " * widest + "".join(f"  {line(column, 20):>{widths[column]}}" for column in columns), "dim")
+    widths = {column: max(len(sanitize_line(column, 20)), 8) for column in columns}
+    yield Text(" " * widest + "".join(f"  {sanitize_line(column, 20):>{widths[column]}}" for column in columns), "dim")
     for name, values in records.items():
         told = "".join(f"  {_value(values[column]):>{widths[column]}}" for column in columns)
         yield Text(f"{names[name]:<{widest}}{told}", "bold" if name == "allowed" else "", no_wrap=True)
 
 
 def _entry(name: str, value: Any, needs: str, widest: int, width: int) -> Iterator[Text]:
-    shown = f"{line(name, 30):<{widest}}  "
+    shown = f"{sanitize_line(name, 30):<{widest}}  "
     if isinstance(value, dict) and value:
-        yield cell(line(name, 30))
+        yield cell(sanitize_line(name, 30))
         for inner in evidence_lines(value, {}, width - 2):
             yield Text.assemble("  ", inner)
     elif isinstance(value, list) and len(_value(value)) > width - widest:
@@ -171,8 +173,8 @@ def _entry(name: str, value: Any, needs: str, widest: int, width: int) -> Iterat
         for one in value:
             yield from (Text(f"  {part}") for part in _broken(_value(one), width - 2))
     elif isinstance(value, str) and ("\n" in value or len(value) > width - widest - 2):
-        yield cell(line(name, 30))
-        yield from (Text(f"  {part}") for part in _broken(block(value, TEXT), width - 2))
+        yield cell(sanitize_line(name, 30))
+        yield from (Text(f"  {part}") for part in _broken(sanitize_block(value, TEXT), width - 2))
     else:
         yield Text.assemble(shown + _value(value), (needs, "dim"), no_wrap=True)
 
@@ -190,7 +192,7 @@ def _value(value: Any) -> str:
     if value is None or value in ("", [], {}):
         return "none"
     if isinstance(value, list):
-        return line(", ".join(map(_value, value)), TEXT)
+        return sanitize_line(", ".join(map(_value, value)), TEXT)
     if isinstance(value, dict):
-        return line(", ".join(f"{name} {_value(one)}" for name, one in value.items()), TEXT)
-    return line(value, TEXT)
+        return sanitize_line(", ".join(f"{name} {_value(one)}" for name, one in value.items()), TEXT)
+    return sanitize_line(value, TEXT)

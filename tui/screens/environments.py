@@ -1,14 +1,8 @@
-"""The synthetic environments: what became of each, newest first; Enter opens one.
+"""Environments: the list, newest first, and for each one its admission report, its source and an episode to play.
 
-Source code with line numbers and the theme's colours, of any length.
-
-Invariants: the text was made harmless before it is coloured, and nothing in it is run; only the lines in sight are
-rendered, so that a long source scrolls as fast as a short one. Not covered: other languages than Python.
-
-One synthetic environment: its admission, its source, and an episode played by hand.
-
-Invariants: nothing is played without a seed that a person gave; leaving while an episode runs asks first; the source is
-shown as harmless text, coloured by a lexer that runs nothing.
+Invariants: an episode needs a seed from a person, and leaving while one runs needs a confirmation. A source is shown as
+safe text, coloured by a lexer that runs nothing. Only its lines in sight are rendered, so that a long one scrolls as
+fast as a short one. Not covered: source in other languages than Python.
 """
 
 from typing import ClassVar
@@ -31,55 +25,84 @@ from tui.screens.environment_dialogs import AskSeed
 from tui.screens.environment_play import Play
 from tui.screens.environment_report import Report
 from tui.screens.live_screen import Live
-from tui.text import block, cell, line
+from tui.text import cell, sanitize_block, sanitize_line
 from tui.widgets.dialogs import Question
 from tui.widgets.tables import KeyedTable, Opening, Row
 
-LONGEST = 400_000  # characters that are shown; admission takes 256 KiB
-
-
-class Source(ScrollView, can_focus=True):
-    """Give it a source with ``put``."""
-
-    DEFAULT_CSS = "Source { height: 1fr; text-wrap: nowrap; }"
-
-    def __init__(self, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._lines: list[Content] = []
-
-    @work(thread=True, exclusive=True)
-    def put(self, source: str) -> None:
-        """Show it; colouring a long one takes half a second, beside the loop."""
-        text = block(source, LONGEST).removesuffix("\n")
-        coloured = highlight(text, language="python", tab_size=4).split("\n", allow_blank=True)
-        digits = len(str(len(coloured)))
-        lines = [
-            Content.assemble((f" {number:>{digits}}  ", "$text-muted"), one) for number, one in enumerate(coloured, 1)
-        ]
-        self.app.call_from_thread(self._show, lines)
-
-    def _show(self, lines: list[Content]) -> None:
-        self._lines = lines
-        self.virtual_size = Size(max((line.cell_length for line in lines), default=0), len(lines))
-        self.refresh()
-
-    def render_line(self, y: int) -> Strip:
-        """One of the lines in sight."""
-        across, down = self.scroll_offset
-        width = self.scrollable_content_region.width
-        if y + down >= len(self._lines):
-            return Strip.blank(width, self.rich_style)
-        whole = max(self.virtual_size.width, width)
-        [strip] = Visual.to_strips(self, self._lines[y + down], whole, 1, self.visual_style, pad=True)
-        return strip.crop(across, across + width)
-
-
+PAGE = 200  # environments of one request
+LONGEST = 400_000  # characters of a source that are shown; admission takes 256 KiB
+FOCUS = {"report-tab": "#report", "source-tab": "#source", "play-tab": "#talk"}  # what has the focus in each tab
 UNCHECKED = "No admission has judged it yet."
-FOCUS = {"report-tab": "#report", "source-tab": "#source", "play-tab": "#talk"}
+STYLES: dict[Standing, str] = {"admitted": "green", "refused": "bold red", "unchecked": "dim"}
+MARKS: dict[Standing, str] = {"admitted": "✓", "refused": "✗", "unchecked": "·"}
+NONE_YET = "No environment has been made yet: a cycle's stage “synthesize” makes them."
+
+
+class Environments(Live):
+    """The screen of all environments: a table, and the one under the cursor in a few lines."""
+
+    TITLE_TEXT = "Environments"
+    CONCERNS = ("stage", "cycle", "upkeep", "missed")
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("m", "more", "More")]
+    DEFAULT_CSS = "Environments #environment { height: 5; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known_ones: dict[str, EnvironmentView] = {}
+        self._wanted = PAGE
+        self._more = False
+
+    def contents(self) -> ComposeResult:
+        """The table above, the one under the cursor below."""
+        yield Opening(
+            "standing", "capability", "environment", "failed", "adapters", "cycle", "made", "by", id="environments"
+        )
+        yield Static("", id="environment", classes="panel")
+
+    async def load(self, client: Client) -> list[EnvironmentView]:
+        """As many as are wanted, page by page."""
+        found: list[EnvironmentView] = []
+        self._more = True
+        while self._more and len(found) < self._wanted:
+            page = await client.environments.page(PAGE, after=found[-1].hash if found else None)
+            found += page
+            self._more = len(page) == PAGE
+        return found
+
+    def show(self, found: list[EnvironmentView]) -> None:
+        """All of them."""
+        self._known_ones = {one.hash: one for one in found}
+        self.query_one("#environments", KeyedTable).put([_row(one) for one in found])
+        self.note("" if found else NONE_YET)
+        self.refresh_bindings()
+        self.on_data_table_row_highlighted()
+
+    def on_data_table_row_highlighted(self) -> None:
+        """Say more of the one under the cursor."""
+        one = self._known_ones.get(self.query_one("#environments", KeyedTable).selected or "")
+        there = self.query_one("#environment", Static)
+        there.display = one is not None
+        if one is not None:
+            there.update(_summary(one))
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What works now."""
+        return self._more if action == "more" else True
+
+    def on_data_table_row_selected(self) -> None:
+        """The one under the cursor in full."""
+        chosen = self.query_one("#environments", KeyedTable).selected
+        if chosen in self._known_ones:
+            self.app.push_screen(Environment(chosen))
+
+    def action_more(self) -> None:
+        """Older ones too."""
+        self._wanted += PAGE
+        self.changed()
 
 
 class Environment(Live):
-    """Report, source and play, a tab each."""
+    """One environment on a screen of its own: report, source and play, a tab each."""
 
     AUTO_FOCUS = "#report"
     TITLE_TEXT = "Environment"
@@ -145,7 +168,7 @@ class Environment(Live):
         passed = sum(check.passed for check in one.checks)
         spent = sum(check.seconds for check in one.checks)
         there.update(
-            f"Admission in {line(one.cycle_id, 40)}, {one.at:%Y-%m-%d %H:%M}{which}: "
+            f"Admission in {sanitize_line(one.cycle_id, 40)}, {one.at:%Y-%m-%d %H:%M}{which}: "
             f"{passed} of {len(one.checks)} checks passed in {spent:.0f} s"
         )
         self.query_one(Report).put(one)
@@ -217,88 +240,40 @@ class Environment(Live):
         self.app.pop_screen()
 
 
-def _title(case: EnvironmentCase) -> Text:
-    first, *others = case.origins
-    told = Text(no_wrap=True, overflow="ellipsis")
-    standing = "unchecked" if not case.admissions else "admitted" if case.admissions[0].admitted else "refused"
-    mark, style = {"admitted": ("✓", "green"), "refused": ("✗", "bold red"), "unchecked": ("·", "dim")}[standing]
-    told.append(f"{mark} {standing}", style)
-    told.append(f"  {line(first.capability, 60)}", "bold")
-    told.append(f"  {line(case.hash)[:12]}", "dim")
-    told.append(f"  trained on it: {line(', '.join(case.adapters), 120) or 'nothing'}\n")
-    also = f", again in {line(', '.join(one.cycle_id for one in others), 60)}" if others else ""
-    told.append(f"Made by {line(first.synthesizer, 30)} in {line(first.cycle_id, 30)} (seed {first.seed}) ")
-    told.append(f"{first.at:%Y-%m-%d %H:%M}{also}")
-    return told
+class Source(ScrollView, can_focus=True):
+    """Source code with line numbers and the theme's colours, of any length; ``put`` shows one."""
 
+    DEFAULT_CSS = "Source { height: 1fr; text-wrap: nowrap; }"
 
-PAGE = 200
-STYLES: dict[Standing, str] = {"admitted": "green", "refused": "bold red", "unchecked": "dim"}
-MARKS: dict[Standing, str] = {"admitted": "✓", "refused": "✗", "unchecked": "·"}
-NONE_YET = "No environment has been made yet: a cycle's stage “synthesize” makes them."
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._lines: list[Content] = []
 
+    @work(thread=True, exclusive=True)
+    def put(self, source: str) -> None:
+        """Show it; colouring a long one takes half a second, beside the loop."""
+        text = sanitize_block(source, LONGEST).removesuffix("\n")
+        coloured = highlight(text, language="python", tab_size=4).split("\n", allow_blank=True)
+        digits = len(str(len(coloured)))
+        lines = [
+            Content.assemble((f" {number:>{digits}}  ", "$text-muted"), one) for number, one in enumerate(coloured, 1)
+        ]
+        self.app.call_from_thread(self._show, lines)
 
-class Environments(Live):
-    """A table, and the one under the cursor in a few lines."""
+    def _show(self, lines: list[Content]) -> None:
+        self._lines = lines
+        self.virtual_size = Size(max((line.cell_length for line in lines), default=0), len(lines))
+        self.refresh()
 
-    TITLE_TEXT = "Environments"
-    CONCERNS = ("stage", "cycle", "upkeep", "missed")
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("m", "more", "More")]
-    DEFAULT_CSS = "Environments #environment { height: 5; }"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._known_ones: dict[str, EnvironmentView] = {}
-        self._wanted = PAGE
-        self._more = False
-
-    def contents(self) -> ComposeResult:
-        """The table above, the one under the cursor below."""
-        yield Opening(
-            "standing", "capability", "environment", "failed", "adapters", "cycle", "made", "by", id="environments"
-        )
-        yield Static("", id="environment", classes="panel")
-
-    async def load(self, client: Client) -> list[EnvironmentView]:
-        """As many as are wanted, page by page."""
-        found: list[EnvironmentView] = []
-        self._more = True
-        while self._more and len(found) < self._wanted:
-            page = await client.environments.page(PAGE, after=found[-1].hash if found else None)
-            found += page
-            self._more = len(page) == PAGE
-        return found
-
-    def show(self, found: list[EnvironmentView]) -> None:
-        """All of them."""
-        self._known_ones = {one.hash: one for one in found}
-        self.query_one("#environments", KeyedTable).put([_row(one) for one in found])
-        self.note("" if found else NONE_YET)
-        self.refresh_bindings()
-        self.on_data_table_row_highlighted()
-
-    def on_data_table_row_highlighted(self) -> None:
-        """Say more of the one under the cursor."""
-        one = self._known_ones.get(self.query_one("#environments", KeyedTable).selected or "")
-        there = self.query_one("#environment", Static)
-        there.display = one is not None
-        if one is not None:
-            there.update(_summary(one))
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What works now."""
-        return self._more if action == "more" else True
-
-    def on_data_table_row_selected(self) -> None:
-        """The one under the cursor in full."""
-        chosen = self.query_one("#environments", KeyedTable).selected
-        if chosen in self._known_ones:
-            self.app.push_screen(Environment(chosen))
-
-    def action_more(self) -> None:
-        """Older ones too."""
-        self._wanted += PAGE
-        self.changed()
+    def render_line(self, y: int) -> Strip:
+        """One of the lines in sight."""
+        across, down = self.scroll_offset
+        width = self.scrollable_content_region.width
+        if y + down >= len(self._lines):
+            return Strip.blank(width, self.rich_style)
+        whole = max(self.virtual_size.width, width)
+        [strip] = Visual.to_strips(self, self._lines[y + down], whole, 1, self.visual_style, pad=True)
+        return strip.crop(across, across + width)
 
 
 def _row(one: EnvironmentView) -> Row:
@@ -323,10 +298,33 @@ def _versions(one: EnvironmentView) -> str:
 def _summary(one: EnvironmentView) -> Text:
     told = Text()
     told.append(f"{MARKS[one.standing]} {one.standing}", STYLES[one.standing])
-    told.append(f"  {line(one.capability, 80)}, made by {line(one.synthesizer, 40)} in {line(one.cycle_id, 40)}\n")
-    told.append(f"{line(one.hash)}\n", "dim")
-    failed = f"failed: {line(', '.join(one.failed), 160)}" if one.failed else "no check failed"
+    told.append(
+        f"  {sanitize_line(one.capability, 80)}, made by {sanitize_line(one.synthesizer, 40)}"
+        f" in {sanitize_line(one.cycle_id, 40)}\n"
+    )
+    told.append(f"{sanitize_line(one.hash)}\n", "dim")
+    failed = f"failed: {sanitize_line(', '.join(one.failed), 160)}" if one.failed else "no check failed"
     judged = failed if one.standing != "unchecked" else "no admission has judged it yet"
-    trained = f"trained on it: {line(', '.join(one.adapters), 160)}" if one.adapters else "nothing was trained on it"
+    trained = (
+        f"trained on it: {sanitize_line(', '.join(one.adapters), 160)}" if one.adapters else "nothing was trained on it"
+    )
     told.append(f"{judged}; {trained}")
+    return told
+
+
+def _title(case: EnvironmentCase) -> Text:
+    first, *others = case.origins
+    told = Text(no_wrap=True, overflow="ellipsis")
+    standing: Standing = (
+        "unchecked" if not case.admissions else "admitted" if case.admissions[0].admitted else "refused"
+    )
+    told.append(f"{MARKS[standing]} {standing}", STYLES[standing])
+    told.append(f"  {sanitize_line(first.capability, 60)}", "bold")
+    told.append(f"  {sanitize_line(case.hash)[:12]}", "dim")
+    told.append(f"  trained on it: {sanitize_line(', '.join(case.adapters), 120) or 'nothing'}\n")
+    also = f", again in {sanitize_line(', '.join(one.cycle_id for one in others), 60)}" if others else ""
+    told.append(
+        f"Made by {sanitize_line(first.synthesizer, 30)} in {sanitize_line(first.cycle_id, 30)} (seed {first.seed}) "
+    )
+    told.append(f"{first.at:%Y-%m-%d %H:%M}{also}")
     return told

@@ -1,14 +1,14 @@
-"""What all screens share: they show what the daemon says, and ask again when it tells of a change that concerns them.
+"""The base of all screens: it requests its data from the daemon, and again when an event makes them stale.
 
-Invariants: a screen asks when it is first shown, when news concern it and when the daemon is back, never by a clock;
-one request is on its way at a time, and news that come meanwhile lead to one more; a screen that is not in front asks
-when it comes to the front. Until the first answer it says that it loads; a refusal is shown with what to do about it,
-above the last known contents. What it is to point at and does not show is asked for, and said not to be listed where
-the answer has it not. Subclasses say ``CONCERNS``, and ``load`` and ``show`` what they need.
+Invariants: a screen requests its data when it is first shown, when an event concerns it and when the daemon is back,
+never by a clock. One request is in flight; events meanwhile lead to one more. A screen behind another one waits until
+it comes to the front. How it fails: the screen says that it loads until the first response, and shows a refusal, with
+its remedy, above the last contents. A key to point at that the new data lack is reported as not listed. Subclasses
+define ``CONCERNS``, ``load`` and ``show``.
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from textual import work
 from textual.app import ComposeResult
@@ -18,12 +18,10 @@ from textual.widgets import Footer, Static
 
 from traced.client import Client, ClientError, NoDaemon
 from traced.client.models import EventView
-from tui.text import line
+from tui.connection import ConnectedApp
+from tui.text import sanitize_line
 from tui.widgets.navigation import Modes, TopLine
 from tui.widgets.tables import KeyedTable
-
-if TYPE_CHECKING:
-    from tui.app import TracedApp
 
 SOON_S = 0.15  # what changes within this time is asked for once
 NOBODY = "No daemon answers yet: traced up starts one. This fills as soon as it does."
@@ -37,7 +35,7 @@ class Live(Screen[None]):
     TITLE_TEXT: ClassVar[str] = ""
     CONCERNS: ClassVar[tuple[str, ...]] = ()  # beginnings of the kinds of events; "" is every kind
 
-    app: "TracedApp"
+    app: ConnectedApp
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,13 +119,15 @@ class Live(Screen[None]):
         except ClientError as error:
             refused = True  # a refusal stands until something changes: asking at once would get it again
             why, hint = self.app.where.refusal(error)
-            self.note(f"✗ The daemon refuses this: {line(why)}" + (f". Try: {line(hint)}" if hint else ""))
+            self.note(
+                f"✗ The daemon refuses this: {sanitize_line(why)}" + (f". Try: {sanitize_line(hint)}" if hint else "")
+            )
         else:
             self.note("")
             self.known = True
             self.show(found)
             if self._pointing and not self._point() and not self._stale:
-                self.app.notify(f"{line(self._pointing, 80)} is not listed here.", markup=False)
+                self.app.notify(f"{sanitize_line(self._pointing, 80)} is not listed here.", markup=False)
                 self._pointing = ""
         self._due = False
         if self._stale and self.known and self.app.linked and self.is_current:

@@ -1,8 +1,8 @@
-"""What happens, live: events newest last, filtered, followed; Enter goes to what an event is about.
+"""Log: events as they come, newest last, filtered; Enter opens the subject of an event.
 
-Invariants: at most ``KEPT`` events are held; a group of news is one update. While it follows, the newest is under the
-cursor; who moves the cursor up stays there, and what comes meanwhile is counted and shown when following goes on. Older
-events are asked for when the cursor comes to the top. What is kept nowhere (progress, devices) is no event here.
+Invariants: at most ``KEPT`` events are held, and a batch of events is one update. While following, the cursor is on the
+newest. Moving the cursor up stops that; new events are then counted, and shown when following resumes. Older events are
+requested when the cursor nears the top. Events that the daemon does not store (progress, devices) are not listed.
 """
 
 import json
@@ -21,7 +21,7 @@ from traced.client import Client, ClientError
 from traced.client.models import PRESENT, EventView
 from tui.connection import places
 from tui.screens.live_screen import WIDTHS, Live
-from tui.text import block, cell, line
+from tui.text import cell, sanitize_block, sanitize_line
 from tui.widgets.lines import Lines
 from tui.widgets.tables import Row
 
@@ -30,12 +30,6 @@ NEAR = 5  # rows from the top at which older ones are asked for
 VALUE = 2000  # characters of one value in the pane
 EMPTY: tuple[Any, ...] = (None, "", [], {})
 BAD, GOOD, TOLD = ("fail", "parked", "cannot"), ("finished", "approve"), ("waiting", "reject", "pause", "rollback")
-
-
-class Events(Lines):
-    """The events; Enter opens what one is about."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("end,ctrl+end,G", "screen.follow(True)", "Newest", show=False)]
 
 
 class Log(Live):
@@ -241,6 +235,12 @@ class Log(Live):
             self.changed()
 
 
+class Events(Lines):
+    """The events; Enter opens what one is about."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("end,ctrl+end,G", "screen.follow(True)", "Newest", show=False)]
+
+
 def _row(event: EventView) -> Row:
     told = {name: value for name, value in event.detail.items() if name != "capability" and value not in EMPTY}
     detail = ", ".join(f"{name} {_short(value)}" for name, value in told.items())
@@ -273,10 +273,10 @@ def _in_full(event: EventView, opens: tuple[str, str] | None) -> Table:
     }
     for name, value in {**about, **_flat(event.detail)}.items():
         if value not in EMPTY:
-            told.add_row(Text(line(name, 40)), Text(block(_short(value), VALUE)))
+            told.add_row(Text(sanitize_line(name, 40)), Text(sanitize_block(_short(value), VALUE)))
     told.add_row(Text("number", "dim"), Text(str(event.seq), "dim"))
     if opens is not None:
-        told.add_row(Text("⏎"), Text(f"opens {line(opens[0], 20)}: {line(opens[1], 80)}", "cyan"))
+        told.add_row(Text("⏎"), Text(f"opens {sanitize_line(opens[0], 20)}: {sanitize_line(opens[1], 80)}", "cyan"))
     return told
 
 

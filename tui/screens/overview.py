@@ -1,9 +1,9 @@
-"""What waits for a person, what the cycle does, how the machine and the router are, and whether it helps.
+"""Overview: pending decisions, the cycle, the machine, the router, and the success rates over time.
 
-Invariants: the status is asked for after every event; what costs more (parts, router, rates) only at first, after
-events that may change it, and when the daemon is back. Devices and the router come by themselves, over the stream.
-What does not fit is scrolled to, with the keyboard too. The cycle is the newest, or an older one that was asked for,
-which stays whatever happens, until Escape.
+Invariants: the status is requested after every event. The costly data (parts, router, rates) are requested at first,
+after events that may change them, and when the daemon is back. Devices and router health arrive on the event stream.
+What does not fit is scrolled to, with the keyboard too. The cycle is the newest one, or an older one that a person has
+opened, which stays until Escape.
 """
 
 from dataclasses import dataclass, field
@@ -35,22 +35,16 @@ from traced.client.models import (
 from traced.client.serving import Health, Rates
 from traced.client.transport import Refused
 from tui.screens.live_screen import Live
-from tui.text import Drawn, cell, line
+from tui.text import Drawn, cell, sanitize_line
 from tui.widgets.dialogs import ActQuestion
 from tui.widgets.machine import device_rows, health_lines
 from tui.widgets.pipeline import pipeline
 from tui.widgets.plots import plotted
 from tui.widgets.tables import KeyedTable, Opening, Row
 
-DEAR = (
-    "cycle",
-    "missed",
-    "stage failed",
-    "reload",
-    "settings",
-    WAITS,
-)  # kinds after which more than the status is asked for
-NOTHING = "nothing"
+# Kinds of events after which more than the status is requested.
+DEAR = ("cycle", "missed", "stage failed", "reload", "settings", WAITS)
+NOTHING = "nothing"  # the key of the row that says so
 ROOMY = [(0, "-narrow"), (170, "-roomy")]  # columns from which devices and health stand side by side
 TALL = [(0, "-low"), (32, "-tall")]  # lines from which there are headings and room between the parts
 
@@ -77,16 +71,8 @@ class Found:
     older: CycleView | None
 
 
-class Waiting(Opening):
-    """What waits for a person; Enter goes there."""
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Nothing opens where nothing waits."""
-        return action != "select_cursor" or self.selected not in (None, NOTHING)
-
-
 class Overview(Live):
-    """The first screen."""
+    """The screen of what goes on now, and of what waits for a person."""
 
     TITLE_TEXT = "Overview"
     CONCERNS = ("",)
@@ -152,7 +138,7 @@ class Overview(Live):
                 raise
         if self._opened == wanted:
             self._opened = ""
-            self.app.notify(f"No cycle {line(wanted, 80)} is kept.", markup=False)
+            self.app.notify(f"No cycle {sanitize_line(wanted, 80)} is kept.", markup=False)
         return None
 
     def point_at(self, key: str) -> None:
@@ -287,7 +273,7 @@ class Overview(Live):
             return
         older, adapters = self._told.older, status.adapters
         cycle = older or status.cycles[0]
-        named = f"{line(cycle.id, 40)} of {line(cycle.target, 40)}: {cycle.state}"
+        named = f"{sanitize_line(cycle.id, 40)} of {sanitize_line(cycle.target, 40)}: {cycle.state}"
         begun = f"begun {cycle.created_at:%d %b %H:%M}"
         if older is None:
             title.update(Text(f"Cycle {named}, {begun}{_next(status)}"))
@@ -327,7 +313,7 @@ class Overview(Live):
             return
         if what == "approve":
             if not self.app.go("approvals", which):
-                self.app.notify(f"traced approve {line(which, 80)}, or traced reject", markup=False)
+                self.app.notify(f"traced approve {sanitize_line(which, 80)}, or traced reject", markup=False)
         elif what == "release":
             self._release(which)
         else:
@@ -340,13 +326,23 @@ class Overview(Live):
         if one is None:
             return
         if self.app.read_only:
-            self.app.notify(f"Whoever may act releases it: traced release {line(parked_id, 80)}", markup=False)
+            self.app.notify(f"Whoever may act releases it: traced release {sanitize_line(parked_id, 80)}", markup=False)
             return
-        what = Text(f"{line(one.stage, 40)} {line(one.capability, 60)} failed {one.tried} times: ")
-        what.append(f"{line(one.reason, 600)}\n", "red").append("Released, it is tried again from the beginning.")
+        what = Text(f"{sanitize_line(one.stage, 40)} {sanitize_line(one.capability, 60)} failed {one.tried} times: ")
+        what.append(f"{sanitize_line(one.reason, 600)}\n", "red").append(
+            "Released, it is tried again from the beginning."
+        )
         how = partial(self.app.client.release, parked_id)
-        asked = ActQuestion(f"Release {line(one.stage, 20)} {line(one.capability, 40)}", what, how)
+        asked = ActQuestion(f"Release {sanitize_line(one.stage, 20)} {sanitize_line(one.capability, 40)}", what, how)
         self.app.push_screen(asked, lambda _: self.changed())
+
+
+class Waiting(Opening):
+    """What waits for a person; Enter goes there."""
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Nothing opens where nothing waits."""
+        return action != "select_cursor" or self.selected not in (None, NOTHING)
 
 
 def _of(cycle: CycleView, told: dict[str, EventView]) -> dict[str, EventView]:
@@ -364,5 +360,5 @@ def _none_yet(status: Status) -> str:
 
 def _next(status: Status) -> str:
     if status.target.asked_for:
-        return f"; the next is asked for ({line(status.target.asked_for, 40)})"
+        return f"; the next is asked for ({sanitize_line(status.target.asked_for, 40)})"
     return f"; the next at {status.target.next_at:%d %b %H:%M}" if status.target.next_at else ""

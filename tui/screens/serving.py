@@ -1,20 +1,18 @@
-"""What is served: models with their traffic, a canary on its way, the router's decisions as they come.
+"""Serving: the models with their traffic, a canary's progress, the router's decisions and the conversations.
 
-Invariants: decisions are added as they come and kept up to ``KEPT``; behind the last one shown the next page is asked
-for, so that nothing lies between two that are shown one below the other. Taking a version back needs a reason's
-question and a confirmation (``tui.screens.roll_back``), and is not offered where only looking is allowed.
-
-One conversation in full: the decision on it, its exchanges, what people thought, what it became.
-
-Invariants: it asks again when news come while it is open, and stays where it was scrolled to. How it fails: a refusal
-is its text. Not covered: what was said (its trajectories have it).
+Invariants: decisions are added as they come and kept up to ``KEPT``. The next page starts after the last one shown, so
+that none is missing in between. A rollback needs a reason and a confirmation, and a read-only connection does not
+offer it. An open conversation is requested again with each event and keeps its place of scrolling. How it fails: the
+text of a refusal stands in the conversation's place. Not covered: the messages of a conversation (its trajectories have
+them).
 """
 
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from http import HTTPStatus
+from typing import ClassVar
 
 from rich.text import Text
 from textual import work
@@ -28,6 +26,7 @@ from textual.widgets import DataTable, Footer, Static
 from traced.client import Client, ClientError
 from traced.client.models import HEALTH, EventView
 from traced.client.serving import ConversationView, DecisionPage, DecisionView, Models, ModelView, RouterView
+from tui.connection import ConnectedApp
 from tui.screens.live_screen import Live
 from tui.screens.serving_panels import (
     STANDING,
@@ -43,121 +42,13 @@ from tui.screens.serving_panels import (
     standing,
     what_a_rollback_does,
 )
-from tui.text import line
+from tui.text import sanitize_line
 from tui.widgets.dialogs import ActQuestion
 from tui.widgets.navigation import READING
 from tui.widgets.tables import KeyedTable, Row
 
-if TYPE_CHECKING:
-    from tui.app import TracedApp
-
-
-OK = 200
-
-
-class ServedConversation(ModalScreen[None]):
-    """Closed by Escape."""
-
-    DEFAULT_CSS = """
-    ServedConversation { align: center middle; }
-    ServedConversation > VerticalScroll { width: 110; max-width: 96%; height: auto; max-height: 90%; padding: 0 1; }
-    ServedConversation > VerticalScroll { border: round $accent; background: $surface; }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q", "dismiss", "Close", key_display="Esc"),
-        *READING,
-    ]
-
-    app: "TracedApp"
-
-    def __init__(self, named: str) -> None:
-        super().__init__()
-        self._named = named
-
-    def compose(self) -> ComposeResult:
-        """A page that scrolls."""
-        with VerticalScroll() as frame:
-            frame.border_title = Text(f"Conversation {line(self._named, 60)}")
-            yield Static("Loading…", id="told", markup=False)
-        yield Footer(compact=True)
-
-    def on_mount(self) -> None:
-        """Ask for it."""
-        self.ask()
-
-    @work(exclusive=True)
-    async def ask(self) -> None:
-        """Ask for it, again where it is shown already."""
-        try:
-            found = told(await self.app.client.serving.conversation(self._named))
-        except ClientError as error:
-            found = Text(f"It cannot be shown: {line(error.message)}\n{line(error.hint)}")
-        self.query_one("#told", Static).update(found)
-
-
-def told(found: ConversationView) -> Text:
-    """All of it, in the order of happening."""
-    text = Text()
-    _decision(text, found.decision)
-    _heading(text, f"Exchanges ({len(found.exchanges)})")
-    for one in found.exchanges:
-        failed = one.status != OK
-        text.append(f"  {one.at:%m-%d %H:%M:%S}  ")
-        text.append(f"{'✗' if failed else '✓'} {one.status}", "bold red" if failed else "green")
-        text.append(f"  {one.seconds:6.2f} s  {one.prompt_tokens:>5} + {one.completion_tokens:<5} tokens  ")
-        text.append(line(one.model, 30)).append("  ◌ in the shadow" if one.shadow_of else "", "cyan")
-        text.append(f"\n      {line(one.detail, 160)}" if one.detail else "", "yellow").append("\n")
-    _heading(text, f"Feedback ({len(found.feedback)})")
-    for said in found.feedback:
-        score = "" if said.score is None else f"score {said.score:g}  "
-        label = f"label {line(said.label, 40)}  " if said.label else ""
-        text.append(f"  {said.at:%m-%d %H:%M:%S}  {score}{label}{line(said.comment, 160)}")
-        text.append(
-            f"  {line(said.who, 40)}" + (f", on {line(said.response_id, 40)}" if said.response_id else ""), "dim"
-        )
-        text.append("\n")
-    if not found.feedback:
-        text.append("  none\n", "dim")
-    _heading(text, f"Trajectories ({len(found.trajectories)})")
-    signs = {"success": ("✓", "green"), "failure": ("✗", "red")}
-    for became in found.trajectories:
-        sign, style = signs.get(became.outcome, ("·", "dim"))
-        text.append(f"  {sign} {became.outcome}", style).append(
-            f"  reward {became.reward:g}, {became.messages} messages"
-        )
-        text.append(f"  {line(became.model, 30)}  {line(became.id, 60)}\n", "dim")
-    if not found.trajectories:
-        text.append("  none yet: one is made when it has been silent for serving.silence_s\n", "dim")
-    if found.left_out:
-        text.append(f"\n{found.left_out:,} older entries are left out\n", "yellow")
-    text.rstrip()
-    return text
-
-
-def _decision(text: Text, decision: DecisionView | None) -> None:
-    text.append("Decision", "bold")
-    if decision is None:
-        text.append("\n  none: a model was asked for by name, or no adapter was live\n", "dim")
-        return
-    text.append(f"\n  {line(decision.model, 60)}", "bold green")
-    text.append(f"  {decision.at:%Y-%m-%d %H:%M:%S} UTC, in {1000 * decision.seconds:.1f} ms")
-    text.append("  ◔ takes part in a trial" if decision.trial is not None else "", "yellow").append("\n")
-    if decision.why:
-        text.append(f"  ! by default: {line(decision.why, 200)}\n", "yellow")
-    options = sorted(decision.logprobs.items(), key=lambda one: -likely(one[1]))
-    for option, found in options:
-        style = "bold" if option == decision.model else "dim"
-        text.append(f"  {line(option, 30):<24} ", style).append("▕", "dim").append(bar(likely(found), 16), "green")
-        text.append("▏", "dim").append(f" {100 * likely(found):5.1f} %   {logprob(found):>5} nats\n")
-
-
-def _heading(text: Text, heading: str) -> None:
-    text.append(f"\n{heading}\n", "bold")
-
-
-PAGE = 50
-WIDE = [(0, "-narrow"), (160, "-wide")]
-KEPT = 1000  # decisions that are shown
+PAGE, KEPT = 50, 1000  # decisions of one request, and at most shown
+WIDE = [(0, "-narrow"), (160, "-wide")]  # columns from which the parts stand side by side
 
 
 @dataclass(frozen=True)
@@ -170,20 +61,8 @@ class Found:
     only: str
 
 
-class ModelTable(KeyedTable):
-    """Enter goes to the decisions of the model."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Its decisions")]
-
-
-class DecisionTable(KeyedTable):
-    """Enter opens the conversation."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Conversation")]
-
-
 class Serving(Live):
-    """Adapters, decisions, canaries."""
+    """The screen of models, canaries and decisions."""
 
     TITLE_TEXT = "Serving"
     CONCERNS = ("traffic", "canary", "approve", "rollback", "stage finished", "reload", "restart", "outcomes")
@@ -278,7 +157,7 @@ class Serving(Live):
         self.query_one("#decisions", DecisionTable).put(rows)
         told = Text("Decisions", no_wrap=True, overflow="ellipsis")
         if self._only:
-            told.append(f" of {line(self._only, 40)} only", "yellow")
+            told.append(f" of {sanitize_line(self._only, 40)} only", "yellow")
         if not shown:
             told.append(": none yet; agents that ask for the model auto bring them", "dim")
         else:
@@ -355,6 +234,122 @@ class Serving(Live):
         model = self._chosen()
         if model is None:
             return
-        act = f"Roll back {line(model.name, 40)}"
+        act = f"Roll back {sanitize_line(model.name, 40)}"
         how = partial(self.app.client.roll_back, model.name)
         self.app.push_screen(ActQuestion(act, what_a_rollback_does(model), how))
+
+
+class ModelTable(KeyedTable):
+    """Enter goes to the decisions of the model."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Its decisions")]
+
+
+class DecisionTable(KeyedTable):
+    """Enter opens the conversation."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select_cursor", "Conversation")]
+
+
+class ServedConversation(ModalScreen[None]):
+    """One conversation of the router: the decision on it, its exchanges, its feedback, its trajectories."""
+
+    DEFAULT_CSS = """
+    ServedConversation { align: center middle; }
+    ServedConversation > VerticalScroll { width: 110; max-width: 96%; height: auto; max-height: 90%; padding: 0 1; }
+    ServedConversation > VerticalScroll { border: round $accent; background: $surface; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q", "dismiss", "Close", key_display="Esc"),
+        *READING,
+    ]
+
+    app: ConnectedApp
+
+    def __init__(self, named: str) -> None:
+        super().__init__()
+        self._named = named
+
+    def compose(self) -> ComposeResult:
+        """A page that scrolls."""
+        with VerticalScroll() as frame:
+            frame.border_title = Text(f"Conversation {sanitize_line(self._named, 60)}")
+            yield Static("Loading…", id="told", markup=False)
+        yield Footer(compact=True)
+
+    def on_mount(self) -> None:
+        """Ask for it."""
+        self.ask()
+
+    @work(exclusive=True)
+    async def ask(self) -> None:
+        """Ask for it, again where it is shown already."""
+        try:
+            found = told(await self.app.client.serving.conversation(self._named))
+        except ClientError as error:
+            found = Text(f"It cannot be shown: {sanitize_line(error.message)}\n{sanitize_line(error.hint)}")
+        self.query_one("#told", Static).update(found)
+
+
+def told(found: ConversationView) -> Text:
+    """All of it, in the order of happening."""
+    text = Text()
+    _decision(text, found.decision)
+    _heading(text, f"Exchanges ({len(found.exchanges)})")
+    for one in found.exchanges:
+        failed = one.status != HTTPStatus.OK
+        text.append(f"  {one.at:%m-%d %H:%M:%S}  ")
+        text.append(f"{'✗' if failed else '✓'} {one.status}", "bold red" if failed else "green")
+        text.append(f"  {one.seconds:6.2f} s  {one.prompt_tokens:>5} + {one.completion_tokens:<5} tokens  ")
+        text.append(sanitize_line(one.model, 30)).append("  ◌ in the shadow" if one.shadow_of else "", "cyan")
+        text.append(f"\n      {sanitize_line(one.detail, 160)}" if one.detail else "", "yellow").append("\n")
+    _heading(text, f"Feedback ({len(found.feedback)})")
+    for said in found.feedback:
+        score = "" if said.score is None else f"score {said.score:g}  "
+        label = f"label {sanitize_line(said.label, 40)}  " if said.label else ""
+        text.append(f"  {said.at:%m-%d %H:%M:%S}  {score}{label}{sanitize_line(said.comment, 160)}")
+        text.append(
+            f"  {sanitize_line(said.who, 40)}"
+            + (f", on {sanitize_line(said.response_id, 40)}" if said.response_id else ""),
+            "dim",
+        )
+        text.append("\n")
+    if not found.feedback:
+        text.append("  none\n", "dim")
+    _heading(text, f"Trajectories ({len(found.trajectories)})")
+    signs = {"success": ("✓", "green"), "failure": ("✗", "red")}
+    for became in found.trajectories:
+        sign, style = signs.get(became.outcome, ("·", "dim"))
+        text.append(f"  {sign} {became.outcome}", style).append(
+            f"  reward {became.reward:g}, {became.messages} messages"
+        )
+        text.append(f"  {sanitize_line(became.model, 30)}  {sanitize_line(became.id, 60)}\n", "dim")
+    if not found.trajectories:
+        text.append("  none yet: one is made when it has been silent for serving.silence_s\n", "dim")
+    if found.left_out:
+        text.append(f"\n{found.left_out:,} older entries are left out\n", "yellow")
+    text.rstrip()
+    return text
+
+
+def _decision(text: Text, decision: DecisionView | None) -> None:
+    text.append("Decision", "bold")
+    if decision is None:
+        text.append("\n  none: a model was asked for by name, or no adapter was live\n", "dim")
+        return
+    text.append(f"\n  {sanitize_line(decision.model, 60)}", "bold green")
+    text.append(f"  {decision.at:%Y-%m-%d %H:%M:%S} UTC, in {1000 * decision.seconds:.1f} ms")
+    text.append("  ◔ takes part in a trial" if decision.trial is not None else "", "yellow").append("\n")
+    if decision.why:
+        text.append(f"  ! by default: {sanitize_line(decision.why, 200)}\n", "yellow")
+    options = sorted(decision.logprobs.items(), key=lambda one: -likely(one[1]))
+    for option, found in options:
+        style = "bold" if option == decision.model else "dim"
+        text.append(f"  {sanitize_line(option, 30):<24} ", style).append("▕", "dim").append(
+            bar(likely(found), 16), "green"
+        )
+        text.append("▏", "dim").append(f" {100 * likely(found):5.1f} %   {logprob(found):>5} nats\n")
+
+
+def _heading(text: Text, heading: str) -> None:
+    text.append(f"\n{heading}\n", "bold")

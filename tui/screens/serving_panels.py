@@ -1,7 +1,7 @@
-"""Serving in words and bars: texts of the screen's parts, from what the daemon said.
+"""The texts and bars of the serving screen, from the data of the control API.
 
-Invariants: whatever others wrote goes through ``tui.text``; a bar always stands beside its figure, and a colour beside
-a sign. Not covered: which of it is shown where (``tui.screens.serving``).
+Texts from elsewhere are made safe (``tui.text``). A bar stands beside its figure, and a colour beside a symbol. Not
+covered: the layout (``tui.screens.serving``).
 """
 
 import math
@@ -12,7 +12,7 @@ from string import ascii_uppercase
 from rich.text import Text
 
 from traced.client.serving import Arm, CanaryView, DecisionView, ModelView, RouterView
-from tui.text import cell, line
+from tui.text import cell, sanitize_line
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 LATE_S = 10.0  # files of the spool that wait for longer
@@ -64,14 +64,14 @@ def standing(model: ModelView, partial: bool) -> Text:
     """How it stands, in full; ``partial`` where the day had more exchanges than are counted."""
     told = Text()
     sign, style = STATES[model.state]
-    told.append(f"{line(model.name, 60)} ", "bold").append(sign, style)
+    told.append(f"{sanitize_line(model.name, 60)} ", "bold").append(sign, style)
     if model.since is not None:
-        told.append(f" since {model.since:%m-%d %H:%M} by {line(model.who, 40)}")
+        told.append(f" since {model.since:%m-%d %H:%M} by {sanitize_line(model.who, 40)}")
     if model.state == "base":
         told.append(" answers whatever no adapter is given", "dim")
     if model.brought_back:
-        told.append(f"  ↶ leaves {line(model.brought_back, 60)}", "dim")
-    told.append(f"\n“{line(model.reason, 300)}”" if model.reason else "", "italic")
+        told.append(f"  ↶ leaves {sanitize_line(model.brought_back, 60)}", "dim")
+    told.append(f"\n“{sanitize_line(model.reason, 300)}”" if model.reason else "", "italic")
     failed = ", ".join(f"{count}×{status}" for status, count in model.failures.items())
     facts = [
         f"{model.requests:,} requests a day{' or more' if partial else ''}"
@@ -103,7 +103,7 @@ def canary_told(canary: CanaryView) -> Text:
     if canary.uncounted or canary.harm is None or canary.fine is None:
         told.append(f"{canary.conversations:,} conversations take part: too many to judge them here; the router does.")
         return told
-    control = "the base model" if canary.control == "base" else line(canary.control, 30)
+    control = "the base model" if canary.control == "base" else sanitize_line(canary.control, 30)
     for step in canary.steps:
         if step.state != "next":
             told.append(f"  {100 * step.share:>3g} %  ", "dim").append(f"with it {_rate(step.challenger)}")
@@ -120,25 +120,25 @@ def router_told(router: RouterView, by_default: Mapping[str, int]) -> Text:
     if router.state == "away":
         told.append("✗ away", "bold red")
         told.append(": the service starts it again" if router.expected else ": traced serve starts it")
-        told.append(f" · {line(router.address, 60)}: {line(router.trouble, 90)}")
+        told.append(f" · {sanitize_line(router.address, 60)}: {sanitize_line(router.trouble, 90)}")
     elif router.state == "unknown":
         told.append("? its port is not fixed, so that it cannot be asked")
     else:
         well = sum(how == "ok" for how in router.engines.values())
         is_ready = router.state == "ready"
         told.append("● ready" if is_ready else "✗ not ready", "green" if is_ready else "bold red")
-        told.append(f" at {line(router.address, 60)} · {well} of {len(router.engines)} engines well")
+        told.append(f" at {sanitize_line(router.address, 60)} · {well} of {len(router.engines)} engines well")
         for url, how in router.engines.items():
-            told.append("" if how == "ok" else f" · ✗ {line(url, 60)}: {line(how, 80)}", "bold red")
-        told.append(f" · ! {line(router.trouble, 120)}" if router.trouble else "", "yellow")
+            told.append("" if how == "ok" else f" · ✗ {sanitize_line(url, 60)}: {sanitize_line(how, 80)}", "bold red")
+        told.append(f" · ! {sanitize_line(router.trouble, 120)}" if router.trouble else "", "yellow")
     if router.waiting_s > LATE_S:
         files = f"{router.waiting_files} files of conversations wait to be stored"
         told.append(f" · ! {files}, the oldest for {router.waiting_s:.0f} s", "yellow")
     if router.damaged:
         told.append(f" · ! {router.damaged} recorded exchanges could not be read", "yellow")
-    told.append("\nDecided by ", "bold").append(line(router.decided_by, 200) or "nobody: no adapter is live")
+    told.append("\nDecided by ", "bold").append(sanitize_line(router.decided_by, 200) or "nobody: no adapter is live")
     if by_default:
-        left = ", ".join(f"{count} because {line(why, 60)}" for why, count in by_default.items())
+        left = ", ".join(f"{count} because {sanitize_line(why, 60)}" for why, count in by_default.items())
         told.append(f" · left to base in a day: {left}", "yellow")
     return told
 
@@ -154,7 +154,7 @@ def legend(named: Mapping[str, str]) -> Text:
     """What the letters stand for."""
     told = Text(no_wrap=True, overflow="ellipsis")
     for option, letter in named.items():
-        told.append(f"  {letter} ", "bold").append(line(option, 30), "dim")
+        told.append(f"  {letter} ", "bold").append(sanitize_line(option, 30), "dim")
     return told
 
 
@@ -225,7 +225,7 @@ def _rate(arm: Arm) -> str:
 
 
 def _counts(counted: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {line(name, 20)}" for name, count in counted.items())
+    return ", ".join(f"{count} {sanitize_line(name, 20)}" for name, count in counted.items())
 
 
 def _seconds(seconds: float) -> str:
@@ -233,7 +233,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _clipped(text: str, width: int, style: str = "") -> Text:
-    whole = line(text)
+    whole = sanitize_line(text)
     return cell(whole if len(whole) <= width else f"{whole[: width - 1]}…", style)
 
 
@@ -243,11 +243,11 @@ def _right(text: str, width: int) -> Text:
 
 def what_a_rollback_does(model: ModelView) -> Text:
     """Where the conversations of a model go when it is taken back."""
-    left = "the base model" if model.brought_back == "base" else line(model.brought_back, 40)
+    left = "the base model" if model.brought_back == "base" else sanitize_line(model.brought_back, 40)
     then = {
         "canary": f"its share of the conversations goes to {left}",
         "shadow": f"it answers no more beside {left}",
     }
-    told = Text.assemble((line(model.name, 40), "bold"), f" is {model.state}: ")
+    told = Text.assemble((sanitize_line(model.name, 40), "bold"), f" is {model.state}: ")
     told.append(f"{then.get(model.state, f'its conversations go on with {left}')}. ")
     return told.append("Requests in flight end as they began.")

@@ -1,10 +1,8 @@
-"""Training runs: all of them, the curves of one as they grow, and some of its newest rollouts.
+"""Training: all runs, the curves of the chosen one as they grow, and some of its newest rollouts.
 
-A run's iterations are asked for once; while it is at work only those behind the last are. Whatever else may have
-changed them (a restart from a checkpoint does an iteration again) has all of them asked for anew.
-Not covered: stored trajectories, and what a gate made of the adapter.
-
-Training runs and their rollouts as lines of tables.
+A run's iterations are requested once; while it is running, only those after the last. Any other event that may have
+changed them (a restart from a checkpoint repeats an iteration) has all of them requested again. Not covered: stored
+trajectories, and the gate's result for the adapter.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -24,7 +22,7 @@ from traced.client.models import CycleView, Done, EventView, Status
 from traced.client.trainings import IterationView, SampleView, TrainingView
 from tui.screens.conversation import RolloutShown
 from tui.screens.live_screen import Live
-from tui.text import cell, line
+from tui.text import cell, sanitize_line
 from tui.widgets.dialogs import ActQuestion
 from tui.widgets.plots import Curve, short
 from tui.widgets.tables import KeyedTable, Opening, Row
@@ -32,99 +30,8 @@ from tui.widgets.tables import KeyedTable, Opening, Row
 MARKS = {"running": "▶", "finished": "✓", "failed": "✗", "interrupted": "‖"}
 STYLES = {"running": "bold cyan", "finished": "green", "failed": "bold red", "interrupted": "yellow"}
 PLACES = {"best": "▲", "median": "●", "worst": "▼"}
-
-
-def run_row(run: TrainingView) -> Row:
-    """One run."""
-    state = "waits" if run.state == "running" and not run.at_work else run.state
-    first, last = _figure(run.first, "reward"), _figure(run.last, "reward")
-    return Row(
-        run.id,
-        [
-            cell(f"{'○' if state == 'waits' else MARKS.get(state, '·')} {state}", STYLES.get(run.state, "")),
-            cell(run.capability, limit=32),
-            cell(_how_far(run)),
-            cell(f"{first} → {last}" if first else "", "bold" if run.at_work else ""),
-            cell(_figure(run.last, "tokens_per_second")),
-            cell(_time(run)),
-            cell(run.cycle_id, limit=60),
-        ],
-    )
-
-
-def sample_row(sample: SampleView) -> Row:
-    """One rollout, and what was said last."""
-    said = next((one.get("content") for one in reversed(sample.messages) if one.get("content")), "")
-    ended, style = ("✓ success", "green") if sample.success else ("✗ failure", "red")
-    return Row(
-        sample.place,
-        [
-            cell(f"{PLACES.get(sample.place, '·')} {line(sample.place, 20)}"),
-            cell(f"{sample.reward:.2f}"),
-            cell(ended, style),
-            cell(sample.turns),
-            cell(_start(said, 150)),
-        ],
-    )
-
-
-def samples_heading(sample: SampleView) -> Text:
-    """What the rollouts of a group share."""
-    asked = next((one.get("content") for one in sample.messages if one.get("role") == "user"), "")
-    told = Text(f"Rollouts of iteration {sample.iteration}", "bold", no_wrap=True, overflow="ellipsis", end="")
-    told.append(f" · one group, seed {sample.seed} · {line(_start(asked, 150))}", "not bold")
-    return told
-
-
-def heading(run: TrainingView) -> Text:
-    """What is to be said of one run in a line."""
-    told = Text(no_wrap=True, overflow="ellipsis", end="")
-    told.append(line(run.capability, 60), "bold")
-    told.append(f" · {line(run.cycle_id, 60)} · iteration {_how_far(run)}")
-    if run.adapter:
-        told.append(f" · gave {line(run.adapter, 80)}")
-    if run.detail:
-        told.append(f" · {line(run.detail, 300)}", "bold")
-    elif run.state == "running" and not run.at_work:
-        told.append(" · not at work here now")
-    return told
-
-
-def _how_far(run: TrainingView) -> str:
-    return f"{run.done} of {run.iterations}" if run.iterations else str(run.done)
-
-
-def _time(run: TrainingView) -> str:
-    if run.left_s is not None:
-        return f"≈ {duration(run.left_s)} left"
-    if run.finished_at is not None:
-        return f"took {duration((run.finished_at - run.started_at).total_seconds())}"
-    return _since(run.started_at)
-
-
-def _since(at: datetime) -> str:
-    return f"since {at:%m-%d %H:%M}"
-
-
-def duration(seconds: float) -> str:
-    """Roughly, in one unit."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def _figure(figures: Mapping[str, float | None], name: str) -> str:
-    value = figures.get(name)
-    return "" if value is None else short(value)
-
-
-def _start(text: object, limit: int) -> str:
-    told = " ".join(str(text or "")[: 4 * limit].split())
-    return told if len(told) <= limit else f"{told[: limit - 1]}…"
-
-
-PAGE, MOST = 100, 1000  # runs that are asked for at first, and as the cursor comes to the last of them
-OVER = ("finished", "failed", "cancelled")
+PAGE, MOST = 100, 1000  # runs that are requested at first, and at most as the cursor comes to the last one
+OVER = ("finished", "failed", "cancelled")  # states of a cycle that has ended
 CURVES = {  # figure -> name, where the plot begins, what its range is rounded to
     "reward": ("reward", None, 0.1),
     "success": ("success rate", None, 0.1),
@@ -147,7 +54,7 @@ class Found:
 
 
 class Training(Live):
-    """The runs, and the one under the cursor."""
+    """The screen of training runs, and of the one under the cursor."""
 
     TITLE_TEXT = "Training"
     CONCERNS = ("stage", "cycle", "pause", "resume", "cancel", "start", "stop training", "missed")
@@ -338,8 +245,11 @@ class Training(Live):
         found, run, client = self._found, self._chosen(), self.app.client
         if found is None:
             return
-        target, doing = line(found.status.target.name, 60), line(", ".join(found.status.doing) or "nothing", 300)
-        cycle, capability = (line(run.cycle_id, 60), line(run.capability, 60)) if run else ("", "")
+        target, doing = (
+            sanitize_line(found.status.target.name, 60),
+            sanitize_line(", ".join(found.status.doing) or "nothing", 300),
+        )
+        cycle, capability = (sanitize_line(run.cycle_id, 60), sanitize_line(run.capability, 60)) if run else ("", "")
         title, what = {
             "pause": (
                 f"Pause {target}",
@@ -363,3 +273,92 @@ class Training(Live):
             how |= {"stop": partial(client.trainings.stop, run.id), "cancel": partial(client.cancel, run.cycle_id)}
         if act in how:
             self.app.push_screen(ActQuestion(title, Text(what), how[act]))
+
+
+def run_row(run: TrainingView) -> Row:
+    """One run."""
+    state = "waits" if run.state == "running" and not run.at_work else run.state
+    first, last = _figure(run.first, "reward"), _figure(run.last, "reward")
+    return Row(
+        run.id,
+        [
+            cell(f"{'○' if state == 'waits' else MARKS.get(state, '·')} {state}", STYLES.get(run.state, "")),
+            cell(run.capability, limit=32),
+            cell(_how_far(run)),
+            cell(f"{first} → {last}" if first else "", "bold" if run.at_work else ""),
+            cell(_figure(run.last, "tokens_per_second")),
+            cell(_time(run)),
+            cell(run.cycle_id, limit=60),
+        ],
+    )
+
+
+def sample_row(sample: SampleView) -> Row:
+    """One rollout, and what was said last."""
+    said = next((one.get("content") for one in reversed(sample.messages) if one.get("content")), "")
+    ended, style = ("✓ success", "green") if sample.success else ("✗ failure", "red")
+    return Row(
+        sample.place,
+        [
+            cell(f"{PLACES.get(sample.place, '·')} {sanitize_line(sample.place, 20)}"),
+            cell(f"{sample.reward:.2f}"),
+            cell(ended, style),
+            cell(sample.turns),
+            cell(_start(said, 150)),
+        ],
+    )
+
+
+def samples_heading(sample: SampleView) -> Text:
+    """What the rollouts of a group share."""
+    asked = next((one.get("content") for one in sample.messages if one.get("role") == "user"), "")
+    told = Text(f"Rollouts of iteration {sample.iteration}", "bold", no_wrap=True, overflow="ellipsis", end="")
+    told.append(f" · one group, seed {sample.seed} · {sanitize_line(_start(asked, 150))}", "not bold")
+    return told
+
+
+def heading(run: TrainingView) -> Text:
+    """What is to be said of one run in a line."""
+    told = Text(no_wrap=True, overflow="ellipsis", end="")
+    told.append(sanitize_line(run.capability, 60), "bold")
+    told.append(f" · {sanitize_line(run.cycle_id, 60)} · iteration {_how_far(run)}")
+    if run.adapter:
+        told.append(f" · gave {sanitize_line(run.adapter, 80)}")
+    if run.detail:
+        told.append(f" · {sanitize_line(run.detail, 300)}", "bold")
+    elif run.state == "running" and not run.at_work:
+        told.append(" · not at work here now")
+    return told
+
+
+def _how_far(run: TrainingView) -> str:
+    return f"{run.done} of {run.iterations}" if run.iterations else str(run.done)
+
+
+def _time(run: TrainingView) -> str:
+    if run.left_s is not None:
+        return f"≈ {duration(run.left_s)} left"
+    if run.finished_at is not None:
+        return f"took {duration((run.finished_at - run.started_at).total_seconds())}"
+    return _since(run.started_at)
+
+
+def _since(at: datetime) -> str:
+    return f"since {at:%m-%d %H:%M}"
+
+
+def duration(seconds: float) -> str:
+    """Roughly, in one unit."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _figure(figures: Mapping[str, float | None], name: str) -> str:
+    value = figures.get(name)
+    return "" if value is None else short(value)
+
+
+def _start(text: object, limit: int) -> str:
+    told = " ".join(str(text or "")[: 4 * limit].split())
+    return told if len(told) <= limit else f"{told[: limit - 1]}…"

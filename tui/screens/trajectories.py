@@ -1,8 +1,8 @@
-"""Trajectories to look through: filtered, a page at a time, opened, chosen, written to a file.
+"""Trajectories: a filtered list, loaded page by page, to open, choose and export.
 
-Invariants: further pages come as the cursor nears an end of what is held, which stays bounded (``tui.widgets.tables``);
-where the daemon gave up looking for what fits, nobody asks further but a person. What is chosen stays chosen whatever
-is filtered. Not covered: how many there are in all.
+Invariants: further pages are requested as the cursor nears an end of the window (``tui.widgets.tables.Window``), which
+is bounded. Where the daemon stopped searching before a page was full, only a person continues the search. Chosen
+trajectories stay chosen under any filter. Not covered: the total number of trajectories.
 """
 
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from traced.client.trajectories import EVERYTHING, TrajectoryChoices, Trajectory
 from tui.connection import tells_of_conversations
 from tui.screens.conversation import Conversation
 from tui.screens.live_screen import Live
-from tui.text import OUTCOMES, VERDICTS, cell, line
+from tui.text import OUTCOMES, VERDICTS, cell, sanitize_line
 from tui.widgets.dialogs import export
 from tui.widgets.tables import KeyedTable, Row, Window
 
 NEAR = 25  # rows from an end at which the next page is asked for
 FURTHER = 10  # requests of a search that a person has asked to go on
+SHORT = {"infrastructure": "infra"}  # names that the table has no room for
 COLUMNS = (" ", "outcome", "id", "the user asked", "reward", "msgs", "model", "task", "trial", "source")
 ASKED = (22, 110)  # columns of the screen for the user's words
-IDS, IDS_WIDE = 20, 36
-SHORT = {"infrastructure": "infra"}
-FIRST, MODEL, REST = 35, 24, 40  # and for what else is in view beside the id: always, on wide screens, on wider ones
+IDS, IDS_WIDE = 20, 36  # columns of the screen for ids, and on wide screens
+FIRST, MODEL, REST = 35, 24, 40  # for the other columns in view: always, on wide screens, on wider ones
 
 
 @dataclass
@@ -44,16 +44,8 @@ class Found:
     choices: TrajectoryChoices
 
 
-class Listing(KeyedTable):
-    """The table; Enter is its own key."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter", "select_cursor", "Open", tooltip="Read the conversation under the cursor")
-    ]
-
-
 class Trajectories(Live):
-    """The third screen."""
+    """The screen of stored trajectories, with its filters."""
 
     TITLE_TEXT = "Trajectories"
     CONCERNS = ("stage finished", "cycle", "import", "outcomes")
@@ -262,7 +254,7 @@ class Trajectories(Live):
                 if page.rows or page.next is None:
                     break
         except ClientError as error:
-            self.note(line(error.message))  # the next move of the cursor asks again
+            self.note(sanitize_line(error.message))  # the next move of the cursor asks again
         else:
             self.call_after_refresh(self._near_an_end)  # somebody may have gone on meanwhile
         finally:
@@ -280,7 +272,7 @@ class Trajectories(Live):
                 window.put_above(page)
                 self._put()
         except ClientError as error:
-            self.note(line(error.message))  # the next move of the cursor asks again
+            self.note(sanitize_line(error.message))  # the next move of the cursor asks again
         else:
             self.call_after_refresh(self._near_an_end)  # somebody may have gone on meanwhile
         finally:
@@ -313,7 +305,7 @@ class Trajectories(Live):
         if window.gave_up:
             told.append(f" · looked through {window.looked_at:,} without filling the page: m looks further", "yellow")
         if window.pages and window.pages[-1].cycle_id:
-            told.append(f" · labelled by {line(window.pages[-1].cycle_id, 40)}")
+            told.append(f" · labelled by {sanitize_line(window.pages[-1].cycle_id, 40)}")
         if self._chosen:
             told.append(f" · ● {len(self._chosen):,} chosen", "bold")
         self.query_one("#found", Static).update(told)
@@ -330,6 +322,14 @@ class Trajectories(Live):
         cycle = self.query_one("#cycle", Select).value
         of = [one for one in choices.cycles if one.cycle_id == cycle] or choices.cycles[:1]
         _set(self.query_one("#capability", Select), of[0].capabilities if of else [])
+
+
+class Listing(KeyedTable):
+    """The table; Enter is its own key."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "select_cursor", "Open", tooltip="Read the conversation under the cursor")
+    ]
 
 
 def _select(name: str, options: list[tuple[str, str]]) -> Select[str]:
@@ -371,7 +371,7 @@ def _for_words(width: int, id_width: int) -> int:
 
 def _row(one: TrajectorySummary, chosen: bool, room: _Room) -> Row:
     mark, colour = OUTCOMES.get(one.outcome, ("·", ""))
-    outcome = cell(f"{mark} {SHORT.get(one.outcome, line(one.outcome, 20))}", colour)
+    outcome = cell(f"{mark} {SHORT.get(one.outcome, sanitize_line(one.outcome, 20))}", colour)
     said = ", ".join(f"{name} {one.verdicts[name]}" for name in VERDICTS if one.verdicts.get(name))
     cells = [
         cell("●" if chosen else " ", "bold"),

@@ -1,9 +1,8 @@
-"""A conversation's messages as blocks to read: a text, or a tool call with what it gave back.
+"""A conversation's messages as blocks to read: a text, or a tool call with its results.
 
-Invariants: every message is in exactly one block, and a call's results are in the call's; what cites a message is with
-its block. Messages are whatever somebody recorded: what has not the form of chat messages is shown as JSON, never
-left out. All texts that come out are harmless (``tui.text``). Not covered: how a block looks
-(``tui.widgets.conversation``).
+Every message is in exactly one block; the results of a call, and the citations of a message, are in its block. Messages
+are arbitrary recorded data: those that are no chat messages are shown as JSON, never left out. All texts are safe for
+the terminal (``tui.text``). Not covered: how a block looks (``tui.widgets.conversation``).
 """
 
 import json
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from traced.client.trajectories import CapabilityLabels
-from tui.text import block, line
+from tui.text import sanitize_block, sanitize_line
 
 CHAT_KEYS = ("role", "content", "tool_calls", "tool_call_id", "name")
 ARGUMENTS = 400  # characters of a call's arguments that a folded line is cut from
@@ -74,14 +73,18 @@ def _of_message(
     cited: Mapping[int, list[Citation]],
 ) -> Iterator[Block]:
     if not isinstance(message, dict):
-        yield Block(index, "other", "no message", line(_json(message), ARGUMENTS), block(_json(message)))
+        yield Block(
+            index, "other", "no message", sanitize_line(_json(message), ARGUMENTS), sanitize_block(_json(message))
+        )
         return
-    role, own = line(message.get("role") or "no role", 20), tuple(cited.get(index, ()))
+    role, own = sanitize_line(message.get("role") or "no role", 20), tuple(cited.get(index, ()))
     calls = message.get("tool_calls")
     listed = calls if isinstance(calls, list) else [calls] if calls else []
     said = _said(message)
     if said or not listed:
-        yield Block(index, role, role, _brief(said), block(said), own, folded=role in ("system", "developer", "tool"))
+        yield Block(
+            index, role, role, _brief(said), sanitize_block(said), own, folded=role in ("system", "developer", "tool")
+        )
         own = ()
     for place, call in enumerate(listed):
         behind = results.get((index, place), [])
@@ -93,15 +96,15 @@ def _of_message(
 def _call(messages: Sequence[Any], index: int, call: Any, behind: list[int], cited: tuple[Citation, ...]) -> Block:
     function = call.get("function") if isinstance(call, dict) else None
     if isinstance(function, dict):
-        name, given = line(function.get("name") or "?", 60), _read(function.get("arguments"))
+        name, given = sanitize_line(function.get("name") or "?", 60), _read(function.get("arguments"))
     else:
         name, given = "?", call
     written = given if isinstance(given, str) else _arguments(given)
     gave = [_said(messages[result]) for result in behind]
-    brief = f"({line(written, ARGUMENTS)}) → {_brief(' '.join(gave)) if gave else 'nothing came back'}"
-    body = [block(_pretty(given))]
+    brief = f"({sanitize_line(written, ARGUMENTS)}) → {_brief(' '.join(gave)) if gave else 'nothing came back'}"
+    body = [sanitize_block(_pretty(given))]
     for result, text in zip(behind, gave, strict=True):
-        body += [f"→ #{result}", block(_pretty(_read(text)))]
+        body += [f"→ #{result}", sanitize_block(_pretty(_read(text)))]
     return Block(index, "call", name, brief, "\n".join(body if gave else [*body, "→ nothing came back"]), cited, True)
 
 
@@ -140,7 +143,7 @@ def _part(part: Any) -> str:
 
 
 def _brief(text: str) -> str:
-    return line(" ".join(text[:ARGUMENTS].split()), ARGUMENTS) or "(empty)"
+    return sanitize_line(" ".join(text[:ARGUMENTS].split()), ARGUMENTS) or "(empty)"
 
 
 def _arguments(given: Any) -> str:

@@ -1,10 +1,8 @@
-"""A conversation to read: blocks one below the other, one of them chosen, calls folded to a line.
+"""A conversation to read: its facts on top, and its messages as blocks that can be folded, one of them chosen.
 
-Invariants: what is folded stays so when the conversation is told anew, and so does the chosen block; a block that is
-higher than the screen is scrolled through before the next one is chosen. At first ``PORTION`` blocks are there and
-more come as the chosen one nears the end, so that a conversation of thousands opens as fast as a short one.
-
-One conversation of one or two that are read: what is known of it, above its messages.
+Invariants: new contents keep the chosen block and what is folded. A block that is higher than the screen is scrolled
+through before the next one is chosen. ``PORTION`` blocks are mounted at first and more as the chosen one nears the end,
+so that a conversation of thousands opens as fast as a short one.
 """
 
 from collections.abc import Sequence
@@ -20,40 +18,40 @@ from textual.containers import Vertical, VerticalScroll
 from textual.events import Click
 from textual.widgets import Static
 
-from tui.text import VERDICTS, line
+from tui.text import VERDICTS, sanitize_line
 from tui.widgets.blocks import Block, Citation
 
-PORTION = 100
-NEAR = 10
+PORTION = 100  # blocks that are mounted at once
+NEAR = 10  # blocks before the last mounted one at which more are
 STYLES = {"system": "dim", "user": "bold cyan", "assistant": "bold green", "call": "magenta", "tool": "magenta"}
 
 
-class Piece(Static):
-    """One block."""
+class Side(Vertical):
+    """A conversation with its facts on top; ``tell`` changes the contents that the constructor gave it."""
 
     DEFAULT_CSS = """
-    Piece { height: auto; padding: 0 1 0 0; border-left: blank; }
+    Side { width: 1fr; height: 1fr; }
+    Side > .about { height: auto; max-height: 7; padding: 0 1; background: $panel; }
+    Side > Talk { height: 1fr; }
     """
 
-    def __init__(self, block: Block) -> None:
-        super().__init__(markup=False)
-        self.block = block
-        self.folded = block.folded
+    def __init__(self, about: Text | None = None, blocks: Sequence[Block] = (), *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._first = (about or Text(), blocks)
+
+    def compose(self) -> ComposeResult:
+        """Both."""
+        yield Static(self._first[0], classes="about", markup=False)
+        yield Talk()
 
     def on_mount(self) -> None:
-        """Show it."""
-        self.tell(self.block, self.folded)
+        """Show what is there from the beginning."""
+        self.query_one(Talk).tell(self._first[1])
 
-    def tell(self, block: Block, folded: bool) -> None:
-        """Show it so."""
-        self.block, self.folded = block, folded
-        self.update(_drawn(block, folded))
-
-    def on_click(self, event: Click) -> None:
-        """Choose it."""
-        assert isinstance(self.parent, Talk)
-        self.parent.choose(self.parent.pieces.index(self))
-        event.stop()
+    def tell(self, about: Text, blocks: Sequence[Block]) -> None:
+        """Show this one."""
+        self.query_one(".about", Static).update(about)
+        self.query_one(Talk).tell(blocks)
 
 
 class Talk(VerticalScroll):
@@ -81,7 +79,7 @@ class Talk(VerticalScroll):
         self.begin_at: int | None = None  # the message that is chosen at first, and unfolded; else the first cited
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> "list[Piece]":
         """The blocks that are there by now."""
         return list(self.query_children(Piece))
 
@@ -213,6 +211,34 @@ class Talk(VerticalScroll):
         return region.bottom - (self.scroll_offset.y + self.size.height)
 
 
+class Piece(Static):
+    """One block."""
+
+    DEFAULT_CSS = """
+    Piece { height: auto; padding: 0 1 0 0; border-left: blank; }
+    """
+
+    def __init__(self, block: Block) -> None:
+        super().__init__(markup=False)
+        self.block = block
+        self.folded = block.folded
+
+    def on_mount(self) -> None:
+        """Show it."""
+        self.tell(self.block, self.folded)
+
+    def tell(self, block: Block, folded: bool) -> None:
+        """Show it so."""
+        self.block, self.folded = block, folded
+        self.update(_drawn(block, folded))
+
+    def on_click(self, event: Click) -> None:
+        """Choose it."""
+        assert isinstance(self.parent, Talk)
+        self.parent.choose(self.parent.pieces.index(self))
+        event.stop()
+
+
 def _drawn(block: Block, folded: bool) -> RenderableType:
     style = STYLES.get(block.kind, "bold yellow")
     head = Text(f"#{block.index:<3} ", "dim", no_wrap=folded or block.kind == "call", overflow="ellipsis")
@@ -234,33 +260,8 @@ def _marks(cited: Sequence[Citation], *, other: bool) -> Text:
     for place, one in enumerate(cited):
         mark, colour = VERDICTS.get(one.verdict, ("·", ""))
         told.append(", " if place else "cited: ", "dim")
-        told.append(f"{mark} {line(one.capability, 60)} {line(one.verdict, 20)} {one.runs}/{one.of}", f"bold {colour}")
+        told.append(
+            f"{mark} {sanitize_line(one.capability, 60)} {sanitize_line(one.verdict, 20)} {one.runs}/{one.of}",
+            f"bold {colour}",
+        )
     return told
-
-
-class Side(Vertical):
-    """``tell`` gives it its contents; they can be there from the beginning."""
-
-    DEFAULT_CSS = """
-    Side { width: 1fr; height: 1fr; }
-    Side > .about { height: auto; max-height: 7; padding: 0 1; background: $panel; }
-    Side > Talk { height: 1fr; }
-    """
-
-    def __init__(self, about: Text | None = None, blocks: Sequence[Block] = (), *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._first = (about or Text(), blocks)
-
-    def compose(self) -> ComposeResult:
-        """Both."""
-        yield Static(self._first[0], classes="about", markup=False)
-        yield Talk()
-
-    def on_mount(self) -> None:
-        """Show what is there from the beginning."""
-        self.query_one(Talk).tell(self._first[1])
-
-    def tell(self, about: Text, blocks: Sequence[Block]) -> None:
-        """Show this one."""
-        self.query_one(".about", Static).update(about)
-        self.query_one(Talk).tell(blocks)

@@ -1,27 +1,21 @@
-"""A dialog before an act: what comes of it, why it is done, and a button that names it.
+"""Dialogs over a screen: a yes or no, the confirmation of an action with its reason, and the path of an export.
 
-Invariants: Enter alone does nothing: the cursor begins in the reason, where Enter only goes on, and the button that
-does it has the act's name on it (``ctrl+y`` presses it). The dialog goes once the act is done; where the daemon refuses
-or does not answer it says so and keeps what was typed. Leaving is always possible: before the act it does nothing, and
-what was asked for goes on without the dialog. No key has priority: one that had would overtake what was typed before
-it, and cut the reason short.
+Invariants of a confirmation: Enter alone does nothing. The cursor starts in the reason, where Enter only moves on, and
+the button that acts carries the action's name (``ctrl+y`` presses it). The dialog closes once the action is done. Where
+the daemon refuses or does not answer, the dialog says so and keeps the typed text. Leaving is always possible: before
+the request it does nothing, and a request already sent goes on. No key has priority, because it would overtake text
+that was typed before it and cut the reason short.
 
-A yes or no that an act waits for.
-
-A question before an act that one sentence says enough of: stopping a training, a rollback.
-
-Trajectories into a file of JSON Lines whose path is typed in.
-
-Invariants: a file that is there already is replaced only after a second Enter on the same path, and only by a whole
-new one; what fails leaves no file behind. One trajectory is in memory at a time. How it fails: the prompt stays open
-and says why. Not covered: a browser, whose user must not write files on the daemon's machine.
+Invariants of an export: an existing file is replaced only after a second Enter on the same path, and only by a complete
+new one. One trajectory is in memory at a time. How it fails: the dialog stays open with the reason, and no partial file
+is left. Not covered: browsers, whose users must not write files on the daemon's machine.
 """
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import work
@@ -35,14 +29,15 @@ from textual.widgets._button import ButtonVariant
 
 from traced.client import ClientError
 from traced.client.models import Done
-from tui.text import line
+from tui.connection import ConnectedApp
+from tui.text import sanitize_line
 
-if TYPE_CHECKING:
-    from tui.app import TracedApp
+ASKED = "… asked for. Esc leaves; it is done all the same."
+REASON = 2000  # characters that the daemon takes
 
 
 class Question(ModalScreen[bool]):
-    """y says yes; n and Escape say no."""
+    """A yes or no, with what follows from it; y says yes, n and Escape say no."""
 
     DEFAULT_CSS = """
     Question { align: center middle; }
@@ -68,14 +63,10 @@ class Question(ModalScreen[bool]):
             yield Static("y yes   n no", id="keys", markup=False)
 
 
-ASKED = "… asked for. Esc leaves; it is done all the same."
-REASON = 2000  # characters that the daemon takes
-
-
 class ReasonDialog(ModalScreen[Done | None]):
     """Asks whether to do ``act`` ("Stop the training"), does it, and gives what was done; subclasses say the rest."""
 
-    app: "TracedApp"
+    app: ConnectedApp
     AUTO_FOCUS = "#why"
     DEFAULT_CSS = """
     ReasonDialog { align: center middle; }
@@ -94,7 +85,7 @@ class ReasonDialog(ModalScreen[Done | None]):
 
     def __init__(self, act: str, variant: ButtonVariant = "warning", *, after_reason: str = "#confirm") -> None:
         super().__init__()
-        self._title, self._variant = line(act, 80), variant
+        self._title, self._variant = sanitize_line(act, 80), variant
         self._after_reason = after_reason  # where Enter goes on to
 
     def about(self) -> Iterable[Widget]:
@@ -165,7 +156,7 @@ class ReasonDialog(ModalScreen[Done | None]):
 
 
 class ActQuestion(ReasonDialog):
-    """Asks whether to do ``act``; ``what`` says, harmlessly, what comes of it, ``how`` does it for a reason or ""."""
+    """Confirms ``act``: ``what`` is safe text on its effect, ``how`` does it, given a reason or ""."""
 
     def __init__(self, act: str, what: Text, how: Callable[[str], Awaitable[Done]]) -> None:
         super().__init__(act)
@@ -180,13 +171,8 @@ class ActQuestion(ReasonDialog):
         return self._how(reason)
 
 
-def export(app: "TracedApp", ids: Sequence[str]) -> None:
-    """Ask for a path, and write these."""
-    app.push_screen(Export(ids))
-
-
 class Export(ModalScreen[None]):
-    """The prompt for the path."""
+    """Asks for a path and writes trajectories to it as JSON Lines."""
 
     DEFAULT_CSS = """
     Export { align: center middle; }
@@ -194,7 +180,7 @@ class Export(ModalScreen[None]):
     Export #why { height: auto; min-height: 1; color: $text-warning; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "Close")]
-    app: "TracedApp"
+    app: ConnectedApp
 
     def __init__(self, ids: Sequence[str]) -> None:
         super().__init__()
@@ -209,7 +195,7 @@ class Export(ModalScreen[None]):
             frame.border_title = f"Write {many} as JSON Lines"
             frame.border_subtitle = "Enter writes, Esc closes"
             yield Input("trajectories.jsonl", compact=True, id="path")
-            yield Static(f"in {line(Path.cwd(), 400)}", id="why", markup=False)
+            yield Static(f"in {sanitize_line(Path.cwd(), 400)}", id="why", markup=False)
 
     def on_input_changed(self) -> None:
         """Another path needs another yes."""
@@ -223,13 +209,15 @@ class Export(ModalScreen[None]):
             path = Path(message.value.strip()).expanduser()
             is_folder, is_there = path.is_dir(), path.exists()
         except (OSError, RuntimeError, ValueError) as error:  # no such user, no way in, too long, a NUL
-            self._say(f"Not written: {line(getattr(error, 'strerror', None) or error, 200)}.")
+            self._say(f"Not written: {sanitize_line(getattr(error, 'strerror', None) or error, 200)}.")
             return
         if not message.value.strip() or is_folder:
             self._say("Type a file's name.")
         elif is_there and self._may_replace != path:
             self._may_replace = path
-            self._say(f"{line(path.name, 100)} is there already. Enter again replaces it; or type another name.")
+            self._say(
+                f"{sanitize_line(path.name, 100)} is there already. Enter again replaces it; or type another name."
+            )
         else:
             self._write(path, replace=self._may_replace == path)
 
@@ -242,14 +230,14 @@ class Export(ModalScreen[None]):
         try:
             await write_lines(path, self._lines(), replace=replace)
         except FileExistsError:
-            self._say(f"{line(path.name, 100)} has appeared meanwhile. Enter again replaces it.")
+            self._say(f"{sanitize_line(path.name, 100)} has appeared meanwhile. Enter again replaces it.")
             self._may_replace = path
         except OSError as error:
-            self._say(f"Not written: {line(error.strerror or error, 200)}.")
+            self._say(f"Not written: {sanitize_line(error.strerror or error, 200)}.")
         except ClientError as error:
-            self._say(f"Not written: {line(error.message, 200)}.")
+            self._say(f"Not written: {sanitize_line(error.message, 200)}.")
         else:
-            self.app.notify(f"{len(self._ids):,} written to {line(path, 200)}", markup=False)
+            self.app.notify(f"{len(self._ids):,} written to {sanitize_line(path, 200)}", markup=False)
             self.dismiss()
         finally:
             self._busy = False
@@ -259,6 +247,11 @@ class Export(ModalScreen[None]):
             yield (await self.app.client.trajectories.get(key)).model_dump_json()
             if len(self._ids) > 1:
                 self._say(f"{number:,} of {len(self._ids):,}")
+
+
+def export(app: ConnectedApp, ids: Sequence[str]) -> None:
+    """Open the dialog that writes these trajectories to a file."""
+    app.push_screen(Export(ids))
 
 
 async def write_lines(path: Path, lines: AsyncIterator[str], *, replace: bool) -> None:

@@ -1,7 +1,7 @@
 """A gate's comparisons as a forest plot in text: one interval a row, all on one scale.
 
-Invariants: the scale holds every interval, every required bound and zero; an interval's ends, its middle, zero and the
-bound are different signs, so that nothing is told by colour alone; a row is as wide as the widget and never wraps.
+The scale holds every interval, every required bound and zero. An interval's ends, its middle, zero and the bound are
+different symbols, so that no colour is needed. A row is as wide as the widget and never wraps.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 
 from traced.client.approvals import ComparisonView
-from tui.text import line
+from tui.text import sanitize_line
 
 MARKS = {"pass": ("✓", "green"), "fail": ("✗", "bold red"), "inconclusive": ("?", "yellow")}
 ZERO, BOUND = "┊", "┃"
@@ -68,7 +68,7 @@ def plot(compared: Sequence[ComparisonView], width: int) -> Text:
     for one, row in zip(compared, figures, strict=True):
         mark, style = MARKS[one.answer]
         told.append(f"{mark} ", style)
-        told.append(f"{line(one.name, NAME - 2)[: NAME - 2]:<{NAME - 2}} ", "default")
+        told.append(f"{sanitize_line(one.name, NAME - 2)[: NAME - 2]:<{NAME - 2}} ", "default")
         told.append_text(_interval(one, scale, style))
         told.append(f"{_columns(row, widths)}\n", "default")
     told.append(f"{'':{NAME}} {scale.axis()}\n", "dim")

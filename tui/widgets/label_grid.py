@@ -1,7 +1,7 @@
 """A heat map of labels: a line per trajectory, grouped by outcome, and a character per labelling run.
 
-Invariants: only the lines in sight are drawn, so that thousands cost what a screenful costs; the cursor is on one cell
-and stays on its trajectory when the same table comes again. Verdicts differ by their sign, not by colour alone.
+Invariants: only the lines in sight are drawn, so that thousands cost no more than a screenful. The cursor is on one
+cell and stays on its trajectory when the same table comes again. Verdicts differ by symbol, not by colour alone.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from traced.client.capabilities import LabelledRow
-from tui.text import line
+from tui.text import sanitize_line
 
 SIGNS = {"na": "·", "present": "■", "lacking": "✗", None: " "}
 STYLES = {"na": "dim", "present": "green", "lacking": "bold red", None: ""}
@@ -101,7 +101,7 @@ class LabelGrid(ScrollView, can_focus=True):
                 style += Style(reverse=True, bold=True)
             segments += [Segment(SIGNS[verdict], style), Segment(" " * (self.step - 1))]
         name = Style(bold=True, underline=self.has_focus) if here else Style(dim=True)
-        return [*segments, Segment(" "), Segment(line(row.trajectory, 60), name)]
+        return [*segments, Segment(" "), Segment(sanitize_line(row.trajectory, 60), name)]
 
     def action_move(self, rows: int, runs: int) -> None:
         """Move the cursor."""
@@ -145,6 +145,6 @@ def _lines(rows: Sequence[LabelledRow]) -> list[int | str]:
         if row.outcome != before:
             before = row.outcome
             count = sum(1 for other in rows if other.outcome == before)
-            lines.append(f"{GROUPS.get(before, line(before, 30))}: {count}")
+            lines.append(f"{GROUPS.get(before, sanitize_line(before, 30))}: {count}")
         lines.append(number)
     return lines

@@ -1,9 +1,9 @@
-"""A list of lines in columns, of which only those in sight are drawn: for what grows by hundreds a second.
+"""A list of lines in columns that draws only those in sight, for contents that grow by hundreds a second.
 
-A table (``KeyedTable``) lays every row out that comes or goes; here a row costs nothing until it is looked at.
-Invariants: the cursor stays on its row, and that row stays where it is on the screen, whatever comes or goes above. A
-row that goes takes the cursor to the one after it. Columns grow with what is shown and never shrink, so that nothing
-jumps; the last has what is left. Cells are ``Text`` that was made harmless (``tui.text``).
+``KeyedTable`` lays out every row that comes or goes; here a row costs nothing until it is in sight. Invariants: the
+cursor stays on its row, and that row keeps its place on the screen. When the row goes, the cursor moves to the next
+one. Columns widen and never shrink, so that nothing jumps; the last one has the rest of the width. Cells are safe
+``Text`` (``tui.text``).
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""Devices as rows, and how router, engines and parts are as lines: a mark, what it is, how it is."""
+"""The machine for the overview: devices as table rows; router, engines and parts as lines of symbol, name and state."""
 
 from rich.text import Text
 
 from traced.client.models import DeviceView, Readiness
 from traced.client.serving import Health, RouterHealth, Traffic
-from tui.text import cell, line
+from tui.text import cell, sanitize_line
 from tui.widgets.tables import Row
 
 GIB = 2**30
@@ -44,7 +44,9 @@ def health_lines(health: Health | None, readiness: Readiness | None, width: int)
     """The router, its traffic and the parts of the service."""
     told = Text(no_wrap=True, overflow="ellipsis")
     for mark, style, name, text in [*_router(health), *_parts(readiness)]:
-        told.append(f"{mark} ", style).append(f"{name:<9}", "bold").append(line(text, width * 2), style * (mark == "✗"))
+        told.append(f"{mark} ", style).append(f"{name:<9}", "bold").append(
+            sanitize_line(text, width * 2), style * (mark == "✗")
+        )
         told.append("\n")
     told.right_crop(1)
     return told

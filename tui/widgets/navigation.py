@@ -1,15 +1,8 @@
-"""`?`: the keys that work where it was asked, from the bindings themselves.
-
-Jump mode: a letter on everything that can be focused; the letter focuses it.
-
-The line that names all screens with their keys, the one in front marked; names are cut where there is no room.
-
-The line at the top of every screen: the connection, the service's state, and how many decisions wait.
-"""
+"""What surrounds every screen: the line of its state, the list of screens, the help and the jump labels."""
 
 from collections.abc import Sequence
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from rich.table import Table
 from rich.text import Text
@@ -22,20 +15,85 @@ from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import Static
 
-from tui.text import line
+from tui.connection import ConnectedApp
+from tui.text import sanitize_line
 
-if TYPE_CHECKING:
-    from tui.app import TracedApp
-
-
+LEAST = 3  # letters of a name that is cut
 READING: list[BindingType] = [  # a modal screen has none of the app's keys
     Binding("question_mark", "app.help", "Help", key_display="?"),
     Binding("ctrl+o", "app.jump", "Jump", show=False),
 ]
 
 
+class TopLine(Static):
+    """A line with the connection, the service's state and the number of pending decisions; ``tell`` writes it anew."""
+
+    DEFAULT_CSS = "TopLine { height: 1; padding: 0 1; background: $panel; }"
+    app: ConnectedApp
+
+    def on_mount(self) -> None:
+        """Say what is known."""
+        self.tell()
+
+    def tell(self) -> None:
+        """Write the line."""
+        app, told = self.app, Text(no_wrap=True, overflow="ellipsis")
+        told.append("traced ", "bold")
+        if app.linked is None:
+            told.append(f"… connecting to {sanitize_line(app.where.name, 60)}")
+        elif not app.linked:
+            told.append(f"✗ {app.trouble}", "bold red")
+        else:
+            told.append("● connected", "green")
+        if app.read_only:
+            told.append("  ⊘ read-only", "yellow")
+        status = app.status
+        if status is not None:
+            told.append(f"  {sanitize_line(status.target.name, 40)}")
+            if status.state != "ready":
+                told.append("  ‖ stopping" if status.state == "draining" else "  … starting", "bold yellow")
+            if status.target.paused_at is not None:
+                told.append(f"  ‖ paused by {sanitize_line(status.target.paused_by, 40)}", "yellow")
+            elif status.running:
+                told.append(f"  ▶ {sanitize_line(status.running, 40)}")
+                told.append(f": {sanitize_line(', '.join(status.doing), 80)}" if status.doing else "")
+            else:
+                told.append("  · idle")
+            if status.waiting:
+                told.append(f"  ! {len(status.waiting)} to decide", "bold yellow")
+        self.update(told)
+
+
+class Modes(Static):
+    """A line of all screens with their keys, the one in front marked; names are cut where there is no room."""
+
+    DEFAULT_CSS = "Modes { height: 1; padding: 0 1; background: $panel; }"
+    app: ConnectedApp
+
+    def __init__(self, names: Sequence[str], here: str) -> None:
+        super().__init__()
+        self._names, self._here = names, here
+
+    def on_resize(self) -> None:
+        """Cut the names as far as they have to be, never that of this screen."""
+        room = self.content_size.width
+        longest = max(map(len, self._names))
+        while longest > LEAST and sum(len(self._shown(name, longest)) + 4 for name in self._names) > room:
+            longest -= 1
+        told = Text(no_wrap=True, overflow="crop", end="")
+        for number, name in enumerate(self._names, 1):
+            here = name == self._here
+            told.append(f" {number} ", "bold" if here else "dim")
+            told.append(self._shown(name, longest), "bold reverse" if here else "")
+            told.append(" ")
+        self.update(told)
+
+    def _shown(self, name: str, longest: int) -> str:
+        return name if name == self._here else name[:longest]
+
+
 class Help(ModalScreen[None]):
-    """Closed by any of the keys that open or leave things."""
+    """The keys that work on a screen, from its bindings."""
 
     DEFAULT_CSS = """
     Help { align: center middle; }
@@ -58,18 +116,8 @@ class Help(ModalScreen[None]):
             yield Static(table)
 
 
-def _keys(of: Screen[Any]) -> list[tuple[str, str]]:
-    found: dict[str, list[str]] = {}
-    for active in of.active_bindings.values():
-        binding = active.binding
-        does = binding.tooltip or binding.description
-        if does and not binding.system and active.enabled:
-            found.setdefault(does, []).append(of.app.get_key_display(binding))
-    return [(" ".join(keys), does) for does, keys in found.items()]
-
-
 class Jump(ModalScreen[None]):
-    """Closed by a letter, or by Escape."""
+    """A letter on everything that can be focused; typing it sets the focus."""
 
     DEFAULT_CSS = """
     Jump { background: transparent; }
@@ -97,71 +145,11 @@ class Jump(ModalScreen[None]):
             self._of.set_focus(self._targets[event.key])
 
 
-LEAST = 3  # letters of a name that is cut
-
-
-class Modes(Static):
-    """One line."""
-
-    DEFAULT_CSS = "Modes { height: 1; padding: 0 1; background: $panel; }"
-    app: "TracedApp"
-
-    def __init__(self, names: Sequence[str], here: str) -> None:
-        super().__init__()
-        self._names, self._here = names, here
-
-    def on_resize(self) -> None:
-        """Cut the names as far as they have to be, never that of this screen."""
-        room = self.content_size.width
-        longest = max(map(len, self._names))
-        while longest > LEAST and sum(len(self._shown(name, longest)) + 4 for name in self._names) > room:
-            longest -= 1
-        told = Text(no_wrap=True, overflow="crop", end="")
-        for number, name in enumerate(self._names, 1):
-            here = name == self._here
-            told.append(f" {number} ", "bold" if here else "dim")
-            told.append(self._shown(name, longest), "bold reverse" if here else "")
-            told.append(" ")
-        self.update(told)
-
-    def _shown(self, name: str, longest: int) -> str:
-        return name if name == self._here else name[:longest]
-
-
-class TopLine(Static):
-    """One line; ``tell`` writes it anew from what the app knows."""
-
-    DEFAULT_CSS = "TopLine { height: 1; padding: 0 1; background: $panel; }"
-    app: "TracedApp"
-
-    def on_mount(self) -> None:
-        """Say what is known."""
-        self.tell()
-
-    def tell(self) -> None:
-        """Write the line."""
-        app, told = self.app, Text(no_wrap=True, overflow="ellipsis")
-        told.append("traced ", "bold")
-        if app.linked is None:
-            told.append(f"… connecting to {line(app.where.name, 60)}")
-        elif not app.linked:
-            told.append(f"✗ {app.trouble}", "bold red")
-        else:
-            told.append("● connected", "green")
-        if app.read_only:
-            told.append("  ⊘ read-only", "yellow")
-        status = app.status
-        if status is not None:
-            told.append(f"  {line(status.target.name, 40)}")
-            if status.state != "ready":
-                told.append("  ‖ stopping" if status.state == "draining" else "  … starting", "bold yellow")
-            if status.target.paused_at is not None:
-                told.append(f"  ‖ paused by {line(status.target.paused_by, 40)}", "yellow")
-            elif status.running:
-                told.append(f"  ▶ {line(status.running, 40)}")
-                told.append(f": {line(', '.join(status.doing), 80)}" if status.doing else "")
-            else:
-                told.append("  · idle")
-            if status.waiting:
-                told.append(f"  ! {len(status.waiting)} to decide", "bold yellow")
-        self.update(told)
+def _keys(of: Screen[Any]) -> list[tuple[str, str]]:
+    found: dict[str, list[str]] = {}
+    for active in of.active_bindings.values():
+        binding = active.binding
+        does = binding.tooltip or binding.description
+        if does and not binding.system and active.enabled:
+            found.setdefault(does, []).append(of.app.get_key_display(binding))
+    return [(" ".join(keys), does) for does, keys in found.items()]

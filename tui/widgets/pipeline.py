@@ -1,7 +1,7 @@
-"""A cycle's stages in their order: one line each, and the capabilities side by side, where there are several.
+"""A cycle's stages in their order: one line each, with several capabilities side by side.
 
-Invariants: a stage that is not known to the order is shown, before the report; what a cycle that stands still had begun
-is not shown as at work. Time left is what the newest progress says of its own pace, rounded. Nothing is asked here.
+A stage outside the known order is shown before the report. Nothing in a halted cycle is shown as running. The time left
+is the estimate of the newest progress event, rounded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from traced.client.models import AdapterView, CostView, CycleView, EventView, StageView
-from tui.text import line
+from tui.text import sanitize_line
 
 ORDER = ("collect", "analyze", "synthesize", "admit", "train", "gate", "approve", "evaluate", "report")
 PROMPT, ENOUGH = "optimize-prompt", "a prompt is enough"  # a stage of some cycles; what ends a capability there well
@@ -66,7 +66,8 @@ def pipeline(
     told = Text(no_wrap=True, overflow="ellipsis")
     if columns:
         told.append(
-            " " * (NAME + 3) + "".join(_fixed(line(name, 60), each - 1) + " " for name in columns) + "\n", "dim"
+            " " * (NAME + 3) + "".join(_fixed(sanitize_line(name, 60), each - 1) + " " for name in columns) + "\n",
+            "dim",
         )
     for name, found in parts.items():
         _stage(told, name, found, columns, room)
@@ -85,7 +86,7 @@ def _wait(parts: dict[str, list[Part]], key: str, told: EventView) -> None:
         return
     if there is not None and there.at is not None and there.at > told.at:
         return
-    waiting = Part(name, STOPPED, f"waits for {line(told.detail.get('for', '?'), 120)}", told.at)
+    waiting = Part(name, STOPPED, f"waits for {sanitize_line(told.detail.get('for', '?'), 120)}", told.at)
     parts[stage] = [part for part in parts[stage] if part is not there] + [waiting]
 
 
@@ -114,7 +115,7 @@ def _part(cycle: CycleView, stage: StageView, name: str, progress: Mapping[str, 
     if stage.stage == PROMPT and str(stage.detail.get("reason")).startswith(ENOUGH):
         return Part(name, DONE, ENOUGH, stage.at)
     if stage.state == "failed":
-        return Part(name, FAILED, line(stage.detail.get("reason") or "failed", 120), stage.at)
+        return Part(name, FAILED, sanitize_line(stage.detail.get("reason") or "failed", 120), stage.at)
     if stage.state != "started":
         return Part(name, DONE, _figure(stage), stage.at)
     if cycle.state != "running":
@@ -132,7 +133,7 @@ def _decision(adapter: AdapterView) -> Part:
     if adapter.decision == "none":
         return Part(adapter.name, ASKS, "waits for you")
     if adapter.decision != "approved":
-        return Part(adapter.name, FAILED, line(adapter.decision, 20))
+        return Part(adapter.name, FAILED, sanitize_line(adapter.decision, 20))
     share = f" {100 * adapter.share:.0f} %" if adapter.share is not None else ""
     return Part(adapter.name, DONE, "live" if adapter.live else f"{adapter.trial}{share}" or "approved")
 
@@ -141,17 +142,17 @@ def _figure(stage: StageView) -> str:
     """What a stage has found, from its closing event."""
     detail = stage.detail
     if stage.stage == "collect" and isinstance(detail.get("success"), int | float):
-        share, episodes = f"{100 * detail['success']:.0f} %", line(detail.get("episodes", "?"), 12)
-        broken = f", {line(detail['infrastructure'], 12)} broke" if detail.get("infrastructure") else ""
+        share, episodes = f"{100 * detail['success']:.0f} %", sanitize_line(detail.get("episodes", "?"), 12)
+        broken = f", {sanitize_line(detail['infrastructure'], 12)} broke" if detail.get("infrastructure") else ""
         return f"{share} of {episodes} episodes succeed{broken}"
     if stage.stage == "admit" and detail.get("refused_by"):
-        return line(f"refused by {', '.join(map(str, detail['refused_by']))}", 60)
+        return sanitize_line(f"refused by {', '.join(map(str, detail['refused_by']))}", 60)
     if stage.stage == "gate" and detail.get("answer"):
-        return line(detail["answer"], 20)
+        return sanitize_line(detail["answer"], 20)
     if stage.stage == "train" and detail.get("adapter"):
-        return line(detail["adapter"], 60).removeprefix(stage.capability or "")
+        return sanitize_line(detail["adapter"], 60).removeprefix(stage.capability or "")
     if stage.stage == "promote" and detail.get("live") is not None:
-        return line(f"live: {', '.join(map(str, detail['live'])) or 'none'}", 80)
+        return sanitize_line(f"live: {', '.join(map(str, detail['live'])) or 'none'}", 80)
     return ""
 
 
@@ -161,7 +162,7 @@ def _paid(costs: Sequence[CostView]) -> str:
     about = "~" if any(one.estimated for one in costs) else ""
     tokens = sum(one.prompt_tokens + one.completion_tokens for one in costs)
     money = f", cost {about}{cost:.4g}" if cost else ""
-    of_each = ", ".join(f"{line(one.stage, 20)} {f'{one.cost:.4g}' if cost else one.calls}" for one in costs)
+    of_each = ", ".join(f"{sanitize_line(one.stage, 20)} {f'{one.cost:.4g}' if cost else one.calls}" for one in costs)
     return f"{calls} calls, {about}{tokens:,} tokens{money} ({of_each})"
 
 
@@ -170,7 +171,7 @@ def _stage(told: Text, name: str, parts: Sequence[Part], columns: Sequence[str],
     marks = {part.mark for part in parts}
     mark = next((mark for mark in WORST if mark in marks), COMING)
     told.append(f"{mark} ", STYLES[mark])
-    told.append(_fixed(line(name, NAME), NAME + 1), STYLES[mark] if mark in (COMING, RUNNING) else "bold")
+    told.append(_fixed(sanitize_line(name, NAME), NAME + 1), STYLES[mark] if mark in (COMING, RUNNING) else "bold")
     named = {_capability(part): part for part in parts}
     if columns and parts and set(named) <= set(columns):
         lines = [_beneath(named, columns, room)]
@@ -201,10 +202,10 @@ def _beside(parts: Sequence[Part], room: int) -> list[Text]:
     """One behind the other, on as many lines as that takes."""
     lines = [Text()]
     for part in parts:
-        text = f"{line(part.name, 40)} {part.told}".strip()
+        text = f"{sanitize_line(part.name, 40)} {part.told}".strip()
         alone = len(parts) == 1
         if not alone and part.mark == DONE:
-            text = line(part.name, 40)
+            text = sanitize_line(part.name, 40)
         length = min(cell_len(text) + 2 * (not alone), room)
         if lines[-1].cell_len and lines[-1].cell_len + 3 + length > room:
             lines.append(Text())
@@ -224,7 +225,7 @@ def _capability(part: Part) -> str:
 def how_far(told: EventView) -> str:
     """What a stage's newest progress says: how much is done, how long the rest takes at this pace, its figure."""
     done, total = _number(told.detail.get("done")), _number(told.detail.get("total"))
-    figure = line(told.detail.get("figure") or "", 60)
+    figure = sanitize_line(told.detail.get("figure") or "", 60)
     if not total:
         return figure
     left = time_left(told.detail, told.at, done, total)

@@ -1,13 +1,11 @@
-"""Success over time as text: three series on one scale, each with a mark of its own.
+"""Plots drawn with characters: the success rates over time, and one training figure over iterations.
 
-Invariants: marks differ in form, so that no colour is needed; a point lies in the middle of its cell, and where two
-series meet the one that is asked for more often is shown. The scale is widened to whole tens of per cent. Too few
-points are told in words, with what brings more of them. In fewer than ``LEAST`` lines every series is one line of bars.
+Success rates are three series on one scale, widened to whole tens of per cent, each with a mark of its own, so that no
+colour is needed. Where two series meet, the later one in the order of drawing is visible. Too few points for a plot are
+a line of bars each, as they are in fewer than ``LEAST`` lines; without any point a text says what brings the first.
 
-A small plot of one figure over iterations, drawn with Braille dots: its name and last value above, its range beside.
-
-Invariants: one line of text for the name and the rest for the plot, whatever the size; a figure that is missing leaves
-a gap, never a zero. Not covered: several lines in one plot, zooming.
+A curve is one figure in Braille dots: its name and last value on top, its range beside. A missing value is a gap, never
+a zero. Not covered: several lines in one curve, zooming.
 """
 
 import math
@@ -22,14 +20,31 @@ from textual.widget import Widget
 from traced.client.serving import DayRate, Rates
 
 AXIS = 6  # columns of the numbers beside a plot, and its edge
+LEAST = 7  # lines that a plot of rates with axes needs
+BARS = "▁▂▃▄▅▆▇█"
+WEEK = timedelta(days=7)  # production's rate is that of so many days, because single days have few conversations
+ENOUGH = 5  # judged conversations that make a rate
 LEFT = (0x01, 0x02, 0x04, 0x40)  # Braille's dots from the top, in the left and the right column of a character
 RIGHT = (0x08, 0x10, 0x20, 0x80)
+Point = tuple[float, float | None]  # of a curve: iteration and value
 
-Point = tuple[float, float | None]
+
+@dataclass(frozen=True)
+class Series:
+    """Rates in 0-1 at moments, oldest first; ``of``: what the newest is the rate of."""
+
+    name: str
+    mark: str
+    style: str
+    points: Sequence[tuple[datetime, float]]
+    of: str = ""
 
 
 class Curve(Widget):
-    """Shows what ``put`` was given. ``low`` and ``step`` make the range: from there, or to multiples of the step."""
+    """One figure over iterations, given with ``put``.
+
+    ``low`` and ``step`` make the range: from there, or to multiples of the step.
+    """
 
     DEFAULT_CSS = "Curve { height: 1fr; width: 1fr; color: $primary; padding: 0 1 0 0; }"
 
@@ -75,68 +90,23 @@ class Curve(Widget):
         return (low, high) if high > low else (low, low + (self._step or abs(low) or 1.0))
 
 
-def short(value: float) -> str:
-    """A number in at most five characters."""
-    size = abs(value)
-    if value == 0:
-        return "0"
-    if size < 0.005 or size >= 99_999.5:
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
-    places = 3 if 0 < value < 0.0995 else 2 if size < 10 else 1 if size < 100 else 0
-    return f"{value:.{places}f}"
-
-
-def braille(points: Sequence[Point], columns: int, rows: int, low: float, high: float) -> list[str]:
-    """The line through the points as ``rows`` strings of ``columns`` characters; gaps where a value is None.
-
-    Every value lies in ``low`` to ``high``, which differ.
-    """
-    grid = [[0] * columns for _ in range(rows)]
-    wide, tall = 2 * columns - 1, 4 * rows - 1
-    first, last = points[0][0], points[-1][0]
-    span = max(last - first, 1e-9)
-
-    def place(point: Point) -> tuple[int, int] | None:
-        at, value = point
-        if value is None:
-            return None
-        return round((at - first) / span * wide), round((high - value) / (high - low) * tall)
-
-    def dot(x: int, y: int) -> None:
-        grid[y // 4][x // 2] |= (LEFT, RIGHT)[x % 2][y % 4]
-
-    places = [place(point) for point in points]
-    for before, after in pairwise(places):
-        if before is not None and after is not None:
-            _line(before, after, dot)
-    for alone in places:
-        if alone is not None:
-            dot(*alone)
-    return ["".join(chr(0x2800 + dots) for dots in row) for row in grid]
-
-
-def _line(start: tuple[int, int], end: tuple[int, int], dot: Callable[[int, int], None]) -> None:
-    steps = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
-    for step in range(steps + 1):
-        share = step / steps
-        dot(round(start[0] + share * (end[0] - start[0])), round(start[1] + share * (end[1] - start[1])))
-
-
-BARS = "▁▂▃▄▅▆▇█"
-LEAST = 7  # lines that a plot with axes needs
-WEEK = timedelta(days=7)  # production's rate is that of so many days, because single days have few conversations
-ENOUGH = 5  # judged conversations that make a rate
-
-
-@dataclass(frozen=True)
-class Series:
-    """Rates in 0-1 at moments, oldest first; ``of``: what the newest is the rate of."""
-
-    name: str
-    mark: str
-    style: str
-    points: Sequence[tuple[datetime, float]]
-    of: str = ""
+def plotted(rates: Rates, width: int, height: int) -> Text:
+    """The success rates over time, in so many cells."""
+    found = series(rates)
+    points = [point for one in found for point in one.points]
+    if not points:
+        return Text(
+            "Nothing measured yet. A cycle's evaluation gives the first point of the target, and judged\n"
+            "conversations that went through the router (traced serve) give production's."
+            if width >= 92
+            else "Nothing measured yet: the first cycle's evaluation,\nand judged conversations, will show here.",
+            "dim",
+        )
+    few = len({at for at, _ in points}) < 2
+    told = _bars(found, width) if height < LEAST or width < 40 or few else _plot(found, width, height)
+    if rates.partial and height >= LEAST:
+        told.append("\nof production only the newest conversations", "dim")
+    return told
 
 
 def series(rates: Rates) -> list[Series]:
@@ -161,25 +131,6 @@ def _weeks(days: Sequence[DayRate]) -> Iterator[tuple[datetime, float, int]]:
         if judged >= ENOUGH:
             at = datetime.combine(end.day, time(12, tzinfo=UTC))
             yield at, sum(one.successes for one in week) / judged, judged
-
-
-def plotted(rates: Rates, width: int, height: int) -> Text:
-    """The plot in so many cells."""
-    found = series(rates)
-    points = [point for one in found for point in one.points]
-    if not points:
-        return Text(
-            "Nothing measured yet. A cycle's evaluation gives the first point of the target, and judged\n"
-            "conversations that went through the router (traced serve) give production's."
-            if width >= 92
-            else "Nothing measured yet: the first cycle's evaluation,\nand judged conversations, will show here.",
-            "dim",
-        )
-    few = len({at for at, _ in points}) < 2
-    told = _bars(found, width) if height < LEAST or width < 40 or few else _plot(found, width, height)
-    if rates.partial and height >= LEAST:
-        told.append("\nof production only the newest conversations", "dim")
-    return told
 
 
 def _bars(found: Sequence[Series], width: int) -> Text:
@@ -261,3 +212,50 @@ def _tens(low: float, high: float) -> tuple[float, float]:
     while most - least < 2:
         least, most = max(least - 1, 0), min(most + 1, 10)
     return least / 10, most / 10
+
+
+def short(value: float) -> str:
+    """A number in at most five characters."""
+    size = abs(value)
+    if value == 0:
+        return "0"
+    if size < 0.005 or size >= 99_999.5:
+        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    places = 3 if 0 < value < 0.0995 else 2 if size < 10 else 1 if size < 100 else 0
+    return f"{value:.{places}f}"
+
+
+def braille(points: Sequence[Point], columns: int, rows: int, low: float, high: float) -> list[str]:
+    """The line through the points as ``rows`` strings of ``columns`` characters; gaps where a value is None.
+
+    Every value lies in ``low`` to ``high``, which differ.
+    """
+    grid = [[0] * columns for _ in range(rows)]
+    wide, tall = 2 * columns - 1, 4 * rows - 1
+    first, last = points[0][0], points[-1][0]
+    span = max(last - first, 1e-9)
+
+    def place(point: Point) -> tuple[int, int] | None:
+        at, value = point
+        if value is None:
+            return None
+        return round((at - first) / span * wide), round((high - value) / (high - low) * tall)
+
+    def dot(x: int, y: int) -> None:
+        grid[y // 4][x // 2] |= (LEFT, RIGHT)[x % 2][y % 4]
+
+    places = [place(point) for point in points]
+    for before, after in pairwise(places):
+        if before is not None and after is not None:
+            _line(before, after, dot)
+    for alone in places:
+        if alone is not None:
+            dot(*alone)
+    return ["".join(chr(0x2800 + dots) for dots in row) for row in grid]
+
+
+def _line(start: tuple[int, int], end: tuple[int, int], dot: Callable[[int, int], None]) -> None:
+    steps = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
+    for step in range(steps + 1):
+        share = step / steps
+        dot(round(start[0] + share * (end[0] - start[0])), round(start[1] + share * (end[1] - start[1])))

@@ -1,14 +1,12 @@
-"""A table whose rows have keys: new contents change what differs, and nothing else moves.
+"""Tables whose rows have keys, and the window of a long list that such a table holds.
 
-Invariants: the cursor stays on its row, and that row stays where it is on the screen, whatever comes or goes above; a
-table that shows its beginning goes on showing it as long as the cursor stays in sight. A row that goes takes the cursor
-to the one after it. A row given again as the same object costs nothing. Cells are ``Text`` that was made harmless
+Invariants of a table: new contents change only what differs. The cursor stays on its row, and that row keeps its place
+on the screen; a table that shows its beginning goes on showing it while the cursor stays in sight. When the cursor's
+row goes, the cursor moves to the next one. The same ``Row`` object given again costs nothing. Cells are safe ``Text``
 (``tui.text``).
 
-The part of a long list that is held: pages one after the other, of which the far ones are let go.
-
-Invariants: at most about ``KEPT`` rows are held; where each page passed so far begins is remembered, so that one that
-was let go is asked for again.
+Invariants of a window: it holds about ``KEPT`` rows, as consecutive pages. The start of each page passed so far is
+remembered, so that a page that was dropped can be requested again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,6 +22,7 @@ from textual.widgets.data_table import RowKey
 from traced.client.trajectories import TrajectoryPage, TrajectorySummary
 
 FEW = 50  # rows that are taken out one by one; where more go, the table is made anew
+KEPT = 500  # rows that a window holds, about
 
 
 @dataclass(frozen=True)
@@ -32,18 +31,6 @@ class Row:
 
     key: str
     cells: Sequence[Text]
-
-
-class _First(Text):
-    """The first cell of a row, which knows the row's place."""
-
-    place: int = 0
-
-    @classmethod
-    def of(cls, text: Text) -> "_First":
-        made = cls()
-        made.append_text(text)
-        return made
 
 
 class KeyedTable(DataTable[Text]):
@@ -182,18 +169,9 @@ class Opening(KeyedTable):
         return action != "select_cursor" or bool(self.row_count)
 
 
-def _stays(before: Sequence[str], cursor: int, wanted: dict[str, Row]) -> str | None:
-    """The row that the cursor is on, or the first one after it that stays, or the last one before it."""
-    after = (key for key in before[cursor:] if key in wanted)
-    return next(after, None) or next((key for key in reversed(before[:cursor]) if key in wanted), None)
-
-
-KEPT = 500
-
-
 @dataclass
 class Window:
-    """Begins before the first page."""
+    """The part of a long list that is held: consecutive pages; it begins before the first one."""
 
     starts: list[str | None] = field(default_factory=lambda: [None])  # cursors, by the number of the page
     pages: list[TrajectoryPage] = field(default_factory=list)
@@ -238,3 +216,21 @@ class Window:
 
     def _held(self) -> int:
         return sum(len(page.rows) for page in self.pages)
+
+
+class _First(Text):
+    """The first cell of a row, which knows the row's place."""
+
+    place: int = 0
+
+    @classmethod
+    def of(cls, text: Text) -> "_First":
+        made = cls()
+        made.append_text(text)
+        return made
+
+
+def _stays(before: Sequence[str], cursor: int, wanted: dict[str, Row]) -> str | None:
+    """The row that the cursor is on, or the first one after it that stays, or the last one before it."""
+    after = (key for key in before[cursor:] if key in wanted)
+    return next(after, None) or next((key for key in reversed(before[:cursor]) if key in wanted), None)
