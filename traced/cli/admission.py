@@ -1,16 +1,12 @@
-"""``traced admit FILE.py``: whether a single-file environment may train a model, without a store, a cycle or a model.
+"""The verb admit: whether an environment may train a model. A file is judged without a store, a cycle or a model.
 
 A package of verifiers or OpenEnv is taken too: one that ``traced export`` wrote comes down to its file; of any other
-it is said, check by check, why it is not judged.
+the report says, check by check, why it is not judged. Capabilities of the current cycle: ``traced.cli.stages``.
 Invariants: the file is read as text and runs in containers only; nothing is stored but the page that ``--html`` names,
 which appears by rename. How it fails: a file that cannot be judged is a TracedError, before any container starts; no
-engine or no image is the sandbox's error with its next command, and no verdict.
+engine or no image is the sandbox's error with its next command, and no verdict: within ``unjudged`` an error of
+whatever kind ends with an exit code that no verdict has.
 Not covered: whether training on it helps, and the base model's rewards, which need a model.
-
-The file or folder that ``traced admit`` is given: which argument is one, what it holds, where its report may go.
-
-Every refusal is a TracedError, before anything heavy is imported and before any container starts. Within ``unjudged``
-an error of whatever kind ends with an exit code that no verdict has.
 """
 
 import asyncio
@@ -21,11 +17,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 
-from sandbox.admission import admit
+from sandbox import admission
 from sandbox.admission.interface import junk_messages
 from sandbox.admission.report import as_data, means, on_terminal
 from sandbox.admission.report.html import page
@@ -33,24 +30,84 @@ from sandbox.contract import Tool
 from sandbox.docker_engine import reap_orphans
 from sandbox.image import ensure_image
 from sandbox.policy import SandboxLimits
-from store.text import line
+from store.text import sanitize_line
 from store.types import AdmissionReport
+from traced.cli.options import AsJson, DataDir, Given, Model, Seed, Threads, read_settings
 from traced.cli.output import print_json, progress
 from traced.config.settings import Settings
 from traced.core.errors import TracedError, cause_of, is_known
-from traced.interop.recognition import Foreign, Recognised, recognise_file, recognise_folder, unproved
-from traced.pipeline.admit import thresholds
+from traced.interop.recognition import (
+    ForeignPackage,
+    RecognisedEnvironment,
+    recognise_file,
+    recognise_folder,
+    unplayable_report,
+)
 from traced.targets.registry import Target
 from traced.targets.registry import target as target_named
 
 NOT_JUDGED_CODE = 3  # neither a refusal (1) nor wrong usage (2)
 LOOKED_AT = 200  # entries of a folder
 LARGEST = 1024 * 1024  # bytes of a file that is read at all; admission itself refuses far smaller ones
+OWNER = f"traced-admit-{platform.node()}"  # of the containers
+TARGET_SEEDS = 8
+
+
+def admit(
+    capabilities: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CAPABILITY]...|FILE.py|PACKAGE", help="Default: all capabilities that apply.", show_default=False
+        ),
+    ] = None,
+    *,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="With FILE.py: write the report as a page.", show_default=False)
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", help="With FILE.py: compare its tools and errors with a target's.", show_default=False
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    given: Given = None,
+    model: Model = None,
+    seed: Seed = None,
+    threads: Threads = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check each written environment in a container; or any single-file environment, with no store, cycle or model.
+
+    After a refusal traced synthesize writes the next one (llm: mends this one); traced demo repeats the two.
+
+    Exit code 0: admitted; 1: refused; 3: not judged, for there is no such file, no Docker engine or the like.
+    """
+    if any(map(is_file, capabilities or [])):
+        _only_with("capabilities", model=model, seed=seed, threads=threads)
+        settings = read_settings(data_dir, given)
+        with unjudged():
+            code = admit_file(settings, capabilities or [], target=target, html=html, json=as_json)
+        raise typer.Exit(code)
+    _only_with("FILE.py", html=html, target=target)
+    settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
+    # The stages with all their libraries, 3 s to import: a file is judged without.
+    from traced.cli.stages import admit_capabilities
+
+    with unjudged():
+        admit_capabilities(settings, capabilities or [], as_json)
+
+
+def _only_with(subject: str, **options: Any) -> None:
+    """Refuse options that would do nothing here."""
+    for name, value in options.items():
+        if value is not None:
+            raise typer.BadParameter(f"goes with {subject} only", param_hint=f"--{name}")
 
 
 def only_file(files: Sequence[str]) -> Path:
     """The one file of the arguments; a TracedError where there are more, or capabilities among them."""
-    others = [one for one in files if not is_file(one)]
+    others = [name for name in files if not is_file(name)]
     if others:
         raise TracedError(
             f"{files[0] if is_file(files[0]) else next(filter(is_file, files))} is a file and {others[0]!r} is none: "
@@ -70,9 +127,9 @@ def is_file(argument: str) -> bool:
 def _is_package(folder: Path) -> bool:
     """Whether it is a folder with Python in it, or in a folder of it."""
     try:
-        within = list(islice(folder.iterdir(), LOOKED_AT)) if folder.is_dir() else []
-        deeper = chain.from_iterable(one.iterdir() for one in within if one.is_dir())
-        return any(one.suffix == ".py" for one in chain(within, islice(deeper, LOOKED_AT)))
+        entries = list(islice(folder.iterdir(), LOOKED_AT)) if folder.is_dir() else []
+        deeper = chain.from_iterable(entry.iterdir() for entry in entries if entry.is_dir())
+        return any(entry.suffix == ".py" for entry in chain(entries, islice(deeper, LOOKED_AT)))
     except OSError:
         return False
 
@@ -126,32 +183,31 @@ def check_page(html: Path, file: Path) -> None:
         raise TracedError(f"nothing can be written into {html.absolute().parent}", hint="name another folder in --html")
 
 
-OWNER = f"traced-admit-{platform.node()}"
-TARGET_SEEDS = 8
-
-
 def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, html: Path | None, json: bool) -> int:
     """Judge the one file and say so; the exit code: 0 admitted, 1 refused, 3 not judged."""
     file = only_file(files)
-    found = recognise_folder(file) if file.is_dir() else recognise_file(file, read_source(file))
+    source = recognise_folder(file) if file.is_dir() else recognise_file(file, read_source(file))
     if html is not None:
         check_page(html, file)
-    report = unproved(found) if isinstance(found, Foreign) else _judged(settings, found.source_code, target, json)
+    report = unplayable_report(source) if isinstance(source, ForeignPackage) else _judged(settings, source.source_code, target, json)
     if html is not None:
         _write(html, page(report, file.name, datetime.now(UTC)))
-    _tell(report, file, html, _since_export(found, report), json)
-    if isinstance(found, Foreign):
+    _print(report, file, html, _since_export(source, report), json)
+    if isinstance(source, ForeignPackage):
         return NOT_JUDGED_CODE
     return 0 if report.admitted else 1
 
 
 def _judged(settings: Settings, source_code: str, target: str | None, quiet: bool) -> AdmissionReport:
+    # With the stage come all stages' libraries, 3 s to import: what cannot be judged is refused without.
+    from traced.pipeline.admit import thresholds
+
     tools, errors = shown_by(target_named(target)) if target else (None, [])
     ensure_image()
     reap_orphans(OWNER)
-    with _told(quiet) as begins:
+    with _progress(quiet) as begins:
         return asyncio.run(
-            admit(
+            admission.admit(
                 source_code,
                 target_tools=tools,
                 target_error_examples=errors,
@@ -159,18 +215,18 @@ def _judged(settings: Settings, source_code: str, target: str | None, quiet: boo
                 thresholds=thresholds(settings),
                 limits=SandboxLimits(**settings.sandbox.model_dump()),
                 owner=OWNER,
-                begins=begins,
+                on_check_start=begins,
             )
         )
 
 
-def _since_export(found: Recognised | Foreign, report: AdmissionReport) -> list[str]:
+def _since_export(source: RecognisedEnvironment | ForeignPackage, report: AdmissionReport) -> list[str]:
     """What is no longer as ``traced export`` wrote it."""
-    if isinstance(found, Foreign) or not found.recorded:
+    if isinstance(source, ForeignPackage) or not source.exported_hash:
         return []
-    changed = [f"{name} was changed since the export, and is not judged here" for name in found.changed]
-    if found.recorded != report.environment_hash:
-        changed.append(f"the environment was changed since the export: it was env:{found.recorded[:12]}")
+    changed = [f"{name} was changed since the export, and is not judged here" for name in source.changed]
+    if source.exported_hash != report.environment_hash:
+        changed.append(f"the environment was changed since the export: it was env:{source.exported_hash[:12]}")
     return changed
 
 
@@ -191,7 +247,7 @@ def shown_by(target: Target) -> tuple[list[Tool], list[str]]:
 
 
 @contextmanager
-def _told(quiet: bool) -> Iterator[Callable[[str], None]]:
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
     """Which check is under way, on a terminal."""
     if quiet or not progress.is_terminal:
         yield lambda name: None
@@ -211,13 +267,13 @@ def _write(html: Path, text: str) -> None:
         staged.unlink(missing_ok=True)
 
 
-def _tell(report: AdmissionReport, file: Path, html: Path | None, changed: list[str], json: bool) -> None:
+def _print(report: AdmissionReport, file: Path, html: Path | None, changed: list[str], json: bool) -> None:
     if json:
         print_json({"file": file, "html": html, "changed": changed, **as_data(report)})
         return
     console = Console()
     console.print(on_terminal(report, file.name))
-    for one in changed:
-        console.print(f"! {line(one, 300)}", highlight=False, markup=False)
+    for text in changed:
+        console.print(f"! {sanitize_line(text, 300)}", highlight=False, markup=False)
     if html is not None:
         console.print(f"The report as a page: {html}", highlight=False, markup=False, soft_wrap=True)

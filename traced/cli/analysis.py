@@ -1,8 +1,6 @@
-"""How analyses look on a terminal: one analyst's capabilities, or two analysts' side by side and where they differ.
+"""The verb analyze: which capabilities the failures lack, by one analyst, or by two side by side.
 
-A capability's name is never cut; ids of trajectories are, as everywhere on the terminal: ``--json`` has them whole.
-
-The verb analyze: which capabilities the failures lack, by one analyst, or by two side by side.
+On the terminal a capability's name is never cut; ids of trajectories are, as everywhere: ``--json`` has them whole.
 """
 
 import asyncio
@@ -10,21 +8,37 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
+from agents.analyst.llm.prompting import Tell
 from sandbox.errors import harmless
+from store.records import Citation, Cycle, FaultRecord, Finding
+from store.repositories.capabilities import list_capabilities
+from store.repositories.cycles import list_cycles, list_stage_events
+from store.repositories.llm_replies import list_citations, list_faults
+from traced.cli.current_cycle import collected_alike, on_cycle, to_be_analyzed
 from traced.cli.options import AsJson, DataDir, Given, Model, Seed, read_settings
 from traced.cli.output import console, print_json, progress
-
-if TYPE_CHECKING:
-    from agents.analyst.llm.prompting import Tell
-    from store.records import Citation, Cycle, FaultRecord, Finding
-    from traced.config.settings import Settings
-    from traced.pipeline.context import Context
-    from traced.pipeline.findings import Comparison, Difference
-
+from traced.cli.store_session import looking, opened_store, writing
+from traced.config.settings import Settings
+from traced.core.progress import Progress
+from traced.pipeline.analyze import analyze as analyze_stage
+from traced.pipeline.analyze import (
+    analyze_imported,
+    contrasting,
+    is_import,
+    stored_findings,
+    surroundings,
+    telling,
+    to_analyze,
+)
+from traced.pipeline.context import Context, Shown
+from traced.pipeline.findings import Comparison, Difference, Surroundings
+from traced.pipeline.findings import compare as compare_analysts
 
 ID = 16  # characters of a trajectory's id
 SOME = 3
@@ -38,8 +52,8 @@ class Said:
     """What is stored of an analysis beside its findings; ``descriptions`` by capability, ``figures`` of a model."""
 
     descriptions: Mapping[str, str]
-    citations: "Sequence[Citation]"
-    faults: "Sequence[FaultRecord]"
+    citations: Sequence[Citation]
+    faults: Sequence[FaultRecord]
     figures: Mapping[str, Any]
 
     def as_json(self) -> dict[str, Any]:
@@ -58,21 +72,16 @@ class Said:
         return {name: of for name, of in {**told, "figures": figures}.items() if of}
 
 
-def said(settings: "Settings", cycle: str) -> Said:
+def said(settings: Settings, cycle: str) -> Said:
     """What the store holds of a cycle's analysis."""
-    from store.repositories.capabilities import list_capabilities
-    from store.repositories.cycles import list_stage_events
-    from store.repositories.llm_replies import list_citations, list_faults
-    from traced.cli.store_session import looking
-
     with looking(settings) as session:
-        descriptions = {one.name: one.description for one in list_capabilities(session, cycle)}
-        cited, faults = list_citations(session, cycle), list_faults(session, cycle)
-        told = [one.detail for one in list_stage_events(session, cycle) if one.stage == "analyze"]
-    return Said(descriptions, cited, faults, next((one for one in reversed(told) if MINED in one), {}))
+        descriptions = {row.name: row.description for row in list_capabilities(session, cycle)}
+        citations, faults = list_citations(session, cycle), list_faults(session, cycle)
+        details = [event.detail for event in list_stage_events(session, cycle) if event.stage == "analyze"]
+    return Said(descriptions, citations, faults, next((detail for detail in reversed(details) if MINED in detail), {}))
 
 
-def show_analysis(cycle: str, analyst: str, findings: "Sequence[Finding]", told: Said) -> None:
+def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], told: Said) -> None:
     """One analyst's capabilities, what the retained ones are and rest on, and whose fault the failures were."""
     _table(f"Capabilities of cycle {cycle}, by the {analyst} analyst", findings)
     kept = [finding.capability for finding in findings if finding.retained]
@@ -81,20 +90,20 @@ def show_analysis(cycle: str, analyst: str, findings: "Sequence[Finding]", told:
         places = [(one.trajectory_id, one.message_index) for one in told.citations if one.capability == name]
         rests = f" Seen in {_some([f'message {index} of {key[:ID]}' for key, index in places])}." if places else ""
         _say(f"  {name}: {told.descriptions.get(name, '')}{rests}")
-    _tell_figures({**told.figures, "faults": Counter(one.fault for one in told.faults)})
+    _print_figures({**told.figures, "faults": Counter(one.fault for one in told.faults)})
 
 
-def show_comparison(cycle: str, found: "Comparison") -> None:
+def show_comparison(cycle: str, found: Comparison) -> None:
     """Both analysts' capabilities, then where they differ."""
     for side in found.sides:
         _table(f"The {side.analyst} analyst on the {found.trajectories} trajectories of cycle {cycle}", side.findings)
-        _tell_figures(side.figures)
+        _print_figures(side.figures)
         console.print()
     for line in _where_they_differ(found):
         _say(line)
 
 
-def _where_they_differ(found: "Comparison") -> Iterator[str]:
+def _where_they_differ(found: Comparison) -> Iterator[str]:
     kept = {side.analyst: {one.capability for one in side.findings if one.retained} for side in found.sides}
     both = sorted(set.intersection(*kept.values()))
     yield f"Retained by both: {', '.join(both) or 'none'}"
@@ -106,7 +115,7 @@ def _where_they_differ(found: "Comparison") -> Iterator[str]:
         yield from _difference(one)
 
 
-def _difference(one: "Difference") -> Iterator[str]:
+def _difference(one: Difference) -> Iterator[str]:
     first, second = one.analysts
     such = ", such as" if one.examples else ""
     yield f"{one.capability}: labelled differently in {one.differ} of {one.both} trajectories{such}"
@@ -114,40 +123,37 @@ def _difference(one: "Difference") -> Iterator[str]:
         yield f"  {each['trajectory'][:ID]}: {first} says {each[first].upper()}, {second} {each[second].upper()}"
 
 
-def _tell_figures(told: Mapping[str, Any]) -> None:
+def _print_figures(figures: Mapping[str, Any]) -> None:
     """What a model could not do, and what became of it; nothing of what went as it should."""
-    if faults := told.get("faults"):
+    if faults := figures.get("faults"):
         _say(f"Failures: {_blamed(faults)}")
-    if unsaid := told.get("faults nobody said"):
+    if unsaid := figures.get("faults nobody said"):
         _say(f"  {unsaid} of these only because nobody said whose fault it was")
-    if lacking := told.get("no contrast"):
+    if lacking := figures.get("no contrast"):
         _say(f"Nothing to contrast: {lacking}.")
-    if unusable := told.get("unusable parts"):
-        _say(f"Of {told['parts']} parts of the sample {unusable} had no usable answer.")
-    if dropped := told.get("named", 0) - told.get("with evidence", 0):
-        _say(f"Of {told['named']} capabilities that the model named {dropped} were dropped: {WHY_DROPPED}.")
-    if left_out := told.get(LEFT_OUT):
+    if unusable := figures.get("unusable parts"):
+        _say(f"Of {figures['parts']} parts of the sample {unusable} had no usable answer.")
+    if dropped := figures.get("named", 0) - figures.get("with evidence", 0):
+        _say(f"Of {figures['named']} capabilities that the model named {dropped} were dropped: {WHY_DROPPED}.")
+    if left_out := figures.get(LEFT_OUT):
         which = f"{len(left_out)} that could not be labelled ({_some([key[:ID] for key in left_out])})"
         _say(f"Left out: {which}. About the first, {next(iter(left_out.values()))}")
 
 
 def _blamed(faults: Mapping[str, int]) -> str:
-    others = ", ".join(f"{faults[one]} {whose}" for one, whose in OTHERS.items() if faults.get(one))
-    told = f"{faults.get('agent', 0)} the agent's fault"
-    return f"{told}; not mined: {others}" if others else f"{told}, all of them"
+    others = ", ".join(f"{faults[party]} {whose}" for party, whose in OTHERS.items() if faults.get(party))
+    own = f"{faults.get('agent', 0)} the agent's fault"
+    return f"{own}; not mined: {others}" if others else f"{own}, all of them"
 
 
-def _some(told: Sequence[str]) -> str:
-    return ", ".join(told[:SOME]) + (f" and {len(told) - SOME} more" if len(told) > SOME else "")
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SOME]) + (f" and {len(names) - SOME} more" if len(names) > SOME else "")
 
 
-def _table(title: str, findings: "Sequence[Finding]") -> None:
+def _table(title: str, findings: Sequence[Finding]) -> None:
     if not findings:
         _say(f"{title}: none")
         return
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False)
     table.pad_edge, table.collapse_padding = False, True  # a name of 26 letters fits 80 columns
     table.add_column("capability", overflow="fold")
@@ -201,56 +207,49 @@ def analyze(
     if compare is not None:
         if analyst is not None:
             raise typer.BadParameter("goes without --analyst", param_hint="--compare")
-        on, found = _compared(settings, _both(compare))
+        cycle, comparison = _compared(settings, _both(compare))
         if as_json:
-            print_json({"cycle": on, "comparison": found})
+            print_json({"cycle": cycle, "comparison": comparison})
         else:
-            show_comparison(on, found)
+            show_comparison(cycle, comparison)
         return
     cycle, findings = _imported(settings) or _collected(settings)
-    told = said(settings, cycle)
+    record = said(settings, cycle)
+    analyst = settings.analysis.analyst
     if as_json:
-        print_json({"cycle": cycle, "analyst": settings.analysis.analyst, "capabilities": findings, **told.as_json()})
+        print_json({"cycle": cycle, "analyst": analyst, "capabilities": findings, **record.as_json()})
         return
-    show_analysis(cycle, settings.analysis.analyst, findings, told)
+    show_analysis(cycle, analyst, findings, record)
 
 
-def _both(told: str) -> list[str]:
-    names = [name.strip() for name in told.split(",")]
+def _both(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
     if sorted(names) != sorted(ANALYSTS):
-        raise typer.BadParameter(f"{told!r} is not {','.join(ANALYSTS)}", param_hint="--compare")
+        raise typer.BadParameter(f"{text!r} is not {','.join(ANALYSTS)}", param_hint="--compare")
     return names
 
 
-def _newest_import(settings: "Settings") -> "Cycle | None":
+def _newest_import(settings: Settings) -> Cycle | None:
     """The newest cycle, where it holds imports; None when episodes were collected since, or nothing was imported."""
-    from store.repositories.cycles import list_cycles
-    from traced.cli.store_session import writing
-    from traced.pipeline.analyze import is_import
-
     with writing(settings) as session:
         newest = next(iter(list_cycles(session, limit=1)), None)
     return newest if newest is not None and is_import(newest) else None
 
 
-def _imported(settings: "Settings") -> "tuple[str, list[Finding]] | None":
+def _imported(settings: Settings) -> tuple[str, list[Finding]] | None:
     """The analysis of the newest import."""
-    from traced.cli.store_session import opened_store
-    from traced.pipeline.analyze import analyze_imported
-
     newest = _newest_import(settings)
     if newest is None:
         return None
     with opened_store(settings) as store:
-        cycle, findings = _shown(lambda tell: analyze_imported(store, settings, newest, datetime.now(UTC), tell))
+        cycle, findings = _with_progress(
+            lambda tell: analyze_imported(store, settings, newest, datetime.now(UTC), tell)
+        )
     return cycle.id, findings
 
 
-def _shown(work: "Callable[[Tell], Awaitable[T]]") -> T:
+def _with_progress(work: Callable[[Tell], Awaitable[T]]) -> T:
     """Work on imports, with live progress."""
-    from traced.core.progress import Progress
-    from traced.pipeline.analyze import telling
-    from traced.pipeline.context import Shown
 
     async def run() -> T:
         shown.start("analyze", "Analyze successes against failures")
@@ -263,36 +262,26 @@ def _shown(work: "Callable[[Tell], Awaitable[T]]") -> T:
         return asyncio.run(run())
 
 
-def _collected(settings: "Settings") -> "tuple[str, list[Finding]]":
-    from traced.cli.current_cycle import on_cycle, to_be_analyzed
-    from traced.pipeline.analyze import analyze as station
-    from traced.pipeline.analyze import stored_findings
-
-    async def work(context: "Context") -> "tuple[str, list[Finding]]":
-        await station(context)
+def _collected(settings: Settings) -> tuple[str, list[Finding]]:
+    async def work(context: Context) -> tuple[str, list[Finding]]:
+        await analyze_stage(context)
         return context.cycle_id, stored_findings(context)
 
     return on_cycle(settings, work, find=to_be_analyzed)
 
 
-def _compared(settings: "Settings", analysts: Sequence[str]) -> "tuple[str, Comparison]":
-    from traced.cli.current_cycle import collected_alike, on_cycle
-    from traced.cli.store_session import opened_store
-    from traced.pipeline.analyze import contrasting, surroundings, telling, to_analyze
-    from traced.pipeline.context import Shown
-    from traced.pipeline.findings import Surroundings, compare
-
-    async def work(context: "Context") -> "tuple[str, Comparison]":
+def _compared(settings: Settings, analysts: Sequence[str]) -> tuple[str, Comparison]:
+    async def work(context: Context) -> tuple[str, Comparison]:
         shown = Shown(context.progress, "compare")
         context.progress.start(shown.key, "Compare analysts")
-        told = await compare(surroundings(context), to_analyze(context), analysts, telling(shown))
+        comparison = await compare_analysts(surroundings(context), to_analyze(context), analysts, telling(shown))
         context.progress.finish(shown.key)
-        return context.cycle_id, told
+        return context.cycle_id, comparison
 
     newest = _newest_import(settings)
     if newest is None:
         return on_cycle(settings, work, find=collected_alike)
     with opened_store(settings) as store:
-        around = Surroundings(settings, store, newest.id, newest.target)
+        context = Surroundings(settings, store, newest.id, newest.target)
         trajectories = contrasting(store, newest)
-        return newest.id, _shown(lambda tell: compare(around, trajectories, analysts, tell))
+        return newest.id, _with_progress(lambda tell: compare_analysts(context, trajectories, analysts, tell))

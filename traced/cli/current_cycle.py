@@ -22,7 +22,7 @@ from traced.cli.output import progress
 from traced.cli.store_session import writing
 from traced.config.settings import Settings, configuration, filled
 from traced.core.errors import TracedError
-from traced.core.ownership import CYCLES, hold
+from traced.core.ownership import CYCLE_LOCK, hold
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import resolve_model
@@ -50,7 +50,7 @@ def on_cycle(
         async with opened(settings, cycle.id, shown, meter) as context:
             return await work(context)
 
-    with hold(settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLES):
+    with hold(settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
         with writing(settings) as session:
             at = utc_now()
             wanted = find or current

@@ -1,13 +1,10 @@
-"""Verbs of the service: up, and what is asked of the one that runs: cycle start, cycle cancel, pause, resume.
+"""Verbs around the running service: cycle start and cancel, pause, resume; service install, uninstall, show; and tui.
 
-Verbs that hand the daemon to systemd: service install, uninstall, show.
-
-The verb that opens the terminal interface.
-
-It is a program of its own (``python -m tui``) that takes this one's place: nothing here imports it, and it imports the
-control API's client alone.
+The first ask it by the control API, the second hand it to systemd. The terminal interface is a program of its own
+(``python -m tui``) that takes this one's place: nothing here imports it, and it imports the control API's client alone.
 """
 
+import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -16,35 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from traced.cli.options import AsJson, DataDir, Given, Model, Reason, Seed, Threads, read_settings
+from traced.cli.options import AsJson, DataDir, Given, Reason, read_settings
 from traced.cli.output import console, print_json
 from traced.core.errors import TracedError
+from traced.core.location import data_directory, default_socket
+from traced.daemon import systemd
 
 if TYPE_CHECKING:
     from traced.client import Client
     from traced.client.models import Done
-    from traced.daemon.systemd import Unit
-
 
 cycle = typer.Typer(no_args_is_help=True, help="Ask the running service for a cycle, or to end one.")
-
-
-def up(
-    *,
-    data_dir: DataDir = None,
-    given: Given = None,
-    model: Model = None,
-    seed: Seed = None,
-    threads: Threads = None,
-) -> None:
-    """Run as a service: carry cycles on, wait for a person where one is needed, until told to stop."""
-    from traced.app.service import up as run
-    from traced.config.settings import for_children
-
-    named = {"engine.threads": threads, "model.spec": model}
-    pairs = [*(given or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
-    os.environ.update(for_children(pairs))
-    run(lambda: read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads))
 
 
 @cycle.command("start")
@@ -74,16 +53,14 @@ def resume(reason: Reason = "", data_dir: DataDir = None, as_json: AsJson = Fals
     _ask(data_dir, as_json, lambda client: client.resume(reason))
 
 
-def _ask(data_dir: "Path | None", as_json: bool, act: "Callable[[Client], Awaitable[Done]]") -> None:
-    """Ask the service of the data directory, and tell what it said."""
-    import asyncio
-
-    from traced.client import Client, default_socket
-    from traced.core.location import data_directory
+def _ask(data_dir: Path | None, as_json: bool, request: "Callable[[Client], Awaitable[Done]]") -> None:
+    """Send the request to the service of the data directory, and print its answer."""
+    # HTTPX and Pydantic take 0.4 s to import: the unit is installed and the terminal interface opened without.
+    from traced.client import Client
 
     async def ask() -> "Done":
         async with Client(default_socket(data_directory(data_dir))) as client:
-            return await act(client)
+            return await request(client)
 
     done = asyncio.run(ask())
     if as_json:
@@ -123,15 +100,12 @@ def install(
     as_json: AsJson = False,
 ) -> None:
     """Write a hardened systemd unit for this data directory and start it at boot."""
-    from traced.daemon.systemd import install as install_unit
-    from traced.daemon.systemd import render, unit_path
-
     unit = _unit(data_dir, given, system=system, name=name, run_as=run_as, memory_max=memory_max)
-    path = unit_path(unit) if dry_run else install_unit(unit)
+    path = systemd.unit_path(unit) if dry_run else systemd.install(unit)
     if as_json:
-        print_json({"path": path, "installed": not dry_run, "unit": render(unit)})
+        print_json({"path": path, "installed": not dry_run, "unit": systemd.render(unit)})
     elif dry_run:
-        typer.echo(render(unit), nl=False)
+        typer.echo(systemd.render(unit), nl=False)
     else:
         start = f"systemctl {'' if system else '--user '}start {path.name}"
         console.print(f"Wrote {path}; it starts at boot. To start it now: {start}", highlight=False)
@@ -140,9 +114,7 @@ def install(
 @service.command()
 def uninstall(system: System = False, name: Name = "traced", as_json: AsJson = False) -> None:
     """Stop the unit and remove it; data stay where they are."""
-    from traced.daemon.systemd import uninstall as uninstall_unit
-
-    path = uninstall_unit(_unit(None, None, system=system, name=name))
+    path = systemd.uninstall(_unit(None, None, system=system, name=name))
     if as_json:
         print_json({"path": path, "installed": False})
     else:
@@ -161,26 +133,22 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show where the unit is, whether it is as `install` would write it now, and its state."""
-    from traced.daemon.systemd import look
-
-    seen = look(_unit(data_dir, given, system=system, name=name, run_as=run_as, memory_max=memory_max))
+    unit = systemd.look(_unit(data_dir, given, system=system, name=name, run_as=run_as, memory_max=memory_max))
     if as_json:
-        print_json(seen)
+        print_json(unit)
         return
-    kind = "not installed" if not seen.there else "not written by traced" if not seen.ours else "installed"
-    differs = "" if seen.current or not seen.ours else "; `traced service install` with these options would change it"
-    console.print(f"{seen.path}: {kind}{differs}", highlight=False, markup=False)
-    console.print(f"state: {seen.state or 'systemd does not run here'}", highlight=False)
+    kind = "not installed" if not unit.there else "not written by traced" if not unit.ours else "installed"
+    change = "" if unit.current or not unit.ours else "; `traced service install` with these options would change it"
+    console.print(f"{unit.path}: {kind}{change}", highlight=False, markup=False)
+    console.print(f"state: {unit.state or 'systemd does not run here'}", highlight=False)
 
 
 def _unit(
     data_dir: Path | None, given: list[str] | None, *, system: bool, name: str, run_as: str = "", memory_max: str = ""
-) -> "Unit":
-    from traced.daemon.systemd import STATE_ROOT, Unit, machine
-
-    place = data_dir or (STATE_ROOT / name if system and not run_as else None)
-    settings = read_settings(place, given)
-    return Unit(
+) -> systemd.Unit:
+    directory = data_dir or (systemd.STATE_ROOT / name if system and not run_as else None)
+    settings = read_settings(directory, given)
+    return systemd.Unit(
         python=Path(sys.executable),
         data_dir=settings.data_dir,
         name=name,
@@ -189,7 +157,7 @@ def _unit(
         memory_max=memory_max,
         drain_s=settings.service.drain_s,
         watchdog_s=settings.service.watchdog_s,
-        machine=machine(),
+        machine=systemd.machine(),
     )
 
 
@@ -225,8 +193,6 @@ def tui(
         variables["TRACED_TOKEN"] = _token(token_file)
         command += ["--url", url]
     else:
-        from traced.core.location import default_socket
-
         command += ["--socket", str(default_socket(read_settings(data_dir, given).data_dir))]
     os.execve(command[0], command, variables)
 

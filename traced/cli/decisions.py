@@ -1,8 +1,7 @@
 """Verbs of a person's decision: approve, reject, rollback, release.
 
-A decision of the command line: asked of the service that holds the data directory, else made in the store.
-
-Invariants: the one function of ``traced.registry.decisions`` decides either way, so that audit, event and answer are
+A decision is asked of the service that holds the data directory, else made in the store.
+Invariants: the same function of ``traced.registry.decisions`` decides either way, so that audit, event and answer are
 the same; a service is asked, because it goes on at once and knows who asks.
 How it fails: ``ServiceSilent`` when somebody holds the directory and no service answers (it starts or stops just now,
 or a restore or an upgrade is at work): nothing was decided then. What the service refuses is said in its own words.
@@ -17,6 +16,7 @@ from typing import Annotated
 import typer
 from sqlmodel import Session
 
+from store.text import sanitize_line
 from traced.cli.options import AsJson, DataDir, Given, Reason, Who, read_settings
 from traced.cli.output import console, print_json
 from traced.cli.store_session import changing
@@ -25,10 +25,11 @@ from traced.client.models import Done
 from traced.config.settings import Settings
 from traced.core.errors import ServiceSilent
 from traced.core.ownership import holder, this_user
+from traced.registry import decisions
 from traced.registry.decisions import Act
 
 
-def decided(
+def decide(
     settings: Settings,
     ask: Callable[[Client], Awaitable[Done]],
     make: Callable[[Session, Act], Done],
@@ -36,28 +37,28 @@ def decided(
     who: str,
     reason: str,
 ) -> Done:
-    """What was decided: by ``ask`` where a service holds the data directory, else by ``make``."""
-    held_by = holder(settings.data_dir)
-    if held_by is not None:
+    """Decide by ``ask`` where a service holds the data directory, else by ``make``."""
+    owner = holder(settings.data_dir)
+    if owner is not None:
         try:
-            return asyncio.run(_asked(settings, ask))
+            return asyncio.run(_ask(settings, ask))
         except NoDaemon as error:
             raise ServiceSilent(
-                f"{settings.data_dir} is held by {held_by}, which does not answer; nothing was decided",
+                f"{settings.data_dir} is held by {owner}, which does not answer; nothing was decided",
                 hint="the same command again in a moment",
             ) from error
     user = this_user()
-    with changing(settings) as opened:
+    with changing(settings) as session:
         act = Act(who or user, "local", datetime.now(UTC), reason, by="" if who in ("", user) else user)
-        return make(opened, act)
+        return make(session, act)
 
 
-async def _asked(settings: Settings, ask: Callable[[Client], Awaitable[Done]]) -> Done:
+async def _ask(settings: Settings, ask: Callable[[Client], Awaitable[Done]]) -> Done:
     async with Client(default_socket(settings.data_dir)) as client:
         return await ask(client)
 
 
-Decided = Annotated[
+Subject = Annotated[
     str,
     typer.Argument(
         metavar="ADAPTER|PROMPT",
@@ -65,9 +66,7 @@ Decided = Annotated[
         show_default=False,
     ),
 ]
-Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recovery@v1.", show_default=False)]
-
-HowLive = Annotated[
+PolicyOption = Annotated[
     str | None,
     typer.Option(
         "--policy",
@@ -78,9 +77,9 @@ HowLive = Annotated[
 
 
 def approve(
-    adapter: Decided,
+    adapter: Subject,
     *,
-    policy: HowLive = None,
+    policy: PolicyOption = None,
     who: Who = "",
     reason: Reason = "",
     data_dir: DataDir = None,
@@ -88,34 +87,32 @@ def approve(
     as_json: AsJson = False,
 ) -> None:
     """Approve an adapter that passed its gate and put it live, at once or step by step; or a prompt that is enough."""
-    from traced.registry import decisions
-
     settings = read_settings(data_dir, given, promotion__policy=policy)
     if _is_prompt(adapter):
         if policy:
             raise typer.BadParameter("goes with an adapter; a prompt takes no traffic", param_hint="--policy")
-        done = decided(
+        done = decide(
             settings,
             lambda client: client.prompts.approve(adapter, reason, who),
-            lambda opened, act: decisions.approve_prompt(opened, act, adapter),
+            lambda session, act: decisions.approve_prompt(session, act, adapter),
             who=who,
             reason=reason,
         )
-        _tell_of_prompt(as_json, done, f"traced show patch {done.subject[:12]} --into FILE takes its text")
+        _print(as_json, done, f"traced show patch {done.subject[:12]} --into FILE takes its text")
         return
     chosen = settings.promotion
-    done = decided(
+    done = decide(
         settings,
         lambda client: client.approve(adapter, reason, who, chosen.policy if policy else None),
-        lambda opened, act: decisions.approve(opened, act, adapter, chosen.policy, chosen.steps),
+        lambda session, act: decisions.approve(session, act, adapter, chosen.policy, chosen.steps),
         who=who,
         reason=reason,
     )
-    _tell(as_json, done)
+    _print(as_json, done)
 
 
 def reject(
-    adapter: Decided,
+    adapter: Subject,
     *,
     who: Who = "",
     reason: Reason = "",
@@ -124,26 +121,24 @@ def reject(
     as_json: AsJson = False,
 ) -> None:
     """Decide against an adapter, which takes no traffic, or against a prompt."""
-    from traced.registry import decisions
-
     if _is_prompt(adapter):
-        done = decided(
+        done = decide(
             read_settings(data_dir, given),
             lambda client: client.prompts.reject(adapter, reason, who),
-            lambda opened, act: decisions.reject_prompt(opened, act, adapter),
+            lambda session, act: decisions.reject_prompt(session, act, adapter),
             who=who,
             reason=reason,
         )
-        _tell_of_prompt(as_json, done, "traced prompts")
+        _print(as_json, done, "traced prompts")
         return
-    done = decided(
+    done = decide(
         read_settings(data_dir, given),
         lambda client: client.reject(adapter, reason, who),
-        lambda opened, act: decisions.reject(opened, act, adapter),
+        lambda session, act: decisions.reject(session, act, adapter),
         who=who,
         reason=reason,
     )
-    _tell(as_json, done)
+    _print(as_json, done)
 
 
 def rollback(
@@ -156,16 +151,14 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Undo the last promotion, or that of one adapter."""
-    from traced.registry import decisions
-
-    done = decided(
+    done = decide(
         read_settings(data_dir, given),
         lambda client: client.roll_back(adapter, reason, who),
-        lambda opened, act: decisions.roll_back(opened, act, adapter),
+        lambda session, act: decisions.roll_back(session, act, adapter),
         who=who,
         reason=reason,
     )
-    _tell(as_json, done)
+    _print(as_json, done)
 
 
 def release(
@@ -178,19 +171,14 @@ def release(
     as_json: AsJson = False,
 ) -> None:
     """Let an input that failed too often be tried again."""
-    from traced.registry import decisions
-
-    done = decided(
+    done = decide(
         read_settings(data_dir, given),
         lambda client: client.release(parked, reason, who),
-        lambda opened, act: decisions.release(opened, act, parked),
+        lambda session, act: decisions.release(session, act, parked),
         who=who,
         reason=reason,
     )
-    if as_json:
-        _tell(as_json, done)
-    else:
-        _say(done, "Next: traced status")
+    _print(as_json, done, "traced status")
 
 
 def _is_prompt(name: str) -> bool:
@@ -198,22 +186,11 @@ def _is_prompt(name: str) -> bool:
     return re.fullmatch("[0-9a-f]{1,64}", name, re.IGNORECASE) is not None
 
 
-def _tell_of_prompt(as_json: bool, done: "Done", following: str) -> None:
+def _print(as_json: bool, done: Done, following: str = "") -> None:
+    """Print the decision, and the next command or else what is live."""
     if as_json:
-        _tell(as_json, done)
-    else:
-        _say(done, f"Next: {following}")
-
-
-def _tell(as_json: bool, done: "Done") -> None:
-    if as_json:
-        told = done.model_dump(mode="json")
-        print_json({**told, **told.pop("detail")})
-    else:
-        _say(done, f"Live: {', '.join(done.live) or 'the base model only'}")
-
-
-def _say(done: "Done", more: str) -> None:
-    from store.text import line
-
-    console.print(f"{line(done.said)}. {more}", highlight=False, markup=False)
+        report = done.model_dump(mode="json")
+        print_json({**report, **report.pop("detail")})
+        return
+    ending = f"Next: {following}" if following else f"Live: {', '.join(done.live) or 'the base model only'}"
+    console.print(f"{sanitize_line(done.said)}. {ending}", highlight=False, markup=False)

@@ -1,13 +1,9 @@
-"""``traced demo``: one full cycle on the target with the base model, from first episode to report.
+"""The verb demo: one full cycle on the target with the base model, from first episode to report.
 
 Invariants: the same command carries on an unfinished cycle from its last checkpoint; nothing is approved silently:
 ``--yes`` says so on the screen, a terminal is asked with the gate's figures, and without one the demo stops and names
 the command that goes on; with ``--keep`` it does so always. Ctrl-C passes through as KeyboardInterrupt once the
 children have ended.
-
-Not covered: what is printed at the end (``traced.cli``).
-
-The verb that runs the whole cycle: demo.
 """
 
 import asyncio
@@ -23,18 +19,19 @@ from rich.prompt import Confirm
 
 from sandbox.client import reap_orphans
 from sandbox.image import ensure_image
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.records import Cycle, CycleState
 from store.repositories.cycles import pause_target, set_cycle_state
 from traced.cli.options import AsJson, DataDir, Given, Model, Seed, Threads, read_settings
 from traced.cli.output import console, print_json, progress
 from traced.config.settings import Settings
 from traced.core.errors import TracedError
-from traced.core.ownership import CYCLES, hold, sandbox_owner
+from traced.core.ownership import CYCLE_LOCK, hold, sandbox_owner
 from traced.core.progress import Progress
 from traced.core.resources import Meter
-from traced.evaluation.figures import ON_TARGET, CycleFigures, as_json
-from traced.evaluation.report import prompt_sentence, write_report
+from traced.evaluation.figures import ON_TARGET, CycleFigures
+from traced.evaluation.figures import as_json as figures_as_json
+from traced.evaluation.report import prompt_sentence, summary_table, write_report
 from traced.inference.model_files import resolve_model
 from traced.pipeline.context import Context, opened, utc_now
 from traced.pipeline.evaluate import COMPARISON, expected_comparison_s, grpo_on_target
@@ -69,7 +66,7 @@ class DemoResult:
 
 def run_demo(options: DemoOptions) -> DemoResult:
     """Run or carry on the cycle. Raises TracedError, StoreError, SandboxError, AgentsError or KeyboardInterrupt."""
-    with hold(options.settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLES):
+    with hold(options.settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
         return _held(options)
 
 
@@ -96,8 +93,8 @@ def _pause(settings: Settings) -> None:
     """Have a service begin no cycle of the target until a person says so."""
     store = open_store(settings.store_url)
     try:
-        with session(store) as opened_session:
-            pause_target(opened_session, settings.target.name, who="traced demo --keep", at=utc_now())
+        with write_session(store) as opened_session:
+            pause_target(opened_session, settings.target.name, actor="traced demo --keep", at=utc_now())
     finally:
         store.dispose()
 
@@ -123,7 +120,7 @@ def _cycle(options: DemoOptions) -> Cycle:
         return options.compare and cycle.state is CycleState.FINISHED and cycle.summary.get(COMPARED) is None
 
     try:
-        with session(store) as opened_session:
+        with write_session(store) as opened_session:
             return find_cycle(opened_session, settings, model.name, at=utc_now(), wanted=uncompared)
     finally:
         store.dispose()
@@ -182,7 +179,9 @@ async def _compared(context: Context, figures: CycleFigures) -> CycleFigures:
     compared = gather(context)
     write_report(compared, context.run_dir)
     with context.writing() as written:
-        set_cycle_state(written, context.cycle_id, CycleState.FINISHED, at=context.now(), summary=as_json(compared))
+        set_cycle_state(
+            written, context.cycle_id, CycleState.FINISHED, at=context.now(), summary=figures_as_json(compared)
+        )
     return compared
 
 
@@ -203,9 +202,6 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Run one full cycle, or carry on the one that was stopped, and show what it won."""
-    from traced.evaluation.figures import as_json as told
-    from traced.evaluation.report import summary_table
-
     if yes and keep:
         raise TracedError("--yes decides and --keep leaves the decision to you", hint="leave one of them out")
     settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
@@ -219,9 +215,9 @@ def demo(
         else:
             console.print("The same command carries on after the decision.", highlight=False)
         if keep:
-            where = f" --data-dir {data_dir}" if data_dir else ""
-            look = f"traced up{where} in one terminal, traced tui{where} in another"
-            console.print(f"To look at all of it: {look}. Nothing begins until traced resume.", highlight=False)
+            option = f" --data-dir {data_dir}" if data_dir else ""
+            commands = f"traced up{option} in one terminal, traced tui{option} in another"
+            console.print(f"To look at all of it: {commands}. Nothing begins until traced resume.", highlight=False)
     if as_json:
         waiting = {"waiting": result.waiting} if result.waiting else {}
-        print_json({**told(result.figures), **waiting})
+        print_json({**figures_as_json(result.figures), **waiting})

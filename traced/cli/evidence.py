@@ -1,39 +1,73 @@
-"""The verbs optimize-prompt, prompts and show patch, and a prompt patch as lines of text.
+"""The verbs explain and prompts, and what show patch prints: the evidence behind an adapter and behind a prompt patch.
 
-The chain of evidence behind an adapter, as lines of text in the order of the data's way.
+The chain of evidence is printed as lines of text in the order in which the data came about.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Column, Table
+from rich.text import Text
 
-from sandbox.admission.report import advice
-from store.records import AdmissionRecord, Finding, GateRecord
-from store.repositories.evidence import EvidenceChain, LabelCounts
-from store.repositories.traffic import Served
-from store.text import line
-from store.types import PairedDifference, Verdict
-from traced.cli.options import AsJson, DataDir, Given, Model, Seed, Threads, read_settings
-from traced.cli.output import bounded, console, print_json
-from traced.core.errors import TracedError
+from store.records import AdmissionRecord, Finding, GateRecord, PromptPatch
+from store.repositories.evidence import EvidenceChain, LabelCounts, evidence_chain
+from store.repositories.llm_replies import list_patches
+from store.repositories.promotions import canary_shares
+from store.repositories.traffic import ModelTraffic
+from store.text import sanitize_block, sanitize_line
+from store.types import GateResult, PairedDifference, Verdict
+from traced.cli.options import Adapter, AsJson, DataDir, Given, read_settings
+from traced.cli.output import bounded, console, print_json, write_new_file
+from traced.cli.store_session import looking
+from traced.gateway.canaries import strata
+from traced.prompt_optimization.patches import SHORT, Enough, enough, gates, named
+from traced.registry.canary import judge
+from traced.registry.decisions import PromptDecision, prompt_decisions
+from traced.scoring.evidence import Labels, count_outcome_sources
 
-if TYPE_CHECKING:
-    from store.records import PromptPatch
-    from store.types import GateResult
-    from traced.pipeline.context import Context
-    from traced.registry.decisions import PromptDecision
-
-
-SHOWN = 5
+LISTED = 5  # trajectories and citations
 ADVICE = 300  # characters of what to change about a failed check; --json has the evidence
+ALLOW = " (prompting.max_tokens, max_cost and max_minutes allow more)"
+SIDES = {
+    "prompt": ("prompt", "base", "prompt"),
+    "adapter": ("adapter", "base", "adapter"),
+    "comparison": ("both", "adapter", "prompt"),
+}  # of a gate: its heading, who was there before, who came after
+PAIRED = "in pairs, each side on the same seeds, which nothing was evolved or trained on"
+ENDS = {"rollouts": "no step more fits the rollouts", "perfect": "nothing was left to better"}
+
+
+def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
+    """Print the whole chain of evidence behind an adapter."""
+    settings = read_settings(data_dir, given)
+    labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
+    with looking(settings) as session:
+        chain = evidence_chain(session, adapter)
+        judges = count_outcome_sources(session, [row.id for row in chain.trajectories], labels)
+        patches = list_patches(session, cycle_id=chain.cycle.id, capability=chain.capability.name)
+        decisions = prompt_decisions(session)
+        canary = judge(strata(session, adapter, labels), settings.promotion).why if canary_shares(session, adapter) else ""
+    if as_json:
+        report = vars(chain) | {"judged_by": judges, "canary": canary, "prompt_patches": patches}
+        report["prompt_decisions"] = [decisions[row.id] for row in patches if row.id in decisions]
+        print_json(report)
+        return
+    for text in chain_lines(chain, judges):
+        console.print(text, highlight=False, markup=False)
+    for row in patches[-1:]:
+        decision = f"; {decisions[row.id]}" if row.id in decisions else ""
+        text = f"{enough(row)}: traced show patch {row.id[:SHORT]}{decision}"
+        console.print(f"prompt       {text}", highlight=False, markup=False)
+    if canary:
+        console.print(f"canary       {canary}", highlight=False, markup=False)
 
 
 def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[str]:
-    """One station after the other, from the trajectories to the traffic; links that are not stored are named last."""
+    """One stage after the other, from the trajectories to the traffic; links that are not stored are named last."""
     yield f"{chain.adapter.name}, of {chain.adapter.created_at:%Y-%m-%d %H:%M} UTC, in {chain.adapter.path}"
     cycle = chain.cycle
     yield f"cycle        {cycle.id}: target {cycle.target}, model {cycle.model}, seed {cycle.seed}, {cycle.state}"
@@ -41,11 +75,12 @@ def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[
     judges = ", ".join(f"{count} {by}" for by, count in sorted(judged_by.items()))
     yield f"judged by    {judges or 'nobody'}"
     yield f"capability   {chain.capability.name}: {chain.capability.description}"
-    yield from _said(chain)
+    yield from _citation_lines(chain)
     if chain.finding:
         yield _finding(chain.finding)
-    made = chain.environment
-    yield f"environment  {made.hash[:16]}, written by the {made.synthesizer} synthesizer with seed {made.seed}"
+    environment = chain.environment
+    author = f"the {environment.synthesizer} synthesizer with seed {environment.seed}"
+    yield f"environment  {environment.hash[:16]}, written by {author}"
     for admission in chain.admissions:
         yield from _admission(admission)
     yield from _training(chain)
@@ -69,11 +104,11 @@ def _trajectories(chain: EvidenceChain) -> Iterator[str]:
     origin = f"; {len(chain.trajectories) - mined} from the environment, {mined} from production" if mined else ""
     yield f"trajectories {len(chain.trajectories)} analysed: {counted}{origin}"
     lacking = [e for e in chain.trajectories if Verdict.LACKING in e.verdicts.values()]
-    for evidence in lacking[:SHOWN]:
+    for evidence in lacking[:LISTED]:
         cited = f", messages {', '.join(map(str, evidence.cited))}" if evidence.cited else ""
         yield f"             lacking in {evidence.id[:16]} ({evidence.source} task {evidence.task_id}{cited})"
-    if len(lacking) > SHOWN:
-        yield f"             and in {len(lacking) - SHOWN} more (--json lists all)"
+    if len(lacking) > LISTED:
+        yield f"             and in {len(lacking) - LISTED} more (--json lists all)"
     yield f"labels       {_label_text(chain.labels)}"
 
 
@@ -96,24 +131,27 @@ def _finding(finding: Finding) -> str:
     return f"contrast     gap {gap}, coverage {coverage}, {agreeing}: {kept}"
 
 
-def _said(chain: EvidenceChain) -> Iterator[str]:
-    """What an analyst that cites and blames has said."""
+def _citation_lines(chain: EvidenceChain) -> Iterator[str]:
+    """The faults and the citations of an analyst that gives them."""
     if chain.faults:
-        told = ", ".join(f"{count} {fault}" for fault, count in sorted(chain.faults.items()))
-        yield f"faults       {told}; only the agent's are mined"
+        counts = ", ".join(f"{count} {fault}" for fault, count in sorted(chain.faults.items()))
+        yield f"faults       {counts}; only the agent's are mined"
     if chain.citations:
-        shown = [f"message {one.message_index} of {one.trajectory_id}" for one in chain.citations[:SHOWN]]
-        more = f" and {len(chain.citations) - SHOWN} more" if len(chain.citations) > SHOWN else ""
-        yield f"rests on     {', '.join(shown)}{more}"
+        places = [f"message {row.message_index} of {row.trajectory_id}" for row in chain.citations[:LISTED]]
+        more = f" and {len(chain.citations) - LISTED} more" if len(chain.citations) > LISTED else ""
+        yield f"rests on     {', '.join(places)}{more}"
 
 
 def _admission(admission: AdmissionRecord) -> Iterator[str]:
+    # The Docker SDK comes along with it: the prompts are listed and shown without.
+    from sandbox.admission.report import advice
+
     checks = admission.report.checks
     verdict = "admitted" if admission.report.admitted else "refused"
     yield f"admission    {verdict}, {sum(check.passed for check in checks)} of {len(checks)} checks passed"
     for check in checks:
         if not check.passed:
-            yield f"             failed: {line(check.name)}: {line(advice(check)[0], ADVICE)}"
+            yield f"             failed: {sanitize_line(check.name)}: {sanitize_line(advice(check)[0], ADVICE)}"
 
 
 def _training(chain: EvidenceChain) -> Iterator[str]:
@@ -141,12 +179,12 @@ def comparison_line(comparison: PairedDifference, before: str = "base", after: s
     )
 
 
-def _served(served: Served) -> Iterator[str]:
+def _served(served: ModelTraffic) -> Iterator[str]:
     since = f", the last one {served.last:%Y-%m-%d %H:%M} UTC" if served.last else ""
     yield f"traffic      {_of(served.conversations, served.decided, 'decided')}{since}"
     if served.outcomes:
-        told = ", ".join(f"{count} {outcome}" for outcome, count in served.outcomes.items())
-        yield f"             trajectories by feedback: {told}"
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in served.outcomes.items())
+        yield f"             trajectories by feedback: {counts}"
 
 
 def _of(part: int, whole: int, what: str) -> str:
@@ -154,45 +192,7 @@ def _of(part: int, whole: int, what: str) -> str:
 
 
 def _signed(who: str, at: datetime, reason: str) -> str:
-    return f"by {line(who)}, {at:%Y-%m-%d %H:%M} UTC{', because ' + line(reason) if reason else ''}"
-
-
-ALLOW = " (prompting.max_tokens, max_cost and max_minutes allow more)"
-SIDES = {
-    "prompt": ("prompt", "base", "prompt"),
-    "adapter": ("adapter", "base", "adapter"),
-    "comparison": ("both", "adapter", "prompt"),
-}  # of a gate: its heading, who was there before, who came after
-PAIRED = "in pairs, each side on the same seeds, which nothing was evolved or trained on"
-ENDS = {"rollouts": "no step more fits the rollouts", "perfect": "nothing was left to better"}
-
-
-def optimize_prompt(
-    capability: Annotated[str, typer.Argument(help="Of the current cycle, with an admitted environment.")],
-    *,
-    data_dir: DataDir = None,
-    given: Given = None,
-    model: Model = None,
-    seed: Seed = None,
-    threads: Threads = None,
-    as_json: AsJson = False,
-) -> None:
-    """Evolve a prompt for a capability, and say which is enough: the prompt or the adapter. Carries on when stopped."""
-    settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
-
-    async def work(context: "Context") -> "PromptPatch":
-        from traced.pipeline.optimize_prompt import optimize_prompt as station
-
-        return await station(context, capability, _environment(context, capability))
-
-    from traced.cli.current_cycle import on_cycle
-
-    patch = on_cycle(settings, work)
-    if as_json:
-        print_json(told(patch))
-        return
-    for text in patch_lines(patch):
-        console.print(text, highlight=False, markup=False)
+    return f"by {sanitize_line(who)}, {at:%Y-%m-%d %H:%M} UTC{', because ' + sanitize_line(reason) if reason else ''}"
 
 
 def prompts(
@@ -203,29 +203,20 @@ def prompts(
     as_json: AsJson = False,
 ) -> None:
     """List the prompt patches, newest first: what each does for its capability, and whether it is enough."""
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    from store.repositories.llm_replies import list_patches
-    from store.text import line
-    from traced.cli.store_session import looking
-    from traced.prompt_optimization.patches import SHORT, enough
-    from traced.registry.decisions import prompt_decisions
-
-    with looking(read_settings(data_dir, given)) as opened:
-        found, decided = list_patches(opened, capability=capability)[::-1], prompt_decisions(opened)
+    with looking(read_settings(data_dir, given)) as session:
+        patches, decisions = list_patches(session, capability=capability)[::-1], prompt_decisions(session)
     if as_json:
-        print_json({"prompts": [told(one, decided.get(one.id)) for one in found]})
+        print_json({"prompts": [patch_as_json(row, decisions.get(row.id)) for row in patches]})
         return
-    if not found:
+    if not patches:
         console.print(f"No prompt patches. Next: traced optimize-prompt {capability or 'CAPABILITY'}", highlight=False)
         return
     patch_id = Column("patch", no_wrap=True, min_width=SHORT)  # what one copies
     table = Table(patch_id, "cycle", "capability", "says", "in its environment", "made", "decision")
-    for one in found:
-        said = f"{decided[one.id].decision.value} by {decided[one.id].who}" if one.id in decided else ""
-        made = f"{one.at:%Y-%m-%d %H:%M}"
-        table.add_row(one.id[:SHORT], one.cycle_id, one.capability, enough(one), _won(one), made, Text(line(said)))
+    for row in patches:
+        decision = f"{decisions[row.id].decision.value} by {decisions[row.id].who}" if row.id in decisions else ""
+        time, decision_cell = f"{row.at:%Y-%m-%d %H:%M}", Text(sanitize_line(decision))
+        table.add_row(row.id[:SHORT], row.cycle_id, row.capability, enough(row), _rates(row), time, decision_cell)
     console.print(table)
     console.print("To read one and take it: traced show patch PATCH --into FILE", highlight=False)
 
@@ -241,60 +232,53 @@ def patch(
     as_json: AsJson = False,
 ) -> None:
     """Show a prompt patch, what the gates say of it, and how to use it; --into takes its text."""
-    from traced.cli.store_session import looking
-    from traced.prompt_optimization.patches import named
-    from traced.registry.decisions import prompt_decisions
-
-    with looking(read_settings(data_dir, given)) as opened:
-        found = named(opened, digits)
-        decided = prompt_decisions(opened).get(found.id)
+    with looking(read_settings(data_dir, given)) as session:
+        row = named(session, digits)
+        decision = prompt_decisions(session).get(row.id)
     if into is not None:
-        _write(found.text, into)
+        write_new_file(into, f"{row.text}\n")
     if as_json:
-        print_json(told(found, decided) | ({"file": into.absolute()} if into is not None else {}))
+        print_json(patch_as_json(row, decision) | ({"file": into.absolute()} if into is not None else {}))
         return
-    for text in patch_lines(found, decided):
+    for text in patch_lines(row, decision):
         console.print(text, highlight=False, markup=False)
     if into is not None:
         console.print(f"Wrote its text into {into}", highlight=False, markup=False)
 
 
-def told(patch: "PromptPatch", decided: "PromptDecision | None" = None) -> dict[str, Any]:
-    """A prompt patch as JSON."""
-    named = {"cycle": patch.cycle_id, "capability": patch.capability, "patch": patch.id, "text": patch.text}
-    return {**named, **patch.figures, "at": patch.at, "decision": decided}
+def patch_as_json(patch: PromptPatch, decision: PromptDecision | None = None) -> dict[str, Any]:
+    """A prompt patch and the decision about it."""
+    row = {"cycle": patch.cycle_id, "capability": patch.capability, "patch": patch.id, "text": patch.text}
+    return {**row, **patch.figures, "at": patch.at, "decision": decision}
 
 
-def patch_lines(patch: "PromptPatch", decided: "PromptDecision | None" = None) -> Iterator[str]:
+def patch_lines(patch: PromptPatch, decision: PromptDecision | None = None) -> Iterator[str]:
     """What a prompt patch is worth, its text, what was decided, and what to do with it."""
-    from store.text import block
-    from traced.prompt_optimization.patches import SHORT, enough, gates
-
     yield f"{patch.capability}: {enough(patch)}"
     if "evolution" in patch.figures:
         yield from _evolution(patch.figures["evolution"], patch.figures["spent"])
-    compared = gates(patch)
-    if compared:
+    results = gates(patch)
+    if results:
         yield f"compared     {PAIRED}"
-    for name, result in compared.items():
+    for name, result in results.items():
         yield from _patch_gate(result, *SIDES[name])
     short = patch.id[:SHORT]
     yield f"patch        {short} of cycle {patch.cycle_id}; traced show patch {short} --into FILE takes its text:"
     yield ""
-    yield block(patch.text)
+    yield sanitize_block(patch.text)
     yield ""
-    if decided is not None:
-        yield f"decision     {decided}"
-    yield _next(patch, decided is None)
+    if decision is not None:
+        yield f"decision     {decision}"
+    yield _next_step(patch, decision is None)
 
 
-def _evolution(told: dict[str, Any], spent: dict[str, Any]) -> Iterator[str]:
-    ended = ENDS.get(told["stopped_by"]) or told["stopped_by"] + ALLOW
+def _evolution(figures: dict[str, Any], spent: dict[str, Any]) -> Iterator[str]:
+    cause = ENDS.get(figures["stopped_by"]) or figures["stopped_by"] + ALLOW
     yield (
-        f"evolved      {told['rollouts']} of {told['budget']} rollouts, as many as the adapter's training; "
-        f"reward on {told['seeds']} seeds "
-        f"{told['first']:.2f} to {told['validation']:.2f}; texts proposed: {told['proposed']}, better "
-        f"than the one before: {told['kept']}; ended because {ended}"
+        f"evolved      {figures['rollouts']} of {figures['budget']} rollouts, as many as the adapter's training; "
+        f"reward on {figures['seeds']} seeds "
+        f"{figures['first']:.2f} to {figures['validation']:.2f}; texts proposed: {figures['proposed']}, better "
+        f"than the one before: {figures['kept']}; ended because {cause}"
     )
     tokens = spent["prompt_tokens"] + spent["completion_tokens"]
     yield (
@@ -303,69 +287,31 @@ def _evolution(told: dict[str, Any], spent: dict[str, Any]) -> Iterator[str]:
     )
 
 
-def _patch_gate(gate: "GateResult", name: str, before: str, after: str) -> Iterator[str]:
-
+def _patch_gate(gate: GateResult, name: str, before: str, after: str) -> Iterator[str]:
     yield f"{name:12} {gate.adapter}: {gate.answer} after {gate.rounds} rounds"
-    for one in gate.comparisons:
-        yield f"             {comparison_line(one, before, after)}"
+    for comparison in gate.comparisons:
+        yield f"             {comparison_line(comparison, before, after)}"
 
 
-def _won(patch: "PromptPatch") -> str:
-    """What it does for the base model in the capability's environment."""
-    from traced.prompt_optimization.patches import gates
-
-    for one in gates(patch)["prompt"].comparisons if patch.figures.get("gates") else []:
-        if one.name == "environment":
-            return f"{100 * one.base:.0f} % to {100 * one.adapter:.0f} % on {one.seeds} seeds"
+def _rates(patch: PromptPatch) -> str:
+    """The base model's success rates in the capability's environment, without and with the prompt."""
+    for comparison in gates(patch)["prompt"].comparisons if patch.figures.get("gates") else []:
+        if comparison.name == "environment":
+            rates = f"{100 * comparison.base:.0f} % to {100 * comparison.adapter:.0f} %"
+            return f"{rates} on {comparison.seeds} seeds"
     return ""
 
 
-def _next(patch: "PromptPatch", undecided: bool) -> str:
-    """What to do now."""
-    from traced.prompt_optimization.patches import SHORT, Enough, enough, gates
-
-    says, compared = enough(patch), gates(patch)
-    if says == Enough.PROMPT:
+def _next_step(patch: PromptPatch, undecided: bool) -> str:
+    verdict, results = enough(patch), gates(patch)
+    if verdict == Enough.PROMPT:
         use = "To use it, put the text at the end of your agent's system prompt; the base model follows it unchanged."
         return f"{use} Then: traced approve {patch.id[:SHORT]}, for the record" if undecided else use
-    if says == Enough.ADAPTER:
-        adapter = compared["adapter"].adapter
+    if verdict == Enough.ADAPTER:
+        adapter = results["adapter"].adapter
         return f"Next: traced explain {adapter}, then traced approve {adapter}"
-    if "adapter" not in compared:
+    if "adapter" not in results:
         return f"Next: traced train {patch.capability}; the same command compares the adapter then"
-    if says == Enough.INCONCLUSIVE:
+    if verdict == Enough.INCONCLUSIVE:
         return "More episodes decide: raise gate.seeds or gate.max_rounds for the next cycle"
     return "Next: traced status"
-
-
-def _write(text: str, into: Path) -> None:
-    """A new file with the text and a line's end; what is there already is left alone."""
-    try:
-        with into.open("x", encoding="utf-8") as file:
-            file.write(f"{text}\n")
-    except FileExistsError:
-        raise TracedError(f"{into} is there already", hint="--into with another name") from None
-    except OSError as error:
-        raise TracedError(f"{into} cannot be written: {error.strerror}", hint="--into with another name") from None
-
-
-def _environment(context: "Context", capability: str) -> str:
-    """The newest admitted environment of a capability."""
-    from traced.cli.current_cycle import admitted_environments, applicable, environments
-
-    retained = applicable(context, "retained")
-    if not retained:
-        raise TracedError(f"cycle {context.cycle_id} has no retained capability", hint="traced analyze")
-    if capability not in retained:
-        raise TracedError(
-            f"{capability!r} is no retained capability of cycle {context.cycle_id}",
-            hint=f"one of: {', '.join(retained)}",
-        )
-    admitted = admitted_environments(context, capability)
-    if not admitted:
-        written = environments(context, capability)
-        raise TracedError(
-            f"no environment of {capability} is admitted, so there is nothing to evolve a prompt on",
-            hint=f"traced admit {capability}" if written else f"traced synthesize {capability}",
-        )
-    return admitted[-1]

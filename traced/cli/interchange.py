@@ -1,23 +1,22 @@
-"""The verb that takes in what other tools have recorded: import.
-
-The verb that hands an environment to other projects: export.
-"""
+"""The verbs import, which takes in trajectories of other tools, and export, which writes an environment for them."""
 
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from store.database import open_store
 from traced.cli.options import AsJson, DataDir, Given, read_settings
 from traced.cli.output import console, print_json, progress
-
-if TYPE_CHECKING:
-    from traced.config.settings import Settings
-    from traced.ingest.file_import import Imported
-    from traced.ingest.import_ledger import Counts
-    from traced.interop.origin import Origin
+from traced.cli.store_session import is_made, looking
+from traced.config.settings import Settings
+from traced.ingest.file_import import ImportRequest, ImportResult, import_file
+from traced.ingest.import_ledger import Counts
+from traced.ingest.importers.formats import FORMATS
+from traced.interop.export import export as write_package
+from traced.interop.origin import Origin, origin_of_file, origin_of_hash
 
 
 def import_(
@@ -51,47 +50,43 @@ def import_(
 
     Bad records are kept aside with their reasons. A stopped import goes on where it was.
     """
-    from store.database import open_store
-    from traced.ingest.file_import import Wanted, import_file
-    from traced.ingest.importers.formats import FORMATS
-
     if kind is not None and kind not in FORMATS:
         raise typer.BadParameter(f"{kind!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
     if strict and skip_bad:
         raise typer.BadParameter("it contradicts --skip-bad", param_hint="--strict")
     settings = read_settings(data_dir, given)
-    wanted = Wanted(file, kind, agent, score, strict, from_start)
+    request = ImportRequest(file, kind, agent, score, strict, from_start)
     store = open_store(settings.store_url)
     try:
-        with progress.status(f"Importing {file}") as shown:
+        with progress.status(f"Importing {file}") as status:
 
-            def tell(counts: "Counts") -> None:
-                shown.update(f"Importing {file}: {counts.added} new, {counts.known} known, {counts.bad} left out")
+            def update(counts: Counts) -> None:
+                status.update(f"Importing {file}: {counts.added} new, {counts.known} known, {counts.bad} left out")
 
-            found = import_file(store, settings, wanted, at=datetime.now(UTC), on_batch=tell)
+            result = import_file(store, settings, request, at=datetime.now(UTC), on_batch=update)
     finally:
         store.dispose()
-    _tell(file, found, as_json)
+    _print(file, result, as_json)
 
 
-def _tell(file: Path, found: "Imported", as_json: bool) -> None:
-    if found.resumed:
+def _print(file: Path, result: ImportResult, as_json: bool) -> None:
+    if result.resumed:
         progress.print(f"Went on where the import of {file} had been stopped", highlight=False, markup=False)
-    for line in found.skipped:
-        progress.print(f"Left out: {line}", highlight=False, markup=False)
-    if found.bad_file is not None:
+    for text in result.skipped:
+        progress.print(f"Left out: {text}", highlight=False, markup=False)
+    if result.bad_file is not None:
         progress.print(
-            f"{found.bad} left out, kept with their reasons in {found.bad_file}", highlight=False, markup=False
+            f"{result.bad} left out, kept with their reasons in {result.bad_file}", highlight=False, markup=False
         )
     if as_json:
-        print_json(found)
+        print_json(result)
         return
-    counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(found.outcomes.items()))
-    judged = f", {found.judged} judged by the rules" if found.judged else ""
-    passed = f", {found.passed} that hold no call of a model" if found.passed else ""
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(result.outcomes.items()))
+    judged = f", {result.judged} judged by the rules" if result.judged else ""
+    passed = f", {result.passed} that hold no call of a model" if result.passed else ""
     console.print(
-        f"Trajectories from {file} ({found.source}): {counted}; {found.added} new, {found.replaced} judged anew, "
-        f"{found.bad} records left out{judged}{passed}. Next: traced analyze",
+        f"Trajectories from {file} ({result.source}): {outcomes}; {result.added} new, {result.replaced} judged anew, "
+        f"{result.bad} records left out{judged}{passed}. Next: traced analyze",
         highlight=False,
         markup=False,
     )
@@ -133,28 +128,23 @@ def export(
 
     What admission said of it goes along; one that was not admitted is exported with a warning.
     """
-    from traced.interop.export import export as write
-
-    written = write(_origin(read_settings(data_dir, given), environment), to.value, into)
-    if written.warning:
+    package = write_package(_origin(read_settings(data_dir, given), environment), to.value, into)
+    if package.warning:
         progress.print(
-            f"[bold yellow]Warning:[/] {written.warning} The package says so too.", highlight=False, soft_wrap=True
+            f"[bold yellow]Warning:[/] {package.warning} The package says so too.", highlight=False, soft_wrap=True
         )
     if as_json:
-        print_json(written)
+        print_json(package)
         return
-    console.print(f"Wrote {written.package} for {to.value} into {written.folder}", highlight=False, markup=False)
-    following = FOLLOWING[to].format(folder=written.folder, package=written.package)
+    console.print(f"Wrote {package.package} for {to.value} into {package.folder}", highlight=False, markup=False)
+    following = FOLLOWING[to].format(folder=package.folder, package=package.package)
     console.print(f"Next: {following}", highlight=False, markup=False)
 
 
-def _origin(settings: "Settings", named: str) -> "Origin":
+def _origin(settings: Settings, name: str) -> Origin:
     """A file where there is one of that name, else a stored environment."""
-    from traced.cli.store_session import is_made, looking
-    from traced.interop.origin import of_file, of_hash
-
-    path = Path(named)
+    path = Path(name)
     if path.is_file() and not is_made(settings):
-        return of_file(path, None)
+        return origin_of_file(path, None)
     with looking(settings) as session:
-        return of_file(path, session) if path.is_file() else of_hash(session, named)
+        return origin_of_file(path, session) if path.is_file() else origin_of_hash(session, name)

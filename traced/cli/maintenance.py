@@ -2,15 +2,21 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.table import Table
 
 from traced.cli.options import AsJson, DataDir, Given, read_settings
 from traced.cli.output import console, print_json
-
-if TYPE_CHECKING:
-    from traced.config.settings import Settings
+from traced.cli.store_session import opened_store
+from traced.config.settings import Settings, data_directory
+from traced.core.ownership import sandbox_owner
+from traced.maintenance import prune as pruning
+from traced.maintenance import restore as restoring
+from traced.maintenance.archive import verify
+from traced.maintenance.backup import back_up
+from traced.maintenance.upgrade import schema_standing, upgrade
 
 
 def backup(
@@ -27,16 +33,13 @@ def backup(
     as_json: AsJson = False,
 ) -> None:
     """Back up store, checkpoints, adapters, environments, runs and settings into one verified file."""
-    from traced.maintenance.archive import verify
-    from traced.maintenance.backup import back_up
-
     if check is not None:
         manifest, path = verify(check), check
         sentence = f"{check} is whole: {len(manifest.members)} files, schema {manifest.schema}, of {manifest.made_at}"
     else:
-        made = back_up(read_settings(data_dir, given), file, now=datetime.now(UTC))
-        manifest, path = made.manifest, made.path
-        sentence = f"Backed up {len(manifest.members)} files into {path} ({made.size / 1e6:.1f} MB), verified"
+        result = back_up(read_settings(data_dir, given), file, now=datetime.now(UTC))
+        manifest, path = result.manifest, result.path
+        sentence = f"Backed up {len(manifest.members)} files into {path} ({result.size / 1e6:.1f} MB), verified"
     if as_json:
         print_json({"file": path, "size": path.stat().st_size, "manifest": manifest})
     else:
@@ -52,21 +55,20 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Bring a backup back as the data directory, in one step."""
-    from traced.config.settings import data_directory
-    from traced.maintenance.restore import restore as bring_back
 
-    def settings_of(directory: Path) -> "Settings":
+    def settings_of(directory: Path) -> Settings:
         return read_settings(directory, given)
 
-    done = bring_back(file, data_directory(data_dir), settings_of, now=datetime.now(UTC), force=force)
+    result = restoring.restore(file, data_directory(data_dir), settings_of, now=datetime.now(UTC), force=force)
     if as_json:
-        print_json(done)
+        print_json(result)
         return
-    console.print(f"Restored {done.data_dir} as of {done.manifest.made_at}", highlight=False)
-    if done.aside:
-        console.print(f"What was there is in {done.aside}", highlight=False)
-    if done.aside_schema:
-        console.print(f"The tables that were there are in the database's schema {done.aside_schema}", highlight=False)
+    console.print(f"Restored {result.data_dir} as of {result.manifest.made_at}", highlight=False)
+    if result.aside:
+        console.print(f"What was there is in {result.aside}", highlight=False)
+    if result.aside_schema:
+        text = f"The tables that were there are in the database's schema {result.aside_schema}"
+        console.print(text, highlight=False)
     console.print("Next: traced db status", highlight=False)
 
 
@@ -78,24 +80,18 @@ def prune(
     as_json: AsJson = False,
 ) -> None:
     """Delete what the settings' \\[retention] lets go; what evidence refers to always stays."""
-    from rich.table import Table
-
-    from traced.cli.store_session import opened_store
-    from traced.core.ownership import sandbox_owner
-    from traced.maintenance.prune import prune as let_go
-
     settings = read_settings(data_dir, given)
     with opened_store(settings) as store:
         owner = sandbox_owner(settings.data_dir)
-        gone = let_go(settings, store, now=datetime.now(UTC), owner=owner, dry_run=dry_run)
+        items = pruning.prune(settings, store, now=datetime.now(UTC), owner=owner, dry_run=dry_run)
     if as_json:
-        print_json({"dry_run": dry_run, "size": sum(one.size for one in gone), "pruned": gone})
+        print_json({"dry_run": dry_run, "size": sum(item.size for item in items), "pruned": items})
         return
     table = Table(title="Would go" if dry_run else "Gone", title_justify="left")
     for column in ("what", "how many", "MB", "of"):
         table.add_column(column)
-    for one in gone:
-        table.add_row(one.kind, str(one.count), f"{one.size / 1e6:.1f}", one.note or ", ".join(one.names[:3]))
+    for item in items:
+        table.add_row(item.kind, str(item.count), f"{item.size / 1e6:.1f}", item.note or ", ".join(item.names[:3]))
     console.print(table)
     if dry_run:
         console.print("Nothing was deleted. Next: traced prune", highlight=False)
@@ -112,26 +108,22 @@ def db_options() -> None:
 @db.command("status")
 def db_status(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
     """Show the store's schema and the one that this traced needs; exit code 1 when they differ."""
-    from traced.maintenance.upgrade import schema_standing
-
-    standing = schema_standing(read_settings(data_dir, given))
-    following = {"current": "", "older": "Next: traced db upgrade", "newer": "Next: upgrade traced"}[standing.state]
+    schema = schema_standing(read_settings(data_dir, given))
+    following = {"current": "", "older": "Next: traced db upgrade", "newer": "Next: upgrade traced"}[schema.state]
     if as_json:
-        print_json(standing)
+        print_json(schema)
     else:
-        console.print(f"schema {standing.schema}, this traced needs {standing.needed}. {following}", highlight=False)
-    raise typer.Exit(0 if standing.state == "current" else 1)
+        console.print(f"schema {schema.schema}, this traced needs {schema.needed}. {following}", highlight=False)
+    raise typer.Exit(0 if schema.state == "current" else 1)
 
 
 @db.command("upgrade")
 def db_upgrade(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
     """Back up, then bring the store to this traced's schema; a migration that fails changes nothing."""
-    from traced.maintenance.upgrade import upgrade
-
-    done = upgrade(read_settings(data_dir, given), now=datetime.now(UTC))
+    result = upgrade(read_settings(data_dir, given), now=datetime.now(UTC))
     if as_json:
-        print_json(done)
-    elif done.backup is None:
-        console.print(f"The store has schema {done.after} already", highlight=False)
+        print_json(result)
+    elif result.backup is None:
+        console.print(f"The store has schema {result.after} already", highlight=False)
     else:
-        console.print(f"Schema {done.before} is now {done.after}; before it: {done.backup}", highlight=False)
+        console.print(f"Schema {result.before} is now {result.after}; before it: {result.backup}", highlight=False)

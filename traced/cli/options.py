@@ -1,7 +1,4 @@
-"""Options that the verbs share, and the settings they lead to.
-
-Nothing heavy is imported at module level, so that ``traced --help`` answers at once.
-"""
+"""Arguments and options that the verbs share, and the settings they lead to."""
 
 import tomllib
 from pathlib import Path
@@ -29,6 +26,7 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random c
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; 0 is every core.", show_default=False)]
 Who = Annotated[str, typer.Option("--who", help="Who decides (default: the user's name).", show_default=False)]
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
+Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recovery@v1.", show_default=False)]
 
 
 def read_settings(data_dir: Path | None, given: list[str] | None = None, **named: Any) -> "Settings":
@@ -36,6 +34,7 @@ def read_settings(data_dir: Path | None, given: list[str] | None = None, **named
 
     Raises traced.core.errors.ConfigError.
     """
+    # Pydantic takes 0.2 s to import, which ``traced status`` and ``traced pause`` do without.
     from traced.config.settings import load_settings
 
     overrides = dict(parse_pair(pair) for pair in given or [])

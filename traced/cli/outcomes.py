@@ -1,22 +1,32 @@
-"""Verbs of outcomes: how conversations went that nobody scored: check, apply, agreement, show, label."""
+"""The verbs outcomes check, apply, agreement, show and label: how conversations went that nobody scored."""
 
+import asyncio
+import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
+from rich.table import Table
 
+from store.database import write_session
+from store.records import Feedback
+from store.repositories.trajectories import get_trajectory
 from traced.cli.options import AsJson, DataDir, Given, read_settings
 from traced.cli.output import console, print_json
+from traced.cli.store_session import changing, is_made, looking, opened_store
+from traced.config.settings import Settings
+from traced.core.errors import ConfigError
+from traced.core.ownership import this_user
+from traced.scoring import agreement as measuring
+from traced.scoring import evidence, rescoring
+from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, feedback_on, select_source
+from traced.scoring.judge import judge_from_settings
+from traced.scoring.rule_file import read_rules
 
-if TYPE_CHECKING:
-    from traced.config.settings import Settings
-    from traced.scoring.agreement import Agreement
-    from traced.scoring.evidence import Labels
-    from traced.scoring.rescoring import Applied, Checked
-
-SHOWN = 5
+LISTED = 5  # conversations on which a rule disagrees
 
 File = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="Rule file (default: outcomes.rules).", show_default=False)
@@ -45,11 +55,6 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Read a rule file and show what each rule would decide; nothing is stored."""
-    from traced.cli.store_session import is_made, opened_store
-    from traced.scoring import rescoring
-    from traced.scoring.evidence import chosen_source
-    from traced.scoring.rule_file import read_rules
-
     settings = read_settings(data_dir, given)
     path = file or _rule_file(settings)
     rules = read_rules(path)
@@ -57,16 +62,16 @@ def check(
         if as_json:
             print_json({"file": path, "rules": [rule.name for rule in rules.rules], "checked": None})
         else:
-            told = f"{path} is in order: {len(rules.rules)} rules. No trajectories are stored yet to try them on"
-            console.print(told, highlight=False, markup=False)
+            text = f"{path} is in order: {len(rules.rules)} rules. No trajectories are stored yet to try them on"
+            console.print(text, highlight=False, markup=False)
         return
     with opened_store(settings) as store:
-        wanted = chosen_source(store, source, settings.target.name)
-        found = rescoring.check(store, rules, wanted, _labels(settings), limit)
+        source = select_source(store, source, settings.target.name)
+        result = rescoring.check_rules(store, rules, source, _labels(settings), limit)
     if as_json:
-        print_json({"file": path, "rules": [rule.name for rule in rules.rules], "checked": found})
+        print_json({"file": path, "rules": [rule.name for rule in rules.rules], "checked": result})
         return
-    _checked(found)
+    _print_check(result)
     console.print(f"{path} is in order. Next: traced outcomes apply", highlight=False, markup=False)
 
 
@@ -86,34 +91,26 @@ def apply(
     as_json: AsJson = False,
 ) -> None:
     """Judge the stored trajectories whose outcome is unknown, by the rules and, if asked for, by the judge."""
-    import asyncio
-
-    from traced.cli.store_session import opened_store
-    from traced.scoring import rescoring
-    from traced.scoring.evidence import chosen_source
-    from traced.scoring.judge import configured
-    from traced.scoring.rule_file import read_rules
-
     settings = read_settings(data_dir, given)
     rules = read_rules(_rule_file(settings)) if settings.outcomes.rules or not judge else None
-    asked = configured(settings.outcomes.judge) if judge else None
-    told: dict[str, Any] = {"rules": None, "judge": None}
+    model = judge_from_settings(settings.outcomes.judge) if judge else None
+    labels, now = _labels(settings), datetime.now(UTC)
+    results: dict[str, rescoring.ApplyReport | None] = {"rules": None, "judge": None}
     with opened_store(settings) as store:
-        wanted = chosen_source(store, source, settings.target.name)
-        now = datetime.now(UTC)
-        if asked is not None:
-            rescoring.is_trusted(store, asked)  # before anything is changed
+        source = select_source(store, source, settings.target.name)
+        if model is not None:
+            rescoring.require_trusted_judge(store, model)  # before anything is changed
         if rules is not None:
-            told["rules"] = rescoring.apply(store, rules, wanted, _labels(settings), again=again, limit=limit, at=now)
-        if asked is not None:
-            work = rescoring.apply_judge(store, asked, wanted, _labels(settings), limit=limit, at=now)
-            told["judge"] = asyncio.run(work)
+            results["rules"] = rescoring.apply_rules(store, rules, source, labels, again=again, limit=limit, at=now)
+        if model is not None:
+            work = rescoring.apply_judge(store, model, source, labels, limit=limit, at=now)
+            results["judge"] = asyncio.run(work)
     if as_json:
-        print_json({"source": wanted, **told})
+        print_json({"source": source, **results})
         return
-    for who, found in told.items():
-        if found is not None:
-            _applied(who, found)
+    for judge_name, result in results.items():
+        if result is not None:
+            _print_applied(judge_name, result)
 
 
 @outcomes.command("agreement")
@@ -127,55 +124,42 @@ def agreement(
     as_json: AsJson = False,
 ) -> None:
     """Measure how well the judge agrees with labels; its verdicts count once that is enough."""
-    import asyncio
-
-    from store.database import session
-    from traced.cli.store_session import opened_store
-    from traced.scoring import agreement as measuring
-    from traced.scoring.evidence import By, chosen_source
-    from traced.scoring.judge import configured
-
     settings = read_settings(data_dir, given)
-    judge = configured(settings.outcomes.judge)
+    judge = judge_from_settings(settings.outcomes.judge)
     with opened_store(settings) as store:
-        wanted = chosen_source(store, source, settings.target.name)
-        labels, by = _labels(settings), By(against)
-        found = asyncio.run(measuring.measure(store, judge, wanted, labels, by, limit=limit, seed=settings.seed))
-        with session(store) as opened:
-            measuring.keep(opened, found, judge.settings, datetime.now(UTC))
-            why = measuring.lacking(measuring.kept(opened, judge.name), judge.settings)
+        source = select_source(store, source, settings.target.name)
+        labels, by = _labels(settings), OutcomeSource(against)
+        result = asyncio.run(measuring.measure(store, judge, source, labels, by, limit=limit, seed=settings.seed))
+        with write_session(store) as session:
+            measuring.save_agreement(session, result, judge.settings, datetime.now(UTC))
+            reason = measuring.distrust_reason(measuring.latest_agreement(session, judge.name), judge.settings)
     if as_json:
-        print_json({"agreement": found, "counts": not why, "why": why})
+        print_json({"agreement": result, "counts": not reason, "why": reason})
         return
-    _agreement(found)
-    ends = f"It does not count yet: {why}" if why else "It counts. Next: traced outcomes apply --judge"
-    console.print(ends, highlight=False, markup=False)
+    _print_agreement(result)
+    text = f"It does not count yet: {reason}" if reason else "It counts. Next: traced outcomes apply --judge"
+    console.print(text, highlight=False, markup=False)
 
 
 @outcomes.command("show")
 def show(trajectory: Trajectory, data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
     """Show a trajectory's outcome, who says so, and everything that was said of it."""
-    import json
-
-    from store.repositories.trajectories import get_trajectory
-    from traced.cli.store_session import looking
-    from traced.scoring.evidence import said_of, standing_of
-
     settings = read_settings(data_dir, given)
-    with looking(settings) as opened:
-        stored = get_trajectory(opened, trajectory, tokens=False)
-        standing = standing_of(opened, stored, _labels(settings))
-        said = said_of(opened, trajectory)
+    with looking(settings) as session:
+        row = get_trajectory(session, trajectory, tokens=False)
+        standing = effective_outcome(session, row, _labels(settings))
+        statements = feedback_on(session, trajectory)
     if as_json:
-        found = {"id": stored.id, "source": stored.source, "task_id": stored.task_id, "outcome": stored.outcome}
-        print_json({**found, "reward": stored.reward, "by": standing.by, "who": _who(standing.said), "said": said})
+        fields = {"id": row.id, "source": row.source, "task_id": row.task_id, "outcome": row.outcome}
+        print_json({**fields, "reward": row.reward, "by": standing.source, "who": _who(standing.feedback), "said": statements})
         return
-    who = f" ({_who(standing.said)})" if standing.said else ""
-    lines = [f"{stored.id}, {stored.source} task {stored.task_id}: {stored.outcome}, said by {standing.by}{who}"]
-    for one in said:
-        what = one.label if one.score is None else f"{one.label or 'score'} {one.score:g}"
-        told = [text if text.isprintable() else json.dumps(text) for text in (one.who or "a client", what, one.comment)]
-        lines.append(f"{one.at:%Y-%m-%d %H:%M}  {told[0]}  {told[1]}{': ' if one.comment else ''}{told[2]}")
+    who = f" ({_who(standing.feedback)})" if standing.feedback else ""
+    lines = [f"{row.id}, {row.source} task {row.task_id}: {row.outcome}, said by {standing.source}{who}"]
+    for statement in statements:
+        label = statement.label if statement.score is None else f"{statement.label or 'score'} {statement.score:g}"
+        texts = (statement.who or "a client", label, statement.comment)
+        author, label, comment = (text if text.isprintable() else json.dumps(text) for text in texts)
+        lines.append(f"{statement.at:%Y-%m-%d %H:%M}  {author}  {label}{': ' if statement.comment else ''}{comment}")
     for line in lines:
         console.print(line, highlight=False, markup=False)
 
@@ -192,97 +176,85 @@ def label(
     as_json: AsJson = False,
 ) -> None:
     """Say how a conversation went; a person's word counts more than the rules' and the judge's."""
-    from store.records import Feedback
-    from traced.cli.store_session import changing
-    from traced.core.ownership import this_user
-    from traced.scoring import evidence
-
     settings = read_settings(data_dir, given)
-    if evidence.is_reserved(who):
+    if evidence.is_reserved_author(who):
         raise typer.BadParameter(f"{who!r} is traced's own: {', '.join(evidence.RESERVED)}", param_hint="--who")
     feedback = Feedback(trajectory, datetime.now(UTC), "", float(said == "success"), said, reason, who or this_user())
-    with changing(settings) as opened:
-        stored = evidence.label(opened, feedback, _labels(settings))
+    with changing(settings) as session:
+        row = evidence.label_trajectory(session, feedback, _labels(settings))
     if as_json:
-        print_json({"id": trajectory, "outcome": stored.outcome})
-    elif stored.outcome != said:
-        kept = f"{trajectory} stays a {stored.outcome}: evidence of a cycle refers to it. What you said is kept"
-        console.print(kept, highlight=False, markup=False)
+        print_json({"id": trajectory, "outcome": row.outcome})
+    elif row.outcome != said:
+        text = f"{trajectory} stays a {row.outcome}: evidence of a cycle refers to it. What you said is kept"
+        console.print(text, highlight=False, markup=False)
     else:
         console.print(f"{trajectory} is a {said}.", highlight=False, markup=False)
 
 
-def _rule_file(settings: "Settings") -> Path:
-    from traced.core.errors import ConfigError
-
+def _rule_file(settings: Settings) -> Path:
     if not settings.outcomes.rules:
         raise ConfigError("no rule file is set", hint='outcomes.rules = "FILE", then traced outcomes check')
     return Path(settings.outcomes.rules)
 
 
-def _labels(settings: "Settings") -> "Labels":
-    from traced.scoring.evidence import Labels
-
+def _labels(settings: Settings) -> Labels:
     return Labels(settings.serving.success_labels, settings.serving.failure_labels)
 
 
-def _who(said: Any) -> str:
-    return said.who if said is not None else ""
+def _who(statement: Any) -> str:
+    return statement.who if statement is not None else ""
 
 
-def _checked(found: "Checked") -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(
-        title=f"What the rules say of {found.trajectories} trajectories of {found.source}", title_justify="left"
-    )
+def _print_check(result: rescoring.RulesReport) -> None:
+    title = f"What the rules say of {result.trajectories} trajectories of {result.source}"
+    table = Table(title=title, title_justify="left")
     for column in ("rule", "outcome", "decides", "agrees with", "disagrees with"):
         table.add_column(column)
-    for one in found.rules:
-        table.add_row(escape(one.rule), one.outcome, str(one.decides), _counted(one.agrees), _counted(one.disagrees))
+    for rule in result.rules:
+        agreements, disagreements = _counts(rule.agrees), _counts(rule.disagrees)
+        table.add_row(escape(rule.rule), rule.outcome, str(rule.decides), agreements, disagreements)
     console.print(table)
-    for one in found.rules:
-        if one.against:
-            more = f" and {len(one.against) - SHOWN} more (--json lists all)" if len(one.against) > SHOWN else ""
-            told = f"{one.rule} disagrees on {', '.join(one.against[:SHOWN])}{more}"
-            console.print(told, highlight=False, markup=False)
-    console.print(f"No rule matches {found.undecided}; they would stay unknown", highlight=False)
-    _reasons(found.unchecked)
+    for rule in result.rules:
+        if rule.against:
+            more = f" and {len(rule.against) - LISTED} more (--json lists all)" if len(rule.against) > LISTED else ""
+            text = f"{rule.rule} disagrees on {', '.join(rule.against[:LISTED])}{more}"
+            console.print(text, highlight=False, markup=False)
+    console.print(f"No rule matches {result.undecided}; they would stay unknown", highlight=False)
+    _print_reasons(result.unchecked)
 
 
-def _applied(who: str, found: "Applied") -> None:
-    judged = _counted(found.judged) or "nothing new"
-    cost = f", {found.prompt_tokens} + {found.completion_tokens} tokens" if who == "judge" else ""
-    console.print(f"{who} on {found.source}: {judged}; {found.unknown} stay unknown{cost}", highlight=False)
-    _reasons(found.reasons)
+def _print_applied(judge: str, result: rescoring.ApplyReport) -> None:
+    outcomes = _counts(result.judged) or "nothing new"
+    cost = f", {result.prompt_tokens} + {result.completion_tokens} tokens" if judge == "judge" else ""
+    console.print(f"{judge} on {result.source}: {outcomes}; {result.unknown} stay unknown{cost}", highlight=False)
+    _print_reasons(result.reasons)
 
 
-def _agreement(found: "Agreement") -> None:
-    lines = [f"{found.judge} beside the outcomes by {found.against} of {found.source}"]
+def _print_agreement(result: measuring.Agreement) -> None:
+    lines = [f"{result.judge} beside the outcomes by {result.against} of {result.source}"]
     lines.append(
-        f"labelled     {found.labelled}; {found.decided} judged, {found.unclear} unclear, {found.failed} failed"
+        f"labelled     {result.labelled}; {result.decided} judged, {result.unclear} unclear, {result.failed} failed"
     )
-    if found.decided:
-        lines.append(f"accuracy     {100 * (found.accuracy or 0):.1f} %")
-        lines.append(f"kappa        {_kappa(found)}, seed {found.seed}")
-        lines += [f"             {count} {cell}" for cell, count in found.table.items()]
-    lines.append(f"tokens       {found.prompt_tokens} read, {found.completion_tokens} written")
+    if result.decided:
+        lines.append(f"accuracy     {100 * (result.accuracy or 0):.1f} %")
+        lines.append(f"kappa        {_kappa(result)}, seed {result.seed}")
+        lines += [f"             {count} {cell}" for cell, count in result.table.items()]
+    lines.append(f"tokens       {result.prompt_tokens} read, {result.completion_tokens} written")
     for line in lines:
         console.print(line, highlight=False, markup=False)
-    _reasons(found.reasons)
+    _print_reasons(result.reasons)
 
 
-def _kappa(found: "Agreement") -> str:
-    if found.kappa is None or found.low is None or found.high is None:
+def _kappa(result: measuring.Agreement) -> str:
+    if result.kappa is None or result.low is None or result.high is None:
         return "not defined: labels or verdicts are all alike"
-    return f"{found.kappa:.2f} [{found.low:.2f}, {found.high:.2f}] at 95 %"
+    return f"{result.kappa:.2f} [{result.low:.2f}, {result.high:.2f}] at 95 %"
 
 
-def _reasons(reasons: Mapping[str, int]) -> None:
+def _print_reasons(reasons: Mapping[str, int]) -> None:
     for reason, count in reasons.items():
         console.print(f"Unknown: {count}, {reason}", highlight=False, markup=False)
 
 
-def _counted(counts: Mapping[str, int]) -> str:
+def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))

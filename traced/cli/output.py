@@ -1,9 +1,7 @@
-"""What a verb says, and where: results on stdout, progress and errors on stderr.
+"""Where a verb's results, progress and errors go: results to stdout, progress and errors to stderr.
 
 With ``--json`` stdout ends with exactly one JSON object on one line; NaN and infinities become null, because JSON has
-neither.
-
-Where a verb's failure becomes a message and an exit code; the only place that does so.
+neither. A verb's failure becomes a message and an exit code here, and nowhere else:
 
     exit 0    done
     exit 1    a TracedError, StoreError, SandboxError or AgentsError: its text (and hint) on stderr, no traceback
@@ -36,7 +34,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from sandbox.errors import harmless
-from traced.core.errors import cause_of, is_known
+from traced.core.errors import TracedError, cause_of, is_known
 
 console = Console(soft_wrap=True)
 progress = Console(stderr=True)
@@ -61,6 +59,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     return str(value) if isinstance(value, Path) else value
+
+
+def write_new_file(path: Path, text: str) -> None:
+    """Write ``text`` as it is; raises TracedError where there is a file already, which is left alone."""
+    try:
+        with path.open("x", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except FileExistsError:
+        raise TracedError(f"{path} is there already", hint="--into with another name") from None
+    except OSError as error:
+        raise TracedError(f"{path} cannot be written: {error.strerror}", hint="--into with another name") from None
 
 
 def bounded(value: float | None, low: float | None, high: float | None, sign: str = "") -> str:

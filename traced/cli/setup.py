@@ -1,15 +1,9 @@
-"""Verbs that prepare a machine: init, doctor, sandbox image.
+"""The verbs init, doctor and sandbox image: they prepare a machine, and check it in order.
 
-Ordered checks of the machine; every failed one names the next command.
-
-Invariants: a check changes nothing that lasts; a check that cannot be made is a failed one, never a silent pass. The
-order is that of dependence: what an earlier finding explains is found later too, so read from the top.
-
+Invariants: a check changes nothing that lasts; a check that cannot be made is a failed one, never a silent pass: each
+imports itself what it needs, so that a library that is missing is a finding. The order is that of dependence: what an
+earlier finding explains is found later too, so read from the top. Every failed check names the next command.
 Not covered: whether a vLLM server answers, and the quality of a model.
-
-Verbs of the language model that analyses and synthesises.
-
-The verb that shows the devices; it changes nothing, and makes no store where there is none.
 """
 
 import importlib.metadata
@@ -20,22 +14,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from sandbox.errors import EngineDown, ImageMissing
+from store.errors import StoreError
+from store.schema_version import HEAD, version_error
 from traced.cli.options import AsJson, DataDir, Given, Model, read_settings
 from traced.cli.output import console, print_json
-from traced.config.settings import Settings
-from traced.core.errors import TracedError
-
-if TYPE_CHECKING:
-    from store.repositories.leases import Lease
-    from traced.client.models import DeviceView
-    from traced.llm.check import Seen
-
+from traced.config.settings import FILE_NAME, Settings, data_directory, template
+from traced.core.errors import ConfigError, TracedError
+from traced.inference.model_files import resolve_model
 
 PYTHON = (3, 11)
 PACKAGES = ("traced", "agents", "sandbox", "store")
@@ -91,8 +82,7 @@ def check_torch(settings: Settings) -> Finding:
 
 def check_docker(settings: Settings) -> Finding:
     """A Docker engine that answers; untrusted environments run nowhere else."""
-    from sandbox.docker_engine import connect, weaknesses
-    from sandbox.errors import EngineDown
+    from sandbox.docker_engine import connect, weaknesses  # the Docker SDK, which may be missing
 
     try:
         client = connect()
@@ -107,8 +97,7 @@ def check_docker(settings: Settings) -> Finding:
 
 def check_image(settings: Settings) -> Finding:
     """The sandbox image."""
-    from sandbox.errors import EngineDown, ImageMissing
-    from sandbox.image import ensure_image
+    from sandbox.image import ensure_image  # the Docker SDK, which may be missing
 
     try:
         image = ensure_image()
@@ -122,17 +111,17 @@ def check_image(settings: Settings) -> Finding:
 def check_data_directory(settings: Settings) -> Finding:
     """A writable data directory with room in it."""
     directory = settings.data_dir
-    place = next(parent for parent in (directory, *directory.parents) if parent.exists())
+    existing = next(parent for parent in (directory, *directory.parents) if parent.exists())
     try:
-        with tempfile.TemporaryFile(dir=place) as probe:
+        with tempfile.TemporaryFile(dir=existing) as probe:
             probe.write(b"traced")
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
         return Finding(
-            "data directory", False, f"{place} is not writable: {error.strerror}", "traced doctor --data-dir PATH"
+            "data directory", False, f"{existing} is not writable: {error.strerror}", "traced doctor --data-dir PATH"
         )
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(existing).free
     seen = f"{directory}{'' if directory.exists() else ' (not made yet)'}, {free / 1024**3:.1f} GiB free"
     if free < FREE_BYTES:
         return Finding("data directory", False, seen, f"free at least {FREE_BYTES // 1024**3} GiB, or --data-dir PATH")
@@ -141,28 +130,24 @@ def check_data_directory(settings: Settings) -> Finding:
 
 def check_store(settings: Settings) -> Finding:
     """A store that opens, at this traced's schema; where there is none, the first verb that writes makes it."""
-    from store.database import connect, revision, shown
-    from store.errors import StoreError
-    from store.schema_version import HEAD, mismatch
+    from store.database import connect, redacted_url, revision  # SQLAlchemy, which may be missing and slows init down
 
     if not settings.store.url and not (settings.data_dir / "traced.db").exists():
         return Finding("store", True, "not made yet; the first verb that writes makes it")
     try:
         engine = connect(settings.store_url)
-        found = revision(engine)
+        schema = revision(engine)
         engine.dispose()
     except StoreError as error:
         return Finding("store", False, str(error).splitlines()[0], "traced doctor --set store.url=URL")
-    if found not in {None, HEAD}:
-        fix = "traced db upgrade" if str(found) < HEAD else "upgrade traced"
-        return Finding("store", False, str(mismatch(shown(engine.url), str(found))), fix)
-    return Finding("store", True, f"schema {found!r}, newest {HEAD!r}")
+    if schema not in {None, HEAD}:
+        fix = "traced db upgrade" if str(schema) < HEAD else "upgrade traced"
+        return Finding("store", False, str(version_error(redacted_url(engine.url), str(schema))), fix)
+    return Finding("store", True, f"schema {schema!r}, newest {HEAD!r}")
 
 
 def check_model(settings: Settings) -> Finding:
     """The base model's files."""
-    from traced.inference.model_files import resolve_model
-
     try:
         files = resolve_model(settings.model.spec, settings.data_dir)
     except TracedError as error:
@@ -172,7 +157,7 @@ def check_model(settings: Settings) -> Finding:
 
 def check_language_model(settings: Settings) -> Finding:
     """A language model that can be asked, where the settings want one."""
-    from traced.llm.connection import check_model, endpoint, wanting
+    from traced.llm.connection import check_model, endpoint, wanting  # the store's libraries, as in ``check_store``
 
     try:
         check_model(settings)
@@ -180,8 +165,8 @@ def check_language_model(settings: Settings) -> Finding:
         return Finding("language model", False, error.message, error.hint)
     if not wanting(settings):
         return Finding("language model", True, "none is needed")
-    described = endpoint(settings.llm)
-    return Finding("language model", True, f"{described.name}; traced llm check tries it")
+    name = endpoint(settings.llm).name
+    return Finding("language model", True, f"{name}; traced llm check tries it")
 
 
 CHECKS: tuple[Callable[[Settings], Finding], ...] = (
@@ -215,8 +200,6 @@ def init(
     show: Annotated[bool, typer.Option("--print", help="Print the file instead of writing it.")] = False,
 ) -> None:
     """Make the data directory with a commented traced.toml (an existing one is kept)."""
-    from traced.config.settings import FILE_NAME, data_directory, template
-
     if show:
         typer.echo(template(), nl=False)
         return
@@ -231,7 +214,6 @@ def init(
 
 def doctor(data_dir: DataDir = None, given: Given = None, model: Model = None, as_json: AsJson = False) -> None:
     """Check this machine in order, and name the next command for everything that is missing."""
-
     settings = read_settings(data_dir, given, model__spec=model)
     findings = []
     for finding in examine(settings):
@@ -266,19 +248,17 @@ def image(
     as_json: AsJson = False,
 ) -> None:
     """Build the sandbox image from a registry's Python image, or from this interpreter."""
-    from sandbox.image import build
+    from sandbox.image import build  # the Docker SDK, which may be missing; init does without
 
-    built = build(from_host)
+    result = build(from_host)
     if as_json:
-        print_json(built)
+        print_json(result)
     else:
-        console.print(f"Built {built.tag} from {built.origin}: {built.size_mb} MB", highlight=False)
+        console.print(f"Built {result.tag} from {result.origin}: {result.size_mb} MB", highlight=False)
 
 
 def _write_new(path: Path, text: str) -> bool:
     """Write ``path`` unless it exists; False if it does."""
-    from traced.core.errors import ConfigError
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8") as file:
@@ -290,85 +270,3 @@ def _write_new(path: Path, text: str) -> bool:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}", hint="choose another --data-dir") from error
     return True
-
-
-MARKS = {True: "[green]ok[/]", False: "[bold red]no[/]", None: "[dim]--[/]"}
-WIDTH = 14
-TOLD = 600  # characters
-
-llm = typer.Typer(no_args_is_help=True, help="The language model of analyst and synthesizer: \\[llm] in the settings.")
-
-
-@llm.command("check")
-def check(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
-    """Ask the language model a few things: is it there, how does it answer, how fast? Nothing is stored."""
-    import asyncio
-
-    from traced.llm import check as checking
-
-    settings = read_settings(data_dir, given)
-    found = asyncio.run(checking.check(settings.llm, lambda one: None if as_json else _print_checks(one)))
-    if as_json:
-        figures = {key: value for key, value in vars(found).items() if key != "seen"}
-        print_json({"ok": found.ok, **figures, "seen": found.seen})
-    elif found.ok:
-        console.print(f"{found.model} can be worked with.", highlight=False, markup=False)
-    if not found.ok:
-        raise typer.Exit(1)
-
-
-def _print_checks(one: "Seen") -> None:
-    from rich.markup import escape
-    from rich.text import Text
-
-    from store.text import line
-
-    console.print(f"{MARKS[one.passed]}  {one.name:{WIDTH}}", end="", highlight=False)
-    console.print(Text(line(one.told, TOLD)))
-    if one.hint:
-        console.print(f"{'':{WIDTH + 4}}[bold]Try:[/] {escape(one.hint)}", highlight=False)
-
-
-COLUMNS = ["device", "name", "memory", "load", "idle", "lease"]
-
-
-def devices(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
-    """Show each device: its load, whether it is idle or why not, and who holds it."""
-    from traced.jobs.idleness import held_by, look
-
-    settings = read_settings(data_dir, given)
-    now = datetime.now(UTC)
-    seen = look(_leases(settings), settings.devices, now)
-    if as_json:
-        print_json(seen.model_dump(mode="json"))
-        return
-    _print_devices(seen.devices)
-    for problem in seen.problems:
-        console.print(problem, highlight=False, markup=False)
-    here = {device.id for device in seen.devices}
-    for lease in (lease for lease in seen.leases if lease.device not in here):
-        console.print(f"{lease.device} is not seen here: {held_by(lease, now)}", highlight=False, markup=False)
-
-
-def _leases(settings: "Settings") -> "list[Lease]":
-    from store.repositories.leases import list_leases
-    from traced.cli.store_session import is_made, looking
-
-    if not is_made(settings):
-        return []
-    with looking(settings) as opened:
-        return list_leases(opened)
-
-
-def _print_devices(shown: "list[DeviceView]") -> None:
-    from rich.table import Table
-
-    table = Table(title="Devices", title_justify="left")
-    for column in COLUMNS:
-        table.add_column(column)
-    for device in shown:
-        memory = f"{device.memory_used / 2**30:.1f} of {device.memory_total / 2**30:.1f} GiB"
-        load = "not known" if device.utilisation is None else f"{device.utilisation:.0%}"
-        idle = "yes" if device.idle else "; ".join(device.why_not)
-        table.add_row(device.id, device.name, memory, load, idle, device.lease.holder if device.lease else "")
-    console.print(table)

@@ -1,28 +1,45 @@
-"""The verb show environment: what was written, by whom and from what, what admission said of it, and its source.
+"""The verbs show patch, show environment and show conversation: one stored thing in full.
 
-Invariants: what a model or an environment wrote is harmless on the terminal (``store.text``); ``--into`` has it byte
-by byte. How it fails: ``NoSuchEnvironment`` for a hash that is none or several.
+Invariants: what a model, an environment or a client wrote is quoted or escaped, so that no control character of theirs
+reaches the terminal; ``--into`` writes a source byte by byte. How it fails: ``NoSuchEnvironment`` for a hash that is
+none or several.
 """
 
-from collections.abc import Iterator, Sequence
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Column, Table
 
+from store.records import EnvironmentRecord, EnvironmentSummary
+from store.repositories.environments import list_admissions, list_origins, newest_environments
+from store.repositories.traffic import Conversation, get_conversation
+from store.text import sanitize_line
+from traced.cli.evidence import patch
 from traced.cli.options import AsJson, DataDir, Given, read_settings
-from traced.cli.output import console, print_json
-from traced.core.errors import TracedError
-
-if TYPE_CHECKING:
-    from store.records import AdmissionRecord, EnvironmentRecord, EnvironmentStanding
+from traced.cli.output import console, print_json, write_new_file
+from traced.cli.store_session import looking
+from traced.interop.origin import origin_of_hash
 
 LISTED = 100
 SHORT = 12  # digits of a hash that tell it from others
 
+show = typer.Typer(no_args_is_help=True, help="Show one thing in full.")
+show.command()(patch)
 
+
+@show.callback()
+def show_options() -> None:
+    """Show one thing in full."""
+
+
+@show.command()
 def environment(
-    named: Annotated[
+    digits: Annotated[
         str | None,
         typer.Argument(
             metavar="[ENV]",
@@ -39,105 +56,141 @@ def environment(
     as_json: AsJson = False,
 ) -> None:
     """Show an environment, refused ones too: who wrote it, which one it mends, and what admission said of it."""
-    from store.repositories.environments import list_admissions, list_origins, newest_environments
-    from traced.cli.store_session import looking
-    from traced.interop.origin import of_hash
+    # The Docker SDK comes along with it: the other things are shown without.
+    from sandbox.admission.report import as_data, on_terminal
 
     settings = read_settings(data_dir, given)
-    if named is None:
+    if digits is None:
         if into is not None:
             raise typer.BadParameter("goes with an environment only", param_hint="--into")
-        with looking(settings) as opened:
-            newest = newest_environments(opened, limit=LISTED)
-        _list(newest, as_json)
+        with looking(settings) as session:
+            environments = newest_environments(session, limit=LISTED)
+        _list(environments, as_json)
         return
-    with looking(settings) as opened:
-        found = of_hash(opened, named).hash
-        origins, admissions = list_origins(opened, found), list_admissions(opened, found)
+    with looking(settings) as session:
+        hash_ = origin_of_hash(session, digits).hash
+        origins, admissions = list_origins(session, hash_), list_admissions(session, hash_)
     if into is not None:
-        _write(origins[0].source_code, into)
+        write_new_file(into, origins[0].source_code)
     if as_json:
-        print_json(_told(origins, admissions) | ({"file": into.absolute()} if into is not None else {}))
+        reports = [{"cycle": row.cycle_id, "at": row.at, **as_data(row.report)} for row in admissions]
+        print_json(_as_json(origins, reports) | ({"file": into.absolute()} if into is not None else {}))
         return
-    _show(origins, admissions)
-    if into is not None:
-        console.print(
-            f"Wrote its source into {into}. To judge what you make of it: traced admit {into}", highlight=False
-        )
+    for text in _origin_lines(origins):
+        console.print(text, highlight=False, markup=False)
+    if admissions:
+        Console().print(on_terminal(admissions[-1].report, f"env:{hash_[:SHORT]}"))
     else:
-        console.print(f"Its source: traced show environment env:{found[:SHORT]} --into FILE.py", highlight=False)
+        following = f"traced admit {origins[-1].capability}"
+        console.print(f"It was not judged yet. Next: {following}", highlight=False, markup=False)
+    if into is not None:
+        following = f"To judge what you make of it: traced admit {into}"
+        console.print(f"Wrote its source into {into}. {following}", highlight=False)
+    else:
+        console.print(f"Its source: traced show environment env:{hash_[:SHORT]} --into FILE.py", highlight=False)
 
 
-def _list(newest: Sequence["EnvironmentStanding"], as_json: bool) -> None:
-    from rich.table import Column, Table
-
+def _list(environments: Sequence[EnvironmentSummary], as_json: bool) -> None:
     if as_json:
-        print_json({"environments": newest})
+        print_json({"environments": environments})
         return
-    if not newest:
+    if not environments:
         console.print("No environment was written yet. Next: traced synthesize", highlight=False)
         return
-    named = Column("environment", no_wrap=True, min_width=len("env:") + SHORT)  # what one copies
-    table = Table(named, "capability", "cycle", "by", "admission", "written")
-    for one in newest:
-        says = "not judged" if one.admitted is None else "admitted" if one.admitted else ", ".join(one.failed)
-        made = f"{one.at:%Y-%m-%d %H:%M}"
-        table.add_row(f"env:{one.hash[:SHORT]}", one.capability, one.cycle_id, one.synthesizer, says, made)
+    name = Column("environment", no_wrap=True, min_width=len("env:") + SHORT)  # what one copies
+    table = Table(name, "capability", "cycle", "by", "admission", "written")
+    for row in environments:
+        admission = "not judged" if row.admitted is None else "admitted" if row.admitted else ", ".join(row.failed)
+        written = f"{row.at:%Y-%m-%d %H:%M}"
+        table.add_row(f"env:{row.hash[:SHORT]}", row.capability, row.cycle_id, row.synthesizer, admission, written)
     console.print(table)
-    if len(newest) == LISTED:
+    if len(environments) == LISTED:
         console.print(f"These are the newest {LISTED} of them.", highlight=False)
     console.print("To see why one was refused: traced show environment env:...", highlight=False)
 
 
-def _told(origins: Sequence["EnvironmentRecord"], admissions: Sequence["AdmissionRecord"]) -> dict[str, Any]:
-    """All of it as JSON."""
-    from sandbox.admission.report import as_data
-
-    made = [
+def _as_json(origins: Sequence[EnvironmentRecord], admissions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    origin_rows = [
         {
-            "cycle": one.cycle_id,
-            "capability": one.capability,
-            "synthesizer": one.synthesizer,
-            "seed": one.seed,
-            "repairs": one.repairs,
-            "at": one.at,
+            "cycle": row.cycle_id,
+            "capability": row.capability,
+            "synthesizer": row.synthesizer,
+            "seed": row.seed,
+            "repairs": row.repairs,
+            "at": row.at,
         }
-        for one in origins
+        for row in origins
     ]
-    judged = [{"cycle": one.cycle_id, "at": one.at, **as_data(one.report)} for one in admissions]
-    return {"environment": origins[0].hash, "origins": made, "admissions": judged, "source": origins[0].source_code}
+    first = origins[0]
+    return {
+        "environment": first.hash,
+        "origins": origin_rows,
+        "admissions": admissions,
+        "source": first.source_code,
+    }
 
 
-def _show(origins: Sequence["EnvironmentRecord"], admissions: Sequence["AdmissionRecord"]) -> None:
-    from rich.console import Console
+def _origin_lines(origins: Sequence[EnvironmentRecord]) -> Iterator[str]:
+    for row in origins:
+        repair = f", which mends env:{row.repairs[:SHORT]}" if row.repairs else ""
+        author = f"by the {row.synthesizer} synthesizer with seed {row.seed}{repair}"
+        yield f"{sanitize_line(row.capability)}: written {author}, in cycle {row.cycle_id}, {row.at:%Y-%m-%d %H:%M} UTC"
 
-    from sandbox.admission.report import on_terminal
 
-    for text in _lines(origins):
+@show.command()
+def conversation(
+    conversation_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Of a conversation (X-Traced-Conversation), or of an answer in it.")
+    ],
+    data_dir: DataDir = None,
+    given: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the router decided on a conversation, what was exchanged, and what people thought of it."""
+    with looking(read_settings(data_dir, given)) as session:
+        record = get_conversation(session, conversation_id)
+    if as_json:
+        print_json(record)
+        return
+    for text in conversation_lines(record):
         console.print(text, highlight=False, markup=False)
-    if admissions:
-        Console().print(on_terminal(admissions[-1].report, f"env:{origins[0].hash[:SHORT]}"))
+
+
+def conversation_lines(conversation: Conversation) -> Iterator[str]:
+    """The decision, the exchanges, the feedback, and the trajectories made of them."""
+    yield f"conversation {conversation.id}"
+    route = conversation.route
+    if route is None:
+        yield "decision     none: a model was asked for by name, or no adapter was live"
     else:
-        console.print(
-            f"It was not judged yet. Next: traced admit {origins[-1].capability}", highlight=False, markup=False
-        )
+        reason = f", because {json.dumps(route.why)}" if route.why else ""
+        yield f"decision     {route.model}, {route.at:%Y-%m-%d %H:%M:%S} UTC, in {1000 * route.seconds:.1f} ms{reason}"
+        for model, logprob in sorted(route.logprobs.items(), key=lambda item: -item[1]):
+            yield f"             {model}: log-prob {logprob:.3f}, {100 * math.exp(logprob):.1f} %"
+    for exchange in conversation.exchanges:
+        tokens = f"{exchange.prompt_tokens} + {exchange.completion_tokens} tokens"
+        detail = f" {json.dumps(exchange.detail[:200])}" if exchange.detail else ""
+        trajectory_id = f", part of {exchange.trajectory_id}" if exchange.trajectory_id else ""
+        time = f"{exchange.at:%Y-%m-%d %H:%M:%S} UTC"
+        call = f"{_quoted(exchange.model)}, status {exchange.status}, {exchange.seconds:.2f} s"
+        yield f"exchange     {time}: {call}, {tokens}{trajectory_id}{detail}"
+    for feedback in conversation.feedback:
+        texts = {
+            "by": feedback.who,
+            "on": feedback.response_id,
+            "label": feedback.label,
+            "comment": feedback.comment,
+        }
+        parts = [f"score {feedback.score:g}"] if feedback.score is not None else []
+        parts += [f"{name} {json.dumps(text)}" for name, text in texts.items() if text]
+        yield f"feedback     {feedback.at:%Y-%m-%d %H:%M:%S} UTC: {', '.join(parts)}"
+    for trajectory in conversation.trajectories:
+        result = f"{trajectory.outcome}, reward {trajectory.reward:g}, {len(trajectory.messages)} messages"
+        yield f"trajectory   {trajectory.id}: {_quoted(trajectory.model)}, {result}"
+    if not conversation.trajectories:
+        yield "trajectory   none yet: it is made when the conversation has been silent for serving.silence_s"
 
 
-def _lines(origins: Sequence["EnvironmentRecord"]) -> Iterator[str]:
-    from store.text import line
-
-    for one in origins:
-        mends = f", which mends env:{one.repairs[:SHORT]}" if one.repairs else ""
-        by = f"by the {one.synthesizer} synthesizer with seed {one.seed}{mends}"
-        yield f"{line(one.capability)}: written {by}, in cycle {one.cycle_id}, {one.at:%Y-%m-%d %H:%M} UTC"
-
-
-def _write(source: str, into: Path) -> None:
-    """A new file; what is there already is left alone."""
-    try:
-        with into.open("x", encoding="utf-8", newline="") as file:
-            file.write(source)
-    except FileExistsError:
-        raise TracedError(f"{into} is there already", hint="--into with another name") from None
-    except OSError as error:
-        raise TracedError(f"{into} cannot be written: {error.strerror}", hint="--into with another name") from None
+def _quoted(name: str) -> str:
+    """A name that a client chose, without what a terminal would obey."""
+    return name if name.isprintable() else json.dumps(name)

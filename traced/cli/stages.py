@@ -1,23 +1,43 @@
-"""Verbs that do one station's work on the current cycle: collect, synthesize, admit, train, evaluate.
+"""Verbs that do one stage's work on the current cycle: collect, synthesize, optimize-prompt, train, evaluate.
 
 The current cycle is the newest one of the same target, model, seed and settings; ``traced demo`` works on the same, so
-steps and demo carry each other on.
+steps and demo carry each other on. The verb admit, which judges files as well, is ``traced.cli.admission``; its work
+on the cycle's capabilities is here.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from store.records import PromptPatch
+from traced.cli.current_cycle import (
+    adapters,
+    admitted_environments,
+    applicable,
+    environments,
+    next_attempt,
+    on_cycle,
+    refused,
+    to_judge,
+    written_by,
+)
+from traced.cli.evidence import patch_as_json, patch_lines
 from traced.cli.options import AsJson, DataDir, Given, Model, Seed, Threads, read_settings
 from traced.cli.output import console, print_json
-
-if TYPE_CHECKING:
-    from traced.config.settings import Settings
-    from traced.pipeline.context import Context
+from traced.config.settings import Settings
+from traced.core.errors import CapabilityError, TracedError
+from traced.evaluation.intervals import rate
+from traced.pipeline.admit import admit as admit_stage
+from traced.pipeline.admit import stored_report
+from traced.pipeline.collect import collect as collect_stage
+from traced.pipeline.context import Context
+from traced.pipeline.gate import figures_of, gate
+from traced.pipeline.optimize_prompt import optimize_prompt as optimize_prompt_stage
+from traced.pipeline.synthesize import synthesize as synthesize_stage
+from traced.pipeline.train import train as train_stage
 
 Capabilities = Annotated[
     list[str] | None, typer.Argument(metavar="[CAPABILITY]...", help="Default: all that apply.", show_default=False)
@@ -46,22 +66,20 @@ def collect(
         data_dir, given, model__spec=model, seed=seed, engine__threads=threads, collect__episodes=episodes
     )
 
-    async def work(context: "Context") -> dict[str, Any]:
-        from traced.evaluation.intervals import rate
-        from traced.pipeline.collect import collect as station
+    async def work(context: Context) -> dict[str, Any]:
+        return {"cycle": context.cycle_id, "success": rate("base", await collect_stage(context))}
 
-        return {"cycle": context.cycle_id, "success": rate("base", await station(context))}
-
-    from traced.cli.current_cycle import on_cycle
-
-    told = on_cycle(settings, work, begin=True)
-    found = told["success"]
-    sentence = (
-        f"{found.episodes} episodes of cycle {told['cycle']}: {100 * found.rate:.1f} % succeeded "
-        f"[{100 * found.low:.1f}, {100 * found.high:.1f}], {found.infrastructure} lost to infrastructure. "
-        "Next: traced analyze"
+    result = on_cycle(settings, work, begin=True)
+    if as_json:
+        print_json(result)
+        return
+    success = result["success"]
+    console.print(
+        f"{success.episodes} episodes of cycle {result['cycle']}: {100 * success.rate:.1f} % succeeded "
+        f"[{100 * success.low:.1f}, {100 * success.high:.1f}], {success.infrastructure} lost to infrastructure. "
+        "Next: traced analyze",
+        highlight=False,
     )
-    _tell(as_json, told, sentence)
 
 
 def synthesize(
@@ -87,36 +105,37 @@ def synthesize(
     """
     settings = read_settings(data_dir, given, model__spec=model, seed=seed)
 
-    async def one(context: "Context", capability: str) -> dict[str, Any]:
-        from traced.cli.current_cycle import next_attempt, refused, written_by
-        from traced.pipeline.synthesize import synthesize as station
+    async def work(context: Context, capability: str) -> dict[str, Any]:
+        context = written_by(context, synthesizer.value if synthesizer else None)
+        environment = await synthesize_stage(context, capability, next_attempt(context, capability))
+        while refused(context, environment):  # by its text alone: no container is needed
+            environment = await synthesize_stage(context, capability, next_attempt(context, capability))
+        return {"capability": capability, "environment": environment, "summary": f"env:{environment[:12]}"}
 
-        chosen = written_by(context, synthesizer.value if synthesizer else None)
-        made = await station(chosen, capability, next_attempt(chosen, capability))
-        while refused(chosen, made):  # by what it says already: no container is needed
-            made = await station(chosen, capability, next_attempt(chosen, capability))
-        return {"capability": capability, "environment": made, "summary": f"env:{made[:12]}"}
-
-    _each(settings, Step("environments", "retained", one, "traced admit"), capabilities, as_json)
+    _on_capabilities(settings, Step("environments", "retained", work, "traced admit"), capabilities, as_json)
 
 
-def admit(
-    capabilities: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[CAPABILITY]...|FILE.py|PACKAGE", help="Default: all capabilities that apply.", show_default=False
-        ),
-    ] = None,
+def admit_capabilities(settings: Settings, capabilities: Sequence[str], as_json: bool) -> None:
+    """Judge the written environments of these capabilities of the current cycle, or of all; exits."""
+
+    async def work(context: Context, capability: str) -> dict[str, Any]:
+        environment = to_judge(context, capability)
+        name = f"env:{environment.hash[:12]}"
+        if not await admit_stage(context, capability, environment.hash):
+            report = stored_report(context, environment.hash)
+            checks = [check.name for check in report.checks if not check.passed] if report else []
+            reason = f"traced show environment {name} says why"
+            command = f"traced synthesize --synthesizer {environment.synthesizer} {capability}"
+            hint = f"{reason}; {command} writes the next one"
+            raise CapabilityError(f"{name} is refused by {', '.join(checks)}", hint=hint)
+        return {"capability": capability, "environment": environment.hash, "summary": f"{name} is admitted"}
+
+    _on_capabilities(settings, Step("admitted", "written", work, "traced train"), capabilities, as_json)
+
+
+def optimize_prompt(
+    capability: Annotated[str, typer.Argument(help="Of the current cycle, with an admitted environment.")],
     *,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="With FILE.py: write the report as a page.", show_default=False)
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target", help="With FILE.py: compare its tools and errors with a target's.", show_default=False
-        ),
-    ] = None,
     data_dir: DataDir = None,
     given: Given = None,
     model: Model = None,
@@ -124,49 +143,18 @@ def admit(
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check each written environment in a container; or any single-file environment, with no store, cycle or model.
-
-    After a refusal traced synthesize writes the next one (llm: mends this one); traced demo repeats the two.
-
-    Exit code 0: admitted; 1: refused; 3: not judged, for there is no such file, no Docker engine or the like.
-    """
-    from traced.cli.admission import is_file, unjudged
-
-    if any(map(is_file, capabilities or [])):
-        _only_with("capabilities", model=model, seed=seed, threads=threads)
-        from traced.cli.admission import admit_file
-
-        settings = read_settings(data_dir, given)
-        with unjudged():
-            code = admit_file(settings, capabilities or [], target=target, html=html, json=as_json)
-        raise typer.Exit(code)
-    _only_with("FILE.py", html=html, target=target)
+    """Evolve a prompt for a capability, and say which is enough: the prompt or the adapter. Carries on when stopped."""
     settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
 
-    async def one(context: "Context", capability: str) -> dict[str, Any]:
-        from traced.cli.current_cycle import to_judge
-        from traced.core.errors import CapabilityError
-        from traced.pipeline import admit as station
+    async def work(context: Context) -> PromptPatch:
+        return await optimize_prompt_stage(context, capability, _newest_admitted(context, capability))
 
-        found = to_judge(context, capability)
-        name = found.hash
-        if not await station.admit(context, capability, name):
-            report = station.stored_report(context, name)
-            failed = [check.name for check in report.checks if not check.passed] if report else []
-            why = f"traced show environment env:{name[:12]} says why"
-            again = f"{why}; traced synthesize --synthesizer {found.synthesizer} {capability} writes the next one"
-            raise CapabilityError(f"env:{name[:12]} is refused by {', '.join(failed)}", hint=again)
-        return {"capability": capability, "environment": name, "summary": f"env:{name[:12]} is admitted"}
-
-    with unjudged():
-        _each(settings, Step("admitted", "written", one, "traced train"), capabilities, as_json)
-
-
-def _only_with(what: str, **options: Any) -> None:
-    """Refuse options that would do nothing here."""
-    for name, value in options.items():
-        if value is not None:
-            raise typer.BadParameter(f"goes with {what} only", param_hint=f"--{name}")
+    patch = on_cycle(settings, work)
+    if as_json:
+        print_json(patch_as_json(patch))
+        return
+    for text in patch_lines(patch):
+        console.print(text, highlight=False, markup=False)
 
 
 def train(
@@ -182,14 +170,11 @@ def train(
     """Train an adapter in each admitted environment; carries on from the last checkpoint."""
     settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
 
-    async def one(context: "Context", capability: str) -> dict[str, Any]:
-        from traced.cli.current_cycle import admitted_environments
-        from traced.pipeline.train import train as station
+    async def work(context: Context, capability: str) -> dict[str, Any]:
+        adapter = await train_stage(context, capability, admitted_environments(context, capability)[-1])
+        return {"capability": capability, "adapter": adapter, "summary": adapter}
 
-        name = await station(context, capability, admitted_environments(context, capability)[-1])
-        return {"capability": capability, "adapter": name, "summary": name}
-
-    _each(settings, Step("adapters", "admitted", one, "traced evaluate"), capabilities, as_json)
+    _on_capabilities(settings, Step("adapters", "admitted", work, "traced evaluate"), capabilities, as_json)
 
 
 def evaluate(
@@ -205,66 +190,74 @@ def evaluate(
     """Gate each trained adapter against the base model on the same seeds."""
     settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
 
-    async def one(context: "Context", capability: str) -> dict[str, Any]:
-        from traced.cli.current_cycle import adapters
-        from traced.pipeline import gate as station
+    async def work(context: Context, capability: str) -> dict[str, Any]:
+        adapter = adapters(context, capability)[-1]
+        result = await gate(context, adapter)
+        return {"capability": capability, "gate": result, "summary": f"{adapter} passed: {figures_of(result)}"}
 
-        name = adapters(context, capability)[-1]
-        result = await station.gate(context, name)
-        return {"capability": capability, "gate": result, "summary": f"{name} passed: {station.figures_of(result)}"}
-
-    _each(settings, Step("gates", "trained", one, "traced approve ADAPTER"), capabilities, as_json)
+    _on_capabilities(settings, Step("gates", "trained", work, "traced approve ADAPTER"), capabilities, as_json)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One station as a verb does it: its results go under ``what``; ``following`` is the next command."""
+    """One stage as a verb does it: its results are listed under ``key``; ``following`` is the next command."""
 
-    what: str
+    key: str
     applies_to: str  # what a capability has to be: "retained", "written", "admitted" or "trained"
-    one: Callable[["Context", str], Awaitable[dict[str, Any]]]
+    work: Callable[[Context, str], Awaitable[dict[str, Any]]]
     following: str
 
 
-def _each(settings: "Settings", step: Step, chosen: Sequence[str] | None, as_json: bool) -> None:
-    """Do the step for every chosen capability; one that fails is reported, and exit code 1 if none is left."""
-    from traced.cli.current_cycle import on_cycle
+def _on_capabilities(settings: Settings, step: Step, names: Sequence[str] | None, as_json: bool) -> None:
+    """Do the step for these capabilities, or for all that apply; a failed one is reported, exit code 1 if none is left.
 
-    told = on_cycle(settings, lambda context: _do(context, step, chosen or []))
+    Raises typer.Exit.
+    """
+    report = on_cycle(settings, lambda context: _do(context, step, names or []))
     if as_json:
-        done = [{key: value for key, value in entry.items() if key != "summary"} for entry in told[step.what]]
-        print_json({**told, step.what: done})
+        results = [{key: value for key, value in entry.items() if key != "summary"} for entry in report[step.key]]
+        print_json({**report, step.key: results})
     else:
-        for entry in told[step.what]:
+        for entry in report[step.key]:
             console.print(f"{entry['capability']}: {entry['summary']}", highlight=False)
-        for entry in told["failed"]:
+        for entry in report["failed"]:
             hint = f" (try: {entry['hint']})" if entry["hint"] else ""
             console.print(f"{entry['capability']} ends here: {entry['reason']}{hint}", highlight=False)
-        console.print(f"Next: {step.following if told[step.what] else 'traced status'}", highlight=False)
-    raise typer.Exit(0 if told[step.what] else 1)
+        console.print(f"Next: {step.following if report[step.key] else 'traced status'}", highlight=False)
+    raise typer.Exit(0 if report[step.key] else 1)
 
 
-async def _do(context: "Context", step: Step, chosen: Sequence[str]) -> dict[str, Any]:
-    from traced.cli.current_cycle import applicable
-    from traced.core.errors import CapabilityError, TracedError
-
+async def _do(context: Context, step: Step, names: Sequence[str]) -> dict[str, Any]:
     possible = applicable(context, step.applies_to)
-    unknown = [name for name in chosen if name not in possible]
+    unknown = [name for name in names if name not in possible]
     if unknown:
         raise TracedError(f"{unknown[0]!r} is no {step.applies_to} capability", hint=f"one of: {', '.join(possible)}")
     if not possible:
         raise TracedError(f"cycle {context.cycle_id} has no {step.applies_to} capability", hint="traced status")
-    done, failed = [], []
-    for name in chosen or possible:
+    results, failures = [], []
+    for name in names or possible:
         try:
-            done.append(await step.one(context, name))
+            results.append(await step.work(context, name))
         except CapabilityError as error:
-            failed.append({"capability": name, "reason": error.message, "hint": error.hint})
-    return {"cycle": context.cycle_id, step.what: done, "failed": failed}
+            failures.append({"capability": name, "reason": error.message, "hint": error.hint})
+    return {"cycle": context.cycle_id, step.key: results, "failed": failures}
 
 
-def _tell(as_json: bool, told: dict[str, Any], sentence: str) -> None:
-    if as_json:
-        print_json(told)
-    else:
-        console.print(sentence, highlight=False)
+def _newest_admitted(context: Context, capability: str) -> str:
+    """The newest admitted environment of a capability; raises TracedError where there is none."""
+    retained = applicable(context, "retained")
+    if not retained:
+        raise TracedError(f"cycle {context.cycle_id} has no retained capability", hint="traced analyze")
+    if capability not in retained:
+        raise TracedError(
+            f"{capability!r} is no retained capability of cycle {context.cycle_id}",
+            hint=f"one of: {', '.join(retained)}",
+        )
+    admitted = admitted_environments(context, capability)
+    if not admitted:
+        following = "admit" if environments(context, capability) else "synthesize"
+        raise TracedError(
+            f"no environment of {capability} is admitted, so there is nothing to evolve a prompt on",
+            hint=f"traced {following} {capability}",
+        )
+    return admitted[-1]

@@ -1,122 +1,75 @@
-"""Verbs that only look: status, explain, show conversation; show takes in those of other modules.
+"""The verb status: the cycles, what waits for a decision, what is live, and what the router does.
 
-The router in words: what it does of late (``traced status``), and one conversation (``traced show conversation``).
-
-Nothing heavy is imported at module level: ``traced status`` answers at once. Texts of people and of clients are shown
-quoted, so that no control character of theirs reaches the terminal.
+Nothing heavy is imported: ``traced status`` answers at once, without SQLAlchemy and without reading all settings.
+Texts of people and of clients are shown quoted, so that no control character of theirs reaches the terminal.
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
-from traced.cli.decisions import Adapter
-from traced.cli.evidence import patch
+from store.status import CostStanding, PatchStanding, Standing, standing
+from store.text import sanitize_line
 from traced.cli.options import AsJson, DataDir, Given, parse_pair, read_settings
 from traced.cli.output import console, print_json
-from traced.cli.show import environment
-from traced.core.location import plain_setting
-from traced.gateway.spool_status import DAMAGED, spooled
+from traced.core.errors import TracedError
+from traced.core.liveness import ask_alive
+from traced.core.location import data_directory, default_socket, default_url, plain_setting, store_url
+from traced.gateway.spool_status import DAMAGED_FILE, read_spool_status
 from traced.routing.router_files import decided_by
 
-if TYPE_CHECKING:
-    from store.repositories.traffic import Conversation
-    from store.status import CostStanding, PatchStanding, Standing
+LATE_S = 10.0  # a recorded exchange should be in the store by then
+# As traced.prompt_optimization.patches.Enough has it, which takes longer to import than status may.
+ENOUGH = "a prompt is enough"
 
 
-LATE_S = 10.0
-
-
-def router_told(stands: "Standing", data_dir: Path, given: str | None) -> dict[str, Any]:
+def router_report(state: Standing, data_dir: Path, given: str | None) -> dict[str, Any]:
     """The router's part of ``traced status --json``; ``given`` is the command line's ``routing.router``."""
-    by_labels = bool(stands.live) and plain_setting(data_dir, "routing", "router", given) == "labels"
+    by_labels = bool(state.live) and plain_setting(data_dir, "routing", "router", given) == "labels"
     return {
-        **asdict(stands.router),
-        "spool": asdict(spooled(data_dir / "spool")),
-        "decided_by": decided_by(data_dir, stands.fitting, stands.live, by_labels=by_labels),
+        **asdict(state.router),
+        "spool": asdict(read_spool_status(data_dir / "spool")),
+        "decided_by": decided_by(data_dir, state.fitting, state.live, by_labels=by_labels),
     }
 
 
-def router_lines(told: Mapping[str, Any]) -> Iterator[str]:
-    """What of it a person should read; nothing where there is no router."""
-    if told["decided_by"]:
-        yield f"Conversations are decided by {told['decided_by']}"
-    if told["day"]:
-        hour = told["hour"]
-        each = ", ".join(f"{count} {model} ({hour.get(model, 0)})" for model, count in told["day"].items())
-        yield f"Conversations of the last day (hour): {each}{'; and more before' if told['partial'] else ''}"
-    if told["failures"]:
-        yield f"Requests that failed in the last day: {_counts(told['failures'], 'with status ')}"
-    for reason, count in told["by_default"].items():
+def router_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """What a person should read of the router's report; nothing where there is no router."""
+    if report["decided_by"]:
+        yield f"Conversations are decided by {report['decided_by']}"
+    if report["day"]:
+        hour = report["hour"]
+        each = ", ".join(f"{count} {model} ({hour.get(model, 0)})" for model, count in report["day"].items())
+        yield f"Conversations of the last day (hour): {each}{'; and more before' if report['partial'] else ''}"
+    if report["failures"]:
+        yield f"Requests that failed in the last day: {_counts(report['failures'], 'with status ')}"
+    for reason, count in report["by_default"].items():
         yield f"Left to the base model in the last day: {count}, because {json.dumps(reason)}"
-    if told["feedback"]:
-        yield f"Feedback of the last day: {_counts(told['feedback'])}"
-    if told["outcomes"]:
-        yield f"Trajectories of production: {_counts(told['outcomes'])}"
-    if told["unsettled"]:
-        yield f"Conversations that go on, or were silent for too short a time: {told['unsettled']} exchanges"
-    yield from _waiting(told["spool"])
-
-
-def _plain(name: str) -> str:
-    """A name that a client chose, without what a terminal would obey."""
-    return name if name.isprintable() else json.dumps(name)
-
-
-def conversation_lines(found: "Conversation") -> Iterator[str]:
-    """The decision, the exchanges, the feedback, and what has become of it."""
-    yield f"conversation {found.id}"
-    route = found.route
-    if route is None:
-        yield "decision     none: a model was asked for by name, or no adapter was live"
-    else:
-        because = f", because {json.dumps(route.why)}" if route.why else ""
-        yield f"decision     {route.model}, {route.at:%Y-%m-%d %H:%M:%S} UTC, in {1000 * route.seconds:.1f} ms{because}"
-        for model, logprob in sorted(route.logprobs.items(), key=lambda one: -one[1]):
-            yield f"             {model}: log-prob {logprob:.3f}, {100 * math.exp(logprob):.1f} %"
-    for one in found.exchanges:
-        tokens = f"{one.prompt_tokens} + {one.completion_tokens} tokens"
-        told = f" {json.dumps(one.detail[:200])}" if one.detail else ""
-        became = f", part of {one.trajectory_id}" if one.trajectory_id else ""
-        when = f"{one.at:%Y-%m-%d %H:%M:%S} UTC"
-        took = f"{_plain(one.model)}, status {one.status}, {one.seconds:.2f} s"
-        yield f"exchange     {when}: {took}, {tokens}{became}{told}"
-    for said in found.feedback:
-        named = {"by": said.who, "on": said.response_id, "label": said.label, "comment": said.comment}
-        parts = [f"score {said.score:g}"] if said.score is not None else []
-        parts += [f"{name} {json.dumps(text)}" for name, text in named.items() if text]
-        yield f"feedback     {said.at:%Y-%m-%d %H:%M:%S} UTC: {', '.join(parts)}"
-    for trajectory in found.trajectories:
-        what = f"{trajectory.outcome}, reward {trajectory.reward:g}, {len(trajectory.messages)} messages"
-        yield f"trajectory   {trajectory.id}: {_plain(trajectory.model)}, {what}"
-    if not found.trajectories:
-        yield "trajectory   none yet: it is made when the conversation has been silent for serving.silence_s"
+    if report["feedback"]:
+        yield f"Feedback of the last day: {_counts(report['feedback'])}"
+    if report["outcomes"]:
+        yield f"Trajectories of production: {_counts(report['outcomes'])}"
+    if report["unsettled"]:
+        yield f"Conversations that go on, or were silent for too short a time: {report['unsettled']} exchanges"
+    yield from _waiting(report["spool"])
 
 
 def _waiting(spool: Mapping[str, Any]) -> Iterator[str]:
     if spool["oldest_s"] > LATE_S:
-        what = f"{spool['files']} files of conversations, the oldest for {spool['oldest_s']:.0f} s"
-        yield f"Wait to be stored: {what}. traced serve brings them into the store, while it answers"
+        backlog = f"{spool['files']} files of conversations, the oldest for {spool['oldest_s']:.0f} s"
+        yield f"Wait to be stored: {backlog}. traced serve brings them into the store, while it answers"
     if spool["damaged"]:
-        yield f"Could not be read: {spool['damaged']} recorded exchanges, kept in spool/{DAMAGED}"
+        yield f"Could not be read: {spool['damaged']} recorded exchanges, kept in spool/{DAMAGED_FILE}"
 
 
 def _counts(counted: Mapping[Any, int], prefix: str = "") -> str:
     return ", ".join(f"{count} {prefix}{name}" for name, count in counted.items())
 
-
-show = typer.Typer(no_args_is_help=True, help="Show one thing in full.")
-show.command()(patch)
-show.command()(environment)
-
-ENOUGH = (
-    "a prompt is enough"  # as traced.prompt_optimization.patches says it, which takes longer to import than status may
-)
 
 Alive = Annotated[bool, typer.Option("--alive", help="Only ask whether the service answers; exit code 1: no.")]
 
@@ -132,135 +85,88 @@ def status(
     if alive:
         _alive(data_dir, as_json)
         return
-    from store.status import standing
+    directory, url = _store_place(data_dir, given)
+    state = standing(url)
+    router = router_report(state, directory, dict(parse_pair(pair) for pair in given or []).get("routing.router"))
+    if as_json:
+        print_json(_as_json(state, directory) | {"router": router})
+        return
+    _table("Cycles", ["cycle", "target", "model", "state", "last stage"], _cycle_rows(state))
+    if state.costs:
+        rows = [_cost_row(cost) for cost in state.costs]
+        _table("Language model", ["cycle", "stage", "calls", "tokens", "cost", "seconds"], rows)
+    columns = ["adapter", "gate", "decision", "traffic", "conversations"]
+    _table("Adapters", columns, _adapter_rows(state), conversations="in tests")
+    for text in [*router_lines(router), *_cycle_lines(state)]:
+        console.print(text, highlight=False, markup=False)
 
-    directory, url = _place(data_dir, given)
-    stands = standing(url)
-    router = router_told(stands, directory, dict(parse_pair(pair) for pair in given or []).get("routing.router"))
-    cycles = [
-        {"cycle": one.id, "target": one.target, "model": one.model, "state": one.state, "last stage": one.last_stage}
-        for one in stands.cycles
-    ]
-    adapters = [
+
+def _cycle_rows(state: Standing) -> list[dict[str, Any]]:
+    return [
         {
-            "adapter": one.name,
-            "gate": one.gate,
-            "decision": one.decision,
-            "traffic": one.traffic,
-            "conversations": one.conversations,
+            "cycle": cycle.id,
+            "target": cycle.target,
+            "model": cycle.model,
+            "state": cycle.state,
+            "last stage": cycle.last_stage,
         }
-        for one in stands.adapters
+        for cycle in state.cycles
     ]
-    if as_json:
-        told: dict[str, Any] = {"cycles": cycles, "adapters": adapters, "live": stands.live, "waiting": stands.waiting}
-        service = {"paused": stands.paused, "asked_for": stands.asked_for, "cannot_begin": stands.cannot_begin}
-        print_json(
-            {
-                "data_dir": directory,
-                **told,
-                "parked": stands.parked,
-                "held_up": stands.held_up,
-                "costs": stands.costs,
-                "prompts": stands.patches,
-                **service,
-                "router": router,
-            }
-        )
-        return
-    _table("Cycles", ["cycle", "target", "model", "state", "last stage"], cycles)
-    if stands.costs:
-        costs = [_cost(one) for one in stands.costs]
-        _table("Language model", ["cycle", "stage", "calls", "tokens", "cost", "seconds"], costs)
-    _table("Adapters", ["adapter", "gate", "decision", "traffic", "conversations"], adapters, conversations="in tests")
-    for line in router_lines(router):
-        console.print(line, highlight=False, markup=False)
-    for name in stands.waiting:
-        console.print(f"Waits for a decision: traced explain {name}, then traced approve {name}", highlight=False)
-    for tried in stands.patches:
-        if tried.enough == ENOUGH:
-            console.print(_offer(tried), highlight=False, markup=False)
-    for target, cause in stands.asked_for.items():
-        when = "It begins when nothing of the above is unfinished, the service runs and nobody has paused it"
-        console.print(f"To begin: a cycle of {target}, {cause}. {when}", highlight=False, markup=False)
-    for target, why in stands.cannot_begin.items():
-        console.print(f"A cycle of {target} is due and cannot begin: {why}", highlight=False, markup=False)
-    for target, who in stands.paused.items():
-        console.print(f"Paused: {target}, by {who}. To go on: traced resume", highlight=False, markup=False)
-    for late in stands.held_up:
-        what = f"{late.stage} of {late.capability or late.cycle} ({late.reason})"
-        console.print(f"Held up: {what}. It is tried again by itself; traced doctor", highlight=False, markup=False)
-    for one in stands.parked:
-        what = f"{one.stage} of {one.capability or one.cycle}, tried {one.tried} times ({one.reason})"
-        console.print(f"Parked: {what}. To have it tried again: traced release {one.id}", highlight=False, markup=False)
 
 
-def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
-    """Print the whole chain of evidence behind an adapter."""
-    from store.repositories.evidence import evidence_chain
-    from store.repositories.llm_replies import list_patches
-    from store.repositories.promotions import shares
-    from traced.cli.evidence import chain_lines
-    from traced.cli.store_session import looking
-    from traced.gateway.canaries import strata
-    from traced.prompt_optimization.patches import SHORT, enough
-    from traced.registry.canary import judge
-    from traced.registry.decisions import prompt_decisions
-    from traced.scoring.evidence import Labels, judged_by
-
-    settings = read_settings(data_dir, given)
-    with looking(settings) as opened:
-        chain = evidence_chain(opened, adapter)
-        labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
-        judged = judged_by(opened, [one.id for one in chain.trajectories], labels)
-        patches = list_patches(opened, cycle_id=chain.cycle.id, capability=chain.capability.name)
-        decided = prompt_decisions(opened)
-        canary = judge(strata(opened, adapter, labels), settings.promotion).why if shares(opened, adapter) else ""
-    if as_json:
-        said = [decided[one.id] for one in patches if one.id in decided]
-        told = {"prompt_patches": patches, "prompt_decisions": said}
-        print_json(vars(chain) | {"judged_by": judged, "canary": canary} | told)
-        return
-    for line in chain_lines(chain, judged):
-        console.print(line, highlight=False, markup=False)
-    for one in patches[-1:]:
-        by = f"; {decided[one.id]}" if one.id in decided else ""
-        says = f"{enough(one)}: traced show patch {one.id[:SHORT]}{by}"
-        console.print(f"prompt       {says}", highlight=False, markup=False)
-    if canary:
-        console.print(f"canary       {canary}", highlight=False, markup=False)
+def _adapter_rows(state: Standing) -> list[dict[str, Any]]:
+    return [
+        {
+            "adapter": adapter.name,
+            "gate": adapter.gate,
+            "decision": adapter.decision,
+            "traffic": adapter.traffic,
+            "conversations": adapter.conversations,
+        }
+        for adapter in state.adapters
+    ]
 
 
-@show.callback()
-def show_options() -> None:
-    """Show one thing in full."""
+def _as_json(state: Standing, directory: Path) -> dict[str, Any]:
+    return {
+        "data_dir": directory,
+        "cycles": _cycle_rows(state),
+        "adapters": _adapter_rows(state),
+        "live": state.live,
+        "waiting": state.waiting,
+        "parked": state.parked,
+        "held_up": state.held_up,
+        "costs": state.costs,
+        "prompts": state.patches,
+        "paused": state.paused,
+        "asked_for": state.asked_for,
+        "cannot_begin": state.cannot_begin,
+    }
 
 
-@show.command()
-def conversation(
-    named: Annotated[
-        str, typer.Argument(metavar="ID", help="Of a conversation (X-Traced-Conversation), or of an answer in it.")
-    ],
-    data_dir: DataDir = None,
-    given: Given = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what the router decided on a conversation, what was exchanged, and what people thought of it."""
-    from store.repositories.traffic import get_conversation
-    from traced.cli.store_session import looking
-
-    with looking(read_settings(data_dir, given)) as opened:
-        found = get_conversation(opened, named)
-    if as_json:
-        print_json(found)
-        return
-    for line in conversation_lines(found):
-        console.print(line, highlight=False, markup=False)
+def _cycle_lines(state: Standing) -> Iterator[str]:
+    """What waits for a person, and what keeps a cycle from going on."""
+    for name in state.waiting:
+        yield f"Waits for a decision: traced explain {name}, then traced approve {name}"
+    for patch in state.patches:
+        if patch.enough == ENOUGH:
+            yield _offer(patch)
+    for target, cause in state.asked_for.items():
+        condition = "It begins when nothing of the above is unfinished, the service runs and nobody has paused it"
+        yield f"To begin: a cycle of {target}, {cause}. {condition}"
+    for target, cause in state.cannot_begin.items():
+        yield f"A cycle of {target} is due and cannot begin: {cause}"
+    for target, who in state.paused.items():
+        yield f"Paused: {target}, by {who}. To go on: traced resume"
+    for stage in state.held_up:
+        subject = f"{stage.stage} of {stage.capability or stage.cycle} ({stage.reason})"
+        yield f"Held up: {subject}. It is tried again by itself; traced doctor"
+    for entry in state.parked:
+        subject = f"{entry.stage} of {entry.capability or entry.cycle}, tried {entry.tried} times ({entry.reason})"
+        yield f"Parked: {subject}. To have it tried again: traced release {entry.id}"
 
 
 def _alive(data_dir: Path | None, as_json: bool) -> None:
-    from traced.core.liveness import ask_alive
-    from traced.core.location import data_directory, default_socket
-
     ask_alive(default_socket(data_directory(data_dir)))
     if as_json:
         print_json({"alive": True})
@@ -268,11 +174,8 @@ def _alive(data_dir: Path | None, as_json: bool) -> None:
         console.print("The service answers.", highlight=False)
 
 
-def _place(data_dir: Path | None, given: list[str] | None) -> tuple[Path, str]:
+def _store_place(data_dir: Path | None, given: list[str] | None) -> tuple[Path, str]:
     """The data directory and its store's URL, without reading (and importing) all settings where that is not needed."""
-    from traced.core.errors import TracedError
-    from traced.core.location import data_directory, default_url, store_url
-
     pairs = dict(parse_pair(pair) for pair in given or [])
     directory = data_directory(data_dir)
     if set(pairs) - {"store.url"}:
@@ -284,27 +187,28 @@ def _place(data_dir: Path | None, given: list[str] | None) -> tuple[Path, str]:
     return directory, url
 
 
-def _cost(one: "CostStanding") -> dict[str, Any]:
-    about = "~" if one.estimated else ""
-    tokens = f"{about}{one.prompt_tokens:,} + {about}{one.completion_tokens:,}"
-    figures = {"calls": one.calls, "tokens": tokens, "cost": f"{about}{one.cost:.4g}", "seconds": f"{one.seconds:.0f}"}
-    return {"cycle": one.cycle, "stage": one.stage, **figures}
+def _cost_row(cost: CostStanding) -> dict[str, Any]:
+    about = "~" if cost.estimated else ""
+    return {
+        "cycle": cost.cycle,
+        "stage": cost.stage,
+        "calls": cost.calls,
+        "tokens": f"{about}{cost.prompt_tokens:,} + {about}{cost.completion_tokens:,}",
+        "cost": f"{about}{cost.cost:.4g}",
+        "seconds": f"{cost.seconds:.0f}",
+    }
 
 
-def _offer(tried: "PatchStanding") -> str:
+def _offer(patch: PatchStanding) -> str:
     """A prompt that is enough, and what was decided on it or how to decide."""
-    from store.text import line
-
-    short = tried.id[:12]
-    if tried.decision != "none":
-        return f"A prompt is enough for {tried.capability}: {short}, {tried.decision} by {line(tried.who)}"
-    taken = f"traced show patch {short} --into FILE takes it, traced approve {short} says so"
-    return f"A prompt is enough for {tried.capability}: {taken}"
+    short = patch.id[:12]
+    if patch.decision != "none":
+        return f"A prompt is enough for {patch.capability}: {short}, {patch.decision} by {sanitize_line(patch.who)}"
+    commands = f"traced show patch {short} --into FILE takes it, traced approve {short} says so"
+    return f"A prompt is enough for {patch.capability}: {commands}"
 
 
 def _table(title: str, columns: list[str], rows: list[dict[str, Any]], **headings: str) -> None:
-    from rich.table import Table
-
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(headings.get(column, column))

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from store.database import open_store, reading, session
+from store.database import open_store, read_session, write_session
 from traced.config.settings import Settings
 from traced.core.errors import TracedError
 
@@ -16,7 +16,7 @@ def writing(settings: Settings) -> Iterator[Session]:
     """A transaction on the store, which is made where it does not exist."""
     engine = open_store(settings.store_url)
     try:
-        with session(engine) as opened:
+        with write_session(engine) as opened:
             yield opened
     finally:
         engine.dispose()
@@ -30,14 +30,14 @@ def is_made(settings: Settings) -> bool:
 @contextmanager
 def looking(settings: Settings) -> Iterator[Session]:
     """A look at the store; raises TracedError where there is none yet, instead of making an empty one."""
-    with opened_store(settings) as engine, reading(engine) as opened:
+    with opened_store(settings) as engine, read_session(engine) as opened:
         yield opened
 
 
 @contextmanager
 def changing(settings: Settings) -> Iterator[Session]:
     """A transaction on a store that is there; raises TracedError like ``looking``."""
-    with opened_store(settings) as engine, session(engine) as opened:
+    with opened_store(settings) as engine, write_session(engine) as opened:
         yield opened
 
 

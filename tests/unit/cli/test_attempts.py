@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import Cycle, CycleState, EnvironmentRecord
 from store.repositories.capabilities import save_capabilities
 from store.repositories.cycles import save_cycle
@@ -33,7 +33,7 @@ SEED = 40
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_cycle(opened, Cycle("c1", "desk", "bundled", SEED, {}, CycleState.RUNNING, T0))
         save_capabilities(opened, "c1", [CAPABILITY])
     settings = load_settings(tmp_path, {"seed": SEED, "synthesis.candidates": 3})
@@ -46,14 +46,14 @@ def wrote(context: Context, synthesizer: str, attempt: int, at: int = 0) -> str:
     source = f"# {synthesizer} {attempt}\n"
     found = hashlib.sha256(source.encode()).hexdigest()
     when = T0 + timedelta(seconds=at)
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         save_environment(opened, EnvironmentRecord(found, source, "c1", NAME, SEED + attempt, synthesizer, when))
     return found
 
 
 def judged(context: Context, environment: str, *, admitted: bool) -> None:
     report = AdmissionReport(environment, admitted, [Check("runs", admitted, {}, 0.1)])
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         save_admission(opened, report, cycle_id="c1", at=T0)
 
 
@@ -127,7 +127,7 @@ def test_an_unfinished_cycle_of_a_version_that_knew_fewer_settings_is_carried_on
     assert filled(older) == configuration(settings)
     assert filled({**older, "synthesis": {"attempts": 6}}) != configuration(settings)
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_cycle(opened, Cycle("c1", "desk", "tiny", 0, older, CycleState.INTERRUPTED, T0))
         assert find_cycle(opened, settings, "tiny", at=T0).id == "c1"
         begun = find_cycle(opened, load_settings(tmp_path, thinking), "tiny", at=T0)

@@ -11,9 +11,10 @@ from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories.traffic import Conversation
 from store.status import AdapterStanding, RouterStanding, Standing
 from tests.unit.store.chain import T0, trajectory
-from traced.cli.status import conversation_lines, router_lines, router_told
+from traced.cli.show import conversation_lines
+from traced.cli.status import router_lines, router_report
 from traced.gateway import recorder
-from traced.gateway.spool_status import DAMAGED, SPOOLED
+from traced.gateway.spool_status import DAMAGED_FILE, SPOOL_GLOB
 from traced.ingest import spool
 from traced.routing.router_files import classifier_file
 
@@ -22,16 +23,16 @@ STANDS = Standing([], LIVE, [], [], fitting=["c2", "c1"])
 
 
 def test_the_names_are_those_of_the_spool() -> None:
-    assert (SPOOLED, DAMAGED) == (spool.FILES, recorder.DAMAGED)
+    assert (SPOOL_GLOB, DAMAGED_FILE) == (spool.FILE_PATTERN, recorder.DAMAGED)
 
 
 def test_nothing_is_said_where_there_is_no_router(tmp_path: Path) -> None:
-    assert list(router_lines(router_told(Standing([], [], [], []), tmp_path, None))) == []
+    assert list(router_lines(router_report(Standing([], [], [], []), tmp_path, None))) == []
 
 
 def test_who_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def said(given: str | None = None) -> str:
-        return str(router_told(STANDS, tmp_path, given)["decided_by"])
+        return str(router_report(STANDS, tmp_path, given)["decided_by"])
 
     assert said() == (
         "label tokens: no router was fitted for dates@v1, tools@v1 together; a cycle that promotes something does it"
@@ -63,8 +64,8 @@ def test_what_a_person_reads(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "exchanges-1-1.jsonl").write_text("x")
     os.utime(folder / "exchanges-1-1.jsonl", (1, 1))
-    (folder / DAMAGED).write_text("1\n2\n")
-    told = router_told(replace(STANDS, adapters=[], router=router), tmp_path, None)
+    (folder / DAMAGED_FILE).write_text("1\n2\n")
+    told = router_report(replace(STANDS, adapters=[], router=router), tmp_path, None)
     assert (told["spool"]["files"], told["spool"]["damaged"]) == (1, 2)
     lines = list(router_lines(told))
     assert lines[:-2] == [
