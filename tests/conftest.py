@@ -24,6 +24,8 @@ sys.addaudithook(forbid_network)
 
 HERE = Path(__file__).parent
 REAL_THINGS = ("integration", "acceptance")
+# Whole directories of slow tests; elsewhere a slow test carries its own mark.
+SLOW = ("acceptance", "integration/engines", "integration/interop", "integration/synthesis")
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 settings.register_profile("traced", deadline=None, derandomize=IN_CI)
@@ -53,6 +55,12 @@ def docker_refusal() -> str:
     except EngineDown as error:
         return f"no Docker engine answers ({error}); run scripts/docker-engine.sh"
     return ""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).as_posix().startswith(SLOW):
+            item.add_marker("slow")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
