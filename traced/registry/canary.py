@@ -59,31 +59,31 @@ class Evidence:
 
 def evidence(strata: Sequence[Stratum], settings: PromotionSection) -> Evidence:
     """Over all shares so far."""
-    harm = pooled((one.control, one.challenger) for one in strata)
-    fine = pooled(((one.challenger, one.control) for one in strata), settings.margin)
+    harm = pooled((stratum.control, stratum.challenger) for stratum in strata)
+    fine = pooled(((stratum.challenger, stratum.control) for stratum in strata), settings.margin)
     return Evidence(harm, fine, -math.log(settings.alpha))
 
 
 def judge(strata: Sequence[Stratum], settings: PromotionSection) -> Judgement:
     """Decide about a canary; the last of ``strata`` is under way."""
-    known = evidence(strata, settings)
-    if known.harm >= known.enough:
-        return Judgement(Verdict.ROLL_BACK, f"it is worse: {_told(strata)}, evidence {_times(known.harm)}")
-    now = strata[-1]
-    if now.challenger.n < settings.min_samples:
-        return Judgement(Verdict.WAIT, f"{now.challenger.n} of {settings.min_samples} judged at {100 * now.share:g} %")
-    further = next((share for share in sorted(settings.steps) if share > now.share), None)
-    if further is not None:
-        return Judgement(Verdict.STEP, f"no harm seen: {_told(strata)}", further)
-    shown = f"{_told(strata)}, evidence {_times(known.fine)} that it is within {settings.margin:g} of the control"
-    return Judgement(Verdict.FINISH if known.fine >= known.enough else Verdict.WAIT, shown)
+    e_values = evidence(strata, settings)
+    if e_values.harm >= e_values.enough:
+        return Judgement(Verdict.ROLL_BACK, f"it is worse: {_success_counts(strata)}, evidence {_times(e_values.harm)}")
+    current = strata[-1]
+    if current.challenger.n < settings.min_samples:
+        return Judgement(Verdict.WAIT, f"{current.challenger.n} of {settings.min_samples} judged at {100 * current.share:g} %")
+    next_share = next((share for share in sorted(settings.steps) if share > current.share), None)
+    if next_share is not None:
+        return Judgement(Verdict.STEP, f"no harm seen: {_success_counts(strata)}", next_share)
+    reason = f"{_success_counts(strata)}, evidence {_times(e_values.fine)} that it is within {settings.margin:g} of the control"
+    return Judgement(Verdict.FINISH if e_values.fine >= e_values.enough else Verdict.WAIT, reason)
 
 
-def _told(strata: Sequence[Stratum]) -> str:
+def _success_counts(strata: Sequence[Stratum]) -> str:
     def of(arms: Sequence[Arm]) -> str:
         return f"{sum(arm.successes for arm in arms)} of {sum(arm.n for arm in arms)}"
 
-    challenger, control = [one.challenger for one in strata], [one.control for one in strata]
+    challenger, control = [stratum.challenger for stratum in strata], [stratum.control for stratum in strata]
     return f"{of(challenger)} succeeded with it, {of(control)} without"
 
 

@@ -25,12 +25,12 @@ from sqlmodel import Session
 
 from store.records import Approval, AuditEntry, CycleState, Decision, Event, Promotion, PromotionState, PromptPatch
 from store.repositories import attempts
-from store.repositories.adapters import get_adapter, hold_adapter
+from store.repositories.adapters import get_adapter, lock_adapter
 from store.repositories.cycles import get_cycle, set_cycle_state
-from store.repositories.events import newest_of, save_audit, save_event
-from store.repositories.llm_replies import hold_patch, list_patches
+from store.repositories.events import newest_audit_entries, save_audit, save_event
+from store.repositories.llm_replies import lock_patch, list_patches
 from store.repositories.promotions import latest_approval, list_promotions, trials
-from store.text import line
+from store.text import sanitize_line
 from traced.client.models import Done
 from traced.config.cycle_sections import Policy
 from traced.core.errors import PromotionError
@@ -53,14 +53,14 @@ class PromptDecision:
     reason: str = ""
 
     def __str__(self) -> str:
-        because = f", because {line(self.reason)}" if self.reason else ""
-        return f"{self.decision.value} by {line(self.who)} on {self.at:%Y-%m-%d at %H:%M} UTC{because}"
+        reason = f", because {sanitize_line(self.reason)}" if self.reason else ""
+        return f"{self.decision.value} by {sanitize_line(self.who)} on {self.at:%Y-%m-%d at %H:%M} UTC{reason}"
 
 
 def prompt_decisions(session: Session) -> dict[str, PromptDecision]:
     """The decision that counts on each patch, by the patch's id."""
-    newest = newest_of(session, DECISIONS)
-    return {key: PromptDecision(key, DECISIONS[one.action], one.who, one.at, one.reason) for key, one in newest.items()}
+    entries = newest_audit_entries(session, DECISIONS)
+    return {key: PromptDecision(key, DECISIONS[entry.action], entry.who, entry.at, entry.reason) for key, entry in entries.items()}
 
 
 def to_decide(session: Session, digits: str, decision: Decision) -> tuple[PromptPatch, PromptDecision | None]:
@@ -69,18 +69,18 @@ def to_decide(session: Session, digits: str, decision: Decision) -> tuple[Prompt
     Raises PromotionError for the approval of one that is not offered, unless it was approved while it was.
     """
     patch = named(session, digits)
-    hold_patch(session, patch.id)
-    counts = prompt_decisions(session).get(patch.id)
-    if counts is not None and counts.decision is decision:
-        return patch, counts
-    of_this = offered(list_patches(session, cycle_id=patch.cycle_id, capability=patch.capability))
-    if decision is Decision.APPROVED and patch.id not in [one.id for one in of_this]:
-        newer = f", and {of_this[0].id[:SHORT]} is newer" if of_this else ""
+    lock_patch(session, patch.id)
+    decision_in_force = prompt_decisions(session).get(patch.id)
+    if decision_in_force is not None and decision_in_force.decision is decision:
+        return patch, decision_in_force
+    candidates = offered(list_patches(session, cycle_id=patch.cycle_id, capability=patch.capability))
+    if decision is Decision.APPROVED and patch.id not in [candidate.id for candidate in candidates]:
+        newer = f", and {candidates[0].id[:SHORT]} is newer" if candidates else ""
         raise PromotionError(
             f"patch {patch.id[:SHORT]} of {patch.capability} cannot be approved: {enough(patch)}{newer}",
-            hint=f"traced show patch {(of_this[0] if of_this else patch).id[:SHORT]}",
+            hint=f"traced show patch {(candidates[0] if candidates else patch).id[:SHORT]}",
         )
-    return patch, counts
+    return patch, decision_in_force
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,15 @@ class Act:
         return {"who": self.who, "at": self.at, "reason": self.reason}
 
 
-def note(opened: Session, act: Act, action: str, subject: str, *, cycle_id: str | None = None, **detail: Any) -> None:
+def note(session: Session, act: Act, action: str, subject: str, *, cycle_id: str | None = None, **detail: Any) -> None:
     """The audit entry and the event of an act."""
-    known = {"by": act.by, **detail} if act.by else detail
-    save_audit(opened, AuditEntry(act.at, act.who, act.role, action, subject, act.reason, known))
-    save_event(opened, Event(act.at, action, subject, cycle_id, {"who": act.who, "reason": act.reason, **known}))
+    full_detail = {"by": act.by, **detail} if act.by else detail
+    save_audit(session, AuditEntry(act.at, act.who, act.role, action, subject, act.reason, full_detail))
+    save_event(session, Event(act.at, action, subject, cycle_id, {"who": act.who, "reason": act.reason, **full_detail}))
 
 
 def approve(
-    opened: Session,
+    session: Session,
     act: Act,
     adapter: str,
     policy: Policy = "immediate",
@@ -116,120 +116,120 @@ def approve(
     seen: str = "",
 ) -> Done:
     """Approve an adapter version that passed its gate and put it live, or on trial where the policy is another."""
-    hold_adapter(opened, adapter)
+    lock_adapter(session, adapter)
     if seen:
-        promotion.check_seen(opened, adapter, seen, Decision.APPROVED, who=act.who)
-    before = _standing(opened, adapter)
-    decision = promotion.approve(opened, adapter, **act.signed)
-    tried = {one.promotion.adapter for one in trials(opened)} - {adapter}
-    promoted = promotion.begin(opened, adapter, policy, steps, **act.signed)
-    live = promotion.live(opened)
-    tried -= {one.promotion.adapter for one in trials(opened)}
-    ended = [f"{one} is on trial no more" for one in sorted(tried)]
-    if _standing(opened, adapter) != before:
-        note(opened, act, "approve", adapter, live=live, begins=promoted.state.value)
+        promotion.check_seen(session, adapter, seen, Decision.APPROVED, who=act.who)
+    state_before = _decision_state(session, adapter)
+    decision = promotion.approve(session, adapter, **act.signed)
+    ended_trials = {trial.promotion.adapter for trial in trials(session)} - {adapter}
+    started = promotion.begin(session, adapter, policy, steps, **act.signed)
+    live = promotion.live(session)
+    ended_trials -= {trial.promotion.adapter for trial in trials(session)}
+    trial_messages = [f"{trial} is on trial no more" for trial in sorted(ended_trials)]
+    if _decision_state(session, adapter) != state_before:
+        note(session, act, "approve", adapter, live=live, begins=started.state.value)
     return Done(
-        said="; ".join([f"{adapter} is approved and {_standing_now(promoted)}", *ended]),
+        said="; ".join([f"{adapter} is approved and {_promotion_text(started)}", *trial_messages]),
         subject=adapter,
         live=live,
-        detail={"decision": asdict(decision), "promotion": asdict(promoted)},
+        detail={"decision": asdict(decision), "promotion": asdict(started)},
     )
 
 
-def reject(opened: Session, act: Act, adapter: str, seen: str = "") -> Done:
+def reject(session: Session, act: Act, adapter: str, seen: str = "") -> Done:
     """Decide against an adapter version."""
-    hold_adapter(opened, adapter)
+    lock_adapter(session, adapter)
     if seen:
-        promotion.check_seen(opened, adapter, seen, Decision.REJECTED, who=act.who)
-    before = _standing(opened, adapter)
-    decision = promotion.reject(opened, adapter, **act.signed)
-    live = promotion.live(opened)
-    if _standing(opened, adapter) != before:
-        note(opened, act, "reject", adapter, live=live)
+        promotion.check_seen(session, adapter, seen, Decision.REJECTED, who=act.who)
+    state_before = _decision_state(session, adapter)
+    decision = promotion.reject(session, adapter, **act.signed)
+    live = promotion.live(session)
+    if _decision_state(session, adapter) != state_before:
+        note(session, act, "reject", adapter, live=live)
     return Done(said=f"{adapter} is rejected", subject=adapter, live=live, detail={"decision": asdict(decision)})
 
 
-def more_episodes(opened: Session, act: Act, adapter: str, rounds: int, seen: str = "") -> Done:
+def more_episodes(session: Session, act: Act, adapter: str, rounds: int, seen: str = "") -> Done:
     """Have the gate of an adapter version that waits take its next look; ``rounds`` as in ``further.ask``."""
-    hold_adapter(opened, adapter)
+    lock_adapter(session, adapter)
     if seen:
-        promotion.check_seen(opened, adapter, seen, None, who=act.who)
-    asked = further.ask(opened, adapter, rounds, who=act.who, at=act.at, reason=act.reason)
-    if asked == further.Asked(adapter, asked.look, act.who, act.at, act.reason):
-        cycle_id = get_adapter(opened, adapter).cycle_id
-        note(opened, act, "more-episodes", adapter, cycle_id=cycle_id, look=asked.look)
-        said = f"the gate of {adapter} takes look {asked.look} on more episodes; {adapter} waits for it"
+        promotion.check_seen(session, adapter, seen, None, who=act.who)
+    request = further.ask(session, adapter, rounds, who=act.who, at=act.at, reason=act.reason)
+    if request == further.EpisodesRequest(adapter, request.look, act.who, act.at, act.reason):
+        cycle_id = get_adapter(session, adapter).cycle_id
+        note(session, act, "more-episodes", adapter, cycle_id=cycle_id, look=request.look)
+        message = f"the gate of {adapter} takes look {request.look} on more episodes; {adapter} waits for it"
     else:
-        said = f"{asked.who} asked for more episodes for {adapter} before, on {asked.at:%Y-%m-%d at %H:%M} UTC"
-    return Done(said=said, subject=adapter, live=promotion.live(opened), detail={"asked": asdict(asked)})
+        message = f"{request.who} asked for more episodes for {adapter} before, on {request.at:%Y-%m-%d at %H:%M} UTC"
+    return Done(said=message, subject=adapter, live=promotion.live(session), detail={"asked": asdict(request)})
 
 
-def approve_prompt(opened: Session, act: Act, patch: str) -> Done:
+def approve_prompt(session: Session, act: Act, patch: str) -> Done:
     """Take a prompt patch (the first digits of its id) that is enough for its capability, instead of an adapter."""
-    return _decide_on_prompt(opened, act, patch, APPROVE)
+    return _decide_on_prompt(session, act, patch, APPROVE)
 
 
-def reject_prompt(opened: Session, act: Act, patch: str) -> Done:
+def reject_prompt(session: Session, act: Act, patch: str) -> Done:
     """Decide against a prompt patch."""
-    return _decide_on_prompt(opened, act, patch, REJECT)
+    return _decide_on_prompt(session, act, patch, REJECT)
 
 
-def _decide_on_prompt(opened: Session, act: Act, digits: str, action: str) -> Done:
+def _decide_on_prompt(session: Session, act: Act, digits: str, action: str) -> Done:
     decision = DECISIONS[action]
-    patch, before = to_decide(opened, digits, decision)
-    decided = PromptDecision(patch.id, decision, act.who, act.at, act.reason)
-    if before is not None and before.decision is decision:
-        decided = before
+    patch, earlier_decision = to_decide(session, digits, decision)
+    prompt_decision = PromptDecision(patch.id, decision, act.who, act.at, act.reason)
+    if earlier_decision is not None and earlier_decision.decision is decision:
+        prompt_decision = earlier_decision
     else:
-        told = {"cycle": patch.cycle_id, "capability": patch.capability, "text": patch.text}
-        note(opened, act, action, patch.id, cycle_id=patch.cycle_id, **told)
-    short = patch.id[:SHORT]
-    said = f"the prompt {short} for {patch.capability} is {decision.value}"
-    if decided is before:
-        said = f"the prompt {short} for {patch.capability} was {before} before"
-    detail = {"cycle": patch.cycle_id, "capability": patch.capability, "text": patch.text, "decision": asdict(decided)}
-    return Done(said=said, subject=patch.id, live=promotion.live(opened), detail=detail)
+        evidence = {"cycle": patch.cycle_id, "capability": patch.capability, "text": patch.text}
+        note(session, act, action, patch.id, cycle_id=patch.cycle_id, **evidence)
+    short_id = patch.id[:SHORT]
+    message = f"the prompt {short_id} for {patch.capability} is {decision.value}"
+    if prompt_decision is earlier_decision:
+        message = f"the prompt {short_id} for {patch.capability} was {earlier_decision} before"
+    detail = {"cycle": patch.cycle_id, "capability": patch.capability, "text": patch.text, "decision": asdict(prompt_decision)}
+    return Done(said=message, subject=patch.id, live=promotion.live(session), detail=detail)
 
 
-def roll_back(opened: Session, act: Act, adapter: str | None) -> Done:
+def roll_back(session: Session, act: Act, adapter: str | None) -> Done:
     """Undo the promotion of ``adapter``, or the last one. Without a name each call undoes one more."""
-    log = list_promotions(opened, adapter) if adapter else []
+    log = list_promotions(session, adapter) if adapter else []
     if log and log[-1].state is PromotionState.ROLLED_BACK:
         undone, restored = log[-1].adapter, log[-1].previous
-        said = f"{undone} was rolled back before"
+        message = f"{undone} was rolled back before"
     else:
-        undone, restored = promotion.roll_back(opened, adapter, **act.signed)
-        said = f"{undone} is rolled back; {restored or 'the base model'} answers its conversations"
-        note(opened, act, "rollback", undone, live=promotion.live(opened))
+        undone, restored = promotion.roll_back(session, adapter, **act.signed)
+        message = f"{undone} is rolled back; {restored or 'the base model'} answers its conversations"
+        note(session, act, "rollback", undone, live=promotion.live(session))
     detail = {"rolled_back": undone, "restored": restored}
-    return Done(said=said, subject=undone, live=promotion.live(opened), detail=detail)
+    return Done(said=message, subject=undone, live=promotion.live(session), detail=detail)
 
 
-def release(opened: Session, act: Act, parked_id: str) -> Done:
+def release(session: Session, act: Act, parked_id: str) -> Done:
     """Let a parked input be tried again; a cycle that failed of it is unfinished then, and is carried on."""
-    parked = attempts.get_parked(opened, parked_id)
-    what = parked.key.subject
-    if parked.released_at is not None:
-        said = f"{parked_id} ({what}) was released before, by {parked.released_by}"
-        return Done(said=said, subject=parked_id, detail={"carries_on": None})
-    attempts.release(opened, parked_id, who=act.who, at=act.at)
+    quarantined = attempts.get_quarantined(session, parked_id)
+    subject = quarantined.key.subject
+    if quarantined.released_at is not None:
+        message = f"{parked_id} ({subject}) was released before, by {quarantined.released_by}"
+        return Done(said=message, subject=parked_id, detail={"carries_on": None})
+    attempts.release_quarantined(session, parked_id, actor=act.who, at=act.at)
     carries_on = None
     # A capability's parked input has ended that capability and not the cycle, which went on without it.
-    if not parked.key.capability and get_cycle(opened, parked.cycle_id).state is CycleState.FAILED:
-        set_cycle_state(opened, parked.cycle_id, CycleState.INTERRUPTED, at=act.at)
-        carries_on = parked.cycle_id
-    note(opened, act, "release", parked_id, cycle_id=parked.cycle_id, what=what, carries_on=carries_on)
-    gone_on = "its cycle went on without it, a later one tries the capability anew"
-    then = f"{carries_on} is carried on" if carries_on else gone_on
-    return Done(said=f"{parked_id} ({what}) is released; {then}", subject=parked_id, detail={"carries_on": carries_on})
+    if not quarantined.key.capability and get_cycle(session, quarantined.cycle_id).state is CycleState.FAILED:
+        set_cycle_state(session, quarantined.cycle_id, CycleState.INTERRUPTED, at=act.at)
+        carries_on = quarantined.cycle_id
+    note(session, act, "release", parked_id, cycle_id=quarantined.cycle_id, what=subject, carries_on=carries_on)
+    without_retry = "its cycle went on without it, a later one tries the capability anew"
+    consequence = f"{carries_on} is carried on" if carries_on else without_retry
+    return Done(said=f"{parked_id} ({subject}) is released; {consequence}", subject=parked_id, detail={"carries_on": carries_on})
 
 
-def _standing_now(promoted: Promotion) -> str:
-    if promoted.state is PromotionState.CANARY and promoted.share is not None:
-        return f"has {100 * promoted.share:g} % of its conversations as a canary"
-    return "answers in the shadow" if promoted.state is PromotionState.SHADOW else "live"
+def _promotion_text(promotion: Promotion) -> str:
+    if promotion.state is PromotionState.CANARY and promotion.share is not None:
+        return f"has {100 * promotion.share:g} % of its conversations as a canary"
+    return "answers in the shadow" if promotion.state is PromotionState.SHADOW else "live"
 
 
-def _standing(opened: Session, adapter: str) -> tuple[Approval | None, int]:
+def _decision_state(session: Session, adapter: str) -> tuple[Approval | None, int]:
     """The newest decision on an adapter version and the length of its promotion log: what a decision changes."""
-    return latest_approval(opened, adapter), len(list_promotions(opened, adapter))
+    return latest_approval(session, adapter), len(list_promotions(session, adapter))

@@ -30,8 +30,8 @@ from sqlmodel import Session
 
 from store.records import Approval, Cycle, Decision, Promotion, PromotionState, StageEvent, StageState
 from store.repositories import promotions
-from store.repositories.adapters import get_adapter, hold_adapter
-from store.repositories.cycles import ENDED, get_cycle, list_stage_events, save_stage_event
+from store.repositories.adapters import get_adapter, lock_adapter
+from store.repositories.cycles import ENDED_STATES, get_cycle, list_stage_events, save_stage_event
 from store.repositories.promotions import latest_approval, latest_gate
 from store.types import GateAnswer
 from traced.config.cycle_sections import Policy
@@ -42,7 +42,7 @@ GATE = "gate"  # the stage
 
 
 @dataclass(frozen=True)
-class Asked:
+class EpisodesRequest:
     """Who asked for the ``look``-th look (from 1) at an adapter version, when and why."""
 
     adapter: str
@@ -52,58 +52,58 @@ class Asked:
     reason: str
 
 
-def outstanding(session: Session, cycle_id: str) -> dict[str, Asked]:
+def outstanding(session: Session, cycle_id: str) -> dict[str, EpisodesRequest]:
     """What was asked for in a cycle and is not answered, by adapter version; nothing is once the cycle has ended."""
-    if get_cycle(session, cycle_id).state in ENDED:
+    if get_cycle(session, cycle_id).state in ENDED_STATES:
         return {}
-    found: dict[str, Asked] = {}
+    requests: dict[str, EpisodesRequest] = {}
     for event in list_stage_events(session, cycle_id):
         if event.stage == GATE and "look" in event.detail:
-            found[event.detail["adapter"]] = _asked(event)
+            requests[event.detail["adapter"]] = _request_of(event)
         elif event.stage == GATE and event.state is not StageState.STARTED:
-            found = {name: one for name, one in found.items() if not _is_answer(event, name)}
-    return {name: one for name, one in found.items() if latest_approval(session, name) is None}
+            requests = {name: request for name, request in requests.items() if not _is_answer(event, name)}
+    return {name: request for name, request in requests.items() if latest_approval(session, name) is None}
 
 
-def ask(session: Session, adapter: str, rounds: int, *, who: str, at: datetime, reason: str = "") -> Asked:
+def ask(session: Session, adapter: str, rounds: int, *, who: str, at: datetime, reason: str = "") -> EpisodesRequest:
     """Ask for the next look at ``adapter``; what was asked for before stands. ``rounds``: looks by today's settings."""
     version = get_adapter(session, adapter)
     cycle = get_cycle(session, version.cycle_id)
-    before = outstanding(session, cycle.id).get(adapter)
-    if before is not None:
-        return before
-    look = _next_look(session, adapter, cycle, rounds)
-    made = Asked(adapter, look, who, at, reason)
-    detail = {"adapter": adapter, "look": look, "who": who, "reason": reason}
+    earlier = outstanding(session, cycle.id).get(adapter)
+    if earlier is not None:
+        return earlier
+    round_number = _next_round(session, adapter, cycle, rounds)
+    request = EpisodesRequest(adapter, round_number, who, at, reason)
+    detail = {"adapter": adapter, "look": round_number, "who": who, "reason": reason}
     save_stage_event(session, StageEvent(cycle.id, GATE, StageState.STARTED, at, version.capability, detail))
-    return made
+    return request
 
 
-def looks(cycle: Cycle, rounds: int) -> int:
+def round_limit(cycle: Cycle, rounds: int) -> int:
     """How many looks the gates of a cycle have: by the settings that it began with, else ``rounds``."""
     section: Any = cycle.config.get(GATE)
-    own = section.get("max_rounds") if isinstance(section, dict) else None
-    return own if isinstance(own, int) else rounds
+    configured = section.get("max_rounds") if isinstance(section, dict) else None
+    return configured if isinstance(configured, int) else rounds
 
 
-def who_decided(decided: Approval) -> str:
+def describe_approval(approval: Approval) -> str:
     """A decision as a sentence: who, what and when, and why where they said so."""
-    why = f": {decided.reason}" if decided.reason else ""
-    return f"{decided.who} {decided.decision.value} {decided.adapter} on {decided.at:%Y-%m-%d at %H:%M} UTC{why}"
+    reason_text = f": {approval.reason}" if approval.reason else ""
+    return f"{approval.who} {approval.decision.value} {approval.adapter} on {approval.at:%Y-%m-%d at %H:%M} UTC{reason_text}"
 
 
-def _next_look(session: Session, adapter: str, cycle: Cycle, rounds: int) -> int:
-    decided, gate, all_looks = latest_approval(session, adapter), latest_gate(session, adapter), looks(cycle, rounds)
-    if decided is not None:
-        raise PromotionError(who_decided(decided), hint=f"traced explain {adapter}")
+def _next_round(session: Session, adapter: str, cycle: Cycle, rounds: int) -> int:
+    approval, gate, max_rounds = latest_approval(session, adapter), latest_gate(session, adapter), round_limit(cycle, rounds)
+    if approval is not None:
+        raise PromotionError(describe_approval(approval), hint=f"traced explain {adapter}")
     if gate is None or gate.result.answer is not GateAnswer.PASS:
         answer = "has not been run" if gate is None else f"answered {gate.result.answer.value}"
         raise PromotionError(f"{adapter} waits for nobody: its gate {answer}", hint=f"traced explain {adapter}")
-    if cycle.state in ENDED:
+    if cycle.state in ENDED_STATES:
         raise PromotionError(f"cycle {cycle.id} is {cycle.state.value}, so nothing plays more episodes for {adapter}")
-    if gate.result.rounds >= all_looks:
+    if gate.result.rounds >= max_rounds:
         raise PromotionError(
-            f"the gate of {adapter} has taken all of its {all_looks} looks; its intervals hold for no more",
+            f"the gate of {adapter} has taken all of its {max_rounds} looks; its intervals hold for no more",
             hint="gate.max_rounds gives later cycles more",
         )
     return gate.result.rounds + 1
@@ -114,9 +114,9 @@ def _is_answer(event: StageEvent, adapter: str) -> bool:
     return event.detail.get("adapter", adapter) == adapter and event.capability == adapter.partition("@")[0]
 
 
-def _asked(event: StageEvent) -> Asked:
-    told = event.detail
-    return Asked(told["adapter"], told["look"], told["who"], event.at, told["reason"])
+def _request_of(event: StageEvent) -> EpisodesRequest:
+    detail = event.detail
+    return EpisodesRequest(detail["adapter"], detail["look"], detail["who"], event.at, detail["reason"])
 
 
 def approve(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Approval:
@@ -127,20 +127,20 @@ def approve(session: Session, adapter: str, *, who: str, at: datetime, reason: s
         answer = "has not been run" if gate is None else f"answered {gate.result.answer.value}"
         hint = "traced evaluate" if gate is None else f"traced explain {adapter}"
         raise PromotionError(f"{adapter} cannot be approved: its gate {answer}", hint=hint)
-    asked = outstanding(session, gate.cycle_id).get(adapter)
-    if asked is not None:
-        why = f"{asked.who} asked for more episodes on {asked.at:%Y-%m-%d at %H:%M} UTC"
-        raise PromotionError(f"{adapter} cannot be approved yet: {why}", hint="wait for its gate, or reject it")
+    request = outstanding(session, gate.cycle_id).get(adapter)
+    if request is not None:
+        reason_text = f"{request.who} asked for more episodes on {request.at:%Y-%m-%d at %H:%M} UTC"
+        raise PromotionError(f"{adapter} cannot be approved yet: {reason_text}", hint="wait for its gate, or reject it")
     return _decide(session, Approval(adapter, Decision.APPROVED, who, at, reason, gate.id))
 
 
 def reject(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Approval:
     """Record that ``adapter`` shall not take traffic. Raises PromotionError while it is live or on trial."""
     get_adapter(session, adapter)
-    on_trial = {one.promotion.adapter: one.promotion.state for one in promotions.trials(session)}
+    on_trial = {trial.promotion.adapter: trial.promotion.state for trial in promotions.trials(session)}
     if adapter in live(session) or adapter in on_trial:
-        standing = f"on trial ({on_trial[adapter]})" if adapter in on_trial else "live"
-        raise PromotionError(f"{adapter} is {standing}", hint=f"traced rollback {adapter}")
+        state = f"on trial ({on_trial[adapter]})" if adapter in on_trial else "live"
+        raise PromotionError(f"{adapter} is {state}", hint=f"traced rollback {adapter}")
     return _decide(session, Approval(adapter, Decision.REJECTED, who, at, reason))
 
 
@@ -149,10 +149,10 @@ def check_seen(session: Session, adapter: str, gate_id: str, decision: Decision 
 
     The same decision by the same person is no second one: they may not have got the answer. Raises PromotionError.
     """
-    hold_adapter(session, adapter)
-    decided, gate = promotions.latest_approval(session, adapter), latest_gate(session, adapter)
-    if decided is not None and (decided.decision, decided.who) != (decision, who):
-        first = f"somebody was first: {who_decided(decided)}"
+    lock_adapter(session, adapter)
+    approval, gate = promotions.latest_approval(session, adapter), latest_gate(session, adapter)
+    if approval is not None and (approval.decision, approval.who) != (decision, who):
+        first = f"somebody was first: {describe_approval(approval)}"
         raise PromotionError(first, hint=f"traced explain {adapter}")
     if gate is not None and gate.id != gate_id:
         raise PromotionError(
@@ -169,7 +169,7 @@ def undecided(session: Session, adapters: Iterable[str]) -> list[str]:
 def promote(session: Session, adapter: str, *, who: str, at: datetime, reason: str = "") -> Promotion:
     """Check the published files, then put the approved ``adapter`` live in place of its capability's live version."""
     verify(Path(get_adapter(session, adapter).path))
-    return promotions.promote(session, adapter, who=who, at=at, reason=reason)
+    return promotions.promote(session, adapter, actor=who, at=at, reason=reason)
 
 
 def begin(
@@ -181,11 +181,11 @@ def begin(
     """
     verify(Path(get_adapter(session, adapter).path))
     if policy == "immediate":
-        return promotions.promote(session, adapter, who=who, at=at, reason=reason)
+        return promotions.promote(session, adapter, actor=who, at=at, reason=reason)
     state = PromotionState(policy)
-    standing = {one.promotion.adapter: one.promotion for one in promotions.trials(session)}.get(adapter)
-    if standing is not None and standing.state is state:
-        return standing
+    current_trial = {trial.promotion.adapter: trial.promotion for trial in promotions.trials(session)}.get(adapter)
+    if current_trial is not None and current_trial.state is state:
+        return current_trial
     share = steps[0] if state is PromotionState.CANARY else None
     return promotions.put_on_trial(session, Promotion(adapter, state, who, at, reason, share=share))
 
@@ -204,14 +204,14 @@ def begin_new(
 
     What was live before and was rolled back stays back: a person undid it. A shadow takes no traffic.
     """
-    named = list(adapters)
-    for name in named:
-        decided = promotions.latest_approval(session, name)
-        if decided and decided.decision is Decision.APPROVED and not promotions.list_promotions(session, name):
+    names = list(adapters)
+    for name in names:
+        approval = promotions.latest_approval(session, name)
+        if approval and approval.decision is Decision.APPROVED and not promotions.list_promotions(session, name):
             begin(session, name, policy, steps, who=who, at=at, reason=reason)
-    on_trial = [one.promotion for one in promotions.trials(session)]
-    standing = {*live(session), *(one.adapter for one in on_trial if one.state is PromotionState.CANARY)}
-    return [name for name in named if name in standing]
+    on_trial = [trial.promotion for trial in promotions.trials(session)]
+    serving = {*live(session), *(trial.adapter for trial in on_trial if trial.state is PromotionState.CANARY)}
+    return [name for name in names if name in serving]
 
 
 def roll_back(
@@ -222,11 +222,11 @@ def roll_back(
     The second is None when the base model takes over.
     """
     if adapter is None:
-        standing = [*promotions.live_adapters(session), *(one.promotion for one in promotions.trials(session))]
-        if not standing:
+        serving = [*promotions.live_adapters(session), *(trial.promotion for trial in promotions.trials(session))]
+        if not serving:
             raise PromotionError("nothing is live, so there is nothing to undo", hint="traced status")
-        adapter = max(standing, key=lambda promotion: promotion.at).adapter
-    return adapter, promotions.roll_back(session, adapter, who=who, at=at, reason=reason)
+        adapter = max(serving, key=lambda promotion: promotion.at).adapter
+    return adapter, promotions.roll_back(session, adapter, actor=who, at=at, reason=reason)
 
 
 def live(session: Session) -> list[str]:
@@ -240,7 +240,7 @@ def _passed(session: Session, adapter: str) -> bool:
 
 
 def _decide(session: Session, decision: Approval) -> Approval:
-    standing = promotions.latest_approval(session, decision.adapter)
-    if standing is not None and standing.decision is decision.decision:
-        return standing
+    earlier = promotions.latest_approval(session, decision.adapter)
+    if earlier is not None and earlier.decision is decision.decision:
+        return earlier
     return promotions.save_approval(session, decision)

@@ -69,15 +69,15 @@ def publish(source: Path, adapters: Path, capability: str, *, origin: str) -> Pu
 def versions(adapters: Path, capability: str | None = None) -> list[Published]:
     """The published versions, of one capability or of all, by capability and number."""
     names = [NAME.fullmatch(path.name) for path in adapters.iterdir()] if adapters.is_dir() else []
-    found = [read_manifest(adapters / m[0]) for m in names if m and capability in (None, m["capability"])]
-    return sorted(found, key=lambda published: (published.capability, published.version))
+    manifests = [read_manifest(adapters / m[0]) for m in names if m and capability in (None, m["capability"])]
+    return sorted(manifests, key=lambda published: (published.capability, published.version))
 
 
 def read_manifest(path: Path) -> Published:
     """What the manifest of the version in directory ``path`` says; raises PromotionError when it cannot be read."""
     try:
-        told = json.loads((path / MANIFEST).read_text())
-        return Published(told["name"], told["capability"], told["version"], path, told["files"], told["origin"])
+        manifest = json.loads((path / MANIFEST).read_text())
+        return Published(manifest["name"], manifest["capability"], manifest["version"], path, manifest["files"], manifest["origin"])
     except (OSError, ValueError, KeyError) as error:
         raise PromotionError(f"{path / MANIFEST} cannot be read: {error!r}", hint="traced doctor") from error
 
@@ -85,9 +85,9 @@ def read_manifest(path: Path) -> Published:
 def verify(path: Path) -> Published:
     """Check every file of the version in ``path`` against its manifest; raises PromotionError on a difference."""
     published = read_manifest(path)
-    found = _hashes(path)
-    if found != published.files:
-        odd = sorted(dict(found.items() ^ published.files.items()))
+    hashes = _hashes(path)
+    if hashes != published.files:
+        odd = sorted(dict(hashes.items() ^ published.files.items()))
         raise PromotionError(
             f"{published.name} is not what was published: {', '.join(odd)} differ",
             hint=f"traced rollback {published.name}",
@@ -114,11 +114,11 @@ def _sha256(path: Path) -> str:
 
 def _write(source: Path, version: Published) -> None:
     staging = version.path.with_name(f".staging-{version.name}")
-    told = {key: value for key, value in asdict(version).items() if key != "path"}
+    manifest = {key: value for key, value in asdict(version).items() if key != "path"}
     try:
         for file in version.files:
             _copy(source / file, staging / file)
-        (staging / MANIFEST).write_text(json.dumps(told, indent=2, sort_keys=True) + "\n")
+        (staging / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
         _seal(staging / MANIFEST)
         flush(staging)
         os.rename(staging, version.path)
