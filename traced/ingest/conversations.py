@@ -23,17 +23,17 @@ from traced.core.fast_json import write_json
 
 HEADER = "X-Traced-Conversation"
 ID_LIMIT = 200  # characters
-OTLP = "otlp:"  # before the name of a conversation that spans told of
+OTLP_PREFIX = "otlp:"  # before the name of a conversation that spans told of
 
 
-def conversation_id(named: str | None, messages: Sequence[Mapping[str, Any]], key_id: str) -> str:
+def conversation_id(client_id: str | None, messages: Sequence[Mapping[str, Any]], key_id: str) -> str:
     """The id of the conversation that ``messages`` belong to; ``named`` is what the client calls it, if anything."""
-    if named:
-        return f"{key_id}:{named}" if key_id else named
-    return "opening-" + digest_of([key_id, [_essence(message) for message in opening_messages(messages)]])[:32]
+    if client_id:
+        return f"{key_id}:{client_id}" if key_id else client_id
+    return "opening-" + digest_of([key_id, [_message_fields(message) for message in opening_messages(messages)]])[:32]
 
 
-def sampled(conversation_id: str, share: float) -> bool:
+def is_sampled(conversation_id: str, share: float) -> bool:
     """Whether a conversation is among the ``share`` of all that are recorded."""
     if share >= 1:
         return True
@@ -42,22 +42,22 @@ def sampled(conversation_id: str, share: float) -> bool:
 
 def position(messages: Sequence[Mapping[str, Any]]) -> str:
     """Where a conversation stands after these messages; "" at its beginning."""
-    return digest_of([_essence(message) for message in messages]) if messages else ""
+    return digest_of([_message_fields(message) for message in messages]) if messages else ""
 
 
-def answered(messages: Sequence[Mapping[str, Any]]) -> int:
+def history_length(messages: Sequence[Mapping[str, Any]]) -> int:
     """How many of the messages had been exchanged before this request: up to the last one of the assistant."""
-    return next((n for n in range(len(messages), 0, -1) if messages[n - 1].get("role") == "assistant"), 0)
+    return next((count for count in range(len(messages), 0, -1) if messages[count - 1].get("role") == "assistant"), 0)
 
 
-def _essence(message: Mapping[str, Any]) -> list[Any]:
+def _message_fields(message: Mapping[str, Any]) -> list[Any]:
     """What of a message every client sends back."""
     calls = message.get("tool_calls") or []
-    told = [_call(call) for call in calls] if isinstance(calls, list) else calls
-    return [message.get("role"), message.get("content") or "", told, message.get("tool_call_id") or ""]
+    call_fields = [_call_fields(call) for call in calls] if isinstance(calls, list) else calls
+    return [message.get("role"), message.get("content") or "", call_fields, message.get("tool_call_id") or ""]
 
 
-def _call(call: Any) -> Any:
+def _call_fields(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call  # the engine will refuse it
@@ -69,28 +69,28 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(write_json(value, sort=True)).hexdigest()
 
 
-Said = tuple[list[dict[str, Any]], dict[str, Any]]  # the messages of a call, and its answer
+ModelCall = tuple[list[dict[str, Any]], dict[str, Any]]  # the messages of a call, and its answer
 
 
-def branches(said: Sequence[Said]) -> list[list[int]]:
+def branches(calls: Sequence[ModelCall]) -> list[list[int]]:
     """Chains of calls (by index), each from a beginning to an end that nothing follows."""
     ends: dict[str, int] = {}
-    before: list[str] = []
-    for index, (messages, answer) in enumerate(said):
-        before.append(beginning(messages))
+    starts: list[str] = []
+    for index, (messages, answer) in enumerate(calls):
+        starts.append(start_position(messages))
         ends[position([*messages, answer])] = index
-    followed = set(before)
-    found: list[list[int]] = []
+    continued = set(starts)
+    chains: list[list[int]] = []
     for end, index in ends.items():
-        if end in followed:
+        if end in continued:
             continue
         branch = [index]
-        while (earlier := ends.get(before[branch[0]])) is not None and earlier not in branch:
-            branch.insert(0, earlier)
-        found.append(branch)
-    return found
+        while (previous := ends.get(starts[branch[0]])) is not None and previous not in branch:
+            branch.insert(0, previous)
+        chains.append(branch)
+    return chains
 
 
-def beginning(messages: Sequence[dict[str, Any]]) -> str:
+def start_position(messages: Sequence[dict[str, Any]]) -> str:
     """Where the conversation stood before a call with these messages."""
-    return position(messages[: answered(messages)])
+    return position(messages[: history_length(messages)])

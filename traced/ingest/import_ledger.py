@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Any
 
 from traced.ingest.importers.errors import AlreadyRunning, BadRecord
-from traced.ingest.importers.json_file import beginning
-from traced.ingest.importers.reader import Resume
+from traced.ingest.importers.json_file import read_head
+from traced.ingest.importers.reader import ResumePoint
 
 FOLDER = "imports"
-TOLD = 20  # bad records whose messages are shown
+MAX_MESSAGES = 20  # bad records whose messages are shown
 
 
 @dataclass
@@ -45,23 +45,23 @@ class Ledger:
         key = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:12]
         folder = data_dir / FOLDER
         name = f"{path.name[:60]}-{key}"
-        self._state, self.bad_file = folder / f"{name}.json", folder / f"{name}.bad.jsonl"
+        self._state_file, self.bad_file = folder / f"{name}.json", folder / f"{name}.bad.jsonl"
         self.scratch = folder / f"{name}.scratch"
-        about = path.stat()
-        head = hashlib.sha256(beginning(path)).hexdigest()
-        self._same = {"options": options, "size": about.st_size, "changed_ns": about.st_mtime_ns, "head": head}
+        status = path.stat()
+        head = hashlib.sha256(read_head(path)).hexdigest()
+        self._identity = {"options": options, "size": status.st_size, "changed_ns": status.st_mtime_ns, "head": head}
         self.counts = Counts()
-        self.place: Resume | None = None
-        self.last = ""  # the id of a trajectory that was stored by then
-        self._kept = 0  # bytes of bad records that the state knows of
+        self.resume_point: ResumePoint | None = None
+        self.last_id = ""  # the id of a trajectory that was stored by then
+        self._bad_bytes = 0  # bytes of bad records that the state knows of
 
     def __enter__(self) -> "Ledger":
         self.bad_file.parent.mkdir(parents=True, exist_ok=True)
-        self._aside = self.bad_file.open("ab")
+        self._bad_records = self.bad_file.open("ab")
         try:
-            fcntl.flock(self._aside, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._bad_records, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._aside.close()
+            self._bad_records.close()
             raise AlreadyRunning("the file is being imported already", hint="wait for the other import") from None
         self._resume()
         return self
@@ -69,63 +69,68 @@ class Ledger:
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, at: TracebackType | None
     ) -> None:
-        if not self._aside.tell() and not self._state.exists():
+        if not self._bad_records.tell() and not self._state_file.exists():
             self.bad_file.unlink(missing_ok=True)
-        self._aside.close()
+        self._bad_records.close()
 
     def forget(self) -> None:
         """Begin anew."""
-        self.counts, self.place, self.last, self._kept = Counts(), None, "", 0
-        self._cut(0)
-        for path in (self._state, *self._scratch_files()):
+        self.counts, self.resume_point, self.last_id, self._bad_bytes = Counts(), None, "", 0
+        self._truncate(0)
+        for path in (self._state_file, *self._scratch_files()):
             path.unlink(missing_ok=True)
 
     def leave_out(self, bad: BadRecord) -> None:
         """Keep a bad record aside."""
         self.counts.bad += 1
-        if len(self.counts.told) < TOLD:
+        if len(self.counts.told) < MAX_MESSAGES:
             self.counts.told.append(bad.message)
-        told = {"file": str(bad.path), "record": bad.record, "line": bad.line, "column": bad.column}
-        self._aside.write(json.dumps({**told, "reason": bad.cause, "raw": bad.raw}).encode() + b"\n")
+        location = {"file": str(bad.path), "record": bad.record, "line": bad.line, "column": bad.column}
+        self._bad_records.write(json.dumps({**location, "reason": bad.cause, "raw": bad.raw}).encode() + b"\n")
 
-    def commit(self, place: Resume) -> None:
+    def commit(self, place: ResumePoint) -> None:
         """Everything up to ``place`` has been stored."""
         self._sync()
-        self._kept = self._aside.tell()
-        state = {"same": self._same, "place": place, "last": self.last, "kept": self._kept}
-        partial = self._state.with_suffix(".partial")
+        self._bad_bytes = self._bad_records.tell()
+        state = {"same": self._identity, "place": place, "last": self.last_id, "kept": self._bad_bytes}
+        partial = self._state_file.with_suffix(".partial")
         with partial.open("w") as file:
             json.dump({**state, "counts": asdict(self.counts)}, file)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(self._state)
+        partial.replace(self._state_file)
 
     def finish(self) -> None:
         """Nothing is left to go on with."""
         self._sync()
-        for path in (self._state, *self._scratch_files()):
+        for path in (self._state_file, *self._scratch_files()):
             path.unlink(missing_ok=True)
 
     def _resume(self) -> None:
         try:
-            state = json.loads(self._state.read_text())
+            state = json.loads(self._state_file.read_text())
             counts = Counts(**state["counts"])
         except (OSError, ValueError, TypeError, KeyError):
             self.forget()
             return
-        if state["same"] != self._same or ("trace" in state["place"] and not self.scratch.exists()):
+        if state["same"] != self._identity or ("trace" in state["place"] and not self.scratch.exists()):
             self.forget()
             return
-        self.counts, self.place, self.last, self._kept = counts, state["place"], state["last"], state["kept"]
-        self._cut(self._kept)
+        self.counts, self.resume_point, self.last_id, self._bad_bytes = (
+            counts,
+            state["place"],
+            state["last"],
+            state["kept"],
+        )
+        self._truncate(self._bad_bytes)
 
-    def _cut(self, size: int) -> None:
-        self._aside.truncate(size)
-        self._aside.seek(0, os.SEEK_END)  # truncating does not move there
+    def _truncate(self, size: int) -> None:
+        self._bad_records.truncate(size)
+        self._bad_records.seek(0, os.SEEK_END)  # truncating does not move there
 
     def _sync(self) -> None:
-        self._aside.flush()
-        os.fsync(self._aside.fileno())
+        self._bad_records.flush()
+        os.fsync(self._bad_records.fileno())
 
     def _scratch_files(self) -> list[Path]:
         return [self.scratch.with_name(self.scratch.name + end) for end in ("", "-wal", "-shm")]

@@ -18,23 +18,23 @@ from store.records import Exchange
 from traced.core.fast_json import read_json, write_json
 from traced.ingest.responses import read_answer, read_stream
 
-GONE = "[redacted]"
-DEEPEST = 150  # levels of a value that are looked into; what lies deeper is taken out whole
+REDACTED = "[redacted]"
+MAX_DEPTH = 150  # levels of a value that are looked into; what lies deeper is taken out whole
 
 Keys = Mapping[str, Any]  # keys that are the protocol's, each with those of what is below it
-NONE: Keys = {}
-CALL: Keys = {"name": NONE, "arguments": NONE, "input": NONE}
+NO_KEYS: Keys = {}
+CALL: Keys = {"name": NO_KEYS, "arguments": NO_KEYS, "input": NO_KEYS}
 MESSAGE: Keys = {
     **dict.fromkeys(
-        ("role", "type", "id", "call_id", "tool_call_id", "status", "refusal", "arguments", "output"), NONE
+        ("role", "type", "id", "call_id", "tool_call_id", "status", "refusal", "arguments", "output"), NO_KEYS
     ),
-    "content": {"type": NONE, "text": NONE},
-    "tool_calls": {"id": NONE, "type": NONE, "index": NONE, "function": CALL, "custom": CALL},
+    "content": {"type": NO_KEYS, "text": NO_KEYS},
+    "tool_calls": {"id": NO_KEYS, "type": NO_KEYS, "index": NO_KEYS, "function": CALL, "custom": CALL},
     "function_call": CALL,
 }
-NAMED: Keys = {**MESSAGE, "name": NONE}  # a tool's or a function's
-MESSAGES = ("messages", "input", "prompt")  # of a request, by its form
-DEFINITIONS = ("tools", "functions", "tool_choice", "response_format")
+TOOL_MESSAGE: Keys = {**MESSAGE, "name": NO_KEYS}  # a tool's or a function's
+MESSAGE_FIELDS = ("messages", "input", "prompt")  # of a request, by its form
+DEFINITION_FIELDS = ("tools", "functions", "tool_choice", "response_format")
 
 
 class Redactor:
@@ -55,19 +55,19 @@ class Redactor:
     def exchange(self, exchange: Exchange) -> Exchange:
         """An exchange that has its body, without what must not be stored."""
         body = exchange.body or {}
-        said = {name: self.messages(body[name]) for name in ("messages", "answer")}
-        body = {**body, **said, "tools": self.definitions(body["tools"])}
+        redacted_messages = {name: self.messages(body[name]) for name in ("messages", "answer")}
+        body = {**body, **redacted_messages, "tools": self.definitions(body["tools"])}
         return replace(exchange, body=body, detail=self.text(exchange.detail))
 
     def messages(self, value: Any) -> Any:
         """Messages, or one, that keep their form."""
         if isinstance(value, list):
-            return [self._message(one) for one in value]
+            return [self._message(message) for message in value]
         return self._message(value)
 
     def _message(self, value: Any) -> Any:
         speaks = isinstance(value, dict) and value.get("role") in ("user", "system", "developer", "assistant")
-        return self._known(value, MESSAGE if speaks else NAMED)
+        return self._redact(value, MESSAGE if speaks else TOOL_MESSAGE)
 
     def definitions(self, value: Any) -> Any:
         """The definitions of tools: patterns only."""
@@ -83,7 +83,7 @@ class Redactor:
 
     def value(self, value: Any) -> Any:
         """A JSON value with every text in it redacted."""
-        return self._known(value, NONE)
+        return self._redact(value, NO_KEYS)
 
     def name(self, text: str) -> str:
         """An id or a person's name: a short hash of it stands for every match, so that two of them stay two.
@@ -97,29 +97,29 @@ class Redactor:
     def text(self, text: str) -> str:
         """A text with every match replaced."""
         for pattern in self._patterns:
-            text = pattern.sub(GONE, text)
+            text = pattern.sub(REDACTED, text)
         return text
 
     def _request(self, request: Any) -> Any:
         if not isinstance(request, dict):
             return self.value(request)
-        forms = dict.fromkeys(MESSAGES, self.messages) | dict.fromkeys(DEFINITIONS, self.definitions)
+        forms = dict.fromkeys(MESSAGE_FIELDS, self.messages) | dict.fromkeys(DEFINITION_FIELDS, self.definitions)
         told = {key: redacted(request[key]) for key, redacted in forms.items() if key in request}
         rest = {key: value for key, value in request.items() if key not in told}
-        return {**self._known(rest, {"model": NONE, "instructions": NONE}), **told}
+        return {**self._redact(rest, {"model": NO_KEYS, "instructions": NO_KEYS}), **told}
 
-    def _known(self, value: Any, keys: Keys, depth: int = 0) -> Any:
+    def _redact(self, value: Any, keys: Keys, depth: int = 0) -> Any:
         """A value whose ``keys`` are no fields."""
         if isinstance(value, str):
             return self._maybe_json(value, depth)
-        if isinstance(value, list | dict) and depth == DEEPEST:
-            return GONE
+        if isinstance(value, list | dict) and depth == MAX_DEPTH:
+            return REDACTED
         if isinstance(value, list):
-            return [self._known(item, keys, depth + 1) for item in value]
+            return [self._redact(item, keys, depth + 1) for item in value]
         if isinstance(value, dict):
             hidden = self._fields.difference(keys)
             return {
-                key: GONE if key in hidden else self._known(item, keys.get(key, NONE), depth + 1)
+                key: REDACTED if key in hidden else self._redact(item, keys.get(key, NO_KEYS), depth + 1)
                 for key, item in value.items()
             }
         return value
@@ -128,11 +128,11 @@ class Redactor:
         """Arguments and results of tools are JSON in a text: fields are looked for in them too."""
         if self._fields and text[:1] in ("{", "["):
             try:
-                return self.text(json.dumps(self._known(json.loads(text), NONE, depth), ensure_ascii=False))
+                return self.text(json.dumps(self._redact(json.loads(text), NO_KEYS, depth), ensure_ascii=False))
             except ValueError:
                 pass
             except RecursionError:
-                return GONE  # too deep to be read at all
+                return REDACTED  # too deep to be read at all
         return self.text(text)
 
     def _answer(self, line: dict[str, Any]) -> dict[str, Any]:
@@ -143,8 +143,8 @@ class Redactor:
         if answer.message is None:
             return {"answer": self.text(line["answer"]) if line["status"] != 200 else "{}", "streamed": False}
         choices = [{"message": self.messages(answer.message)}]
-        told = {"id": answer.id, "choices": choices, "usage": answer.usage}
-        return {"answer": write_json(told).decode(), "streamed": False}
+        response = {"id": answer.id, "choices": choices, "usage": answer.usage}
+        return {"answer": write_json(response).decode(), "streamed": False}
 
 
 def _hashed(match: re.Match[str]) -> str:

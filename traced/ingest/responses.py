@@ -50,26 +50,26 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
     )
 
 
-def read_answer(told: Mapping[str, Any]) -> Answer:
+def read_answer(response: Mapping[str, Any]) -> Answer:
     """A whole answer, of chat or of text completions."""
-    choices = told.get("choices") or []
-    message = _of_output(told["output"]) if "output" in told else None
+    choices = response.get("choices") or []
+    message = _of_output(response["output"]) if "output" in response else None
     if choices:
         first = choices[0]
         message = first["message"] if "message" in first else {"role": "assistant", "content": first.get("text", "")}
     if message is not None and not isinstance(message, dict):
         raise ValueError(f"a message has to be an object, not {message!r:.50}")
-    usage = told.get("usage") or {}
+    usage = response.get("usage") or {}
     if "input_tokens" in usage:  # the responses form has names of its own
         usage = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage.get("output_tokens", 0)}
-    return Answer(message, str(told.get("id") or ""), usage)
+    return Answer(message, str(response.get("id") or ""), usage)
 
 
-def read_stream(text: str) -> Answer:
+def read_stream(stream_text: str) -> Answer:
     """The server-sent events of a streamed answer, put together."""
     answer, said = Answer(), ""
     calls: dict[int, dict[str, Any]] = {}
-    for event in _events(text):
+    for event in _events(stream_text):
         if event.get("type") in ("response.completed", "response.incomplete"):
             return read_answer(event["response"])
         answer.id = str(event.get("id") or answer.id)
@@ -91,10 +91,10 @@ def read_stream(text: str) -> Answer:
 
 def _events(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
-        told = line.removeprefix("data:").strip()
-        if line.startswith("data:") and told not in ("", "[DONE]"):
+        payload = line.removeprefix("data:").strip()
+        if line.startswith("data:") and payload not in ("", "[DONE]"):
             try:
-                yield read_json(told)
+                yield read_json(payload)
             except ValueError:
                 return  # it broke off here
 
@@ -118,13 +118,13 @@ def messages_of(request: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _of_output(output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The message of the responses form: its text, and its function calls."""
-    said = [part.get("text", "") for item in output if item.get("type") == "message" for part in item["content"]]
+    texts = [part.get("text", "") for item in output if item.get("type") == "message" for part in item["content"]]
     calls = [
         {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": item["arguments"]}}
         for item in output
         if item.get("type") == "function_call"
     ]
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(said) or None}
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts) or None}
     return {**message, "tool_calls": calls} if calls else message
 
 

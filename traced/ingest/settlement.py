@@ -24,7 +24,7 @@ from sqlalchemy import Engine
 from sqlmodel import Session
 
 from store.content import digest
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.errors import StoreError
 from store.records import Exchange, Feedback
 from store.repositories import serving
@@ -36,13 +36,13 @@ from traced.scoring.evidence import Labels
 from traced.scoring.rules import UNDECIDED, Decision, Rules
 
 OK = 200
-TOGETHER = 100  # conversations of one look
+MAX_CONVERSATIONS = 100  # conversations of one look
 log = logging.getLogger(__name__)
-ASKING_S = 5.0  # for the rules, in one look
+RULES_TIME_LIMIT_S = 5.0  # for the rules, in one look
 
 
 @dataclass(frozen=True)
-class Judging:
+class Scorers:
     """Who judges: people by their labels, rules where there are any."""
 
     labels: Labels
@@ -50,33 +50,42 @@ class Judging:
 
 
 @dataclass
-class Decided:
+class RuleVerdicts:
     """What the rules say of trajectories that are not stored yet, by id."""
 
-    who: str
+    author: str
     decisions: dict[str, Decision] = field(default_factory=dict)
 
 
-def settle_silent(store: Engine, *, target: str, judging: Judging, now: datetime, silence_s: float) -> int:
+def settle_silent(store: Engine, *, target: str, judging: Scorers, now: datetime, silence_s: float) -> int:
     """Settle conversations that have been silent for so long, at most ``TOGETHER``; returns how many."""
-    with reading(store) as opened:
-        silent = serving.open_conversations(opened, before=now - timedelta(seconds=silence_s), limit=TOGETHER)
-    decided = None
-    if silent and judging.rules is not None:
-        silent, decided = _ask(store, silent, target, judging.rules)
-    if not silent:
+    with read_session(store) as db_session:
+        silent_ids = serving.silent_conversations(
+            db_session, silent_since=now - timedelta(seconds=silence_s), limit=MAX_CONVERSATIONS
+        )
+    rule_verdicts = None
+    if silent_ids and judging.rules is not None:
+        silent_ids, rule_verdicts = _decide_by_rules(store, silent_ids, target, judging.rules)
+    if not silent_ids:
         return 0
-    for one in silent:
+    for conversation_id in silent_ids:
         try:
-            with session(store) as opened:
-                settle(opened, one, target=target, labels=judging.labels, now=now, decided=decided)
+            with write_session(store) as db_session:
+                settle(
+                    db_session,
+                    conversation_id,
+                    target=target,
+                    labels=judging.labels,
+                    now=now,
+                    rule_verdicts=rule_verdicts,
+                )
         except StoreError:
             raise
         except Exception:  # whatever was said in it, it holds up no other
-            log.exception("conversation %s cannot be settled; its exchanges stay as they are", one)
-            with session(store) as opened:
-                serving.set_aside(opened, one, at=now)
-    return len(silent)
+            log.exception("conversation %s cannot be settled; its exchanges stay as they are", conversation_id)
+            with write_session(store) as db_session:
+                serving.settle_without_trajectory(db_session, conversation_id, at=now)
+    return len(silent_ids)
 
 
 def settle(
@@ -86,52 +95,52 @@ def settle(
     target: str,
     labels: Labels,
     now: datetime,
-    decided: Decided | None = None,
+    rule_verdicts: RuleVerdicts | None = None,
 ) -> list[Trajectory]:
     """Put a conversation together; returns its trajectories, none where the rules were not asked about one of them."""
-    put = _put_together(session, conversation_id, target)
-    if decided is not None and any(one.id not in decided.decisions for one in put.made):
+    conversation = _assemble(session, conversation_id, target)
+    if rule_verdicts is not None and any(row.id not in rule_verdicts.decisions for row in conversation.made):
         return []
     feedback = serving.list_feedback(session, [conversation_id])
-    made: list[Trajectory] = []
-    for trajectory, exchanges in zip(put.made, put.of, strict=True):
-        answers = {one.response_id for one in exchanges} | {""}
-        seen = trajectory.end_cause is not EndCause.SHADOW
-        told = [one for one in feedback if seen and one.response_id in answers]
-        verdicts = [] if decided is None else _verdict(trajectory.id, decided, now)
-        for one in verdicts:
-            serving.save_feedback(session, one)
-        found = labels.standing([*told, *verdicts])
-        made.append(replace(trajectory, outcome=found.outcome, reward=found.reward))
-    save_trajectories(session, made)
-    longer = [one.id for one in made if one.end_cause is not EndCause.SHADOW and _take_over(session, one)]
-    serving.settle(session, put.part_of, at=now)
-    evidence.judge_again(session, longer, labels)
-    return made
+    scored: list[Trajectory] = []
+    for trajectory, exchanges in zip(conversation.made, conversation.of, strict=True):
+        answers = {row.response_id for row in exchanges} | {""}
+        is_user_visible = trajectory.end_cause is not EndCause.SHADOW
+        relevant = [row for row in feedback if is_user_visible and row.response_id in answers]
+        verdicts = [] if rule_verdicts is None else _verdict_rows(trajectory.id, rule_verdicts, now)
+        for row in verdicts:
+            serving.save_feedback(session, row)
+        status = labels.effective_outcome([*relevant, *verdicts])
+        scored.append(replace(trajectory, outcome=status.outcome, reward=status.reward))
+    save_trajectories(session, scored)
+    longer = [row.id for row in scored if row.end_cause is not EndCause.SHADOW and _replace_shorter(session, row)]
+    serving.settle_exchanges(session, conversation.part_of, at=now)
+    evidence.rescore(session, longer, labels)
+    return scored
 
 
-def _take_over(session: Session, trajectory: Trajectory) -> bool:
+def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
     """Count a conversation once that had been settled and went on: what it was before goes.
 
     Its exchanges, and what was said of them, are the longer trajectory's then. What evidence refers to stays as it is.
     """
-    found = False
+    replaced = False
     for earlier in serving.trajectories_of(session, trajectory.task_id):
         shorter = get_trajectory(session, earlier, tokens=False)
-        known = len(shorter.messages)
-        goes_on = known < len(trajectory.messages) and (
-            position(trajectory.messages[:known]) == position(shorter.messages)
+        length = len(shorter.messages)
+        goes_on = length < len(trajectory.messages) and (
+            position(trajectory.messages[:length]) == position(shorter.messages)
         )
         if goes_on and delete_reported(session, earlier):
-            serving.hand_over(session, earlier, trajectory.id)
-            found = True
-    return found
+            serving.reassign_exchanges(session, earlier, trajectory.id)
+            replaced = True
+    return replaced
 
 
-def judge_again(session: Session, feedback: Feedback, labels: Labels) -> int:
+def rescore_feedback(session: Session, feedback: Feedback, labels: Labels) -> int:
     """Let feedback that came late judge what its conversation has become; returns how many trajectories changed."""
-    found = serving.trajectories_of(session, feedback.conversation_id, feedback.response_id)
-    return evidence.judge_again(session, found, labels)
+    trajectory_ids = serving.trajectories_of(session, feedback.conversation_id, feedback.response_id)
+    return evidence.rescore(session, trajectory_ids, labels)
 
 
 @dataclass(frozen=True)
@@ -143,40 +152,46 @@ class _Branches:
     part_of: dict[str, str | None]
 
 
-def _put_together(session: Session, conversation_id: str, target: str) -> _Branches:
+def _assemble(session: Session, conversation_id: str, target: str) -> _Branches:
     exchanges = serving.list_exchanges(session, conversation_id, unsettled=True)
-    whole = [one for one in exchanges if one.status == OK and one.body and one.body["answer"]]
-    chains = _branches([one for one in whole if one.shadow_of is None])
-    made = [_trajectory(branch, target) for branch in chains]
-    for one in whole:
-        if one.shadow_of is not None:
-            chains.append([one])
-            detail = f"in the shadow of {one.shadow_of}"
-            made.append(replace(_trajectory([one], target), end_cause=EndCause.SHADOW, detail=detail))
-    part_of: dict[str, str | None] = {one.id: None for one in exchanges}
-    for trajectory, branch in zip(made, chains, strict=True):
-        part_of |= {one.id: trajectory.id for one in branch}
-    return _Branches(made, chains, part_of)
+    answered_exchanges = [
+        exchange for exchange in exchanges if exchange.status == OK and exchange.body and exchange.body["answer"]
+    ]
+    chains = _branches([exchange for exchange in answered_exchanges if exchange.shadow_of is None])
+    assembled = [_trajectory(branch, target) for branch in chains]
+    for exchange in answered_exchanges:
+        if exchange.shadow_of is not None:
+            chains.append([exchange])
+            detail = f"in the shadow of {exchange.shadow_of}"
+            assembled.append(replace(_trajectory([exchange], target), end_cause=EndCause.SHADOW, detail=detail))
+    part_of: dict[str, str | None] = {exchange.id: None for exchange in exchanges}
+    for trajectory, branch in zip(assembled, chains, strict=True):
+        part_of |= {exchange.id: trajectory.id for exchange in branch}
+    return _Branches(assembled, chains, part_of)
 
 
-def _ask(store: Engine, silent: Sequence[str], target: str, rules: Rules) -> tuple[list[str], Decided]:
+def _decide_by_rules(
+    store: Engine, silent_ids: Sequence[str], target: str, rules: Rules
+) -> tuple[list[str], RuleVerdicts]:
     """What the rules say, and the conversations that there was time for."""
-    decided = Decided(evidence.rules_name(rules.hash))
-    asked: list[str] = []
-    deadline = time.monotonic() + ASKING_S
-    for conversation_id in silent:
+    rule_verdicts = RuleVerdicts(evidence.rules_author(rules.hash))
+    done_ids: list[str] = []
+    deadline = time.monotonic() + RULES_TIME_LIMIT_S
+    for conversation_id in silent_ids:
         if time.monotonic() > deadline:
             break
-        asked.append(conversation_id)
+        done_ids.append(conversation_id)
         try:
-            with reading(store) as opened:
-                made = _put_together(opened, conversation_id, target).made
+            with read_session(store) as db_session:
+                assembled = _assemble(db_session, conversation_id, target).made
         except StoreError:
             raise
         except Exception:  # who settles it meets the same, says so and sets it aside
             continue
-        decided.decisions |= {one.id: _decide(rules, one) for one in made}  # no transaction is open
-    return asked, decided
+        rule_verdicts.decisions |= {
+            trajectory.id: _decide(rules, trajectory) for trajectory in assembled
+        }  # no transaction is open
+    return done_ids, rule_verdicts
 
 
 def _decide(rules: Rules, trajectory: Trajectory) -> Decision:
@@ -187,15 +202,15 @@ def _decide(rules: Rules, trajectory: Trajectory) -> Decision:
         return UNDECIDED
 
 
-def _verdict(trajectory_id: str, decided: Decided, at: datetime) -> list[Feedback]:
-    decision = decided.decisions[trajectory_id]
-    return [] if decision == UNDECIDED else [evidence.verdict(trajectory_id, decided.who, decision, at)]
+def _verdict_rows(trajectory_id: str, rule_verdicts: RuleVerdicts, at: datetime) -> list[Feedback]:
+    decision = rule_verdicts.decisions[trajectory_id]
+    return [] if decision == UNDECIDED else [evidence.verdict(trajectory_id, rule_verdicts.author, decision, at)]
 
 
 def _branches(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     """Chains of exchanges, each from a beginning to an end that nothing follows, in the order of their ends."""
-    said = [(body["messages"], body["answer"]) for body in (one.body or {} for one in exchanges)]
-    return [[exchanges[index] for index in branch] for branch in branches(said)]
+    calls = [(body["messages"], body["answer"]) for body in (exchange.body or {} for exchange in exchanges)]
+    return [[exchanges[index] for index in branch] for branch in branches(calls)]
 
 
 def _trajectory(branch: Sequence[Exchange], target: str) -> Trajectory:

@@ -25,9 +25,9 @@ from typing import IO, Any
 from store.records import Exchange
 from traced.core.fast_json import write_json
 
-TURN_S = 0.25
+FLUSH_INTERVAL_S = 0.25
 LATE_S = 10.0  # a file that has waited for so long is told
-FILES = "exchanges-*.jsonl"
+FILE_PATTERN = "exchanges-*.jsonl"
 log = logging.getLogger(__name__)
 
 
@@ -36,39 +36,39 @@ class Spool:
     """One router's spool. It belongs to one event loop."""
 
     folder: Path
-    kept: int = 0
-    lost: int = 0  # lines that could not be written
+    written_count: int = 0
+    lost_count: int = 0  # lines that could not be written
     _life: str = field(default_factory=lambda: secrets.token_hex(4))  # process ids come again, in a container always
     _file: IO[bytes] | None = None
     _number: int = 0
     _full: str = ""
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Hand files over until cancelled."""
         while True:
-            await asyncio.sleep(TURN_S)
-            await self.turn()
+            await asyncio.sleep(FLUSH_INTERVAL_S)
+            await self.flush()
 
-    async def turn(self) -> None:
+    async def flush(self) -> None:
         """Hand over what was written."""
-        written, self._file = self._file, None
-        if written is None:
+        file, self._file = self._file, None
+        if file is None:
             return
-        handed = asyncio.ensure_future(asyncio.to_thread(_hand_over, written))
+        handover = asyncio.ensure_future(asyncio.to_thread(_hand_over, file))
         try:
-            await asyncio.shield(handed)
+            await asyncio.shield(handover)
         except asyncio.CancelledError:
-            await handed  # who ends the router waits for it
+            await handover  # who ends the router waits for it
             raise
 
-    def add(self, line: bytes) -> None:
+    def try_write(self, line: bytes) -> None:
         """Keep a line (``line_of``). Never raises: what cannot be kept is counted in ``lost``."""
         try:
-            self.put(line)
+            self.write(line)
         except OSError as error:
-            self.lose(str(error))
+            self.count_lost(str(error))
 
-    def put(self, line: bytes) -> None:
+    def write(self, line: bytes) -> None:
         """Keep a line; raises ``OSError``, for those whose sender comes again."""
         try:
             if self._file is None:
@@ -80,39 +80,39 @@ class Spool:
                 self._file.close()
                 self._file = None
             raise
-        self.kept += 1
+        self.written_count += 1
         self._full = ""
 
-    def lose(self, why: str) -> None:
+    def count_lost(self, reason: str) -> None:
         """Count an exchange that could not be kept."""
-        self.lost += 1
-        self._full = f"{self.lost} conversations were not recorded: {why}"
+        self.lost_count += 1
+        self._full = f"{self.lost_count} conversations were not recorded: {reason}"
         log.error("%s", self._full)
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why conversations are not recorded, or not in the store yet; "" where they are."""
         if self._full:
             return self._full
-        late = [path for path in self.folder.glob(FILES) if _age(path) > LATE_S]
+        late = [path for path in self.folder.glob(FILE_PATTERN) if _age(path) > LATE_S]
         return f"conversations wait in {self.folder} ({len(late)} files): the store does not take them" if late else ""
 
     def _open(self) -> IO[bytes]:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._number += 1
         name = f"exchanges-{os.getpid()}-{self._life}-{self._number}.jsonl"
-        opened = (self.folder / f".{name}").open("ab", buffering=0)
-        fcntl.flock(opened, fcntl.LOCK_EX)
+        file = (self.folder / f".{name}").open("ab", buffering=0)
+        fcntl.flock(file, fcntl.LOCK_EX)
         (self.folder / f".{name}").rename(self.folder / name)  # seen by others only once it is locked
-        return opened
+        return file
 
 
 def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: bytes, *, streamed: bool) -> bytes:
     """The line of an exchange: its figures, the request (``raw`` as it came), and the answer's bytes as they came."""
     # not asdict: its copies took a fifth of a whole request
-    told = vars(exchange) | {"at": exchange.at.isoformat(), "streamed": streamed}
-    told["answer"] = answer.decode("utf-8", "replace")
-    head = write_json(told)
+    fields = vars(exchange) | {"at": exchange.at.isoformat(), "streamed": streamed}
+    fields["answer"] = answer.decode("utf-8", "replace")
+    head = write_json(fields)
     raw = raw.removeprefix(codecs.BOM_UTF8)
     if (not raw.isascii() and not _is_utf8(raw)) or b"\0" in raw:  # JSON may come in other encodings
         raw = write_json(request)
@@ -122,8 +122,8 @@ def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: 
 
 def complete_line(exchange: Exchange) -> bytes:
     """The line of an exchange that has its body already."""
-    told = vars(exchange) | {"at": exchange.at.isoformat()}
-    return write_json(told) + b"\n"
+    fields = vars(exchange) | {"at": exchange.at.isoformat()}
+    return write_json(fields) + b"\n"
 
 
 def _is_utf8(raw: bytes) -> bool:
@@ -134,9 +134,9 @@ def _is_utf8(raw: bytes) -> bool:
     return True
 
 
-def _hand_over(written: IO[bytes]) -> None:
-    with written:
-        os.fsync(written.fileno())
+def _hand_over(file: IO[bytes]) -> None:
+    with file:
+        os.fsync(file.fileno())
 
 
 def _age(path: Path) -> float:

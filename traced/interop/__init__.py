@@ -46,7 +46,7 @@ class NotExportable(InteropError):
     """The source cannot become a package as it stands."""
 
 
-class InTheWay(InteropError):
+class TargetUnavailable(InteropError):
     """There is something where the package would be written."""
 
 

@@ -24,11 +24,11 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sandbox.hashing import PACKAGE as SANDBOX
-from traced.interop import InTheWay, NotExportable
+from traced.interop import NotExportable, TargetUnavailable
 from traced.interop.origin import Origin
 
 FORMAT = 1
-RECORD = "traced.json"
+RECORD_FILE = "traced.json"
 ENVIRONMENT, CONTRACT = "environment.py", "contract.py"
 VERSION = "0.1.0"  # of every exported package: its content is named by the hash in its name
 CONTRACT_MODULE = "sandbox.contract"
@@ -88,13 +88,13 @@ class Exported:
     warning: str
 
 
-def export(origin: Origin, kind: str, into: Path | None = None) -> Exported:
+def export(origin: Origin, kind: str, target: Path | None = None) -> Exported:
     """Write the package into ``into``, which is new or empty; by default a folder of its name and kind, here."""
-    refuse_foreign(origin.source_code)
+    require_exportable(origin.source_code)
     package = package_name(origin)
-    folder = (into or Path(f"{package}-{kind}")).absolute()
+    folder = (target or Path(f"{package}-{kind}")).absolute()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise InTheWay(f"{folder} is there already", hint="another folder for --into, or move this one away")
+        raise TargetUnavailable(f"{folder} is there already", hint="another folder for --into, or move this one away")
     staging = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
         for name, content in package_files(origin, kind).items():
@@ -103,7 +103,7 @@ def export(origin: Origin, kind: str, into: Path | None = None) -> Exported:
             path.write_bytes(content)
         os.replace(staging, folder)
     except OSError as error:
-        raise InTheWay(f"{folder} cannot be written: {error}", hint="another folder for --into") from error
+        raise TargetUnavailable(f"{folder} cannot be written: {error}", hint="another folder for --into") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return Exported(folder, package, kind, origin.hash, origin.admitted, origin.warning)
@@ -113,7 +113,7 @@ def package_files(origin: Origin, kind: str) -> dict[str, bytes]:
     """Path in the package -> content; the same origin gives the same bytes."""
     package = package_name(origin)
     inner = KINDS[kind].inner or package
-    told = {
+    values = {
         "origin": origin,
         "package": package,
         "distribution": package.replace("_", "-"),
@@ -124,7 +124,7 @@ def package_files(origin: Origin, kind: str) -> dict[str, bytes]:
         "traced_version": version("traced"),
     }
     files = {
-        path.format(inner=inner): _templates().get_template(f"{name}.jinja").render(told).encode()
+        path.format(inner=inner): _templates().get_template(f"{name}.jinja").render(values).encode()
         for path, name in KINDS[kind].templates.items()
     }
     files[f"{inner}/{ENVIRONMENT}"] = origin.source_code.encode()
@@ -141,17 +141,17 @@ def package_files(origin: Origin, kind: str) -> dict[str, bytes]:
         "traced": version("traced"),
         "files": {path: hashlib.sha256(content).hexdigest() for path, content in sorted(files.items())},
     }
-    files[RECORD] = (json.dumps(record, indent=2) + "\n").encode()
+    files[RECORD_FILE] = (json.dumps(record, indent=2) + "\n").encode()
     return files
 
 
 def package_name(origin: Origin) -> str:
     """``traced_NAME_HASH8``: an import name that no two environments share."""
-    plain = re.sub(r"[^a-z0-9]+", "_", origin.name.lower()).strip("_")[:40].strip("_")
-    return "_".join(filter(None, ["traced", plain, origin.hash[:8]]))
+    slug = re.sub(r"[^a-z0-9]+", "_", origin.name.lower()).strip("_")[:40].strip("_")
+    return "_".join(filter(None, ["traced", slug, origin.hash[:8]]))
 
 
-def refuse_foreign(source_code: str) -> None:
+def require_exportable(source_code: str) -> None:
     """Raise NotExportable for a source whose package could not run; admission itself is not repeated here."""
     try:
         tree = ast.parse(source_code)
@@ -164,18 +164,18 @@ def refuse_foreign(source_code: str) -> None:
         )
     late = {id(node) for outer in ast.walk(tree) if _is_function(outer) for node in ast.walk(outer)}
     for node in ast.walk(tree):
-        for module in imported(node):
+        for module in imported_modules(node):
             if module == CONTRACT_MODULE and id(node) not in late:
                 continue
             if module.partition(".")[0] not in sys.stdlib_module_names:
-                where = " inside a function" if module == CONTRACT_MODULE else ""
+                position = " inside a function" if module == CONTRACT_MODULE else ""
                 raise NotExportable(
-                    f"line {getattr(node, 'lineno', 0)} imports {module}{where}",
+                    f"line {getattr(node, 'lineno', 0)} imports {module}{position}",
                     hint="an environment imports the standard library, and sandbox.contract at its top",
                 )
 
 
-def imported(node: ast.AST) -> list[str]:
+def imported_modules(node: ast.AST) -> list[str]:
     """The modules that an import statement names; a relative one begins with a dot."""
     match node:
         case ast.Import(names=names):
@@ -192,9 +192,11 @@ def _is_function(node: ast.AST) -> bool:
 @functools.cache
 def _templates() -> Environment:
     """What a person or a model wrote reaches a file only through ``quoted`` and ``cell``, or reduced to a title."""
-    made = Environment(loader=PackageLoader("traced.interop"), undefined=StrictUndefined, keep_trailing_newline=True)
-    made.filters |= {"quoted": _quoted, "cell": _cell}
-    return made
+    environment = Environment(
+        loader=PackageLoader("traced.interop"), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    environment.filters |= {"quoted": _quoted, "cell": _cell}
+    return environment
 
 
 def _quoted(text: str) -> str:
@@ -208,4 +210,4 @@ def _cell(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -12,12 +12,12 @@ from pathlib import Path
 from sqlmodel import Session
 
 from sandbox.hashing import environment_hash
-from store.repositories.capabilities import named_in
+from store.repositories.capabilities import get_capability_entry
 from store.repositories.environments import find_hashes, list_admissions, list_origins
 from traced.interop import NoSuchEnvironment
 
-LEAST_PREFIX = 4
-_HASH = re.compile(rf"(?:env:)?([0-9a-f]{{{LEAST_PREFIX},64}})")
+MIN_PREFIX = 4
+_HASH = re.compile(rf"(?:env:)?([0-9a-f]{{{MIN_PREFIX},64}})")
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Origin:
         return f"traced refused this environment ({', '.join(self.failed)})."
 
 
-def of_file(path: Path, session: Session | None) -> Origin:
+def origin_of_file(path: Path, session: Session | None) -> Origin:
     """The environment in a single file, with what the store knows of these bytes."""
     try:
         source_code = path.read_bytes().decode("utf-8-sig")
@@ -66,43 +66,43 @@ def of_file(path: Path, session: Session | None) -> Origin:
         raise NoSuchEnvironment(
             f"{path} cannot be read as an environment: {error}", hint="name one Python file, in UTF-8"
         ) from error
-    found = of_stored(session, environment_hash(source_code)) if session is not None else None
-    return found or Origin(source_code, path.stem)
+    origin = origin_of_stored(session, environment_hash(source_code)) if session is not None else None
+    return origin or Origin(source_code, path.stem)
 
 
-def of_hash(session: Session, named: str) -> Origin:
+def origin_of_hash(session: Session, identifier: str) -> Origin:
     """The one stored environment whose hash begins so; ``named`` may begin with "env:"."""
-    match = _HASH.fullmatch(named)
+    match = _HASH.fullmatch(identifier)
     hashes = find_hashes(session, match[1], limit=4) if match else []
     if len(hashes) == 1:
-        found = of_stored(session, hashes[0])
-        if found is not None:
-            return found
+        origin = origin_of_stored(session, hashes[0])
+        if origin is not None:
+            return origin
     if hashes:
-        several = ", ".join(f"env:{one[:16]}" for one in hashes)
-        raise NoSuchEnvironment(f"{named!r} begins several hashes: {several}", hint="more of the hash")
+        candidates = ", ".join(f"env:{stored_hash[:16]}" for stored_hash in hashes)
+        raise NoSuchEnvironment(f"{identifier!r} begins several hashes: {candidates}", hint="more of the hash")
     raise NoSuchEnvironment(
-        f"{named!r} is no file, and no stored environment's hash begins so",
-        hint=f"env: and at least {LEAST_PREFIX} digits of a hash; traced show environment lists them",
+        f"{identifier!r} is no file, and no stored environment's hash begins so",
+        hint=f"env: and at least {MIN_PREFIX} digits of a hash; traced show environment lists them",
     )
 
 
-def of_stored(session: Session, environment: str) -> Origin | None:
+def origin_of_stored(session: Session, environment: str) -> Origin | None:
     """What the store holds of the environment with this hash; None when that is nothing."""
     origins = list_origins(session, environment)
     if not origins:
         return None
-    made = origins[0]
-    capability = named_in(session, made.capability, made.cycle_id).capability
+    newest = origins[0]
+    capability = get_capability_entry(session, newest.capability, newest.cycle_id).capability
     admissions = list_admissions(session, environment)
     report = admissions[-1].report if admissions else None
     return Origin(
-        made.source_code,
-        made.capability,
-        made.capability,
+        newest.source_code,
+        newest.capability,
+        newest.capability,
         capability.description,
-        made.synthesizer,
-        made.cycle_id,
+        newest.synthesizer,
+        newest.cycle_id,
         report.admitted if report else None,
         [check.name for check in report.checks if not check.passed] if report else [],
         f"{admissions[-1].at:%Y-%m-%d}" if admissions else "",

@@ -28,19 +28,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox.admission.checks import NAMES
+from sandbox.admission.checks import CHECK_NAMES
 from sandbox.admission.static_analysis import MAX_BYTES, inspect_source
 from sandbox.errors import clipped
 from store.types import AdmissionReport, Check
 from traced.interop import NotExportable, NotRecognised
-from traced.interop.export import RECORD, refuse_foreign
+from traced.interop.export import RECORD_FILE, require_exportable
 
 CONTRACT = {"reset", "step", "done", "score", "oracle"}
 NO_DEPENDENCIES = (
     "its dependencies ({}) are not in the sandbox's image, which has the standard library alone and no network"
 )
 SEED, SOLUTION, ACTIONS = "seed", "solution", "actions"
-NEEDS = {  # beside the dependencies
+REQUIREMENTS = {  # beside the dependencies
     "determinism": (SEED, SOLUTION),
     "oracle": (SOLUTION,),
     "diversity": (SEED, SOLUTION),
@@ -55,7 +55,7 @@ NEEDS = {  # beside the dependencies
 
 
 @dataclass(frozen=True)
-class Declared:
+class Declaration:
     """What was read. ``lacks`` says for seed, solution and actions why admission cannot have them."""
 
     kind: str
@@ -77,12 +77,12 @@ class Declared:
             "imports": self.imports[:20],
         }
 
-    def why_not(self, check: str) -> str:
+    def reason_left_out(self, check: str) -> str:
         """Why a check of admission could not run."""
         if check == "source":
             return f"read, not run: a package of {self.kind} is written by the rules of {self.kind}, not by admission's"
         reasons = [NO_DEPENDENCIES.format(", ".join(self.imports[:6]) or self.kind)]
-        reasons += [self.lacks[need] for need in NEEDS.get(check, ()) if need in self.lacks]
+        reasons += [self.lacks[need] for need in REQUIREMENTS.get(check, ()) if need in self.lacks]
         return "; ".join(reasons)
 
 
@@ -98,47 +98,49 @@ def defines_contract(text: str) -> bool:
     """Whether the file defines a class Environment with every member of the contract, its own or of a base there."""
     classes = {node.name: node for node in _parsed(text).body if isinstance(node, ast.ClassDef)}
     members: set[str] = set()
-    waiting, seen = ["Environment"], set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in classes and name not in seen:
-            seen.add(name)
+    pending, visited = ["Environment"], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in classes and name not in visited:
+            visited.add(name)
             members |= _members(classes[name])
-            waiting += [_called(base) for base in classes[name].bases]
-    protocol = "Environment" in classes and any(_called(base) == "Protocol" for base in classes["Environment"].bases)
+            pending += [_last_name(base) for base in classes[name].bases]
+    protocol = "Environment" in classes and any(_last_name(base) == "Protocol" for base in classes["Environment"].bases)
     return "Environment" in classes and members >= CONTRACT and not protocol
 
 
-def declared(kind: str, sources: Mapping[str, str]) -> Declared:
+def read_declaration(kind: str, sources: Mapping[str, str]) -> Declaration:
     """What the package's files declare."""
     trees = [_parsed(text) for text in sources.values()]
-    own = {part for name in sources for part in name.removesuffix(".py").split("/")}
-    outer = {module.partition(".")[0] for tree in trees for module in _modules(tree)}
-    imports = sorted(outer - sys.stdlib_module_names - own - {""})
+    own_modules = {part for name in sources for part in name.removesuffix(".py").split("/")}
+    top_level = {module.partition(".")[0] for tree in trees for module in _modules(tree)}
+    imports = sorted(top_level - sys.stdlib_module_names - own_modules - {""})
     nodes = [node for tree in trees for node in ast.walk(tree)]
     classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
-    tools = [*_decorated(nodes, "tool"), *_listed(nodes, "tools")]
+    tools = [*_decorated(nodes, "tool"), *_names_in_list(nodes, "tools")]
     if kind == "openenv":
-        served = [one for one in classes if _derives(one, "Environment") and "step" in _members(one)]
+        environments = [one for one in classes if _derives(one, "Environment") and "step" in _members(one)]
         rubrics = [one.name for one in classes if _derives(one, "Rubric")]
-        named = [one.name for one in served]
-        return Declared(kind, "reset, step and state", named, rubrics, tools, imports, _openenv_lacks(served, classes))
+        names = [one.name for one in environments]
+        return Declaration(
+            kind, "reset, step and state", names, rubrics, tools, imports, _openenv_lacks(environments, classes)
+        )
     tasksets = [one.name for one in classes if _derives(one, "Taskset")]
     loaders = [node.name for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "load_environment"]
-    rewards = [*_decorated(nodes, "reward"), *_listed(nodes, "funcs")]
+    rewards = [*_decorated(nodes, "reward"), *_names_in_list(nodes, "funcs")]
     interface = "verifiers.v1: tasksets" if tasksets else "verifiers 0.1: load_environment"
-    checked = any(_derives(one, "Task") and "validate" in _members(one) for one in classes)
+    has_validation = any(_derives(one, "Task") and "validate" in _members(one) for one in classes)
     lacks = {
         SEED: "its tasks are rows that it loads, and none begins from a seed of ours",
         SOLUTION: "its reference solution is a check of its own (Task.validate; vf-validate runs it), not messages"
-        if checked
+        if has_validation
         else "it tells no solution",
         ACTIONS: "its episodes are driven by a model behind a URL, not message by message",
     }
-    return Declared(kind, interface, [*tasksets, *loaders], rewards, tools, imports, lacks)
+    return Declaration(kind, interface, [*tasksets, *loaders], rewards, tools, imports, lacks)
 
 
-def _openenv_lacks(served: list[ast.ClassDef], classes: list[ast.ClassDef]) -> dict[str, str]:
+def _openenv_lacks(environments: list[ast.ClassDef], classes: list[ast.ClassDef]) -> dict[str, str]:
     fields = [
         node.target.id
         for one in classes
@@ -152,7 +154,7 @@ def _openenv_lacks(served: list[ast.ClassDef], classes: list[ast.ClassDef]) -> d
     }
     resets = [
         node
-        for one in served
+        for one in environments
         for node in one.body
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "reset"
     ]
@@ -181,9 +183,9 @@ def _modules(tree: ast.Module) -> Iterator[str]:
 
 def _members(node: ast.ClassDef) -> set[str]:
     """Methods and names that the class's own body sets, and ``done`` where a method sets it on the instance."""
-    names = {one.name for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)}
-    for one in ast.walk(node):
-        match one:
+    names = {child.name for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for child in ast.walk(node):
+        match child:
             case ast.Assign(targets=targets):
                 names |= {name for target in targets for name in _names(target)}
             case ast.AnnAssign(target=target):
@@ -202,35 +204,49 @@ def _names(target: ast.expr) -> Iterator[str]:
 
 def _derives(node: ast.ClassDef, base: str) -> bool:
     """Whether a base is called so, or ends so in words: MCPEnvironment is an Environment."""
-    return any(_called(one).endswith(base) for one in node.bases)
+    return any(_last_name(base_node).endswith(base) for base_node in node.bases)
 
 
-def _called(node: ast.expr) -> str:
+def _last_name(node: ast.expr) -> str:
     """The last name of an expression: Environment of interfaces.Environment[A, O, S], reward of vf.reward(weight=1)."""
     match node:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
         case ast.Subscript(value=inner) | ast.Call(func=inner):
-            return _called(inner)
+            return _last_name(inner)
     return ""
 
 
 def _decorated(nodes: list[ast.AST], decorator: str) -> list[str]:
     """Functions under that decorator, in order."""
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return [node.name for node in functions if any(_called(one) == decorator for one in node.decorator_list)]
-
-
-def _listed(nodes: list[ast.AST], argument: str) -> list[str]:
-    """Names in a list that some call is given as ``argument``: Rubric(funcs=[right, short])."""
-    given = [
-        word.value for node in nodes if isinstance(node, ast.Call) for word in node.keywords if word.arg == argument
+    return [
+        node.name
+        for node in functions
+        if any(_last_name(decorator_node) == decorator for decorator_node in node.decorator_list)
     ]
-    return [_called(one) for value in given if isinstance(value, ast.List) for one in value.elts if _called(one)]
 
 
-MOST_FILES = 500
-PASSED_OVER = {"build", "dist", "node_modules", "outputs", "venv", "__pycache__"}
+def _names_in_list(nodes: list[ast.AST], argument: str) -> list[str]:
+    """Names in a list that some call is given as ``argument``: Rubric(funcs=[right, short])."""
+    values = [
+        keyword.value
+        for node in nodes
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == argument
+    ]
+    return [
+        _last_name(element)
+        for value in values
+        if isinstance(value, ast.List)
+        for element in value.elts
+        if _last_name(element)
+    ]
+
+
+MAX_FILES = 500
+SKIPPED_FOLDERS = {"build", "dist", "node_modules", "outputs", "venv", "__pycache__"}
 
 _OF_ITS_KIND = re.compile(r": imports |defines no class Environment$")  # what no such package can do without
 
@@ -238,47 +254,47 @@ Sources = dict[str, str]  # path inside the folder -> text
 
 
 @dataclass(frozen=True)
-class Recognised:
+class RecognisedEnvironment:
     """A single-file environment: what ``sandbox.admission.checks`` takes."""
 
     path: Path
     source_code: str
     kind: str  # "file", "verifiers" or "openenv"
-    recorded: str = ""  # the hash that it had when traced exported it
+    exported_hash: str = ""  # the hash that it had when traced exported it
     changed: list[str] = field(default_factory=list)  # files beside it that are no longer what traced wrote
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignPackage:
     """A package of another project, as far as reading goes."""
 
     path: Path
-    declared: Declared
+    declaration: Declaration
     sources: Sources
 
 
-def recognise_file(path: Path, text: str) -> Recognised | Foreign:
+def recognise_file(path: Path, text: str) -> RecognisedEnvironment | ForeignPackage:
     """What the Python file of this text is."""
     sources = {path.name: text}
     kind = foreign_kind(sources)
     if kind and not defines_contract(text):
-        return Foreign(path, declared(kind, sources), sources)
-    return Recognised(path, text, "file")
+        return ForeignPackage(path, read_declaration(kind, sources), sources)
+    return RecognisedEnvironment(path, text, "file")
 
 
-def recognise_folder(folder: Path) -> Recognised | Foreign:
+def recognise_folder(folder: Path) -> RecognisedEnvironment | ForeignPackage:
     """What a package's folder is. Raises NotRecognised."""
-    recorded = _record(folder)
-    if recorded is not None:
-        return _exported(folder, recorded)
+    record = _record(folder)
+    if record is not None:
+        return _exported(folder, record)
     sources = _read(folder)
     kind = foreign_kind(sources, is_openenv=(folder / "openenv.yaml").is_file())
-    whole = [name for name, text in sources.items() if defines_contract(text) and _stands_alone(text)]
-    if len(whole) == 1:
-        return Recognised(folder / whole[0], sources[whole[0]], kind or "file")
-    if whole:
+    candidates = [name for name, text in sources.items() if defines_contract(text) and _stands_alone(text)]
+    if len(candidates) == 1:
+        return RecognisedEnvironment(folder / candidates[0], sources[candidates[0]], kind or "file")
+    if candidates:
         raise NotRecognised(
-            f"{folder} holds {len(whole)} environments: {', '.join(whole)}", hint="name one of the files"
+            f"{folder} holds {len(candidates)} environments: {', '.join(candidates)}", hint="name one of the files"
         )
     if kind is None:
         raise NotRecognised(
@@ -286,45 +302,46 @@ def recognise_folder(folder: Path) -> Recognised | Foreign:
             "load_environment, and no file with a whole class Environment",
             hint="name the environment's file, or the package's own folder",
         )
-    return Foreign(folder, declared(kind, sources), sources)
+    return ForeignPackage(folder, read_declaration(kind, sources), sources)
 
 
-def unproved(foreign: Foreign) -> AdmissionReport:
+def unplayable_report(foreign: ForeignPackage) -> AdmissionReport:
     """The report on a package that cannot be played: not judged, each check with what it lacks."""
-    noted = [
+    findings = [
         f"{name} {line}"
         for name, text in foreign.sources.items()
         for line in inspect_source(text)[1]["refused"]
         if not _OF_ITS_KIND.search(line)
     ]
-    read = {**foreign.declared.as_evidence(), "files": len(foreign.sources)}
-    read["noted"] = [clipped(line, 200) for line in noted[:20]]
-    lacks = {name: {"left_out": foreign.declared.why_not(name)} for name in NAMES}
+    read = {**foreign.declaration.as_evidence(), "files": len(foreign.sources)}
+    read["noted"] = [clipped(line, 200) for line in findings[:20]]
+    reasons = {name: {"left_out": foreign.declaration.reason_left_out(name)} for name in CHECK_NAMES}
     checks = [
-        Check(name, False, {**evidence, **(read if name == "source" else {})}, 0.0) for name, evidence in lacks.items()
+        Check(name, False, {**evidence, **(read if name == "source" else {})}, 0.0)
+        for name, evidence in reasons.items()
     ]
     digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
     return AdmissionReport(digest, False, checks)
 
 
-def _exported(folder: Path, record: dict[str, Any]) -> Recognised:
+def _exported(folder: Path, record: dict[str, Any]) -> RecognisedEnvironment:
     """What traced wrote, and which files around the environment were changed since: admission does not judge those."""
     files = {name: digest for name, digest in record["files"].items() if isinstance(name, str)}
     source = record["source"]
     text = _text(folder, source) if source in files else None
     if text is None:
         raise NotRecognised(
-            f"{folder / RECORD} names {source!r}, which is not there, or longer than admission takes",
+            f"{folder / RECORD_FILE} names {source!r}, which is not there, or longer than admission takes",
             hint="export it again",
         )
     changed = [name for name, digest in files.items() if name != source and _digest(folder, name) != digest]
-    return Recognised(folder / source, text, str(record["kind"]), str(record["environment"]), changed)
+    return RecognisedEnvironment(folder / source, text, str(record["kind"]), str(record["environment"]), changed)
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
     """``traced.json`` where it is one."""
     try:
-        record = json.loads((folder / RECORD).read_bytes())
+        record = json.loads((folder / RECORD_FILE).read_bytes())
         fits = (
             record["format"] == 1
             and isinstance(record["files"], dict)
@@ -338,18 +355,18 @@ def _record(folder: Path) -> dict[str, Any] | None:
 def _read(folder: Path) -> Sources:
     """The folder's Python files; what is too long for admission, no UTF-8 or a link is left out."""
     sources: Sources = {}
-    for place, folders, names in os.walk(folder):
+    for directory, folders, names in os.walk(folder):
         folders[:] = sorted(
-            name for name in folders if name not in PASSED_OVER and not name.startswith(".") and "-info" not in name
+            name for name in folders if name not in SKIPPED_FOLDERS and not name.startswith(".") and "-info" not in name
         )
         for name in sorted(name for name in names if name.endswith(".py")):
-            inside = (Path(place) / name).relative_to(folder).as_posix()
-            text = _text(folder, inside)
+            relative = (Path(directory) / name).relative_to(folder).as_posix()
+            text = _text(folder, relative)
             if text is not None:
-                sources[inside] = text
-            if len(sources) > MOST_FILES:
+                sources[relative] = text
+            if len(sources) > MAX_FILES:
                 raise NotRecognised(
-                    f"{folder} holds more than {MOST_FILES} Python files", hint="the package's own folder"
+                    f"{folder} holds more than {MAX_FILES} Python files", hint="the package's own folder"
                 )
     return sources
 
@@ -382,7 +399,7 @@ def _bytes(folder: Path, name: str) -> bytes | None:
 
 def _stands_alone(text: str) -> bool:
     try:
-        refuse_foreign(text)
+        require_exportable(text)
     except NotExportable:
         return False
     return True

@@ -20,8 +20,8 @@ from operator import attrgetter
 import structlog
 from sqlalchemy import Engine
 
-from store.database import reading, session
-from store.repositories.events import Notice, begin_try, due_notices, end_try
+from store.database import read_session, write_session
+from store.repositories.events import Notice, begin_delivery, due_notices, end_delivery
 from traced.config.service_sections import Hook, NotifySection, WebhookSettings
 from traced.core.redaction import redacted_text
 from traced.notifications.hooks import NoticeError
@@ -32,23 +32,23 @@ Clock = Callable[[], datetime]
 
 
 @dataclass(frozen=True)
-class Turn:
+class DeliveryResult:
     """What one turn did, in notices."""
 
     delivered: int = 0
     failed: int = 0
 
 
-async def deliver_due(engine: Engine, settings: NotifySection, *, now: Clock) -> Turn:
+async def deliver_due(engine: Engine, settings: NotifySection, *, now: Clock) -> DeliveryResult:
     """Make one try for every notice that is due."""
     hooks = {hook.name: hook for hook in settings.hooks}
     if not hooks:
-        return Turn()
-    due = await asyncio.to_thread(_due, engine, settings, now())
+        return DeliveryResult()
+    due = await asyncio.to_thread(_due_notices, engine, settings, now())
     grouped = groupby(sorted(due, key=attrgetter("hook", "seq")), key=attrgetter("hook"))
-    queues = [_tell_all(engine, settings, hooks[name], list(notices), now) for name, notices in grouped]
+    queues = [_deliver_in_order(engine, settings, hooks[name], list(group), now) for name, group in grouped]
     turns = await asyncio.gather(*queues)
-    return Turn(sum(turn.delivered for turn in turns), sum(turn.failed for turn in turns))
+    return DeliveryResult(sum(turn.delivered for turn in turns), sum(turn.failed for turn in turns))
 
 
 def backoff(settings: NotifySection, tries: int) -> timedelta:
@@ -57,20 +57,22 @@ def backoff(settings: NotifySection, tries: int) -> timedelta:
     return timedelta(seconds=min(settings.backoff_s * 2.0**doublings, settings.backoff_cap_s))
 
 
-def _due(engine: Engine, settings: NotifySection, at: datetime) -> list[Notice]:
-    longest = timedelta(seconds=2 * max(settings.backoff_s, settings.backoff_cap_s))
-    with reading(engine) as opened:
-        return due_notices(opened, settings.names, at=at, longest_wait=longest)
+def _due_notices(engine: Engine, settings: NotifySection, at: datetime) -> list[Notice]:
+    longest_wait = timedelta(seconds=2 * max(settings.backoff_s, settings.backoff_cap_s))
+    with read_session(engine) as db_session:
+        return due_notices(db_session, settings.names, at=at, longest_wait=longest_wait)
 
 
-async def _tell_all(engine: Engine, settings: NotifySection, hook: Hook, notices: list[Notice], now: Clock) -> Turn:
-    for told, notice in enumerate(notices):
-        if not await _tell(engine, settings, hook, notice, now):
-            return Turn(told, 1)
-    return Turn(len(notices), 0)
+async def _deliver_in_order(
+    engine: Engine, settings: NotifySection, hook: Hook, notices: list[Notice], now: Clock
+) -> DeliveryResult:
+    for delivered, notice in enumerate(notices):
+        if not await _deliver(engine, settings, hook, notice, now):
+            return DeliveryResult(delivered, 1)
+    return DeliveryResult(len(notices), 0)
 
 
-async def _tell(engine: Engine, settings: NotifySection, hook: Hook, notice: Notice, now: Clock) -> bool:
+async def _deliver(engine: Engine, settings: NotifySection, hook: Hook, notice: Notice, now: Clock) -> bool:
     tries = notice.tries + 1
     last = tries >= settings.tries
     await asyncio.to_thread(_begin, engine, notice, None if last else now() + backoff(settings, tries))
@@ -91,15 +93,15 @@ def _send(settings: NotifySection, hook: Hook, notice: Notice, at: datetime) -> 
 
     body = json.dumps(notice.body).encode()
     if isinstance(hook, WebhookSettings):
-        return webhook.post(hook, notice.key, body, timeout_s=settings.timeout_s, now=at)
-    return command.run(hook, body, timeout_s=settings.timeout_s)
+        return webhook.post_webhook(hook, notice.key, body, timeout_s=settings.timeout_s, now=at)
+    return command.run_command(hook, body, timeout_s=settings.timeout_s)
 
 
 def _begin(engine: Engine, notice: Notice, next_at: datetime | None) -> None:
-    with session(engine) as opened:
-        begin_try(opened, notice.seq, next_at=next_at)
+    with write_session(engine) as db_session:
+        begin_delivery(db_session, notice.seq, next_at=next_at)
 
 
 def _end(engine: Engine, notice: Notice, delivered_at: datetime | None, error: str) -> None:
-    with session(engine) as opened:
-        end_try(opened, notice.seq, delivered_at=delivered_at, error=error)
+    with write_session(engine) as db_session:
+        end_delivery(db_session, notice.seq, delivered_at=delivered_at, error=error)

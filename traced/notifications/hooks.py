@@ -57,12 +57,12 @@ class HookUnusable(NoticeError):
     """The hook's own settings stand in the way."""
 
 
-AGENT = "traced-webhook"
+USER_AGENT = "traced-webhook"
 
 
-async def post(hook: WebhookSettings, notice_id: str, body: bytes, *, timeout_s: float, now: datetime) -> None:
+async def post_webhook(hook: WebhookSettings, notice_id: str, body: bytes, *, timeout_s: float, now: datetime) -> None:
     """Deliver ``body`` or raise."""
-    headers = {"content-type": "application/json", "user-agent": AGENT, "webhook-id": notice_id}
+    headers = {"content-type": "application/json", "user-agent": USER_AGENT, "webhook-id": notice_id}
     headers["webhook-timestamp"] = str(int(now.timestamp()))
     if hook.secret_file:
         headers["webhook-signature"] = signature(_secret(hook), notice_id, headers["webhook-timestamp"], body)
@@ -83,8 +83,8 @@ async def post(hook: WebhookSettings, notice_id: str, body: bytes, *, timeout_s:
 
 def signature(secret: bytes, notice_id: str, timestamp: str, body: bytes) -> str:
     """The value of ``webhook-signature`` for ``body``."""
-    signed = b".".join((notice_id.encode(), timestamp.encode(), body))
-    return f"v1,{base64.b64encode(hmac.new(secret, signed, hashlib.sha256).digest()).decode()}"
+    content = b".".join((notice_id.encode(), timestamp.encode(), body))
+    return f"v1,{base64.b64encode(hmac.new(secret, content, hashlib.sha256).digest()).decode()}"
 
 
 def _secret(hook: WebhookSettings) -> bytes:
@@ -101,12 +101,12 @@ def _secret(hook: WebhookSettings) -> bytes:
     return secret
 
 
-KEPT = 4096  # bytes
-SHOWN = 500  # characters
-CHUNK = 65_536
+STDERR_BYTES = 4096  # bytes
+MAX_ERROR_CHARACTERS = 500  # characters
+READ_BYTES = 65_536
 
 
-async def run(hook: CommandSettings, body: bytes, *, timeout_s: float) -> None:
+async def run_command(hook: CommandSettings, body: bytes, *, timeout_s: float) -> None:
     """Deliver ``body`` or raise."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -116,19 +116,19 @@ async def run(hook: CommandSettings, body: bytes, *, timeout_s: float) -> None:
         raise HookUnusable(
             f"command {hook.name}: {hook.argv[0]!r} cannot be started: {error}", hint=f"ls -l {hook.argv[0]}"
         ) from error
-    ended = False
+    finished = False
     try:
         async with asyncio.timeout(timeout_s):
-            _, said, code = await asyncio.gather(_feed(process, body), _last_words(process), process.wait())
-        ended = True
+            _, stderr, code = await asyncio.gather(_feed(process, body), _read_stderr_tail(process), process.wait())
+        finished = True
     except TimeoutError as error:
         raise DeliveryFailed(f"command {hook.name}: not done after {timeout_s:g} s, killed") from error
     finally:
-        if not ended:
+        if not finished:
             await _kill(process)
     if code:
-        ending = f"exit status {code}" if code > 0 else f"signal {-code}"
-        raise DeliveryFailed(f"command {hook.name}: {ending}: {_shown(said)}")
+        status = f"exit status {code}" if code > 0 else f"signal {-code}"
+        raise DeliveryFailed(f"command {hook.name}: {status}: {_stderr_text(stderr)}")
 
 
 async def _feed(process: Process, body: bytes) -> None:
@@ -139,19 +139,19 @@ async def _feed(process: Process, body: bytes) -> None:
     process.stdin.close()
 
 
-async def _last_words(process: Process) -> bytes:
+async def _read_stderr_tail(process: Process) -> bytes:
     assert process.stderr is not None
-    kept = b""
-    while chunk := await process.stderr.read(CHUNK):
-        kept = (kept + chunk)[-KEPT:]
-    return kept
+    tail = b""
+    while chunk := await process.stderr.read(READ_BYTES):
+        tail = (tail + chunk)[-STDERR_BYTES:]
+    return tail
 
 
-def _shown(said: bytes) -> str:
+def _stderr_text(stderr: bytes) -> str:
     """The end of ``said``: whole lines, for half a line may hold a secret without the name that gives it away."""
-    text = said.decode("utf-8", "replace")
-    whole = text if len(said) < KEPT else text.partition("\n")[2]
-    return redacted_text(whole).strip()[-SHOWN:]
+    text = stderr.decode("utf-8", "replace")
+    complete_lines = text if len(stderr) < STDERR_BYTES else text.partition("\n")[2]
+    return redacted_text(complete_lines).strip()[-MAX_ERROR_CHARACTERS:]
 
 
 async def _kill(process: Process) -> None:

@@ -37,10 +37,10 @@ def approval_needed(adapter: str, gate_id: str) -> Message:
     return Message("approval-needed", adapter, text, f"traced explain {adapter}", f"approval:{adapter}:{gate_id}")
 
 
-def parked(parked_id: str, stage: str, subject: str, reason: str) -> Message:
+def input_quarantined(input_id: str, stage: str, subject: str, reason: str) -> Message:
     """An input failed too often and is left aside."""
     text = f"{stage} of {subject or 'the cycle'} failed too often and is parked: {reason}"
-    return Message("parked", subject or stage, text, f"traced release {parked_id}", f"parked:{parked_id}")
+    return Message("parked", subject or stage, text, f"traced release {input_id}", f"parked:{input_id}")
 
 
 def cycle_failed(cycle_id: str, reason: str, at: datetime) -> Message:
@@ -49,15 +49,15 @@ def cycle_failed(cycle_id: str, reason: str, at: datetime) -> Message:
     return Message("cycle-failed", cycle_id, f"Cycle {cycle_id} failed: {reason}", "traced status", key)
 
 
-def trouble(what: str, reason: str, command: str, since: datetime) -> Message:
+def daemon_held_up(subject: str, reason: str, command: str, since: datetime) -> Message:
     """Something that only a person can mend holds the daemon up (Docker down, disk full) ``since`` that time."""
-    key = f"trouble:{what}:{since.isoformat(timespec='seconds')}"
-    return Message("trouble", what, f"The daemon is held up by {what}: {reason}", command, key)
+    key = f"trouble:{subject}:{since.isoformat(timespec='seconds')}"
+    return Message("trouble", subject, f"The daemon is held up by {subject}: {reason}", command, key)
 
 
-def canary_ended(adapter: str, seq: int, what: str, why: str) -> Message:
+def canary_ended(adapter: str, seq: int, result: str, reason: str) -> Message:
     """A canary went live or was rolled back by itself; ``seq`` is the log entry that it had come to."""
-    text = f"Canary {adapter} {what}: {why}"
+    text = f"Canary {adapter} {result}: {reason}"
     return Message("canary-ended", adapter, text, f"traced explain {adapter}", f"canary:{adapter}:{seq}")
 
 
@@ -67,30 +67,30 @@ def announce(session: Session, message: Message, hooks: Sequence[str], *, at: da
     add_notice(session, message.key, hooks, body, at=at)
 
 
-TELL_AFTER = timedelta(minutes=1)
+REPORT_AFTER = timedelta(minutes=1)
 FORGET_AFTER = timedelta(hours=1)
 
 
 @dataclass
-class _Trouble:
+class _Outage:
     since: datetime
     last: datetime
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass
-class Troubles:
+class OutageTracker:
     """What each stage waits for now."""
 
-    stages: dict[str, _Trouble] = field(default_factory=dict)
+    stages: dict[str, _Outage] = field(default_factory=dict)
 
-    def held_up(self, stage: str, at: datetime) -> datetime | None:
+    def outage_to_report(self, stage: str, at: datetime) -> datetime | None:
         """Since when, if people are to be told now."""
-        known = self.stages.get(stage)
-        if known is None or not timedelta(0) <= at - known.last <= FORGET_AFTER:
-            known = self.stages[stage] = _Trouble(at, at)
-        known.last = at
-        if known.told or at - known.since < TELL_AFTER:
+        outage = self.stages.get(stage)
+        if outage is None or not timedelta(0) <= at - outage.last <= FORGET_AFTER:
+            outage = self.stages[stage] = _Outage(at, at)
+        outage.last = at
+        if outage.reported or at - outage.since < REPORT_AFTER:
             return None
-        known.told = True
-        return known.since
+        outage.reported = True
+        return outage.since

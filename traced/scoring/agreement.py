@@ -20,7 +20,7 @@ import numpy as np
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from store.database import reading
+from store.database import read_session
 from store.records import AuditEntry
 from store.repositories.events import list_audit, save_audit
 from store.repositories.trajectories import reported_ids
@@ -28,11 +28,14 @@ from store.types import Outcome, Trajectory
 from traced.config.cycle_sections import JudgeSection
 from traced.core.ownership import this_user
 from traced.scoring.errors import JudgeNotTrusted, OutcomesError
-from traced.scoring.evidence import By, Labels, standing_of, trajectories
+from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, iterate_trajectories
 from traced.scoring.judge import Judge, Judgement, judge_each
 
 ACTION = "outcomes agreement"
-COUNTING = (By.PEOPLE, By.SOURCE)  # a judge that agrees with rules says what rules say for nothing
+TRUSTED_SOURCES = (
+    OutcomeSource.PEOPLE,
+    OutcomeSource.SOURCE,
+)  # a judge that agrees with rules says what rules say for nothing
 RESAMPLES = 2000
 LEVEL = 0.95
 CELLS = [(label, said) for label in ("success", "failure") for said in ("success", "failure")]
@@ -62,57 +65,59 @@ class Agreement:
 
 
 async def measure(
-    store: Engine, judge: Judge, source: str, labels: Labels, against: By, *, limit: int, seed: int
+    store: Engine, judge: Judge, source: str, labels: Labels, against: OutcomeSource, *, limit: int, seed: int
 ) -> Agreement:
     """Judge the newest ``limit`` conversations that ``against`` has judged; raises ``OutcomesError`` without any."""
-    found = labelled(store, source, labels, against, limit)
-    if not found:
+    conversations = labelled_conversations(store, source, labels, against, limit)
+    if not conversations:
         raise OutcomesError(
             f"no trajectory of {source!r} was judged by {against}: there is nothing to agree with",
             hint="traced outcomes label TRAJECTORY success, or feedback to the router",
         )
-    said: list[Judgement] = []
-    await judge_each(judge, found, said.append)
-    return summed_up(judge.name, source, against, said, seed)
+    judgements: list[Judgement] = []
+    await judge_each(judge, conversations, judgements.append)
+    return summarize(judge.name, source, against, judgements, seed)
 
 
-def labelled(store: Engine, source: str, labels: Labels, against: By, limit: int) -> list[Trajectory]:
+def labelled_conversations(
+    store: Engine, source: str, labels: Labels, against: OutcomeSource, limit: int
+) -> list[Trajectory]:
     """The newest trajectories of the source whose outcome is the word of ``against``."""
-    with reading(store) as opened:
-        ids = reported_ids(opened, source, (Outcome.SUCCESS, Outcome.FAILURE))
-    found: list[Trajectory] = []
-    for trajectory in trajectories(store, ids):
-        with reading(store) as opened:
-            standing = standing_of(opened, trajectory, labels)
-        if standing.by is against:  # their word, also where evidence keeps the stored outcome as it was
-            found.append(replace(trajectory, outcome=standing.outcome))
-        if len(found) == limit:
+    with read_session(store) as db_session:
+        ids = reported_ids(db_session, source, (Outcome.SUCCESS, Outcome.FAILURE))
+    conversations: list[Trajectory] = []
+    for trajectory in iterate_trajectories(store, ids):
+        with read_session(store) as db_session:
+            status = effective_outcome(db_session, trajectory, labels)
+        if status.source is against:  # their word, also where evidence keeps the stored outcome as it was
+            conversations.append(replace(trajectory, outcome=status.outcome))
+        if len(conversations) == limit:
             break
-    return found
+    return conversations
 
 
-def summed_up(judge: str, source: str, against: By, said: Sequence[Judgement], seed: int) -> Agreement:
+def summarize(judge: str, source: str, against: OutcomeSource, judgements: Sequence[Judgement], seed: int) -> Agreement:
     """The figures of judgements on trajectories whose outcome is known."""
     cells = {_cell(*cell): 0 for cell in CELLS}
-    found = Agreement(judge, source, against.value, seed, len(said), cells)
-    for one in said:
-        found.prompt_tokens += one.prompt_tokens
-        found.completion_tokens += one.completion_tokens
-        label, outcome = one.trajectory.outcome, one.decision.outcome
-        if outcome.judged:
+    result = Agreement(judge, source, against.value, seed, len(judgements), cells)
+    for judgement in judgements:
+        result.prompt_tokens += judgement.prompt_tokens
+        result.completion_tokens += judgement.completion_tokens
+        label, outcome = judgement.trajectory.outcome, judgement.decision.outcome
+        if outcome.is_judged:
             cells[_cell(label.value, outcome.value)] += 1
-            found.disagreeing += [one.trajectory.id] if label is not outcome else []
+            result.disagreeing += [judgement.trajectory.id] if label is not outcome else []
             continue
-        found.failed += one.decision.failed
-        found.unclear += not one.decision.failed
-        found.reasons[one.decision.reason] = found.reasons.get(one.decision.reason, 0) + 1
+        result.failed += judgement.decision.failed
+        result.unclear += not judgement.decision.failed
+        result.reasons[judgement.decision.reason] = result.reasons.get(judgement.decision.reason, 0) + 1
     counts = [cells[_cell(*cell)] for cell in CELLS]
-    found.decided = sum(counts)
-    if found.decided:
-        found.accuracy = (counts[0] + counts[3]) / found.decided
-        found.kappa = cohen_kappa(counts)
-        found.low, found.high = interval(counts, seed)
-    return found
+    result.decided = sum(counts)
+    if result.decided:
+        result.accuracy = (counts[0] + counts[3]) / result.decided
+        result.kappa = cohen_kappa(counts)
+        result.low, result.high = kappa_interval(counts, seed)
+    return result
 
 
 def cohen_kappa(counts: Sequence[int]) -> float | None:
@@ -125,11 +130,11 @@ def cohen_kappa(counts: Sequence[int]) -> float | None:
     return None if np.isnan(value) else value
 
 
-def interval(counts: Sequence[int], seed: int) -> tuple[float | None, float | None]:
+def kappa_interval(counts: Sequence[int], seed: int) -> tuple[float | None, float | None]:
     """The percentile interval of kappa over seeded resamples of the conversations; (None, None) where it has none."""
     total = sum(counts)
-    drawn = np.random.default_rng(seed).multinomial(total, np.array(counts) / total, size=RESAMPLES)
-    kappas = _kappas(drawn)
+    resampled = np.random.default_rng(seed).multinomial(total, np.array(counts) / total, size=RESAMPLES)
+    kappas = _kappas(resampled)
     kappas = kappas[~np.isnan(kappas)]
     if not kappas.size:
         return None, None
@@ -139,53 +144,58 @@ def interval(counts: Sequence[int], seed: int) -> tuple[float | None, float | No
 
 def _kappas(tables: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     """Kappa of each row of four counts; NaN where it is not defined."""
-    a, b, c, d = (tables[:, place].astype(float) for place in range(4))
+    a, b, c, d = (tables[:, column].astype(float) for column in range(4))
     total = a + b + c + d
     observed = total * (a + d)  # times n², so that whole numbers stay whole
     expected = (a + b) * (a + c) + (c + d) * (b + d)
-    left = total * total - expected
-    return np.divide(observed - expected, left, out=np.full(len(left), np.nan), where=left > 0)
+    denominator = total * total - expected
+    return np.divide(observed - expected, denominator, out=np.full(len(denominator), np.nan), where=denominator > 0)
 
 
-def keep(session: Session, found: Agreement, settings: JudgeSection, at: datetime) -> None:
+def save_agreement(session: Session, agreement: Agreement, settings: JudgeSection, at: datetime) -> None:
     """Keep an agreement as evidence."""
     bar = {"min_agreement": settings.min_agreement, "min_labels": settings.min_labels}
-    reason = f"measured against {found.against} of {found.source}"
-    detail = asdict(found) | bar
-    save_audit(session, AuditEntry(at, this_user(), "local", ACTION, found.judge, reason, detail))
+    reason = f"measured against {agreement.against} of {agreement.source}"
+    detail = asdict(agreement) | bar
+    save_audit(session, AuditEntry(at, this_user(), "local", ACTION, agreement.judge, reason, detail))
 
 
-def kept(session: Session, judge: str) -> Mapping[str, Any] | None:
+def latest_agreement(session: Session, judge: str) -> Mapping[str, Any] | None:
     """The newest kept agreement of a judge with labels that count; None where it was never measured."""
     entries = list_audit(session, subject=judge, limit=1000)
-    counting = (one.detail for one in entries if one.action == ACTION and one.detail["against"] in COUNTING)
+    counting = (
+        entry.detail for entry in entries if entry.action == ACTION and entry.detail["against"] in TRUSTED_SOURCES
+    )
     return next(counting, None)
 
 
-def lacking(found: Mapping[str, Any] | None, settings: JudgeSection) -> str:
+def distrust_reason(agreement: Mapping[str, Any] | None, settings: JudgeSection) -> str:
     """What keeps a judge from counting; "" where nothing does."""
-    if found is None:
+    if agreement is None:
         return "its agreement with labels was never measured"
-    table = found["table"]
-    of = {label: sum(table[_cell(label, said)] for said in ("success", "failure")) for label in ("success", "failure")}
-    if found["decided"] < settings.min_labels:
-        return f"it was measured on {found['decided']} labels, outcomes.judge.min_labels is {settings.min_labels}"
-    if not all(of.values()):
+    table = agreement["table"]
+    label_counts = {
+        label: sum(table[_cell(label, verdict)] for verdict in ("success", "failure"))
+        for label in ("success", "failure")
+    }
+    if agreement["decided"] < settings.min_labels:
+        return f"it was measured on {agreement['decided']} labels, outcomes.judge.min_labels is {settings.min_labels}"
+    if not all(label_counts.values()):
         return "its labels were all alike, so that they show nothing"
-    if found["kappa"] is None or found["kappa"] < settings.min_agreement:
-        shown = "not defined" if found["kappa"] is None else f"{found['kappa']:.2f}"
-        return f"its agreement is {shown}, outcomes.judge.min_agreement is {settings.min_agreement}"
+    if agreement["kappa"] is None or agreement["kappa"] < settings.min_agreement:
+        kappa = "not defined" if agreement["kappa"] is None else f"{agreement['kappa']:.2f}"
+        return f"its agreement is {kappa}, outcomes.judge.min_agreement is {settings.min_agreement}"
     return ""
 
 
-def trusted(session: Session, judge: Judge) -> Mapping[str, Any]:
+def require_trusted(session: Session, judge: Judge) -> Mapping[str, Any]:
     """The agreement that lets a judge count; raises ``JudgeNotTrusted``."""
-    found = kept(session, judge.name)
-    why = lacking(found, judge.settings)
-    if why or found is None:
-        raise JudgeNotTrusted(f"{judge.name} does not count yet: {why}", hint="traced outcomes agreement")
-    return found
+    agreement = latest_agreement(session, judge.name)
+    reason = distrust_reason(agreement, judge.settings)
+    if reason or agreement is None:
+        raise JudgeNotTrusted(f"{judge.name} does not count yet: {reason}", hint="traced outcomes agreement")
+    return agreement
 
 
-def _cell(label: str, said: str) -> str:
-    return f"{label} judged {said}"
+def _cell(label: str, verdict: str) -> str:
+    return f"{label} judged {verdict}"

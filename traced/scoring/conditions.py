@@ -52,24 +52,24 @@ class Conversation:
     answer: str | None
     user: str | None
     turns: int  # messages of the assistant
-    ended: EndCause
+    end_cause: EndCause
 
 
 def conversation_of(trajectory: Trajectory) -> Conversation:
     """The public side of a trajectory; raises ``agents.errors.TranscriptError`` for messages without a role."""
-    read = transcript(trajectory)
+    parsed = transcript(trajectory)
     return Conversation(
         id=trajectory.task_id,
-        calls=read.calls,
-        answer=read.agent[-1].text if read.agent else None,
-        user=read.user[-1].text if read.user else None,
+        calls=parsed.calls,
+        answer=parsed.agent[-1].text if parsed.agent else None,
+        user=parsed.user[-1].text if parsed.user else None,
         turns=sum(message.get("role") == "assistant" for message in trajectory.messages),
-        ended=trajectory.end_cause,
+        end_cause=trajectory.end_cause,
     )
 
 
-Step = str | int | None  # a key, an index, or every one
-Path = tuple[Step, ...]
+PathStep = str | int | None  # a key, an index, or every one
+Path = tuple[PathStep, ...]
 
 _STEP = re.compile(
     r"""\.(?P<key>[^\W\d][\w-]*) | \[(?P<index>-?\d+)\] | (?P<every>\.\*|\[\*\])
@@ -83,16 +83,16 @@ def parse_path(text: str) -> Path:
     """Read a path; raises ``ValueError``."""
     if not text.startswith("$"):
         raise ValueError(f'{text!r} is no path: it begins with "$", e.g. "$.order.status"')
-    steps: list[Step] = []
-    at = 1
-    while at < len(text):
-        found = _STEP.match(text, at)
-        if found is None:
+    steps: list[PathStep] = []
+    offset = 1
+    while offset < len(text):
+        match = _STEP.match(text, offset)
+        if match is None:
             raise ValueError(
-                f'{text!r} is no path from character {at + 1} on: a step is .key, ["any key"], [0], [-1] or [*]'
+                f'{text!r} is no path from character {offset + 1} on: a step is .key, ["any key"], [0], [-1] or [*]'
             )
-        steps.append(_step(found))
-        at = found.end()
+        steps.append(_step(match))
+        offset = match.end()
     return tuple(steps)
 
 
@@ -102,21 +102,21 @@ def values_at(path: Path, value: Any) -> Iterator[Any]:
         yield value
         return
     step, rest = path[0], path[1:]
-    for inner in _inner(step, value):
+    for inner in _children(step, value):
         yield from values_at(rest, inner)
 
 
-def _step(found: re.Match[str]) -> Step:
-    if found["every"]:
+def _step(match: re.Match[str]) -> PathStep:
+    if match["every"]:
         return None
-    if found["index"]:
-        return int(found["index"])
-    if found["key"]:
-        return found["key"]
-    return _ESCAPED.sub(r"\1", found["single"] if found["single"] is not None else found["double"])
+    if match["index"]:
+        return int(match["index"])
+    if match["key"]:
+        return match["key"]
+    return _ESCAPED.sub(r"\1", match["single"] if match["single"] is not None else match["double"])
 
 
-def _inner(step: Step, value: Any) -> Iterator[Any]:
+def _children(step: PathStep, value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         if step is None:
             yield from value.values()
@@ -144,8 +144,8 @@ class Table(BaseModel):
             raise PydanticCustomError("no_table", "a table is expected, with {allowed}", {"allowed": cls.allowed()})
         for key in value:
             if key not in cls._names():
-                told = {"key": key, "allowed": cls.allowed()}
-                raise PydanticCustomError(UNKNOWN_KEY, "unknown key; allowed are {allowed}", told)
+                context = {"key": key, "allowed": cls.allowed()}
+                raise PydanticCustomError(UNKNOWN_KEY, "unknown key; allowed are {allowed}", context)
         return value
 
     @classmethod
@@ -159,8 +159,8 @@ class Table(BaseModel):
 
 
 MISSING: Any = object()
-ENDS = [cause.value for cause in EndCause]
-ORDER: dict[str, Callable[[Any, Any], bool]] = {
+END_CAUSES = [cause.value for cause in EndCause]
+ORDER_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "lt": operator.lt,
     "le": operator.le,
     "gt": operator.gt,
@@ -189,7 +189,7 @@ def _orderable(value: Any) -> Any:
 
 Pattern = Annotated[str, AfterValidator(_pattern)]
 PathText = Annotated[str, AfterValidator(_path)]
-Ordered = Annotated[Any, AfterValidator(_orderable)]
+OrderedValue = Annotated[Any, AfterValidator(_orderable)]
 
 
 class Test(Table):
@@ -201,54 +201,58 @@ class Test(Table):
     matches: Pattern | None = None
     eq: Any = None
     ne: Any = None
-    lt: Ordered = None
-    le: Ordered = None
-    gt: Ordered = None
-    ge: Ordered = None
+    lt: OrderedValue = None
+    le: OrderedValue = None
+    gt: OrderedValue = None
+    ge: OrderedValue = None
     one_of: list[Any] | None = Field(default=None, alias="in")
     exists: bool | None = None
 
     @model_validator(mode="after")
-    def _says_something(self) -> "Test":
-        said = self.model_fields_set - {"path"}
-        if not said:
+    def _not_empty(self) -> "Test":
+        tests = self.model_fields_set - {"path"}
+        if not tests:
             raise ValueError("a test needs one of matches, eq, ne, lt, le, gt, ge, in, exists")
-        if self.exists is False and len(said) > 1:
+        if self.exists is False and len(tests) > 1:
             raise ValueError("exists = false goes with no other test: nothing else holds of what is not there")
         return self
 
     def holds(self, value: Any, text: str | None = None) -> bool:
         """Whether it holds of ``value`` (``MISSING``: of nothing); ``text`` is how it was written."""
-        found = [] if value is MISSING else list(values_at(parse_path(self.path or "$"), value))
+        values = [] if value is MISSING else list(values_at(parse_path(self.path or "$"), value))
         if self.exists is False:
-            return not found
-        return any(self._passes(one, text if self.path is None else None) for one in found)
+            return not values
+        return any(self._passes(candidate, text if self.path is None else None) for candidate in values)
 
     def _passes(self, value: Any, text: str | None) -> bool:
-        given = self.model_fields_set
+        fields = self.model_fields_set
         return (
             (self.matches is None or re.search(self.matches, _as_text(value) if text is None else text) is not None)
-            and ("eq" not in given or same(value, self.eq))
-            and ("ne" not in given or not same(value, self.ne))
-            and (self.one_of is None or any(same(value, one) for one in self.one_of))
-            and all(_in_order(ORDER[name], value, getattr(self, name)) for name in ORDER if name in given)
+            and ("eq" not in fields or json_equal(value, self.eq))
+            and ("ne" not in fields or not json_equal(value, self.ne))
+            and (self.one_of is None or any(json_equal(value, option) for option in self.one_of))
+            and all(
+                _in_order(ORDER_OPERATORS[name], value, getattr(self, name))
+                for name in ORDER_OPERATORS
+                if name in fields
+            )
         )
 
 
-def same(one: Any, other: Any) -> bool:
+def json_equal(left: Any, right: Any) -> bool:
     """JSON's equality: numbers by value, true and false are none."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return type(one) is type(other) and one == other if not _is_number(one) else _is_number(other) and one == other
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(json_equal, left, right))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(json_equal(left[key], right[key]) for key in left)
+    return type(left) is type(right) and left == right if not _is_number(left) else _is_number(right) and left == right
 
 
 def _in_order(compare: Callable[[Any, Any], bool], value: Any, bound: Any) -> bool:
-    both = (_is_number(value) and _is_number(bound)) or (isinstance(value, str) and isinstance(bound, str))
-    return both and compare(value, bound)
+    comparable = (_is_number(value) and _is_number(bound)) or (isinstance(value, str) and isinstance(bound, str))
+    return comparable and compare(value, bound)
 
 
 def _is_number(value: Any) -> bool:
@@ -259,7 +263,7 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
@@ -275,18 +279,18 @@ def _as_tool(value: Any) -> Any:
     return {"tool": value} if isinstance(value, str) else value
 
 
-def _known_ends(test: Test) -> Test:
-    named = [one for one in [test.eq, test.ne, *(test.one_of or [])] if one is not None]
-    for one in named:
-        if one not in ENDS:
-            raise ValueError(f"{one!r} is no end of a conversation; allowed are {', '.join(ENDS)}")
+def _check_end_causes(test: Test) -> Test:
+    values = [value for value in [test.eq, test.ne, *(test.one_of or [])] if value is not None]
+    for value in values:
+        if value not in END_CAUSES:
+            raise ValueError(f"{value!r} is no end of a conversation; allowed are {', '.join(END_CAUSES)}")
     return test
 
 
-Tests = Annotated[list[Test], BeforeValidator(_listed)]
+Tests = Annotated[list[Test], BeforeValidator(_as_list)]
 TextTest = Annotated[Test, BeforeValidator(_as_matches)]
 NumberTest = Annotated[Test, BeforeValidator(_as_equal)]
-EndTest = Annotated[Test, AfterValidator(_known_ends), BeforeValidator(_as_equal)]
+EndTest = Annotated[Test, AfterValidator(_check_end_causes), BeforeValidator(_as_equal)]
 
 
 class CallTest(Table):
@@ -299,11 +303,11 @@ class CallTest(Table):
 
     def holds(self, calls: Sequence[Call]) -> bool:
         """Whether it holds of a conversation's calls."""
-        named = calls_of(self.tool, calls)
+        matching = calls_of(self.tool, calls)
         if self.which in ("first", "last"):
-            named = named[:1] if self.which == "first" else named[-1:]
-        passing = [call for call in named if self._passes(call)]
-        return bool(passing) and (self.which != "every" or len(passing) == len(named))
+            matching = matching[:1] if self.which == "first" else matching[-1:]
+        passing = [call for call in matching if self._passes(call)]
+        return bool(passing) and (self.which != "every" or len(passing) == len(matching))
 
     def _passes(self, call: Call) -> bool:
         arguments: Any = call.raw if call.arguments is None else call.arguments
@@ -331,20 +335,23 @@ class Condition(Table):
     negated: "Condition | None" = Field(default=None, alias="not")
 
     @model_validator(mode="after")
-    def _says_something(self) -> "Condition":
+    def _not_empty(self) -> "Condition":
         if not self.model_fields_set:
             raise ValueError(f"an empty condition always holds; it needs one of {self.allowed()}")
         return self
 
-    def holds(self, seen: Conversation) -> bool:
+    def holds(self, conversation: Conversation) -> bool:
         """Whether it holds of a conversation."""
         return (
-            (self.call is None or self.call.holds(seen.calls))
-            and (self.answer is None or self.answer.holds(MISSING if seen.answer is None else seen.answer))
-            and (self.user is None or self.user.holds(MISSING if seen.user is None else seen.user))
-            and (self.turns is None or self.turns.holds(seen.turns))
-            and (self.ended is None or self.ended.holds(seen.ended.value))
-            and all(one.holds(seen) for one in self.all_of or [])
-            and (self.any_of is None or any(one.holds(seen) for one in self.any_of))
-            and (self.negated is None or not self.negated.holds(seen))
+            (self.call is None or self.call.holds(conversation.calls))
+            and (
+                self.answer is None
+                or self.answer.holds(MISSING if conversation.answer is None else conversation.answer)
+            )
+            and (self.user is None or self.user.holds(MISSING if conversation.user is None else conversation.user))
+            and (self.turns is None or self.turns.holds(conversation.turns))
+            and (self.ended is None or self.ended.holds(conversation.end_cause.value))
+            and all(condition.holds(conversation) for condition in self.all_of or [])
+            and (self.any_of is None or any(condition.holds(conversation) for condition in self.any_of))
+            and (self.negated is None or not self.negated.holds(conversation))
         )

@@ -31,22 +31,22 @@ from traced.scoring.conditions import MISSING, Table
 
 PAUSE_S = 30.0
 GRACE_S = 1.0
-STEPS = 1000  # of SQLite's machine, between two looks at the clock
-MAY = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
-AWAY = ("SQLITE_INTERRUPT", "SQLITE_BUSY", "SQLITE_CANTOPEN")
-KINDS = ("sqlite", "postgresql")
+INSTRUCTIONS_PER_CHECK = 1000  # of SQLite's machine, between two looks at the clock
+ALLOWED_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+UNAVAILABLE_ERRORS = ("SQLITE_INTERRUPT", "SQLITE_BUSY", "SQLITE_CANTOPEN")
+BACKENDS = ("sqlite", "postgresql")
 
 
-class NoAnswer(Exception):
+class QueryFailed(Exception):
     """The database did not answer; the text says why."""
 
 
-class _Away(NoAnswer):
+class _Unavailable(QueryFailed):
     """It cannot be reached, or is too slow."""
 
 
-def _without_password(url: str) -> str:
-    if url and (_parsed(url).password or "password" in _parsed(url).query):
+def _check_no_password(url: str) -> str:
+    if url and (_parse_url(url).password or "password" in _parse_url(url).query):
         raise ValueError("the URL holds a password; put it into an environment variable and name that in url_env")
     return url
 
@@ -54,7 +54,7 @@ def _without_password(url: str) -> str:
 class Database(Table):
     """Where a database is: ``url`` without a password, or the environment variable ``url_env`` that holds the URL."""
 
-    url: Annotated[str, AfterValidator(_without_password)] = ""
+    url: Annotated[str, AfterValidator(_check_no_password)] = ""
     url_env: str = ""
     timeout_s: float = Field(default=2.0, gt=0, le=60, strict=False)
 
@@ -66,13 +66,13 @@ class Database(Table):
 
     def place(self, folder: Path) -> URL:
         """The parsed URL, a SQLite file's taken from ``folder``; raises ``NoAnswer``."""
-        given = self.url or os.environ.get(self.url_env, "")
-        if not given:
-            raise NoAnswer(f"the environment variable {self.url_env} is not set")
+        location = self.url or os.environ.get(self.url_env, "")
+        if not location:
+            raise QueryFailed(f"the environment variable {self.url_env} is not set")
         try:
-            url = _parsed(given)
+            url = _parse_url(location)
         except ValueError as error:
-            raise NoAnswer(f"the environment variable {self.url_env}: {error}") from None
+            raise QueryFailed(f"the environment variable {self.url_env}: {error}") from None
         return url.set(database=str(folder / url.database)) if url.database and _is_sqlite(url) else url
 
 
@@ -80,45 +80,45 @@ class Database(Table):
 class Databases:
     """The databases of a rule file, which stands in ``folder``. It may be asked from one thread at a time."""
 
-    known: Mapping[str, Database]
+    by_name: Mapping[str, Database]
     folder: Path
     clock: Callable[[], float] = time.monotonic
     _engines: dict[URL, Engine] = field(default_factory=dict)
-    _away: dict[str, tuple[float, str]] = field(default_factory=dict)
+    _paused: dict[str, tuple[float, str]] = field(default_factory=dict)
 
     def ask(self, name: str, query: str, parameters: Mapping[str, Any]) -> Any:
         """The first column of the first row, ``MISSING`` where there is no row; raises ``NoAnswer``."""
-        until, why = self._away.get(name, (0.0, ""))
-        if self.clock() < until:
-            raise NoAnswer(why)
-        chosen = self.known[name]
-        where = name
+        pause_end, reason = self._paused.get(name, (0.0, ""))
+        if self.clock() < pause_end:
+            raise QueryFailed(reason)
+        database = self.by_name[name]
+        label = name
         try:
-            url = chosen.place(self.folder)
-            where = f"{name} ({url.database})" if _is_sqlite(url) else name
-            ask = self._asking(url, query, parameters, chosen.timeout_s)
-            return _in_time(ask, chosen.timeout_s)
-        except _Away as error:
-            told = f"{where}: {error}"
-            self._away[name] = (self.clock() + PAUSE_S, told)
-            raise NoAnswer(told) from None
-        except NoAnswer as error:
-            raise NoAnswer(f"{where}: {error}") from None
+            url = database.place(self.folder)
+            label = f"{name} ({url.database})" if _is_sqlite(url) else name
+            run_query = self._bound_query(url, query, parameters, database.timeout_s)
+            return _run_with_timeout(run_query, database.timeout_s)
+        except _Unavailable as error:
+            message = f"{label}: {error}"
+            self._paused[name] = (self.clock() + PAUSE_S, message)
+            raise QueryFailed(message) from None
+        except QueryFailed as error:
+            raise QueryFailed(f"{label}: {error}") from None
 
-    def _asking(self, url: URL, query: str, parameters: Mapping[str, Any], timeout_s: float) -> Callable[[], Any]:
+    def _bound_query(self, url: URL, query: str, parameters: Mapping[str, Any], timeout_s: float) -> Callable[[], Any]:
         if _is_sqlite(url):
-            return lambda: _of_sqlite(str(url.database), query, parameters, timeout_s)
+            return lambda: _query_sqlite(str(url.database), query, parameters, timeout_s)
         if url not in self._engines:
-            self._engines[url] = _opened(url, timeout_s)
-        return lambda: _of_postgres(self._engines[url], query, parameters)
+            self._engines[url] = _postgres_engine(url, timeout_s)
+        return lambda: _query_postgres(self._engines[url], query, parameters)
 
 
-def _parsed(given: str) -> URL:
+def _parse_url(location: str) -> URL:
     try:
-        url = make_url(given)
+        url = make_url(location)
     except ArgumentError:
         raise ValueError("no database URL; write sqlite:///FILE or postgresql://HOST/NAME") from None
-    if url.get_backend_name() not in KINDS:
+    if url.get_backend_name() not in BACKENDS:
         raise ValueError(
             f"{url.get_backend_name()!r} is no database that rules can ask; allowed are sqlite, postgresql"
         )
@@ -131,24 +131,26 @@ def _is_sqlite(url: URL) -> bool:
     return url.get_backend_name() == "sqlite"
 
 
-def _of_sqlite(file: str, query: str, parameters: Mapping[str, Any], timeout_s: float) -> Any:
+def _query_sqlite(file: str, query: str, parameters: Mapping[str, Any], timeout_s: float) -> Any:
     path = Path(file).absolute().as_uri()
     try:
-        with contextlib.closing(sqlite3.connect(f"{path}?mode=ro", uri=True, timeout=timeout_s)) as opened:
-            opened.isolation_level = None  # no BEGIN by itself
-            opened.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in MAY else sqlite3.SQLITE_DENY)
+        with contextlib.closing(sqlite3.connect(f"{path}?mode=ro", uri=True, timeout=timeout_s)) as connection:
+            connection.isolation_level = None  # no BEGIN by itself
+            connection.set_authorizer(
+                lambda action, *_: sqlite3.SQLITE_OK if action in ALLOWED_ACTIONS else sqlite3.SQLITE_DENY
+            )
             deadline = time.monotonic() + timeout_s
-            opened.set_progress_handler(lambda: time.monotonic() > deadline, STEPS)
-            result = opened.execute(query, dict(parameters))
+            connection.set_progress_handler(lambda: time.monotonic() > deadline, INSTRUCTIONS_PER_CHECK)
+            result = connection.execute(query, dict(parameters))
             return _value(result.fetchone() if result.description else None, result.description)
     except (sqlite3.Error, sqlite3.Warning) as error:
-        away = getattr(error, "sqlite_errorname", "") in AWAY
-        raise (_Away if away else NoAnswer)(str(error)) from None
+        unavailable = getattr(error, "sqlite_errorname", "") in UNAVAILABLE_ERRORS
+        raise (_Unavailable if unavailable else QueryFailed)(str(error)) from None
     except (OverflowError, ValueError) as error:
-        raise NoAnswer(f"a parameter is no value for it: {type(error).__name__}") from None
+        raise QueryFailed(f"a parameter is no value for it: {type(error).__name__}") from None
 
 
-def _opened(url: URL, timeout_s: float) -> Engine:
+def _postgres_engine(url: URL, timeout_s: float) -> Engine:
     limit = round(timeout_s * 1000)
     options = {
         "connect_timeout": max(2, round(timeout_s)),  # less than 2 means 2 to libpq
@@ -158,60 +160,60 @@ def _opened(url: URL, timeout_s: float) -> Engine:
     try:
         return create_engine(url.set(drivername="postgresql+psycopg"), poolclass=NullPool, connect_args=options)
     except (ImportError, NoSuchModuleError):
-        raise NoAnswer("no driver for PostgreSQL; pip install 'traced[postgres]'") from None
+        raise QueryFailed("no driver for PostgreSQL; pip install 'traced[postgres]'") from None
 
 
-def _of_postgres(engine: Engine, query: str, parameters: Mapping[str, Any]) -> Any:
+def _query_postgres(engine: Engine, query: str, parameters: Mapping[str, Any]) -> Any:
     try:
         with engine.connect().execution_options(postgresql_readonly=True) as connection:
             result = connection.execute(text(query), dict(parameters))
             return _value(result.first() if result.returns_rows else None, result.returns_rows)
     except DBAPIError as error:
-        told = redacted_text(" ".join(str(error.orig).split()))
-        raise (_Away if _is_away(error) else NoAnswer)(_without(told, engine.url)) from None
+        message = redacted_text(" ".join(str(error.orig).split()))
+        raise (_Unavailable if _is_unavailable(error) else QueryFailed)(_redact_password(message, engine.url)) from None
     except (SQLAlchemyError, OverflowError, ValueError) as error:  # no text of it is shown: it may hold the URL
-        raise NoAnswer(f"it cannot be asked: {type(error).__name__}") from None
+        raise QueryFailed(f"it cannot be asked: {type(error).__name__}") from None
 
 
 def _value(row: Sequence[Any] | None, has_rows: object) -> Any:
     if not has_rows:
-        raise NoAnswer("the query gives no rows")
-    return MISSING if row is None else _plain(row[0])
+        raise QueryFailed("the query gives no rows")
+    return MISSING if row is None else _json_value(row[0])
 
 
-def _is_away(error: DBAPIError) -> bool:
+def _is_unavailable(error: DBAPIError) -> bool:
     state = getattr(error.orig, "sqlstate", None)
     if state is None:
         return isinstance(error, OperationalError)
     return state == "57014" or state.startswith(("08", "53", "57P"))
 
 
-def _without(told: str, url: URL) -> str:
-    return told.replace(str(url.password), "[redacted]") if url.password else told
+def _redact_password(message: str, url: URL) -> str:
+    return message.replace(str(url.password), "[redacted]") if url.password else message
 
 
-def _in_time(ask: Callable[[], Any], timeout_s: float) -> Any:
+def _run_with_timeout(query: Callable[[], Any], timeout_s: float) -> Any:
     """What ``ask`` gives; raises ``_Away`` where it takes longer, whatever it waits for."""
-    told: list[Any] = []
+    results: list[Any] = []
 
     def run() -> None:
         try:
-            told.append((ask(), None))
+            results.append((query(), None))
         except Exception as error:  # raised again where it was asked for
-            told.append((None, error))
+            results.append((None, error))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(2 * timeout_s + GRACE_S)  # connecting, asking
     with contextlib.suppress(IndexError):
-        value, error = told[0]
+        value, error = results[0]
         if error is not None:
             raise error
         return value
-    raise _Away(f"no answer within {timeout_s:g} s")
+    raise _Unavailable(f"no answer within {timeout_s:g} s")
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Decimal):

@@ -21,21 +21,21 @@ from enum import StrEnum
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from store.database import reading
+from store.database import read_session
 from store.records import Event, Feedback
 from store.repositories import serving
 from store.repositories.events import save_event
-from store.repositories.trajectories import get_trajectories, get_trajectory, rejudge_trajectory, reported_sources
+from store.repositories.trajectories import get_trajectories, get_trajectory, update_outcome, reported_sources
 from store.types import Outcome, Trajectory
 from traced.scoring.errors import OutcomesError
-from traced.scoring.rules import PASS, Decision
+from traced.scoring.rules import SUCCESS_THRESHOLD, Decision
 
 RULES, JUDGE = "rules:", "judge:"
 RESERVED = (RULES, JUDGE)
-OUTCOMES = "outcomes"  # kind of the event that tells listeners that stored trajectories were judged anew
+OUTCOMES_EVENT = "outcomes"  # kind of the event that tells listeners that stored trajectories were judged anew
 
 
-class By(StrEnum):
+class OutcomeSource(StrEnum):
     """Whose word an outcome is."""
 
     PEOPLE = "people"
@@ -46,13 +46,13 @@ class By(StrEnum):
 
 
 @dataclass(frozen=True)
-class Standing:
+class EffectiveOutcome:
     """What counts of everything that was said; ``said`` is the row that decided, None where none did."""
 
     outcome: Outcome
     reward: float
-    by: By
-    said: Feedback | None = None
+    source: OutcomeSource
+    feedback: Feedback | None = None
 
 
 @dataclass(frozen=True)
@@ -62,150 +62,160 @@ class Labels:
     success: Collection[str]
     failure: Collection[str]
 
-    def standing(self, feedback: Sequence[Feedback]) -> Standing:
+    def effective_outcome(self, feedback: Sequence[Feedback]) -> EffectiveOutcome:
         """What counts of rows in the order of writing."""
-        for one in reversed([one for one in feedback if not is_reserved(one.who)]):
-            found = self._people(one)
-            if found is not None:
-                return found
-        for by, prefix in ((By.RULES, RULES), (By.JUDGE, JUDGE)):
-            newest = last_of(prefix, feedback)
-            if newest is not None and newest.label in (Outcome.SUCCESS, Outcome.FAILURE):
-                return Standing(Outcome(newest.label), newest.score or 0.0, by, newest)
-        return Standing(Outcome.UNKNOWN, 0.0, By.NOBODY)
+        for row in reversed([row for row in feedback if not is_reserved_author(row.who)]):
+            outcome = self._outcome_by_person(row)
+            if outcome is not None:
+                return outcome
+        for source, prefix in ((OutcomeSource.RULES, RULES), (OutcomeSource.JUDGE, JUDGE)):
+            row_of_source = latest_verdict(prefix, feedback)
+            if row_of_source is not None and row_of_source.label in (Outcome.SUCCESS, Outcome.FAILURE):
+                return EffectiveOutcome(Outcome(row_of_source.label), row_of_source.score or 0.0, source, row_of_source)
+        return EffectiveOutcome(Outcome.UNKNOWN, 0.0, OutcomeSource.NOBODY)
 
-    def _people(self, one: Feedback) -> Standing | None:
-        if one.score is not None:
-            return Standing(Outcome.SUCCESS if one.score >= PASS else Outcome.FAILURE, one.score, By.PEOPLE, one)
-        if one.label in self.success:
-            return Standing(Outcome.SUCCESS, 1.0, By.PEOPLE, one)
-        if one.label in self.failure:
-            return Standing(Outcome.FAILURE, 0.0, By.PEOPLE, one)
+    def _outcome_by_person(self, row: Feedback) -> EffectiveOutcome | None:
+        if row.score is not None:
+            return EffectiveOutcome(
+                Outcome.SUCCESS if row.score >= SUCCESS_THRESHOLD else Outcome.FAILURE,
+                row.score,
+                OutcomeSource.PEOPLE,
+                row,
+            )
+        if row.label in self.success:
+            return EffectiveOutcome(Outcome.SUCCESS, 1.0, OutcomeSource.PEOPLE, row)
+        if row.label in self.failure:
+            return EffectiveOutcome(Outcome.FAILURE, 0.0, OutcomeSource.PEOPLE, row)
         return None
 
 
-def is_reserved(who: str) -> bool:
+def is_reserved_author(who: str) -> bool:
     """Whether a name is that of rules or of the judge, however it is written."""
     return who.strip().lower().startswith(RESERVED)
 
 
-def last_of(prefix: str, feedback: Sequence[Feedback]) -> Feedback | None:
+def latest_verdict(prefix: str, feedback: Sequence[Feedback]) -> Feedback | None:
     """The newest verdict of rules or of the judge."""
-    return next((one for one in reversed(feedback) if one.who.startswith(prefix)), None)
+    return next((row for row in reversed(feedback) if row.who.startswith(prefix)), None)
 
 
 def verdict(trajectory_id: str, who: str, decision: Decision, at: datetime) -> Feedback:
     """A decision of rules or of the judge as it is stored."""
-    why = ": ".join(part for part in (decision.rule, decision.reason) if part)
-    score = decision.reward if decision.outcome.judged else None
-    return Feedback(trajectory_id, at, "", score, decision.outcome.value, why, who)
+    comment = ": ".join(part for part in (decision.rule, decision.reason) if part)
+    score = decision.reward if decision.outcome.is_judged else None
+    return Feedback(trajectory_id, at, "", score, decision.outcome.value, comment, who)
 
 
-def rules_name(rules_hash: str) -> str:
+def rules_author(rules_hash: str) -> str:
     """Who the rules of a file are."""
     return f"{RULES}{rules_hash[:12]}"
 
 
-def said_of(session: Session, trajectory_id: str) -> list[Feedback]:
+def feedback_on(session: Session, trajectory_id: str) -> list[Feedback]:
     """What was said of a trajectory, of its conversation or of an answer in it, in the order of writing."""
-    exchanges = [one for one in serving.exchanges_of(session, trajectory_id) if one.shadow_of is None]  # people saw
-    answers = {one.response_id for one in exchanges} | {""}
-    found = serving.list_feedback(session, {trajectory_id, *(one.conversation_id for one in exchanges)})
-    return [one for one in found if one.conversation_id == trajectory_id or one.response_id in answers]
+    exchanges = [row for row in serving.exchanges_of(session, trajectory_id) if row.shadow_of is None]  # people saw
+    answers = {row.response_id for row in exchanges} | {""}
+    rows = serving.list_feedback(session, {trajectory_id, *(row.conversation_id for row in exchanges)})
+    return [row for row in rows if row.conversation_id == trajectory_id or row.response_id in answers]
 
 
-def standing_of(session: Session, trajectory: Trajectory, labels: Labels) -> Standing:
+def effective_outcome(session: Session, trajectory: Trajectory, labels: Labels) -> EffectiveOutcome:
     """Whose word a stored trajectory's outcome is."""
-    found = labels.standing(said_of(session, trajectory.id))
-    if found.by is By.NOBODY and trajectory.outcome is not Outcome.UNKNOWN:
-        return Standing(trajectory.outcome, trajectory.reward, By.SOURCE)
-    return found
+    outcome = labels.effective_outcome(feedback_on(session, trajectory.id))
+    if outcome.source is OutcomeSource.NOBODY and trajectory.outcome is not Outcome.UNKNOWN:
+        return EffectiveOutcome(trajectory.outcome, trajectory.reward, OutcomeSource.SOURCE)
+    return outcome
 
 
-def judged_by(session: Session, trajectory_ids: Sequence[str], labels: Labels) -> Counter[str]:
+def count_outcome_sources(session: Session, trajectory_ids: Sequence[str], labels: Labels) -> Counter[str]:
     """Whose word the outcomes of stored trajectories are: how many by people, rules, judge, source or nobody."""
-    talked_of = serving.talked_of(session, trajectory_ids)
-    counted: Counter[str] = Counter()
+    talked_of = serving.router_trajectories(session, trajectory_ids)
+    counts: Counter[str] = Counter()
     for trajectory in get_trajectories(session, trajectory_ids, tokens=False):
         if trajectory.id in talked_of:
-            counted[standing_of(session, trajectory, labels).by.value] += 1
+            counts[effective_outcome(session, trajectory, labels).source.value] += 1
         else:
-            counted[By.NOBODY.value if trajectory.outcome is Outcome.UNKNOWN else By.SOURCE.value] += 1
-    return counted
+            counts[
+                OutcomeSource.NOBODY.value if trajectory.outcome is Outcome.UNKNOWN else OutcomeSource.SOURCE.value
+            ] += 1
+    return counts
 
 
-def label(session: Session, said: Feedback, labels: Labels) -> Trajectory:
+def label_trajectory(session: Session, said: Feedback, labels: Labels) -> Trajectory:
     """Store what a person says of a stored trajectory (``conversation_id``), let it judge, and return what it is then.
 
     Listeners of the service are told.
     Raises ``NotFound``, and ``OutcomesError`` where the trajectory came with its outcome.
     """
     trajectory_id = said.conversation_id
-    stored = get_trajectory(session, trajectory_id, tokens=False)
-    if standing_of(session, stored, labels).by is By.SOURCE:
+    trajectory = get_trajectory(session, trajectory_id, tokens=False)
+    if effective_outcome(session, trajectory, labels).source is OutcomeSource.SOURCE:
         raise OutcomesError(
-            f"{trajectory_id} came with its outcome ({stored.outcome.value}), which stays",
+            f"{trajectory_id} came with its outcome ({trajectory.outcome.value}), which stays",
             hint="labels are for trajectories that rules, the judge or nobody judged",
         )
     serving.save_feedback(session, said)
-    judge_again(session, [trajectory_id], labels)
-    judged = get_trajectory(session, trajectory_id, tokens=False)
-    detail = {"who": said.who, "reason": said.comment, "judged": {judged.outcome.value: 1}}
-    save_event(session, Event(said.at, OUTCOMES, trajectory_id, detail=detail))
-    return judged
+    rescore(session, [trajectory_id], labels)
+    updated = get_trajectory(session, trajectory_id, tokens=False)
+    detail = {"who": said.who, "reason": said.comment, "judged": {updated.outcome.value: 1}}
+    save_event(session, Event(said.at, OUTCOMES_EVENT, trajectory_id, detail=detail))
+    return updated
 
 
-def judge_again(session: Session, trajectory_ids: Iterable[str], labels: Labels) -> int:
+def rescore(session: Session, trajectory_ids: Iterable[str], labels: Labels) -> int:
     """Let what was said by now judge stored trajectories; returns how many changed."""
     changed = 0
     for trajectory_id in trajectory_ids:
-        stored = get_trajectory(session, trajectory_id)
-        found = labels.standing(said_of(session, trajectory_id))
-        if found.by is not By.NOBODY and (stored.outcome, stored.reward) != (found.outcome, found.reward):
-            changed += rejudge_trajectory(session, replace(stored, outcome=found.outcome, reward=found.reward))
+        trajectory = get_trajectory(session, trajectory_id)
+        outcome = labels.effective_outcome(feedback_on(session, trajectory_id))
+        if outcome.source is not OutcomeSource.NOBODY and (trajectory.outcome, trajectory.reward) != (
+            outcome.outcome,
+            outcome.reward,
+        ):
+            changed += update_outcome(session, replace(trajectory, outcome=outcome.outcome, reward=outcome.reward))
     return changed
 
 
-def keep_verdict(session: Session, said: Feedback, labels: Labels) -> bool:
+def store_verdict(session: Session, said: Feedback, labels: Labels) -> bool:
     """Store a verdict of rules or of the judge on a trajectory and let it judge, as far as nobody counts more.
 
     Returns False, and stores nothing, where the outcome is its source's or a person's, where evidence of a cycle refers
     to the trajectory, and where the newest verdict of the kind says the same already.
     """
-    stored = get_trajectory(session, said.conversation_id)
-    before = said_of(session, stored.id)
-    former = last_of(RULES if said.who.startswith(RULES) else JUDGE, before)
-    if former is not None and replace(former, at=said.at) == said:
+    trajectory = get_trajectory(session, said.conversation_id)
+    earlier = feedback_on(session, trajectory.id)
+    previous = latest_verdict(RULES if said.who.startswith(RULES) else JUDGE, earlier)
+    if previous is not None and replace(previous, at=said.at) == said:
         return False
-    if standing_of(session, stored, labels).by in (By.PEOPLE, By.SOURCE):
+    if effective_outcome(session, trajectory, labels).source in (OutcomeSource.PEOPLE, OutcomeSource.SOURCE):
         return False
-    found = labels.standing([*before, said])
-    if not rejudge_trajectory(session, replace(stored, outcome=found.outcome, reward=found.reward)):
+    outcome = labels.effective_outcome([*earlier, said])
+    if not update_outcome(session, replace(trajectory, outcome=outcome.outcome, reward=outcome.reward)):
         return False
     serving.save_feedback(session, said)
     return True
 
 
-PAGE = 50
+PAGE_SIZE = 50
 
 
-def chosen_source(store: Engine, named: str | None, target: str) -> str:
+def select_source(store: Engine, named: str | None, target: str) -> str:
     """The source to look at: the one named, else the target, else the only one there is; raises ``OutcomesError``."""
-    with reading(store) as opened:
-        known = reported_sources(opened)
+    with read_session(store) as db_session:
+        sources = reported_sources(db_session)
     if named is None:
-        named = target if target in known or len(known) != 1 else known[0]
-    if named not in known:
-        there = f"there are those of: {', '.join(known)}" if known else "no conversation is stored yet"
-        hint = f"--source {known[0]}" if known else "traced serve, or traced import FILE"
-        raise OutcomesError(f"no trajectories of the source {named!r}; {there}", hint=hint)
+        named = target if target in sources or len(sources) != 1 else sources[0]
+    if named not in sources:
+        available = f"there are those of: {', '.join(sources)}" if sources else "no conversation is stored yet"
+        hint = f"--source {sources[0]}" if sources else "traced serve, or traced import FILE"
+        raise OutcomesError(f"no trajectories of the source {named!r}; {available}", hint=hint)
     return named
 
 
-def trajectories(store: Engine, ids: Sequence[str]) -> Iterator[Trajectory]:
+def iterate_trajectories(store: Engine, ids: Sequence[str]) -> Iterator[Trajectory]:
     """These trajectories in this order, a page at a time."""
-    for start in range(0, len(ids), PAGE):
-        page = ids[start : start + PAGE]
-        with reading(store) as opened:
-            found = {one.id: one for one in get_trajectories(opened, page, tokens=False)}
-        yield from (found[one] for one in page if one in found)
+    for start in range(0, len(ids), PAGE_SIZE):
+        page = ids[start : start + PAGE_SIZE]
+        with read_session(store) as db_session:
+            by_id = {trajectory.id: trajectory for trajectory in get_trajectories(db_session, page, tokens=False)}
+        yield from (by_id[trajectory] for trajectory in page if trajectory in by_id)

@@ -28,8 +28,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from agents.errors import ModelDenied, ModelError, OutOfForm
 from agents.llm.model import Endpoint, Model
-from agents.llm.question import InMemory, Purpose, Question, Said, marked
-from agents.llm.transport import Line
+from agents.llm.question import InMemoryLedger, Purpose, Question, ChatMessage, marked
+from agents.llm.transport import Transport
 from store.types import Message, Outcome, Trajectory
 from traced.config.cycle_sections import JudgeSection
 from traced.core.redaction import redacted_text
@@ -39,13 +39,13 @@ from traced.scoring.evidence import JUDGE
 from traced.scoring.rules import Decision
 
 REPAIRS = 2
-PATIENCE = 2  # times the seconds of an answer: for how long a request that fails is tried again
+PATIENCE_FACTOR = 2  # times the seconds of an answer: for how long a request that fails is tried again
 REASON_LIMIT = 500  # characters
-ASKED = "How did it go?"
-HERE = Purpose("", "judge")
+FINAL_QUESTION = "How did it go?"
+JUDGE_PURPOSE = Purpose("", "judge")
 
 
-class Judged(BaseModel):
+class JudgeReply(BaseModel):
     """How the conversation went."""
 
     model_config = ConfigDict(extra="forbid", title="judgement")
@@ -79,11 +79,11 @@ class Judge:
     @property
     def name(self) -> str:
         """Who it is among those who judge."""
-        told = json.dumps([self.prompt, Judged.model_json_schema(), REPAIRS, _question("0")])
-        return f"{JUDGE}{self.settings.model}@{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+        definition = json.dumps([self.prompt, JudgeReply.model_json_schema(), REPAIRS, _question("0")])
+        return f"{JUDGE}{self.settings.model}@{hashlib.sha256(definition.encode()).hexdigest()[:12]}"
 
 
-def configured(settings: JudgeSection) -> Judge:
+def judge_from_settings(settings: JudgeSection) -> Judge:
     """The judge that the settings describe; raises ``JudgeError``."""
     if not settings.model:
         raise JudgeError("no judge is set", hint='outcomes.judge.model = "NAME", and base_url where it is served')
@@ -98,12 +98,12 @@ def configured(settings: JudgeSection) -> Judge:
 async def judge_each(judge: Judge, conversations: Iterable[Trajectory], then: Callable[[Judgement], None]) -> None:
     """Judge conversations, as many at once as the settings say; ``then`` is told of each. Raises ``JudgeError``."""
     waiting = iter(conversations)
-    line = Line(_endpoint(judge.settings))
+    line = Transport(_endpoint(judge.settings))
     async with line.open():
 
         async def work() -> None:
-            for one in waiting:
-                then(await _judge(judge, line, one))
+            for conversation in waiting:
+                then(await _judge(judge, line, conversation))
 
         workers = [asyncio.create_task(work()) for _ in range(judge.settings.concurrency)]
         try:
@@ -114,19 +114,19 @@ async def judge_each(judge: Judge, conversations: Iterable[Trajectory], then: Ca
             await asyncio.gather(*workers, return_exceptions=True)
 
 
-def rendered(messages: Iterable[Message]) -> str:
+def render_conversation(messages: Iterable[Message]) -> str:
     """A conversation as the judge reads it: one JSON object a line, public fields only."""
     return "\n".join(json.dumps(_public(message), ensure_ascii=False) for message in messages)
 
 
 def _public(message: Message) -> dict[str, Any]:
     calls = [call.get("function") for call in message.get("tool_calls") or [] if isinstance(call, dict)]
-    told = {"role": message.get("role"), "name": message.get("name"), "content": message.get("content")}
-    return {key: value for key, value in (told | {"calls": calls}).items() if value}
+    fields = {"role": message.get("role"), "name": message.get("name"), "content": message.get("content")}
+    return {key: value for key, value in (fields | {"calls": calls}).items() if value}
 
 
 def _question(conversation: str) -> str:
-    return f"{marked('conversation', conversation)}\n{ASKED}"
+    return f"{marked('conversation', conversation)}\n{FINAL_QUESTION}"
 
 
 def _endpoint(settings: JudgeSection) -> Endpoint:
@@ -142,33 +142,33 @@ def _endpoint(settings: JudgeSection) -> Endpoint:
         SecretStr(key or NO_KEY),
         timeout_s=settings.timeout_s,
         silence_s=settings.timeout_s,
-        patience_s=PATIENCE * settings.timeout_s,
+        patience_s=PATIENCE_FACTOR * settings.timeout_s,
         concurrency=settings.concurrency,
         requests_per_minute=settings.per_minute,
         section="outcomes.judge",
     )
 
 
-async def _judge(judge: Judge, line: Line, trajectory: Trajectory) -> Judgement:
-    conversation = rendered(trajectory.messages)
+async def _judge(judge: Judge, line: Transport, trajectory: Trajectory) -> Judgement:
+    conversation = render_conversation(trajectory.messages)
     limit = judge.settings.max_characters
     if len(conversation) > limit:
         reason = f"the conversation has {len(conversation)} characters, outcomes.judge.max_characters is {limit}"
         return Judgement(trajectory, Decision(Outcome.UNKNOWN, reason=reason))
-    said = (Said("system", judge.prompt), Said("user", _question(conversation)))
-    ledger = InMemory()
-    model = Model(line.endpoint, ledger, repairs=REPAIRS, line=line)
-    decision = await _decision(model, Question(HERE, said, temperature=judge.settings.temperature))
-    spent = ledger.spent(HERE)
-    return Judgement(trajectory, decision, spent.prompt_tokens, spent.completion_tokens)
+    messages = (ChatMessage("system", judge.prompt), ChatMessage("user", _question(conversation)))
+    ledger = InMemoryLedger()
+    model = Model(line.endpoint, ledger, repairs=REPAIRS, transport=line)
+    decision = await _decision(model, Question(JUDGE_PURPOSE, messages, temperature=judge.settings.temperature))
+    usage = ledger.usage(JUDGE_PURPOSE)
+    return Judgement(trajectory, decision, usage.prompt_tokens, usage.completion_tokens)
 
 
 async def _decision(model: Model, question: Question) -> Decision:
     try:
-        return (await model.ask(question, Judged)).decision
+        return (await model.ask(question, JudgeReply)).decision
     except ModelDenied as error:
-        said = redacted_text(error.message)
-        raise JudgeError(f"the judge cannot be asked: {said}", hint="see outcomes.judge in the settings") from None
+        message = redacted_text(error.message)
+        raise JudgeError(f"the judge cannot be asked: {message}", hint="see outcomes.judge in the settings") from None
     except ModelError as error:
-        told = redacted_text(error.message)[:REASON_LIMIT]
-        return Decision(Outcome.UNKNOWN, reason=told, failed=not isinstance(error, OutOfForm))
+        reason = redacted_text(error.message)[:REASON_LIMIT]
+        return Decision(Outcome.UNKNOWN, reason=reason, failed=not isinstance(error, OutOfForm))

@@ -14,24 +14,24 @@ from itertools import islice
 
 from sqlalchemy import Engine
 
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.records import Event, Feedback
 from store.repositories.events import save_event
 from store.repositories.trajectories import reported_ids
 from store.types import Outcome, Trajectory
-from traced.scoring.agreement import trusted
+from traced.scoring.agreement import require_trusted
 from traced.scoring.evidence import (
     JUDGE,
-    OUTCOMES,
+    OUTCOMES_EVENT,
     RULES,
-    By,
     Labels,
-    keep_verdict,
-    last_of,
-    rules_name,
-    said_of,
-    standing_of,
-    trajectories,
+    OutcomeSource,
+    effective_outcome,
+    feedback_on,
+    iterate_trajectories,
+    latest_verdict,
+    rules_author,
+    store_verdict,
     verdict,
 )
 from traced.scoring.judge import Judge, Judgement, judge_each
@@ -53,7 +53,7 @@ class RuleCount:
 
 
 @dataclass
-class Checked:
+class RulesReport:
     """What rules would decide of a source's trajectories."""
 
     source: str
@@ -64,7 +64,7 @@ class Checked:
 
 
 @dataclass
-class Applied:
+class ApplyReport:
     """What was decided: trajectories by outcome, those left unknown, and why some of them; verdicts that are new."""
 
     source: str
@@ -78,123 +78,138 @@ class Applied:
     def count(self, decision: Decision, changed: bool) -> None:
         """Count what was said of one trajectory."""
         self.verdicts += changed
-        if not decision.outcome.judged:
+        if not decision.outcome.is_judged:
             self.unknown += 1
             if decision.reason:
-                _add(self.reasons, decision.reason)
+                _increment(self.reasons, decision.reason)
         elif changed:
-            _add(self.judged, decision.outcome.value)
+            _increment(self.judged, decision.outcome.value)
 
 
-def check(store: Engine, rules: Rules, source: str, labels: Labels, limit: int | None) -> Checked:
+def check_rules(store: Engine, rules: Rules, source: str, labels: Labels, limit: int | None) -> RulesReport:
     """What the rules say of the newest ``limit`` trajectories; nothing is stored."""
-    with reading(store) as opened:
-        ids = reported_ids(opened, source, limit=limit)
-    found = Checked(source, len(ids), [RuleCount(rule.name, rule.outcome) for rule in rules.rules])
-    counts = {one.rule: one for one in found.rules}
-    for trajectory in trajectories(store, ids):
+    with read_session(store) as db_session:
+        ids = reported_ids(db_session, source, limit=limit)
+    report = RulesReport(source, len(ids), [RuleCount(rule.name, rule.outcome) for rule in rules.rules])
+    counts = {rule_count.rule: rule_count for rule_count in report.rules}
+    for trajectory in iterate_trajectories(store, ids):
         decision = rules.decide(trajectory)
         if decision.failed:
-            _add(found.unchecked, decision.reason)
+            _increment(report.unchecked, decision.reason)
         elif not decision.rule:
-            found.undecided += 1
+            report.undecided += 1
         else:
-            with reading(store) as opened:
-                standing = standing_of(opened, trajectory, labels)
-            _count(counts[decision.rule], trajectory, decision, standing.outcome, standing.by)
-    return found
+            with read_session(store) as db_session:
+                status = effective_outcome(db_session, trajectory, labels)
+            _count(counts[decision.rule], trajectory, decision, status.outcome, status.source)
+    return report
 
 
-def apply(
+def apply_rules(
     store: Engine, rules: Rules, source: str, labels: Labels, *, again: bool, limit: int | None, at: datetime
-) -> Applied:
+) -> ApplyReport:
     """Judge the trajectories that nobody judged; with ``again`` also those that rules or the judge did."""
-    wanted = tuple(Outcome) if again else (Outcome.UNKNOWN,)
-    with reading(store) as opened:
-        ids = reported_ids(opened, source, wanted, limit)
-    found = Applied(source)
-    with _telling(store, found, rules_name(rules.hash), at):
-        for trajectory in trajectories(store, ids):
-            with reading(store) as opened:
-                by = standing_of(opened, trajectory, labels).by
-                former = last_of(RULES, said_of(opened, trajectory.id))
-            if by in (By.PEOPLE, By.SOURCE):
+    outcomes = tuple(Outcome) if again else (Outcome.UNKNOWN,)
+    with read_session(store) as db_session:
+        ids = reported_ids(db_session, source, outcomes, limit)
+    report = ApplyReport(source)
+    with _event_at_end(store, report, rules_author(rules.hash), at):
+        for trajectory in iterate_trajectories(store, ids):
+            with read_session(store) as db_session:
+                outcome_source = effective_outcome(db_session, trajectory, labels).source
+                previous = latest_verdict(RULES, feedback_on(db_session, trajectory.id))
+            if outcome_source in (OutcomeSource.PEOPLE, OutcomeSource.SOURCE):
                 continue
             decision = rules.decide(trajectory)
-            decided_before = former is not None and former.label != Outcome.UNKNOWN
+            decided_before = previous is not None and previous.label != Outcome.UNKNOWN
             if decision == UNDECIDED and decided_before:
                 decision = NO_RULE
-            stored = decision != UNDECIDED and not (decision.failed and decided_before)
-            said = verdict(trajectory.id, rules_name(rules.hash), decision, at) if stored else None
-            found.count(decision, tell(store, said, labels))
-    return found
+            is_storable = decision != UNDECIDED and not (decision.failed and decided_before)
+            row = verdict(trajectory.id, rules_author(rules.hash), decision, at) if is_storable else None
+            report.count(decision, tell(store, row, labels))
+    return report
 
 
 async def apply_judge(
     store: Engine, judge: Judge, source: str, labels: Labels, *, limit: int | None, at: datetime
-) -> Applied:
+) -> ApplyReport:
     """Let a judge that counts judge at most ``limit`` trajectories that nobody did; raises ``JudgeNotTrusted``."""
-    is_trusted(store, judge)
-    with reading(store) as opened:
-        ids = reported_ids(opened, source, (Outcome.UNKNOWN,))
-    found = Applied(source)
+    require_trusted_judge(store, judge)
+    with read_session(store) as db_session:
+        ids = reported_ids(db_session, source, (Outcome.UNKNOWN,))
+    report = ApplyReport(source)
 
-    def then(made: Judgement) -> None:
-        decision = made.decision
-        said = None if decision.failed else verdict(made.trajectory.id, judge.name, decision, at)  # asked again later
-        found.count(decision, tell(store, said, labels))
-        found.prompt_tokens += made.prompt_tokens
-        found.completion_tokens += made.completion_tokens
+    def then(judgement: Judgement) -> None:
+        decision = judgement.decision
+        row = (
+            None if decision.failed else verdict(judgement.trajectory.id, judge.name, decision, at)
+        )  # asked again later
+        report.count(decision, tell(store, row, labels))
+        report.prompt_tokens += judgement.prompt_tokens
+        report.completion_tokens += judgement.completion_tokens
 
-    with _telling(store, found, judge.name, at):
-        await judge_each(judge, islice(_unheard(store, ids, judge.name), limit), then)
-    return found
+    with _event_at_end(store, report, judge.name, at):
+        await judge_each(judge, islice(_not_yet_judged(store, ids, judge.name), limit), then)
+    return report
 
 
 @contextmanager
-def _telling(store: Engine, found: Applied, who: str, at: datetime) -> Iterator[None]:
+def _event_at_end(store: Engine, report: ApplyReport, author: str, at: datetime) -> Iterator[None]:
     """One event of all verdicts that are new by the end."""
     try:
         yield
     finally:
-        if found.verdicts:
-            with session(store) as opened:
-                save_event(opened, Event(at, OUTCOMES, found.source, detail={"who": who, "judged": found.judged}))
+        if report.verdicts:
+            with write_session(store) as db_session:
+                save_event(
+                    db_session,
+                    Event(at, OUTCOMES_EVENT, report.source, detail={"who": author, "judged": report.judged}),
+                )
 
 
-def is_trusted(store: Engine, judge: Judge) -> None:
+def require_trusted_judge(store: Engine, judge: Judge) -> None:
     """Make sure that a judge counts; raises ``JudgeNotTrusted``."""
-    with reading(store) as opened:
-        trusted(opened, judge)
+    with read_session(store) as db_session:
+        require_trusted(db_session, judge)
 
 
-def tell(store: Engine, said: Feedback | None, labels: Labels) -> bool:
+def tell(store: Engine, row: Feedback | None, labels: Labels) -> bool:
     """Store a verdict; whether it changed anything."""
-    if said is None:
+    if row is None:
         return False
-    with session(store) as opened:
-        return keep_verdict(opened, said, labels)
+    with write_session(store) as db_session:
+        return store_verdict(db_session, row, labels)
 
 
-def _unheard(store: Engine, ids: Sequence[str], name: str) -> Iterator[Trajectory]:
+def _not_yet_judged(store: Engine, ids: Sequence[str], name: str) -> Iterator[Trajectory]:
     """Those of which this judge has not spoken yet."""
-    for trajectory in trajectories(store, ids):
-        with reading(store) as opened:
-            former = last_of(JUDGE, said_of(opened, trajectory.id))
-        if former is None or former.who != name:
+    for trajectory in iterate_trajectories(store, ids):
+        with read_session(store) as db_session:
+            previous = latest_verdict(JUDGE, feedback_on(db_session, trajectory.id))
+        if previous is None or previous.who != name:
             yield trajectory
 
 
-def _count(count: RuleCount, trajectory: Trajectory, decision: Decision, known: Outcome, by: By) -> None:
+def _count(
+    count: RuleCount,
+    trajectory: Trajectory,
+    decision: Decision,
+    recorded_outcome: Outcome,
+    outcome_source: OutcomeSource,
+) -> None:
     count.decides += 1
-    if by in (By.NOBODY, By.RULES) or not known.judged or not decision.outcome.judged:
+    if (
+        outcome_source in (OutcomeSource.NOBODY, OutcomeSource.RULES)
+        or not recorded_outcome.is_judged
+        or not decision.outcome.is_judged
+    ):
         return
-    if known is decision.outcome:
-        _add(count.agrees, by.value)
+    if recorded_outcome is decision.outcome:
+        _increment(count.agrees, outcome_source.value)
     else:
-        _add(count.disagrees, by.value)
+        _increment(count.disagrees, outcome_source.value)
         count.against.append(trajectory.id)
 
 
-def _add(counts: dict[str, int], what: str) -> None:
-    counts[what] = counts.get(what, 0) + 1
+def _increment(counts: dict[str, int], key: str) -> None:
+    counts[key] = counts.get(key, 0) + 1

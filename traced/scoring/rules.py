@@ -40,12 +40,12 @@ from traced.scoring.conditions import (
     parse_path,
     values_at,
 )
-from traced.scoring.databases import Database, Databases, NoAnswer
+from traced.scoring.databases import Database, Databases, QueryFailed
 
-PASS = 0.5  # a reward from here on is a success
+SUCCESS_THRESHOLD = 0.5  # a reward from here on is a success
 
 
-class Origin(Table):
+class ParameterSource(Table):
     """Where a parameter of a query comes from: an argument or a result of a tool's call, or the conversation's id."""
 
     tool: str = ""
@@ -55,24 +55,24 @@ class Origin(Table):
     conversation: bool = False
 
     @model_validator(mode="after")
-    def _one_origin(self) -> "Origin":
+    def _one_origin(self) -> "ParameterSource":
         ways = [self.conversation, self.argument is not None, self.result is not None]
         if sum(ways) != 1 or self.conversation == bool(self.tool):
             raise ValueError("either {tool, argument}, {tool, result} or {conversation = true} is needed")
         return self
 
-    def value(self, seen: Conversation) -> Any:
+    def value(self, conversation: Conversation) -> Any:
         """The value in a conversation, ``MISSING`` where there is none; of several the first."""
         if self.conversation:
-            return seen.id
-        calls = calls_of(self.tool, seen.calls)
+            return conversation.id
+        calls = calls_of(self.tool, conversation.calls)
         if self.which == "last":
             calls = calls[::-1]
         for call in calls:
-            told: Any = call.arguments if self.argument is not None else call.result and call.result.value
-            for one in values_at(parse_path(str(self.argument or self.result)), told):
-                if isinstance(one, str | int | float):
-                    return one
+            document: Any = call.arguments if self.argument is not None else call.result and call.result.value
+            for candidate in values_at(parse_path(str(self.argument or self.result)), document):
+                if isinstance(candidate, str | int | float):
+                    return candidate
         return MISSING
 
 
@@ -81,15 +81,15 @@ class Check(Table):
 
     database: str
     query: str
-    parameters: dict[str, Origin] = Field(default={}, alias="with")
+    parameters: dict[str, ParameterSource] = Field(default={}, alias="with")
     expect: Test
 
     @model_validator(mode="after")
     def _names_agree(self) -> "Check":
-        used, given = set(text(self.query).compile().params), set(self.parameters)
-        if used != given:
-            asked, told = (", ".join(sorted(names)) or "none" for names in (used, given))
-            raise ValueError(f"the query's parameters are {asked}, those under with are {told}")
+        used, declared = set(text(self.query).compile().params), set(self.parameters)
+        if used != declared:
+            used_names, declared_names = (", ".join(sorted(names)) or "none" for names in (used, declared))
+            raise ValueError(f"the query's parameters are {used_names}, those under with are {declared_names}")
         return self
 
 
@@ -107,8 +107,10 @@ class Rule(Table):
     def _fits(self) -> "Rule":
         if self.when is None and self.check is None:
             raise ValueError("a rule needs when or check: none may judge every conversation")
-        if self.score is not None and self.outcome != ("success" if self.score >= PASS else "failure"):
-            raise ValueError(f"a success has a score of at least {PASS}, a failure less, what is unknown none")
+        if self.score is not None and self.outcome != ("success" if self.score >= SUCCESS_THRESHOLD else "failure"):
+            raise ValueError(
+                f"a success has a score of at least {SUCCESS_THRESHOLD}, a failure less, what is unknown none"
+            )
         return self
 
     @property
@@ -152,36 +154,36 @@ class Rules:
     def decide(self, trajectory: Trajectory) -> Decision:
         """What the first matching rule says; never raises for what is in a conversation."""
         try:
-            seen = conversation_of(trajectory)
+            conversation = conversation_of(trajectory)
         except AgentsError as error:
             return Decision(Outcome.UNKNOWN, reason=f"the conversation cannot be read: {error}", failed=True)
-        asking = _Asking(self.databases)
+        queries = _QueryCache(self.databases)
         for rule in self.rules:
-            if rule.when is not None and not rule.when.holds(seen):
+            if rule.when is not None and not rule.when.holds(conversation):
                 continue
             try:
-                if rule.check is None or asking.agrees(rule.check, seen):
+                if rule.check is None or queries.agrees(rule.check, conversation):
                     return Decision(Outcome(rule.outcome), rule.reward, rule.name, rule.because)
-            except NoAnswer as error:
+            except QueryFailed as error:
                 return Decision(Outcome.UNKNOWN, rule=rule.name, reason=f"could not be checked: {error}", failed=True)
         return UNDECIDED
 
 
 @dataclass
-class _Asking:
+class _QueryCache:
     """The questions on one conversation; the same one is asked once."""
 
     databases: Databases
-    known: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    _results: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
-    def agrees(self, check: Check, seen: Conversation) -> bool:
-        values = {name: origin.value(seen) for name, origin in check.parameters.items()}
+    def agrees(self, check: Check, conversation: Conversation) -> bool:
+        values = {name: origin.value(conversation) for name, origin in check.parameters.items()}
         if MISSING in values.values():
             return False
         return check.expect.holds(self._answer(check, values))
 
     def _answer(self, check: Check, values: Mapping[str, Any]) -> Any:
         key = (check.database, check.query, *sorted(values.items()))
-        if key not in self.known:
-            self.known[key] = self.databases.ask(check.database, check.query, values)
-        return self.known[key]
+        if key not in self._results:
+            self._results[key] = self.databases.ask(check.database, check.query, values)
+        return self._results[key]

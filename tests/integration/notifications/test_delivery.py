@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, reading, session
-from store.repositories.events import Notice, undelivered
+from store.database import open_store, read_session, write_session
+from store.repositories.events import Notice, undelivered_notices
 from traced.config.service_sections import NotifySection
-from traced.notifications.delivery import Turn, backoff, deliver_due
+from traced.notifications.delivery import DeliveryResult, backoff, deliver_due
 from traced.notifications.messages import announce, approval_needed
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -89,17 +89,17 @@ def webhook(receiver: Receiver, **values: Any) -> list[dict[str, Any]]:
 
 
 def say(engine: Engine, settings: NotifySection, adapter: str = "precision@v1") -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         announce(opened, approval_needed(adapter, "gate-1"), settings.names, at=NOON)
 
 
-def turn(engine: Engine, settings: NotifySection, at: datetime = NOON) -> Turn:
+def turn(engine: Engine, settings: NotifySection, at: datetime = NOON) -> DeliveryResult:
     return asyncio.run(deliver_due(engine, settings, now=lambda: at))
 
 
 def waiting(engine: Engine) -> list[Notice]:
-    with reading(engine) as opened:
-        return undelivered(opened)
+    with read_session(engine) as opened:
+        return undelivered_notices(opened)
 
 
 def program(tmp_path: Path, name: str, text: str) -> str:
@@ -115,9 +115,9 @@ def test_a_webhook_gets_the_notice_once_signed_as_standard_webhooks_has_it(
     (tmp_path / "secret").write_text(SECRET + "\n")
     settings = hooks(webhooks=webhook(receiver, secret_file=str(tmp_path / "secret")))
     say(engine, settings)
-    assert turn(engine, settings) == Turn(1, 0)
+    assert turn(engine, settings) == DeliveryResult(1, 0)
     say(engine, settings)
-    assert turn(engine, settings, NOON + timedelta(days=1)) == Turn()
+    assert turn(engine, settings, NOON + timedelta(days=1)) == DeliveryResult()
     ((headers, body),) = receiver.got
     told = json.loads(body)
     assert (told["kind"], told["subject"], told["command"]) == (
@@ -139,13 +139,13 @@ def test_a_refused_notice_is_tried_again_with_backoff_and_then_given_up(engine: 
     at = NOON
     assert [backoff(settings, tries).total_seconds() for tries in (1, 2, 3, 10_000)] == [10, 15, 15, 15]
     for wait in (10, 15, None):
-        assert turn(engine, settings, at) == Turn(0, 1)
-        assert turn(engine, settings, at + timedelta(seconds=9)) == Turn()
+        assert turn(engine, settings, at) == DeliveryResult(0, 1)
+        assert turn(engine, settings, at + timedelta(seconds=9)) == DeliveryResult()
         (left,) = waiting(engine)
         assert left.next_at == (None if wait is None else at + timedelta(seconds=wait))
         at += timedelta(seconds=wait or 1000)
     assert (left.tries, left.last_error) == (3, "webhook ops: it answered 404")
-    assert turn(engine, settings, at) == Turn()
+    assert turn(engine, settings, at) == DeliveryResult()
     assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 1
     assert len(receiver.got) == 3
 
@@ -159,7 +159,7 @@ def test_a_later_daemon_carries_on_where_the_killed_one_stopped(
     turn(engine, settings)
     engine.dispose()
     again = open_store(f"sqlite:///{tmp_path}/traced.db")
-    assert turn(again, settings, NOON + timedelta(seconds=10)) == Turn(1, 0)
+    assert turn(again, settings, NOON + timedelta(seconds=10)) == DeliveryResult(1, 0)
     again.dispose()
     assert [json.loads(body)["subject"] for _, body in receiver.got] == ["precision@v1"] * 2
 
@@ -180,7 +180,7 @@ def test_a_dead_hook_holds_up_no_other_and_its_url_is_never_written(
         timeout_s=0.5,
     )
     say(engine, settings)
-    assert turn(engine, settings) == Turn(1, 3)
+    assert turn(engine, settings) == DeliveryResult(1, 3)
     assert json.loads(got.read_text())["subject"] == "precision@v1"
     errors = {notice.hook: notice.last_error for notice in waiting(engine)}
     assert errors == {
@@ -218,7 +218,7 @@ def test_a_program_that_fails_is_tried_again(
 ) -> None:
     settings = hooks(commands=[{"name": "mail", "argv": [program(tmp_path, "mail", script)]}])
     say(engine, settings)
-    assert turn(engine, settings) == Turn(0, 1)
+    assert turn(engine, settings) == DeliveryResult(0, 1)
     (left,) = waiting(engine)
     assert as_expected(left.last_error), left.last_error
     assert left.next_at is not None
@@ -228,7 +228,7 @@ def test_a_program_past_its_time_is_killed_with_what_it_started(engine: Engine, 
     script = f"sleep 60 & echo $! > {tmp_path}/pid; wait"
     settings = hooks(commands=[{"name": "mail", "argv": [program(tmp_path, "mail", script)]}], timeout_s=0.5)
     say(engine, settings)
-    assert turn(engine, settings) == Turn(0, 1)
+    assert turn(engine, settings) == DeliveryResult(0, 1)
     assert "not done after 0.5 s" in waiting(engine)[0].last_error
     state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
@@ -237,12 +237,12 @@ def test_a_program_past_its_time_is_killed_with_what_it_started(engine: Engine, 
 def test_a_program_that_is_not_there_is_said(engine: Engine, tmp_path: Path) -> None:
     settings = hooks(commands=[{"name": "mail", "argv": [str(tmp_path / "nothing")]}])
     say(engine, settings)
-    assert turn(engine, settings) == Turn(0, 1)
+    assert turn(engine, settings) == DeliveryResult(0, 1)
     assert "cannot be started" in waiting(engine)[0].last_error
 
 
 def test_without_hooks_nothing_is_looked_up(tmp_path: Path) -> None:
     engine = open_store("sqlite://")
-    assert turn(engine, hooks()) == Turn()
+    assert turn(engine, hooks()) == DeliveryResult()
     engine.dispose()
     assert os.listdir(tmp_path) == []

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from store.database import session
+from store.database import write_session
 from tests.integration.test_store_postgres import engine, pytestmark
 from tests.unit.notifications.test_store import (
     test_a_clock_that_was_set_back_does_not_keep_a_notice_waiting,
@@ -27,5 +27,5 @@ __all__ = [
 
 @pytest.fixture
 def db(engine: Engine) -> Iterator[Session]:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         yield opened

@@ -16,13 +16,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from store.database import session
+from store.database import write_session
 from store.repositories.serving import list_feedback
 from store.types import Outcome
 from tests.integration.gateway.place import Place, place, until
 from tests.integration.gateway.test_keys import ADA, until_status, with_key
 from tests.unit.ingest.otlp.spans import EXAMPLE, TRACE, call, event, request
-from traced.gateway.access import make_key
+from traced.gateway.access import create_key
 
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
 NAME = f"otlp-{TRACE}-{1:016x}"
@@ -152,8 +152,8 @@ def test_a_request_that_is_none_is_refused_for_good(
 
 def test_keys_and_quotas_are_for_spans_too(tmp_path: Path) -> None:
     async def check(made: Place) -> None:
-        with session(made.store) as opened:
-            key = make_key(opened, ADA, "agent", 3)
+        with write_session(made.store) as opened:
+            key = create_key(opened, ADA, "agent", 3)
         await until_status(made, 401, {})
         refused = await made.http.post("/v1/traces", json=request(call(1)))
         assert (refused.status_code, refused.json()["code"]) == (401, 16)
@@ -238,7 +238,7 @@ def test_evaluations_are_feedback(tmp_path: Path) -> None:
         assert partial["rejectedLogRecords"] == "2"
         assert ("from 0 to 1" in partial["errorMessage"], "is needed" in partial["errorMessage"]) == (True, True)
         assert made.trajectories()[0].outcome is Outcome.FAILURE
-        with session(made.store) as opened:
+        with write_session(made.store) as opened:
             given = list_feedback(opened, ["otlp:c-1"])
         assert [(each.score, each.comment, each.who) for each in given] == [
             (0.75, "it is", "otlp relevance"),
@@ -263,7 +263,7 @@ def test_names_of_conversations_and_people_are_redacted_and_stay_apart(tmp_path:
             answer = await made.http.post("/v1/feedback", json=told)
             assert (answer.status_code, answer.json()["conversation_id"] in ids) == (200, True)
         assert sorted(str(one.outcome) for one in made.trajectories()) == ["success", "unknown"]
-        with session(made.store) as opened:
+        with write_session(made.store) as opened:
             first, _ = list_feedback(opened, ids)
         assert (first.label, first.comment) == ("by [redacted]", "[redacted]")
         assert first.who.startswith("[redacted-")

@@ -7,15 +7,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import Exchange
 from store.repositories.serving import save_exchanges
 from store.repositories.trajectories import list_trajectories
 from store.types import Outcome, Trajectory
 from tests.integration.gateway.place import Place, place, until
 from tests.unit.store.chain import later
-from traced.ingest.settlement import Judging, settle_silent
-from traced.scoring.evidence import By, Labels, said_of, standing_of
+from traced.ingest.settlement import Scorers, settle_silent
+from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, feedback_on
 from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import Decision, Rules
 
@@ -69,15 +69,15 @@ async def ask(made: Place, name: str, messages: list[dict[str, Any]]) -> None:
     assert answer.status_code == 200
 
 
-def standings(made: Place) -> dict[str, tuple[Outcome, By, str]]:
+def standings(made: Place) -> dict[str, tuple[Outcome, OutcomeSource, str]]:
     """Outcome, whose word it is, and the newest reason, by conversation."""
-    found: dict[str, tuple[Outcome, By, str]] = {}
-    with reading(made.store) as opened:
+    found: dict[str, tuple[Outcome, OutcomeSource, str]] = {}
+    with read_session(made.store) as opened:
         for one in made.trajectories():
-            said = said_of(opened, one.id)
+            said = feedback_on(opened, one.id)
             found[one.task_id] = (
                 one.outcome,
-                standing_of(opened, one, LABELS).by,
+                effective_outcome(opened, one, LABELS).source,
                 said[-1].comment if said else "",
             )
     return found
@@ -98,14 +98,14 @@ def test_rules_judge_when_a_conversation_is_settled_and_people_overrule_them(tmp
             await ask(made, name, messages)
         await until(lambda: len(made.trajectories()) == 3)
         assert standings(made) == {
-            "paid": (Outcome.SUCCESS, By.RULES, "paid for in the shop's books: the money is there"),
-            "useless": (Outcome.FAILURE, By.RULES, "hung up on"),
-            "other": (Outcome.UNKNOWN, By.NOBODY, ""),
+            "paid": (Outcome.SUCCESS, OutcomeSource.RULES, "paid for in the shop's books: the money is there"),
+            "useless": (Outcome.FAILURE, OutcomeSource.RULES, "hung up on"),
+            "other": (Outcome.UNKNOWN, OutcomeSource.NOBODY, ""),
         }
         told = {"conversation_id": "useless", "score": 1, "who": "Ada", "comment": "it was a joke"}
         taken = await made.http.post("/v1/feedback", content=json.dumps(told))
         assert taken.json()["trajectories"] == 1
-        assert standings(made)["useless"][:2] == (Outcome.SUCCESS, By.PEOPLE)
+        assert standings(made)["useless"][:2] == (Outcome.SUCCESS, OutcomeSource.PEOPLE)
 
     run(tmp_path, check)
 
@@ -118,9 +118,9 @@ def test_feedback_that_came_first_counts_and_the_rules_word_is_kept_beside_it(tm
         )
         assert answers[1].status_code == 200
         await until(lambda: made.trajectories() and standings(made)["useless"][0] is Outcome.SUCCESS)
-        assert standings(made)["useless"][1] is By.PEOPLE
-        with reading(made.store) as opened:
-            said = said_of(opened, made.trajectories()[0].id)
+        assert standings(made)["useless"][1] is OutcomeSource.PEOPLE
+        with read_session(made.store) as opened:
+            said = feedback_on(opened, made.trajectories()[0].id)
         assert {one.who.partition(":")[0] for one in said} == {"Ada", "rules"}
 
     run(tmp_path, check)
@@ -131,7 +131,7 @@ def test_a_database_that_is_away_leaves_it_unknown_with_the_reason(tmp_path: Pat
         await ask(made, "paid", PAID)
         await until(made.trajectories)
         outcome, by, reason = standings(made)["paid"]
-        assert (outcome, by) == (Outcome.UNKNOWN, By.NOBODY)
+        assert (outcome, by) == (Outcome.UNKNOWN, OutcomeSource.NOBODY)
         assert reason.startswith("paid for in the shop's books: could not be checked: shop (")
 
     run(tmp_path, check)
@@ -193,19 +193,19 @@ def test_a_conversation_that_goes_on_while_rules_decide_waits_for_its_next_turn(
     more = [*USELESS, {"role": "assistant", "content": "Sorry."}, {"role": "user", "content": "Now it works."}]
 
     def meanwhile() -> None:
-        with session(store) as opened:
+        with write_session(store) as opened:
             save_exchanges(opened, [exchange(2, more, "Good.")])
 
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_exchanges(opened, [exchange(1, USELESS, "Sorry.")])
     rules.meanwhile = meanwhile
-    told: dict[str, Any] = {"target": "desk", "judging": Judging(LABELS, rules), "now": later(60), "silence_s": 1}
+    told: dict[str, Any] = {"target": "desk", "judging": Scorers(LABELS, rules), "now": later(60), "silence_s": 1}
     settle_silent(store, **told)
-    with reading(store) as opened:
+    with read_session(store) as opened:
         assert list_trajectories(opened) == []
     settle_silent(store, **told)
-    with reading(store) as opened:
+    with read_session(store) as opened:
         (made,) = list_trajectories(opened)
         assert (len(made.messages), made.outcome) == (4, Outcome.UNKNOWN)
-        assert said_of(opened, made.id) == []
+        assert feedback_on(opened, made.id) == []
     store.dispose()

@@ -1,6 +1,6 @@
 """Which conversation a request belongs to."""
 
-from traced.ingest.conversations import answered, conversation_id, position
+from traced.ingest.conversations import conversation_id, history_length, position
 
 OPENING = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
 ANSWER = {
@@ -29,5 +29,5 @@ def test_a_position_survives_what_clients_do_to_messages() -> None:
 
 
 def test_what_had_been_exchanged_ends_with_the_assistant() -> None:
-    assert answered(OPENING) == 0
-    assert answered([*OPENING, ANSWER, RESULT]) == 3
+    assert history_length(OPENING) == 0
+    assert history_length([*OPENING, ANSWER, RESULT]) == 3

@@ -9,7 +9,7 @@ from store.records import Exchange
 from tests.unit.store.chain import T0
 from traced.config.settings import load_settings
 from traced.core.errors import ConfigError
-from traced.ingest.redaction import GONE, Redactor
+from traced.ingest.redaction import REDACTED, Redactor
 from traced.ingest.responses import exchange_of
 from traced.ingest.spool import line_of
 
@@ -130,5 +130,5 @@ def test_what_lies_too_deep_to_look_into_is_taken_out(redactor: Redactor) -> Non
         deep = [deep]
     looked: Any = redactor.value({"deep": deep, "beside": "here", "inside": json.dumps(deep)})
     assert "1111" not in json.dumps(looked)
-    assert GONE in json.dumps(looked["deep"])
+    assert REDACTED in json.dumps(looked["deep"])
     assert looked["beside"] == "here"

@@ -14,18 +14,18 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, reading, sqlite_url
+from store.database import open_store, read_session, sqlite_url
 from store.errors import StoreError
 from store.records import Exchange
-from store.repositories.serving import list_exchanges, open_conversations
+from store.repositories.serving import list_exchanges, silent_conversations
 from store.repositories.trajectories import TrajectoryFilter, list_trajectories
 from store.types import Outcome, Trajectory
 from tests.unit.store.chain import T0
 from traced.config.settings import load_settings
 from traced.gateway import recorder
-from traced.gateway.recorder import DAMAGED, Storer
-from traced.gateway.server import store_rest
-from traced.ingest.settlement import Judging, settle_silent
+from traced.gateway.recorder import DAMAGED, Recorder
+from traced.gateway.server import drain_spool
+from traced.ingest.settlement import Scorers, settle_silent
 from traced.ingest.spool import Spool, line_of
 from traced.scoring.evidence import Labels
 from traced.scoring.rules import Decision, Rules
@@ -47,7 +47,7 @@ def line(name: str) -> bytes:
 
 
 def stored(store: Engine) -> list[str]:
-    with reading(store) as opened:
+    with read_session(store) as opened:
         return sorted(one.id for one in list_exchanges(opened, "c-1"))
 
 
@@ -59,7 +59,7 @@ from traced.ingest.settlement import Judging, settle_silent
 from traced.ingest.spool import Spool
 spool = Spool(Path(sys.argv[1]) / "spool")
 for number in range(100):
-    spool.add(line(f"e-{number:03}"))
+    spool.try_write(line(f"e-{number:03}"))
 with open(next(spool.folder.glob("exchanges-*")), "ab") as half:
     half.write(b'{"id": "half')
 os.kill(os.getpid(), signal.SIGKILL)
@@ -76,23 +76,23 @@ def test_what_a_killed_router_was_told_reaches_the_store_once(tmp_path: Path, st
     again = left.read_bytes()
     for _ in range(2):  # the second time as after a crash between the commit and the deletion
         left.write_bytes(again)
-        Storer(load_settings(tmp_path), store).look()
+        Recorder(load_settings(tmp_path), store).run_once()
         assert stored(store) == [f"e-{number:03}" for number in range(100)]
         assert not left.exists()
     assert (folder / "damaged.jsonl").read_bytes() == b'{"id": "half\n' * 2
 
 
 def test_a_file_that_a_router_writes_is_left_alone_until_it_is_handed_over(tmp_path: Path, store: Engine) -> None:
-    spool, storer = Spool(tmp_path / "spool"), Storer(load_settings(tmp_path), store)
-    spool.add(line("e-1"))
-    storer.look()
+    spool, storer = Spool(tmp_path / "spool"), Recorder(load_settings(tmp_path), store)
+    spool.try_write(line("e-1"))
+    storer.run_once()
     assert stored(store) == []
-    asyncio.run(spool.turn())
-    spool.add(line("e-2"))
-    storer.look()
+    asyncio.run(spool.flush())
+    spool.try_write(line("e-2"))
+    storer.run_once()
     assert stored(store) == ["e-1"]
-    asyncio.run(spool.turn())
-    storer.look()
+    asyncio.run(spool.flush())
+    storer.run_once()
     assert stored(store) == ["e-1", "e-2"]
     assert list(spool.folder.iterdir()) == []
 
@@ -100,9 +100,9 @@ def test_a_file_that_a_router_writes_is_left_alone_until_it_is_handed_over(tmp_p
 def test_a_folder_that_cannot_be_written_to_loses_lines_loudly(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     spool = Spool(tmp_path / "file")
-    spool.add(line("e-1"))
-    assert (spool.lost, spool.kept) == (1, 0)
-    assert "1 conversations were not recorded" in spool.trouble
+    spool.try_write(line("e-1"))
+    assert (spool.lost_count, spool.written_count) == (1, 0)
+    assert "1 conversations were not recorded" in spool.problem
 
 
 def test_the_process_ends_with_its_router_and_stores_the_rest_first(tmp_path: Path, store: Engine) -> None:
@@ -115,15 +115,15 @@ def test_the_process_ends_with_its_router_and_stores_the_rest_first(tmp_path: Pa
     with subprocess.Popen([sys.executable, "-c", beside, str(tmp_path)], stdout=subprocess.PIPE, text=True) as router:
         assert router.stdout is not None
         pid = int(router.stdout.readline())
-        spool.add(line("e-1"))
-        asyncio.run(spool.turn())
+        spool.try_write(line("e-1"))
+        asyncio.run(spool.flush())
         _until(lambda: stored(store) == ["e-1"])
-        spool.add(line("e-2"))
+        spool.try_write(line("e-2"))
         router.kill()
-        asyncio.run(spool.turn())
+        asyncio.run(spool.flush())
     _until(lambda: not Path(f"/proc/{pid}").exists())
-    asyncio.run(spool.turn())
-    Storer(load_settings(tmp_path), store).look()
+    asyncio.run(spool.flush())
+    Recorder(load_settings(tmp_path), store).run_once()
     assert stored(store) == ["e-1", "e-2"]
     assert os.path.exists(tmp_path / "log")
 
@@ -147,9 +147,9 @@ def test_a_request_in_any_of_jsons_encodings_is_one_line(encoding: str) -> None:
 
 def test_what_a_dead_storer_left_is_stored_when_the_router_ends(tmp_path: Path, store: Engine) -> None:
     spool = Spool(tmp_path / "spool")
-    spool.add(line("e-1"))
-    asyncio.run(spool.turn())
-    store_rest(load_settings(tmp_path))
+    spool.try_write(line("e-1"))
+    asyncio.run(spool.flush())
+    drain_spool(load_settings(tmp_path))
     assert stored(store) == ["e-1"]
     assert list(spool.folder.glob("exchanges-*")) == []
 
@@ -159,7 +159,7 @@ def test_a_second_life_with_the_same_process_id_overwrites_nothing(tmp_path: Pat
         life = Spool(tmp_path / "spool")
         life.add(line(name))
         asyncio.run(life.turn())
-    Storer(load_settings(tmp_path), store).look()
+    Recorder(load_settings(tmp_path), store).run_once()
     assert stored(store) == ["e-1", "e-2"]
 
 
@@ -171,17 +171,17 @@ def test_what_one_client_said_holds_up_no_other(tmp_path: Path, store: Engine) -
     unreadable = b'{"id": "half'
     spool = Spool(tmp_path / "spool")
     for one in (unreadable + b"\n", line_of(bad, raw, {}, answer, streamed=False), line("e-1")):
-        spool.add(one)
-    asyncio.run(spool.turn())
-    storer = Storer(settings, store)
+        spool.try_write(one)
+    asyncio.run(spool.flush())
+    storer = Recorder(settings, store)
     for _ in range(3):
-        storer.look()
+        storer.run_once()
     assert stored(store) == ["e-1"]
     assert list((tmp_path / "spool").glob("exchanges-*")) == []
     aside = (tmp_path / "spool" / DAMAGED).read_bytes().splitlines()
     assert aside[0] == unreadable  # once, however often it was looked at
-    with reading(store) as opened:
-        assert open_conversations(opened, before=T0 + timedelta(days=9999), limit=10) == []
+    with read_session(store) as opened:
+        assert silent_conversations(opened, silent_since=T0 + timedelta(days=9999), limit=10) == []
         kept = [one for one in list_exchanges(opened, "c-0") if one.body]
     assert len(aside) + len(kept) == 2  # it is in one of the two places
 
@@ -191,15 +191,15 @@ def test_lines_that_cannot_be_stored_are_kept_aside_once_while_the_store_is_away
 ) -> None:
     spool = Spool(tmp_path / "spool")
     for one in (b"no JSON\n", line("e-1")):
-        spool.add(one)
-    asyncio.run(spool.turn())
-    storer = Storer(load_settings(tmp_path), store)
+        spool.try_write(one)
+    asyncio.run(spool.flush())
+    storer = Recorder(load_settings(tmp_path), store)
     with monkeypatch.context() as away:
         away.setattr(recorder, "save_exchanges", _away)
         for _ in range(5):
-            storer.look()
+            storer.run_once()
         assert not (tmp_path / "spool" / DAMAGED).exists()
-    storer.look()
+    storer.run_once()
     assert stored(store) == ["e-1"]
     assert (tmp_path / "spool" / DAMAGED).read_bytes() == b"no JSON\n"
 
@@ -223,11 +223,11 @@ def test_rules_that_fail_leave_a_conversation_unjudged_and_stored(tmp_path: Path
             raise RecursionError("a defect of a rule")
 
     spool = Spool(tmp_path / "spool")
-    spool.add(line("e-1"))
-    asyncio.run(spool.turn())
-    Storer(load_settings(tmp_path), store).store_files()
-    judging = Judging(Labels((), ()), cast(Rules, Broken()))
+    spool.try_write(line("e-1"))
+    asyncio.run(spool.flush())
+    Recorder(load_settings(tmp_path), store).store_files()
+    judging = Scorers(Labels((), ()), cast(Rules, Broken()))
     assert settle_silent(store, target="desk", judging=judging, now=T0 + timedelta(days=1), silence_s=1.0) == 1
-    with reading(store) as opened:
+    with read_session(store) as opened:
         (made,) = list_trajectories(opened, TrajectoryFilter(source="desk"))
     assert made.outcome is Outcome.UNKNOWN

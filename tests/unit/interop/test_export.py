@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agents.synthesizer.builtin import synthesize
 from tests.unit.agents.synthesis.conversations import capability, demonstrations
-from traced.interop import InTheWay, NotExportable
-from traced.interop.export import KINDS, RECORD, export, imported, package_files, package_name
+from traced.interop import NotExportable, TargetUnavailable
+from traced.interop.export import KINDS, RECORD_FILE, export, imported_modules, package_files, package_name
 from traced.interop.origin import Origin
 
 LAMP_SHOP = (Path(__file__).parents[2] / "data" / "environments" / "lamp_shop.py").read_text()
@@ -44,7 +44,7 @@ def synthesized() -> Origin:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_the_package_holds_the_environment_byte_for_byte_and_python_that_compiles(kind: str, tmp_path: Path) -> None:
     written = export(lamp_shop(), kind, tmp_path / "out")
-    source = json.loads((written.folder / RECORD).read_bytes())["source"]
+    source = json.loads((written.folder / RECORD_FILE).read_bytes())["source"]
     assert (written.folder / source).read_text() == LAMP_SHOP
     assert (written.folder / source).with_name("contract.py").is_file()
     for path in written.folder.rglob("*.py"):
@@ -58,7 +58,7 @@ def test_nothing_in_the_package_imports_traced(kind: str, synthesized: Origin) -
     for name, content in package_files(synthesized, kind).items():
         if not name.endswith(".py"):
             continue
-        tops = {module.partition(".")[0] for node in ast.walk(ast.parse(content)) for module in imported(node)}
+        tops = {module.partition(".")[0] for node in ast.walk(ast.parse(content)) for module in imported_modules(node)}
         own = {"", "models"}  # relative ones, and the models where the server runs from its own folder
         if name.endswith("/environment.py"):
             own.add("sandbox")  # which episode.py lends
@@ -69,9 +69,9 @@ def test_nothing_in_the_package_imports_traced(kind: str, synthesized: Origin) -
 def test_the_same_origin_gives_the_same_bytes_and_the_record_names_every_file(kind: str, synthesized: Origin) -> None:
     files = package_files(synthesized, kind)
     assert files == package_files(synthesized, kind)
-    record = json.loads(files[RECORD])
+    record = json.loads(files[RECORD_FILE])
     assert record["files"] == {
-        name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items()) if name != RECORD
+        name: hashlib.sha256(content).hexdigest() for name, content in sorted(files.items()) if name != RECORD_FILE
     }
     assert (record["environment"], record["admitted"]) == (synthesized.hash, True)
 
@@ -131,11 +131,11 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     export(lamp_shop(), "openenv", tmp_path / "empty")
     before = sorted((tmp_path / "empty").rglob("*"))
-    with pytest.raises(InTheWay, match="is there already"):
+    with pytest.raises(TargetUnavailable, match="is there already"):
         export(lamp_shop(), "verifiers", tmp_path / "empty")
     assert sorted((tmp_path / "empty").rglob("*")) == before
     (tmp_path / "file").touch()
-    with pytest.raises(InTheWay):
+    with pytest.raises(TargetUnavailable):
         export(lamp_shop(), "verifiers", tmp_path / "file")
-    with pytest.raises(InTheWay, match="cannot be written"):
+    with pytest.raises(TargetUnavailable, match="cannot be written"):
         export(lamp_shop(), "verifiers", tmp_path / "file" / "below")

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from agents.synthesizer.builtin import synthesize
-from sandbox.admission.checks import NAMES
+from sandbox.admission.checks import CHECK_NAMES
 from sandbox.admission.report import as_data, on_terminal
 from sandbox.admission.report.html import page
 from sandbox.admission.report.model import verdict, was_made
@@ -15,12 +15,18 @@ from sandbox.hashing import environment_hash
 from store.types import Check
 from tests.unit.agents.synthesis.conversations import capability, demonstrations
 from traced.interop import NotRecognised
-from traced.interop.export import KINDS, RECORD, export
+from traced.interop.export import KINDS, RECORD_FILE, export
 from traced.interop.origin import Origin
-from traced.interop.recognition import Foreign, Recognised, recognise_file, recognise_folder, unproved
+from traced.interop.recognition import (
+    ForeignPackage,
+    RecognisedEnvironment,
+    recognise_file,
+    recognise_folder,
+    unplayable_report,
+)
 
 
-def recognise(path: Path) -> Recognised | Foreign:
+def recognise(path: Path) -> RecognisedEnvironment | ForeignPackage:
     return recognise_folder(path) if path.is_dir() else recognise_file(path, path.read_text())
 
 
@@ -78,9 +84,9 @@ def folder(tmp_path: Path, **files: str) -> Path:
     return tmp_path
 
 
-def judged(found: Recognised | Foreign) -> dict[str, Check]:
-    assert isinstance(found, Foreign)
-    report = unproved(found)
+def judged(found: RecognisedEnvironment | ForeignPackage) -> dict[str, Check]:
+    assert isinstance(found, ForeignPackage)
+    report = unplayable_report(found)
     assert verdict(report) == "not judged"
     assert not any(map(was_made, report.checks))
     json.dumps([check.evidence for check in report.checks])
@@ -93,17 +99,17 @@ def test_what_traced_exported_comes_down_to_its_environment(kind: str, tmp_path:
     source = synthesize(capability("error-recovery"), trajectories, labels, seed=0)
     written = export(Origin(source, "error-recovery"), kind, tmp_path / "out")
     found = recognise(written.folder)
-    assert isinstance(found, Recognised)
-    assert (found.source_code, found.kind, found.recorded, found.changed) == (
+    assert isinstance(found, RecognisedEnvironment)
+    assert (found.source_code, found.kind, found.exported_hash, found.changed) == (
         source,
         kind,
         environment_hash(source),
         [],
     )
-    (written.folder / RECORD).unlink()
+    (written.folder / RECORD_FILE).unlink()
     found = recognise(written.folder)
-    assert isinstance(found, Recognised)
-    assert (found.source_code, found.kind, found.recorded) == (source, kind, "")
+    assert isinstance(found, RecognisedEnvironment)
+    assert (found.source_code, found.kind, found.exported_hash) == (source, kind, "")
 
 
 def test_what_was_changed_around_it_is_named(tmp_path: Path) -> None:
@@ -112,9 +118,9 @@ def test_what_was_changed_around_it_is_named(tmp_path: Path) -> None:
     (written.folder / "client.py").unlink()
     (written.folder / "server" / "environment.py").write_text(LAMP_SHOP + "\n# mended\n")
     found = recognise(written.folder)
-    assert isinstance(found, Recognised)
+    assert isinstance(found, RecognisedEnvironment)
     assert found.changed == ["client.py", "server/adapter.py"]
-    assert environment_hash(found.source_code) != found.recorded
+    assert environment_hash(found.source_code) != found.exported_hash
     (written.folder / "server" / "environment.py").unlink()
     with pytest.raises(NotRecognised, match="not there"):
         recognise(written.folder)
@@ -128,18 +134,18 @@ def test_a_record_does_not_lead_out_of_its_folder(tmp_path: Path) -> None:
     (inside / "link.py").symlink_to(outside)
     for source in ("../secret.py", str(outside), "link.py"):
         record = {"format": 1, "kind": "openenv", "environment": "", "source": source, "files": {source: ""}}
-        (inside / RECORD).write_text(json.dumps(record))
+        (inside / RECORD_FILE).write_text(json.dumps(record))
         with pytest.raises(NotRecognised):
             recognise(inside)
 
 
 def test_a_file_is_judged_as_it_is_and_whatever_else_a_folder_holds_beside_one_environment(tmp_path: Path) -> None:
     found = recognise(FILE)
-    assert isinstance(found, Recognised)
+    assert isinstance(found, RecognisedEnvironment)
     assert (found.kind, found.source_code) == ("file", LAMP_SHOP)
     here = folder(tmp_path, shop=LAMP_SHOP, other="import numpy\n")
     found = recognise(here)
-    assert isinstance(found, Recognised)
+    assert isinstance(found, RecognisedEnvironment)
     assert found.path == here / "shop.py"
     folder(tmp_path, second=LAMP_SHOP)
     with pytest.raises(NotRecognised, match="holds 2 environments") as caught:
@@ -154,7 +160,7 @@ def test_a_taskset_of_verifiers_says_what_it_declares_and_what_left_out(tmp_path
     assert (told["environments"], told["rewards"], told["tools"]) == (["SumTaskset"], ["right"], ["search"])
     assert told["imports"] == ["datasets", "numpy", "verifiers"]
     assert told["noted"] == []  # its imports are its project's own affair
-    assert set(found) == {"source", "runs", *NAMES, "spread"}
+    assert set(found) == {"source", "runs", *CHECK_NAMES, "spread"}
     assert not any(check.passed for check in found.values())
     assert "read, not run" in found["source"].evidence["left_out"]
     assert "standard library" in found["runs"].evidence["left_out"]
@@ -198,12 +204,12 @@ def test_what_a_foreign_source_reaches_for_is_noted_and_its_imports_are_not(tmp_
 
 def test_not_judged_is_told_on_every_page(tmp_path: Path) -> None:
     found = recognise(folder(tmp_path, sums__taskset=TASKSET))
-    assert isinstance(found, Foreign)
-    report = unproved(found)
+    assert isinstance(found, ForeignPackage)
+    report = unplayable_report(found)
     console = Console(file=io.StringIO(), width=120)
     console.print(on_terminal(report, "sums"))
     shown = console.file.getvalue()
-    assert f"sums: Not judged: none of {len(NAMES)} checks could be made" in shown
+    assert f"sums: Not judged: none of {len(CHECK_NAMES)} checks could be made" in shown
     assert "efused" not in shown + page(report, "sums", datetime(2026, 1, 1, tzinfo=UTC))
     assert "characters)" not in shown  # every reason is told in full
     told = as_data(report)

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlmodel import Session
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.errors import NotFound
-from store.repositories.events import add_notice, begin_try, due_notices, end_try, next_due, undelivered
-from traced.notifications.messages import announce, approval_needed, parked, trouble
+from store.repositories.events import add_notice, begin_delivery, due_notices, end_delivery, next_delivery_at, undelivered_notices
+from traced.notifications.messages import announce, approval_needed, daemon_held_up, input_quarantined
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -19,7 +19,7 @@ HOOKS = ["ops", "mail"]
 @pytest.fixture
 def db() -> Iterator[Session]:
     engine = open_store("sqlite://")
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         yield opened
     engine.dispose()
 
@@ -41,27 +41,27 @@ def test_a_key_is_told_once_to_each_hook_and_later_hooks_are_told_of_later_thing
 def test_tries_are_counted_before_they_are_made_and_an_end_is_kept(db: Session) -> None:
     add_notice(db, "k1", HOOKS, {}, at=NOON)
     first, second = due_notices(db, HOOKS, at=NOON, longest_wait=HOUR)
-    begin_try(db, first.seq, next_at=NOON + HOUR / 2)
+    begin_delivery(db, first.seq, next_at=NOON + HOUR / 2)
     assert due(db) == [("k1", "mail")]
-    assert next_due(db, HOOKS) == NOON
-    end_try(db, first.seq, delivered_at=None, error="refused")
-    begin_try(db, second.seq, next_at=NOON + HOUR)
-    end_try(db, second.seq, delivered_at=NOON)
-    (left,) = undelivered(db)
+    assert next_delivery_at(db, HOOKS) == NOON
+    end_delivery(db, first.seq, delivered_at=None, error="refused")
+    begin_delivery(db, second.seq, next_at=NOON + HOUR)
+    end_delivery(db, second.seq, delivered_at=NOON)
+    (left,) = undelivered_notices(db)
     assert (left.hook, left.tries, left.last_error, left.next_at) == ("ops", 1, "refused", NOON + HOUR / 2)
     assert due(db, NOON + HOUR) == [("k1", "ops")]
-    begin_try(db, first.seq, next_at=None)
-    end_try(db, first.seq, delivered_at=None, error="refused again")
+    begin_delivery(db, first.seq, next_at=None)
+    end_delivery(db, first.seq, delivered_at=None, error="refused again")
     assert due(db, NOON + 100 * HOUR) == []
-    assert next_due(db, HOOKS) is None
-    assert [(notice.tries, notice.last_error) for notice in undelivered(db)] == [(2, "refused again")]
+    assert next_delivery_at(db, HOOKS) is None
+    assert [(notice.tries, notice.last_error) for notice in undelivered_notices(db)] == [(2, "refused again")]
     with pytest.raises(NotFound):
-        begin_try(db, 99, next_at=None)
+        begin_delivery(db, 99, next_at=None)
 
 
 def test_a_clock_that_was_set_back_does_not_keep_a_notice_waiting(db: Session) -> None:
     add_notice(db, "k1", ["ops"], {}, at=NOON)
-    begin_try(db, 1, next_at=NOON + HOUR)
+    begin_delivery(db, 1, next_at=NOON + HOUR)
     assert due(db, NOON) == []
     assert due(db, NOON - timedelta(days=30)) == [("k1", "ops")]
 
@@ -70,10 +70,10 @@ def test_messages_name_the_thing_and_the_next_command(db: Session) -> None:
     message = approval_needed("precision@v2", "gate-1")
     announce(db, message, HOOKS, at=NOON)
     announce(db, message, HOOKS, at=NOON + HOUR)
-    announce(db, parked("p1", "train", "", "killed"), HOOKS, at=NOON)
+    announce(db, input_quarantined("p1", "train", "", "killed"), HOOKS, at=NOON)
     first, _, third, _ = due_notices(db, HOOKS, at=NOON + HOUR, longest_wait=HOUR)
     assert first.body["command"] == "traced explain precision@v2"
     assert (first.body["at"], first.body["key"]) == ("2026-01-02T12:00:00+00:00", message.key)
     assert "train of the cycle" in third.body["text"]
     assert approval_needed("precision@v2", "gate-2").key != message.key
-    assert trouble("Docker", "down", "x", NOON).key != trouble("Docker", "down", "x", NOON + HOUR).key
+    assert daemon_held_up("Docker", "down", "x", NOON).key != daemon_held_up("Docker", "down", "x", NOON + HOUR).key

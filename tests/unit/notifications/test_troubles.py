@@ -1,30 +1,30 @@
 from datetime import UTC, datetime, timedelta
 
-from traced.notifications.messages import FORGET_AFTER, TELL_AFTER, Troubles
+from traced.notifications.messages import FORGET_AFTER, REPORT_AFTER, OutageTracker
 
 NOON = datetime(2026, 3, 14, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 
 
 def test_what_lasts_is_told_once() -> None:
-    troubles = Troubles()
-    times = [NOON + n * TELL_AFTER / 2 for n in range(5)]
-    assert [troubles.held_up("collect", at) for at in times] == [None, None, NOON, None, None]
+    troubles = OutageTracker()
+    times = [NOON + n * REPORT_AFTER / 2 for n in range(5)]
+    assert [troubles.outage_to_report("collect", at) for at in times] == [None, None, NOON, None, None]
 
 
 def test_what_was_over_is_told_again_and_stages_are_apart() -> None:
-    troubles = Troubles()
-    assert troubles.held_up("collect", NOON) is None
-    assert troubles.held_up("train dates", NOON + TELL_AFTER) is None
-    assert troubles.held_up("collect", NOON + TELL_AFTER) == NOON
-    again = NOON + TELL_AFTER + FORGET_AFTER + SECOND
-    assert troubles.held_up("collect", again) is None
-    assert troubles.held_up("collect", again + TELL_AFTER) == again
+    troubles = OutageTracker()
+    assert troubles.outage_to_report("collect", NOON) is None
+    assert troubles.outage_to_report("train dates", NOON + REPORT_AFTER) is None
+    assert troubles.outage_to_report("collect", NOON + REPORT_AFTER) == NOON
+    again = NOON + REPORT_AFTER + FORGET_AFTER + SECOND
+    assert troubles.outage_to_report("collect", again) is None
+    assert troubles.outage_to_report("collect", again + REPORT_AFTER) == again
 
 
 def test_a_clock_that_is_set_back_begins_anew() -> None:
-    troubles = Troubles()
-    troubles.held_up("collect", NOON)
+    troubles = OutageTracker()
+    troubles.outage_to_report("collect", NOON)
     earlier = NOON - timedelta(days=1)
-    assert troubles.held_up("collect", earlier) is None
-    assert troubles.held_up("collect", earlier + TELL_AFTER) == earlier
+    assert troubles.outage_to_report("collect", earlier) is None
+    assert troubles.outage_to_report("collect", earlier + REPORT_AFTER) == earlier

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.records import Feedback
 from store.repositories.serving import save_feedback
 from store.repositories.trajectories import save_trajectories
@@ -17,9 +17,18 @@ from store.types import Outcome
 from tests.unit.scoring.conversations import conversation
 from tests.unit.store.chain import T0, later
 from traced.config.cycle_sections import JudgeSection
-from traced.scoring.agreement import cohen_kappa, interval, keep, kept, labelled, lacking, summed_up, trusted
+from traced.scoring.agreement import (
+    cohen_kappa,
+    distrust_reason,
+    kappa_interval,
+    labelled_conversations,
+    latest_agreement,
+    require_trusted,
+    save_agreement,
+    summarize,
+)
 from traced.scoring.errors import JudgeNotTrusted
-from traced.scoring.evidence import By, Labels
+from traced.scoring.evidence import Labels, OutcomeSource
 from traced.scoring.judge import Judge, Judgement
 from traced.scoring.rules import Decision
 
@@ -46,8 +55,8 @@ def test_kappa_is_scikit_learns(counts: list[int]) -> None:
 @settings(max_examples=30)
 @given(COUNTS, st.integers(0, 2**32))
 def test_the_interval_is_its_seeds_and_within_bounds(counts: list[int], seed: int) -> None:
-    low, high = interval(counts, seed)
-    assert (low, high) == interval(counts, seed)
+    low, high = kappa_interval(counts, seed)
+    assert (low, high) == kappa_interval(counts, seed)
     if low is not None and high is not None:
         assert -1 <= low <= high <= 1
 
@@ -55,7 +64,7 @@ def test_the_interval_is_its_seeds_and_within_bounds(counts: list[int], seed: in
 def test_the_interval_is_about_as_wide_as_theory_says() -> None:
     """Fleiss, Cohen and Everitt 1969, for equal margins: variance = (1 - k²) / n where both classes are as frequent."""
     counts = [320, 80, 80, 320]
-    kappa, (low, high) = cohen_kappa(counts), interval(counts, 7)
+    kappa, (low, high) = cohen_kappa(counts), kappa_interval(counts, 7)
     assert kappa == pytest.approx(0.6)
     assert low is not None
     assert high is not None
@@ -81,7 +90,7 @@ def test_what_is_unclear_or_failed_is_counted_apart() -> None:
         (S, Decision(U, reason="who knows")),
         (F, Decision(U, reason="away", failed=True)),
     ]
-    found = summed_up("judge:m@1", "shop", By.PEOPLE, judgements(*pairs), 0)
+    found = summarize("judge:m@1", "shop", OutcomeSource.PEOPLE, judgements(*pairs), 0)
     assert (found.labelled, found.decided, found.unclear, found.failed) == (10, 8, 1, 1)
     assert found.table == {
         "success judged success": 3,
@@ -105,8 +114,8 @@ def test_what_is_unclear_or_failed_is_counted_apart() -> None:
     ],
 )
 def test_a_judge_counts_when_it_agrees_on_enough_of_both_kinds(pairs: list[tuple[Outcome, Decision]], why: str) -> None:
-    found = summed_up("judge:m@1", "shop", By.PEOPLE, judgements(*pairs), 0)
-    said = lacking(asdict(found), SETTINGS)
+    found = summarize("judge:m@1", "shop", OutcomeSource.PEOPLE, judgements(*pairs), 0)
+    said = distrust_reason(asdict(found), SETTINGS)
     assert why in said
     assert bool(said) == bool(why)
 
@@ -114,25 +123,25 @@ def test_a_judge_counts_when_it_agrees_on_enough_of_both_kinds(pairs: list[tuple
 def test_only_the_newest_agreement_of_this_very_judge_with_labels_that_count_lets_it_count() -> None:
     judge, other = Judge(SETTINGS, "be strict"), Judge(SETTINGS, "be kind")
     good, bad = (
-        summed_up(judge.name, "shop", By.PEOPLE, judgements(*pairs), 0)
+        summarize(judge.name, "shop", OutcomeSource.PEOPLE, judgements(*pairs), 0)
         for pairs in (of(20, 0, S) + of(20, 0, F), of(10, 10, S) + of(10, 10, F))
     )
-    rules = summed_up(judge.name, "shop", By.RULES, judgements(*of(20, 0, S), *of(20, 0, F)), 0)
-    with session(open_store("sqlite://")) as opened:
+    rules = summarize(judge.name, "shop", OutcomeSource.RULES, judgements(*of(20, 0, S), *of(20, 0, F)), 0)
+    with write_session(open_store("sqlite://")) as opened:
         with pytest.raises(JudgeNotTrusted, match="never measured"):
-            trusted(opened, judge)
-        keep(opened, rules, SETTINGS, T0)
+            require_trusted(opened, judge)
+        save_agreement(opened, rules, SETTINGS, T0)
         with pytest.raises(JudgeNotTrusted, match="never measured"):
-            trusted(opened, judge)
-        keep(opened, good, SETTINGS, later(1))
-        assert trusted(opened, judge)["kappa"] == 1
+            require_trusted(opened, judge)
+        save_agreement(opened, good, SETTINGS, later(1))
+        assert require_trusted(opened, judge)["kappa"] == 1
         with pytest.raises(JudgeNotTrusted, match=f"{other.name}.*never measured"):
-            trusted(opened, other)
-        keep(opened, bad, SETTINGS, later(2))
+            require_trusted(opened, other)
+        save_agreement(opened, bad, SETTINGS, later(2))
         with pytest.raises(JudgeNotTrusted, match=r"agreement is 0\.00"):
-            trusted(opened, judge)
-        keep(opened, rules, SETTINGS, later(3))
-        assert (kept(opened, judge.name) or {})["kappa"] == 0
+            require_trusted(opened, judge)
+        save_agreement(opened, rules, SETTINGS, later(3))
+        assert (latest_agreement(opened, judge.name) or {})["kappa"] == 0
 
 
 def test_another_prompt_or_model_is_another_judge() -> None:
@@ -143,8 +152,8 @@ def test_another_prompt_or_model_is_another_judge() -> None:
 
 def test_what_people_say_counts_also_where_evidence_keeps_the_stored_outcome() -> None:
     store = open_store("sqlite://")
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_trajectories(opened, [conversation(trajectory_id=name, outcome=F) for name in ("a", "b")])
         save_feedback(opened, Feedback("a", T0, score=1.0, who="alice"))
-    assert [(one.id, one.outcome) for one in labelled(store, "shop", NONE, By.PEOPLE, 10)] == [("a", S)]
-    assert [(one.id, one.outcome) for one in labelled(store, "shop", NONE, By.SOURCE, 10)] == [("b", F)]
+    assert [(one.id, one.outcome) for one in labelled_conversations(store, "shop", NONE, OutcomeSource.PEOPLE, 10)] == [("a", S)]
+    assert [(one.id, one.outcome) for one in labelled_conversations(store, "shop", NONE, OutcomeSource.SOURCE, 10)] == [("b", F)]

@@ -10,7 +10,7 @@ import pytest
 from store.types import Outcome
 from tests.unit.scoring.conversations import CANCELLED, call, conversation
 from traced.scoring.conditions import MISSING
-from traced.scoring.databases import PAUSE_S, Database, Databases, NoAnswer
+from traced.scoring.databases import PAUSE_S, Database, Databases, QueryFailed
 from traced.scoring.rule_file import read_rules
 
 SLOW = "with recursive n(i) as (select 1 union all select i + 1 from n) select max(i) from n"
@@ -88,7 +88,7 @@ def test_the_first_value_of_the_first_row(databases: Databases, query: str, answ
 def test_nothing_but_reading_is_possible(
     databases: Databases, shop: sqlite3.Connection, tmp_path: Path, query: str
 ) -> None:
-    with pytest.raises(NoAnswer, match="shop"):
+    with pytest.raises(QueryFailed, match="shop"):
         databases.ask("shop", query, {})
     assert shop.execute("select count(*) from orders").fetchone() == (3,)
     assert shop.execute("pragma user_version").fetchone() == (0,)
@@ -100,9 +100,9 @@ def test_a_slow_database_is_left_alone_for_a_while(tmp_path: Path, shop: sqlite3
     clock = [0.0]
     known = {"shop": Database(url="sqlite:///shop.db", timeout_s=0.1)}
     databases = Databases(known, tmp_path, lambda: clock[0])
-    with pytest.raises(NoAnswer, match="interrupted"):
+    with pytest.raises(QueryFailed, match="interrupted"):
         databases.ask("shop", SLOW, {})
-    with pytest.raises(NoAnswer, match="interrupted"):
+    with pytest.raises(QueryFailed, match="interrupted"):
         databases.ask("shop", "select 1", {})
     clock[0] = PAUSE_S
     assert databases.ask("shop", "select 1", {}) == 1
@@ -116,13 +116,13 @@ def test_a_locked_or_missing_database_is_no_answer(tmp_path: Path, shop: sqlite3
     }
     databases = Databases(known, tmp_path)
     shop.execute("begin exclusive")
-    with pytest.raises(NoAnswer, match="locked"):
+    with pytest.raises(QueryFailed, match="locked"):
         databases.ask("locked", "select * from orders", {})
     shop.rollback()
-    with pytest.raises(NoAnswer, match=r"none\.db"):
+    with pytest.raises(QueryFailed, match=r"none\.db"):
         databases.ask("missing", "select 1", {})
     assert not (tmp_path / "none.db").exists()
-    with pytest.raises(NoAnswer, match="SHOP_URL_THAT_IS_NOT_SET is not set"):
+    with pytest.raises(QueryFailed, match="SHOP_URL_THAT_IS_NOT_SET is not set"):
         databases.ask("unset", "select 1", {})
 
 
@@ -130,7 +130,7 @@ def test_a_locked_or_missing_database_is_no_answer(tmp_path: Path, shop: sqlite3
 def test_a_password_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("SHOP_URL", url)
     databases = Databases({"shop": Database(url_env="SHOP_URL")}, tmp_path)
-    with pytest.raises(NoAnswer) as caught:
+    with pytest.raises(QueryFailed) as caught:
         databases.ask("shop", "select 1", {})
     assert "s3cr3t" not in str(caught.value)
     assert caught.value.__cause__ is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sqlmodel import Session
 
 from agents.contrast import contrast
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.records import Exchange, Feedback
 from store.repositories import serving
 from store.repositories.capabilities import save_capabilities, save_labels
@@ -20,15 +20,15 @@ from tests.unit.scoring.conversations import CANCELLED, conversation
 from tests.unit.store.chain import CAPABILITY, CYCLE, T0, later
 from traced.scoring.errors import OutcomesError
 from traced.scoring.evidence import (
-    By,
     Labels,
-    is_reserved,
-    judge_again,
-    judged_by,
-    keep_verdict,
-    label,
-    said_of,
-    standing_of,
+    OutcomeSource,
+    count_outcome_sources,
+    effective_outcome,
+    feedback_on,
+    is_reserved_author,
+    label_trajectory,
+    rescore,
+    store_verdict,
     verdict,
 )
 from traced.scoring.rules import Decision
@@ -49,21 +49,21 @@ def person(label: str = "", score: float | None = None, comment: str = "") -> Fe
 @pytest.mark.parametrize(
     ("said", "outcome", "whose"),
     [
-        ([], U, By.NOBODY),
-        ([by(JUDGE, S)], S, By.JUDGE),
-        ([by(RULES, F), by(JUDGE, S)], F, By.RULES),
-        ([person("good"), by(RULES, F), by(JUDGE, F)], S, By.PEOPLE),
-        ([by(RULES, S), by(JUDGE, S), person(score=0.2)], F, By.PEOPLE),
-        ([person("good"), person("bad"), person(comment="hm")], F, By.PEOPLE),
-        ([person("meh"), by(RULES, S)], S, By.RULES),
-        ([by(RULES, S), by(RULES, U)], U, By.NOBODY),
-        ([by(RULES, U), by(JUDGE, F)], F, By.JUDGE),
-        ([by(JUDGE, F), by(JUDGE, S)], S, By.JUDGE),
+        ([], U, OutcomeSource.NOBODY),
+        ([by(JUDGE, S)], S, OutcomeSource.JUDGE),
+        ([by(RULES, F), by(JUDGE, S)], F, OutcomeSource.RULES),
+        ([person("good"), by(RULES, F), by(JUDGE, F)], S, OutcomeSource.PEOPLE),
+        ([by(RULES, S), by(JUDGE, S), person(score=0.2)], F, OutcomeSource.PEOPLE),
+        ([person("good"), person("bad"), person(comment="hm")], F, OutcomeSource.PEOPLE),
+        ([person("meh"), by(RULES, S)], S, OutcomeSource.RULES),
+        ([by(RULES, S), by(RULES, U)], U, OutcomeSource.NOBODY),
+        ([by(RULES, U), by(JUDGE, F)], F, OutcomeSource.JUDGE),
+        ([by(JUDGE, F), by(JUDGE, S)], S, OutcomeSource.JUDGE),
     ],
 )
-def test_precedence(said: list[Feedback], outcome: Outcome, whose: By) -> None:
-    found = LABELS.standing(said)
-    assert (found.outcome, found.by) == (outcome, whose)
+def test_precedence(said: list[Feedback], outcome: Outcome, whose: OutcomeSource) -> None:
+    found = LABELS.effective_outcome(said)
+    assert (found.outcome, found.source) == (outcome, whose)
 
 
 WORDS = st.lists(
@@ -77,82 +77,82 @@ WORDS = st.lists(
 def test_what_rules_and_judges_say_changes_nothing_where_a_person_spoke(
     before: list[Feedback], after: list[Feedback]
 ) -> None:
-    machines = [one for one in after if is_reserved(one.who)]
-    told = LABELS.standing(before)
-    if told.by is By.PEOPLE:
-        assert LABELS.standing([*before, *machines]) == told
+    machines = [one for one in after if is_reserved_author(one.who)]
+    told = LABELS.effective_outcome(before)
+    if told.source is OutcomeSource.PEOPLE:
+        assert LABELS.effective_outcome([*before, *machines]) == told
 
 
 @pytest.mark.parametrize("who", ["rules:x", "judge:", " Rules:x", "JUDGE:gpt"])
 def test_reserved_names(who: str) -> None:
-    assert is_reserved(who)
-    assert not is_reserved(f"the {who}")
+    assert is_reserved_author(who)
+    assert not is_reserved_author(f"the {who}")
 
 
 @pytest.fixture
 def opened() -> Session:
-    with session(open_store("sqlite://")) as made:
+    with write_session(open_store("sqlite://")) as made:
         save_trajectories(made, [CANCELLED])
         return made
 
 
-def outcome_of(opened: Session) -> tuple[Outcome, By]:
+def outcome_of(opened: Session) -> tuple[Outcome, OutcomeSource]:
     stored = get_trajectory(opened, "t1")
-    return stored.outcome, standing_of(opened, stored, LABELS).by
+    return stored.outcome, effective_outcome(opened, stored, LABELS).source
 
 
 def test_a_verdict_judges_until_a_person_says_otherwise(opened: Session) -> None:
-    assert keep_verdict(opened, by(JUDGE, F), LABELS)
-    assert outcome_of(opened) == (F, By.JUDGE)
-    assert keep_verdict(opened, by(RULES, S), LABELS)
-    assert outcome_of(opened) == (S, By.RULES)
-    assert keep_verdict(opened, by(JUDGE, U), LABELS)
-    assert outcome_of(opened) == (S, By.RULES)
-    assert not keep_verdict(opened, by(RULES, S, later(9)), LABELS)  # it said so before
-    assert label(opened, person("bad", 0.0), LABELS).outcome is F
-    assert outcome_of(opened) == (F, By.PEOPLE)
-    assert not keep_verdict(opened, by("rules:other", S), LABELS)
-    assert not keep_verdict(opened, by(JUDGE, S), LABELS)
-    assert outcome_of(opened) == (F, By.PEOPLE)
-    assert [one.who for one in said_of(opened, "t1")] == [JUDGE, RULES, JUDGE, "Ada"]
-    assert said_of(opened, "t1")[1].comment == "a rule: so it was"
+    assert store_verdict(opened, by(JUDGE, F), LABELS)
+    assert outcome_of(opened) == (F, OutcomeSource.JUDGE)
+    assert store_verdict(opened, by(RULES, S), LABELS)
+    assert outcome_of(opened) == (S, OutcomeSource.RULES)
+    assert store_verdict(opened, by(JUDGE, U), LABELS)
+    assert outcome_of(opened) == (S, OutcomeSource.RULES)
+    assert not store_verdict(opened, by(RULES, S, later(9)), LABELS)  # it said so before
+    assert label_trajectory(opened, person("bad", 0.0), LABELS).outcome is F
+    assert outcome_of(opened) == (F, OutcomeSource.PEOPLE)
+    assert not store_verdict(opened, by("rules:other", S), LABELS)
+    assert not store_verdict(opened, by(JUDGE, S), LABELS)
+    assert outcome_of(opened) == (F, OutcomeSource.PEOPLE)
+    assert [one.who for one in feedback_on(opened, "t1")] == [JUDGE, RULES, JUDGE, "Ada"]
+    assert feedback_on(opened, "t1")[1].comment == "a rule: so it was"
 
 
 def test_rules_that_take_their_word_back_leave_it_unknown(opened: Session) -> None:
-    keep_verdict(opened, by(RULES, F), LABELS)
-    keep_verdict(opened, by(RULES, U, later(1)), LABELS)
-    assert outcome_of(opened) == (U, By.NOBODY)
+    store_verdict(opened, by(RULES, F), LABELS)
+    store_verdict(opened, by(RULES, U, later(1)), LABELS)
+    assert outcome_of(opened) == (U, OutcomeSource.NOBODY)
 
 
 def test_late_feedback_on_an_answer_judges_the_conversations_trajectory(opened: Session) -> None:
     exchange = Exchange("e1", "conv", T0, "base", 200, 0.1, response_id="r1", trajectory_id="t1")
     serving.save_exchanges(opened, [exchange])
-    keep_verdict(opened, by(RULES, F), LABELS)
+    store_verdict(opened, by(RULES, F), LABELS)
     for one in (Feedback("conv", T0, "other", 1.0, who="Bo"), Feedback("conv", T0, "r1", comment="hm")):
         serving.save_feedback(opened, one)
-        assert judge_again(opened, ["t1"], LABELS) == 0
+        assert rescore(opened, ["t1"], LABELS) == 0
     serving.save_feedback(opened, Feedback("conv", later(1), "r1", 0.9, who="Bo"))
-    assert judge_again(opened, ["t1"], LABELS) == 1
-    assert outcome_of(opened) == (S, By.PEOPLE)
-    assert judged_by(opened, ["t1"], LABELS) == {"people": 1}
+    assert rescore(opened, ["t1"], LABELS) == 1
+    assert outcome_of(opened) == (S, OutcomeSource.PEOPLE)
+    assert count_outcome_sources(opened, ["t1"], LABELS) == {"people": 1}
 
 
 def test_an_outcome_that_came_with_its_trajectory_stays(opened: Session) -> None:
     save_trajectories(opened, [conversation(trajectory_id="t2", outcome=F, source="tau-bench")])
-    assert not keep_verdict(opened, by(RULES, S, trajectory_id="t2"), LABELS)
+    assert not store_verdict(opened, by(RULES, S, trajectory_id="t2"), LABELS)
     with pytest.raises(OutcomesError, match="came with its outcome"):
-        label(opened, Feedback("t2", T0, "", 1.0, "success", who="Ada"), LABELS)
-    assert judge_again(opened, ["t1", "t2"], LABELS) == 0
-    assert judged_by(opened, ["t1", "t2"], LABELS) == {"source": 1, "nobody": 1}
+        label_trajectory(opened, Feedback("t2", T0, "", 1.0, "success", who="Ada"), LABELS)
+    assert rescore(opened, ["t1", "t2"], LABELS) == 0
+    assert count_outcome_sources(opened, ["t1", "t2"], LABELS) == {"source": 1, "nobody": 1}
 
 
 def test_what_a_cycles_evidence_refers_to_stays_and_no_verdict_is_kept(opened: Session) -> None:
     save_cycle(opened, CYCLE)
     save_capabilities(opened, "c1", [CAPABILITY])
     save_labels(opened, "c1", [Label("t1", CAPABILITY.name, 0, Verdict.PRESENT, 1)])
-    assert not keep_verdict(opened, by(RULES, S), LABELS)
-    assert said_of(opened, "t1") == []
-    assert outcome_of(opened) == (U, By.NOBODY)
+    assert not store_verdict(opened, by(RULES, S), LABELS)
+    assert feedback_on(opened, "t1") == []
+    assert outcome_of(opened) == (U, OutcomeSource.NOBODY)
 
 
 def test_analysis_counts_nothing_of_what_nobody_judged() -> None:

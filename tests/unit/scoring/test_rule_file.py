@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from traced.scoring.errors import RuleFileError
-from traced.scoring.rule_file import FollowedRules, read_rules
+from traced.scoring.rule_file import WatchedRules, read_rules
 
 GOOD = '[[rule]]\nname = "a"\noutcome = "success"\nwhen = {call = "x"}\n'
 
@@ -93,17 +93,17 @@ def test_a_file_that_is_not_there_or_no_toml(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_is_read_again_and_a_bad_one_leaves_the_last_good_one(tmp_path: Path) -> None:
     path = written(tmp_path, "rule = 1\n")
-    followed = FollowedRules(path)
-    assert followed.now() is None
-    assert "line 1" in followed.trouble
+    followed = WatchedRules(path)
+    assert followed.current() is None
+    assert "line 1" in followed.problem
     written(tmp_path, GOOD)
-    first = followed.now()
+    first = followed.current()
     assert first is not None
-    assert followed.trouble == ""
-    assert followed.now() is first
+    assert followed.problem == ""
+    assert followed.current() is first
     written(tmp_path, GOOD + "x")
-    assert followed.now() is first
-    assert followed.trouble
+    assert followed.current() is first
+    assert followed.problem
     os.remove(path)
-    assert followed.now() is first
-    assert "cannot be read" in followed.trouble
+    assert followed.current() is first
+    assert "cannot be read" in followed.problem

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from store.types import Message, Outcome
 from tests.unit.scoring.conversations import CANCELLED, call, conversation, said
-from traced.scoring.conditions import Condition, conversation_of, same
+from traced.scoring.conditions import Condition, conversation_of, json_equal
 from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import UNDECIDED
 
@@ -72,7 +72,7 @@ def test_values_of_different_kinds_are_not_equal(one: Any, other: Any) -> None:
     numbers = [1, 1.0]
     alike = one is other or (one in numbers and other in numbers and not isinstance(one, bool | str))
     alike = alike and isinstance(one, bool) == isinstance(other, bool)
-    assert same(one, other) == (alike or (type(one) is type(other) and one == other))
+    assert json_equal(one, other) == (alike or (type(one) is type(other) and one == other))
 
 
 def test_the_first_rule_that_matches_decides(tmp_path: Any) -> None:

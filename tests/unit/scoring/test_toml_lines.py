@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traced.scoring.rule_file import Where, lines_of
+from traced.scoring.rule_file import TomlPath, lines_of
 
 TEXT = '''# a comment with [brackets] = "and" strings
 top = 1.5
@@ -30,7 +30,7 @@ any = [
     5],
 ]
 '''
-EXPECTED: dict[Where, int] = {
+EXPECTED: dict[TomlPath, int] = {
     ("top",): 2,
     ("when",): 3,
     ("rule", 0): 5,
@@ -54,7 +54,7 @@ VALUES = st.recursive(
 )
 
 
-def places(value: Any, where: Where = ()) -> list[Where]:
+def places(value: Any, where: TomlPath = ()) -> list[TomlPath]:
     """The path of every value in what ``tomllib`` gives."""
     inner: list[tuple[str | int, Any]] = []
     if isinstance(value, dict):

@@ -1,13 +1,13 @@
-"""What can go wrong while trajectory files are read.
+"""Errors of reading trajectory files.
 
 ImportFailed          (exit code 1)
-├── UnreadableFile    the file cannot be opened, or is no file of its format as a whole
-│   └── UnknownFormat the file's beginning tells no format
-├── NothingFound      the file was read to its end and held no trajectory
+├── UnreadableFile    the file cannot be opened, or is not a file of its format at all
+│   └── UnknownFormat the first bytes match no format, or not the requested one
+├── NoTrajectories    the file was read to its end and holds no trajectory
 ├── AlreadyRunning    another process imports the same file
-└── BadRecord         one record is damaged; names file, record, line and column
+└── BadRecord         one record is invalid; names file, record, line and column
 
-Damage says why a value that is JSON is no record of its format; readers turn it into a BadRecord.
+RecordFormatError says why a JSON value is not a record of its format; readers turn it into a BadRecord.
 """
 
 from pathlib import Path
@@ -20,32 +20,33 @@ class ImportFailed(TracedError):
 
 
 class UnreadableFile(ImportFailed):
-    """The file cannot be opened, or is no file of its format as a whole."""
+    """The file cannot be opened, or is not a file of its format at all."""
 
 
 class UnknownFormat(UnreadableFile):
-    """The file's beginning tells no format, or another one than the format that was named."""
+    """The first bytes of the file match no format, or not the requested one."""
 
 
-class NothingFound(ImportFailed):
-    """The file was read to its end and held no trajectory."""
+class NoTrajectories(ImportFailed):
+    """The file was read to its end and holds no trajectory."""
 
 
 class AlreadyRunning(ImportFailed):
     """Another process imports the same file."""
 
 
-class Damage(ValueError):
-    """Why a value that is JSON is still no record of its format."""
+class RecordFormatError(ValueError):
+    """A JSON value is not a record of its format; the message says why."""
 
 
 class BadRecord(ImportFailed):
-    """One record is damaged. ``record`` counts from 1, ``line`` and ``column`` from 1 (column in characters).
+    """One record is invalid.
 
-    ``raw`` is the record's own text as far as it may be kept; "" where only its place may be told.
+    ``record``, ``line`` and ``column`` count from 1, columns in characters. ``raw`` is the text of the record as far
+    as it may be stored, "" where only its position may be reported.
     """
 
     def __init__(self, path: Path, record: int, line: int, column: int, cause: str, *, raw: str = "") -> None:
-        where = f"{path}: record {record}, line {line}, column {column}"
-        super().__init__(f"{where}: {cause}", hint="repair the record, or leave --strict out: it is then kept aside")
+        location = f"{path}: record {record}, line {line}, column {column}"
+        super().__init__(f"{location}: {cause}", hint="repair the record, or leave out --strict to skip it")
         self.path, self.record, self.line, self.column, self.cause, self.raw = path, record, line, column, cause, raw

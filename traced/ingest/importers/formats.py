@@ -1,19 +1,13 @@
-"""The formats by name, and which of them a file's beginning tells.
-
-Invariants: a guess rests on the keys of the first record alone; where they fit no format, or the named one least, that
-is an error that names the formats. Not covered: files whose first records are of another kind than the others.
-
-Readers of other tools' trajectory files: ``FORMATS`` maps a format's name to its reader (see ``reading``).
-"""
+"""The trajectory file formats by name, and format detection from the first bytes of a file."""
 
 from pathlib import Path
 
-from traced.ingest.importers.errors import BadRecord, ImportFailed, NothingFound, UnknownFormat, UnreadableFile
-from traced.ingest.importers.json_file import beginning, first_keys, is_array
+from traced.ingest.importers.errors import UnknownFormat
+from traced.ingest.importers.json_file import first_keys, is_array, read_head
 from traced.ingest.importers.langfuse import read_langfuse
 from traced.ingest.importers.langsmith import read_langsmith
 from traced.ingest.importers.openai_chat import read_openai
-from traced.ingest.importers.reader import Reader, Reading, Step
+from traced.ingest.importers.reader import Reader
 from traced.ingest.importers.tau_bench import read_tau2_bench, read_tau_bench
 
 FORMATS: dict[str, Reader] = {
@@ -26,46 +20,35 @@ FORMATS: dict[str, Reader] = {
 
 
 def format_of(path: Path) -> str:
-    """The format that the file's beginning tells; raises UnknownFormat and UnreadableFile."""
-    head = beginning(path)
-    found = told_by(head)
-    if found is None:
+    """The format of a file; raises UnknownFormat and UnreadableFile."""
+    head = read_head(path)
+    name = detect_format(head)
+    if name is None:
         keys = ", ".join(first_keys(head)[:8]) or "none"
         raise UnknownFormat(
-            f"{path}: its beginning is of no known format (keys of its first record: {keys})",
+            f"{path}: unknown format (keys of its first record: {keys})",
             hint=f"traced import {path} --format {'|'.join(FORMATS)}",
         )
-    return found
+    return name
 
 
-def told_by(head: bytes) -> str | None:
-    """The format of a file that begins like this; None where it fits none."""
+def detect_format(head: bytes) -> str | None:
+    """The format of a file with these first bytes, from the keys of its first record; None if none matches."""
     keys = set(first_keys(head))
     if is_array(head) and {"task_id", "reward"} <= keys:
         return "tau-bench"
+    # The head may end within "info", which precedes the simulations: the members before it have to suffice.
     if not is_array(head) and ("simulations" in keys or {"info", "tasks"} <= keys or {"timestamp", "info"} <= keys):
         return "tau2-bench"
+    # A page of an API wraps its records in "data".
     if "data" in keys and not keys & {"messages", "traceId", "trace_id"}:
         keys = set(first_keys(head, "data"))
+    # Exports of tracers before plain chat: their records may hold "messages" as well.
     if "run_type" in keys:
         return "langsmith"
-    observed = keys & {"traceId", "trace_id", "observations", "observationId"}
-    if (observed and keys & {"type", "observations", "dataType", "data_type"}) or {"subject", "dataType"} <= keys:
+    trace_keys = keys & {"traceId", "trace_id", "observations", "observationId"}
+    if (trace_keys and keys & {"type", "observations", "dataType", "data_type"}) or {"subject", "dataType"} <= keys:
         return "langfuse"
     if keys & {"messages", "custom_id"} or {"request", "response"} <= keys:
         return "openai"
     return None
-
-
-__all__ = [
-    "FORMATS",
-    "BadRecord",
-    "ImportFailed",
-    "NothingFound",
-    "Reader",
-    "Reading",
-    "Step",
-    "UnknownFormat",
-    "UnreadableFile",
-    "format_of",
-]

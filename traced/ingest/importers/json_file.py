@@ -1,31 +1,11 @@
-"""The records of a JSON array in a file, one at a time, each with its place; damaged ones are given back as errors.
+"""Read the records of a JSON array or of JSON Lines one at a time, plain or gzip, each with its position.
 
-Invariants: memory holds one record and one block of the file; lines and columns count from 1, columns in characters.
-After a damaged record reading goes on at the next text that looks like the beginning of a record (``start``), so a
-damaged record never takes a good one behind it along, unless it hides that beginning. Without
-``key`` the same holds behind a list in a record's place, and behind a bracket that ends the array too early.
-A record of more than ``LONGEST`` characters is a damaged one. With ``key`` the array is that member of an object, what
-stands before it is passed over, one member at a time, and what comes behind it is not read.
-How it fails: ``UnreadableFile`` when the file cannot be opened or holds no array; a damaged record is a ``BadRecord``
-in the stream, and so is whatever stands where a comma or the end of the array should.
-Not covered: JSON Lines, arrays whose records do not begin alike, and what stands behind an early end where ``key`` is
-given.
+Memory holds one record and one block of the file. An invalid record is a ``BadRecord`` in the stream, and reading
+continues with the next record. Lines and columns count from 1, columns in characters; offsets count bytes of the
+decompressed text. Fails with ``UnreadableFile`` where the file cannot be opened or does not hold the expected array.
 
-The file that is imported, as bytes: plain or gzip, told by its first two bytes.
-
-Invariants: every offset counts the bytes of the decompressed text. Fails: ``UnreadableFile`` for what is missing, a
-folder, no regular file, or empty. Compressed data that ends early or is damaged ends the text there, with ``Broken``.
-Not covered: other compressions, pipes (a file is read more than once).
-
-The records of a JSON Lines file, one at a time, each with its place; damaged ones are given back as errors.
-
-Invariants: memory holds one line; a line of more than ``LONGEST`` bytes is passed over without being held. Lines end
-with a line feed and nothing else; empty ones are no records. What Python's JSON reader refuses, or cannot hold (too
-deep, numbers of too many digits), is a ``BadRecord``. Not covered: records that go over several lines.
-
-What the beginning of a JSON file tells: an array or not, and the keys of its first objects.
-
-Invariants: nothing is parsed as a whole, so a beginning that is cut anywhere will do; keys inside texts are not seen.
+Not covered: other compressions, pipes (a file is read more than once), and arrays whose records begin with different
+keys: after an invalid record the search for the next one relies on the common first key.
 """
 
 import gzip
@@ -42,14 +22,31 @@ from typing import IO, Any, BinaryIO, cast
 from traced.ingest.importers.errors import BadRecord, UnreadableFile
 
 GZIP = b"\x1f\x8b"
-HEAD = 1 << 16  # bytes that tell the format and whether the file is the one of last time
-LONGEST = 32 << 20  # bytes of one record: twice the greatest request that the router takes
-Broken = (EOFError, zlib.error, gzip.BadGzipFile)  # what gzip raises for data that ends early or is damaged
+BOM = "\ufeff"
+BOM_BYTES = b"\xef\xbb\xbf"
+# Enough to detect the format, and to notice that a file has changed between two runs of an import.
+HEAD_BYTES = 1 << 16
+# Twice the largest request that the gateway accepts, so every recorded exchange fits.
+MAX_RECORD_SIZE = 32 << 20
+# gzip raises each of them for data that is truncated or corrupt, depending on where.
+DECOMPRESSION_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
+
+# The following count characters of decoded text.
+BLOCK = 1 << 18
+# A literal or an escape sequence that the end of the window may cut in two.
+MAX_TOKEN_LENGTH = 12
+# Kept while searching for the next record; longer than the beginning of a record, which a block boundary may cut.
+SEARCH_MARGIN = 256
+SPACE = re.compile(r"[ \t\r\n]*")
+# What errors="surrogateescape" makes of a byte that is not UTF-8.
+NOT_UTF8 = re.compile(r"[\udc80-\udcff]")
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|["{}\[\]:,]', re.DOTALL)
+LIST_ERROR = "expected an object, found a list"
 
 
 @dataclass(frozen=True)
-class Place:
-    """How far a file has been read: ``offset`` bytes, ``records``, and the line and column that come next."""
+class FilePosition:
+    """How far a file has been read: bytes, complete records, and the line and column of the next character."""
 
     offset: int = 0
     records: int = 0
@@ -57,17 +54,28 @@ class Place:
     column: int = 1
 
 
-BEGINNING = Place()
+FILE_START = FilePosition()
+
+
+@dataclass(frozen=True)
+class Record:
+    """One JSON value of the file, where it begins, and the position after it; ``number`` counts from 1."""
+
+    number: int
+    line: int
+    column: int
+    value: Any
+    end: FilePosition
 
 
 @contextmanager
-def opened(path: Path, offset: int = 0) -> Iterator[BinaryIO]:
-    """The file's decompressed bytes from ``offset`` on."""
+def open_decompressed(path: Path, offset: int = 0) -> Iterator[BinaryIO]:
+    """Open the decompressed bytes of a file at ``offset``; raises UnreadableFile."""
     try:
-        with path.open("rb") as plain:
-            compressed = plain.read(len(GZIP)) == GZIP
-            plain.seek(0)
-            file = cast(BinaryIO, gzip.GzipFile(fileobj=plain)) if compressed else plain
+        with path.open("rb") as raw_file:
+            compressed = raw_file.read(len(GZIP)) == GZIP
+            raw_file.seek(0)
+            file = cast(BinaryIO, gzip.GzipFile(fileobj=raw_file)) if compressed else raw_file
             file.seek(offset)
             yield file
     except gzip.BadGzipFile as error:
@@ -76,70 +84,120 @@ def opened(path: Path, offset: int = 0) -> Iterator[BinaryIO]:
         raise UnreadableFile(f"{path} cannot be read: {error.strerror or error}", hint=f"ls -l {path}") from error
 
 
-def beginning(path: Path) -> bytes:
-    """The first ``HEAD`` bytes; raises UnreadableFile where there is nothing to read."""
+def read_head(path: Path) -> bytes:
+    """The first ``HEAD_BYTES`` bytes of a file; raises UnreadableFile for anything but a regular, non-empty file."""
     if path.is_dir():
-        raise UnreadableFile(f"{path} is a folder", hint="name one file of it; an import takes one file at a time")
+        raise UnreadableFile(f"{path} is a folder", hint="name one of its files; an import reads one file at a time")
     if path.exists() and not path.is_file():
-        raise UnreadableFile(f"{path} is no regular file", hint="write it to a file first: it is read more than once")
-    with opened(path) as file:
+        raise UnreadableFile(f"{path} is not a regular file", hint="save it as a file first: it is read more than once")
+    with open_decompressed(path) as file:
         try:
-            head = file.read(HEAD)
-        except Broken as error:
-            raise UnreadableFile(f"{path}: damaged compression: {error}", hint=f"gzip --test {path}") from error
+            head = file.read(HEAD_BYTES)
+        except DECOMPRESSION_ERRORS as error:
+            raise UnreadableFile(f"{path}: corrupt compression: {error}", hint=f"gzip --test {path}") from error
     if not head.strip():
         raise UnreadableFile(f"{path} is empty", hint=f"ls -l {path}")
     return head
 
 
-BLOCK = 1 << 18  # characters
-SPACE = re.compile(r"[ \t\r\n]*")
-NOT_UTF8 = re.compile(r"[\udc80-\udcff]")  # what errors="surrogateescape" makes of a byte that is not UTF-8
-LONGEST_TOKEN = 12  # characters: a literal or an escape that the end of the window may cut
-LIST = "expected an object, found a list"
-MARGIN = 256  # characters kept back while looking for the next record: more than the beginning of one is long
-
-
-@dataclass(frozen=True)
-class Record:
-    """One element and where it begins; ``number`` counts from 1, ``end`` is the place behind it."""
-
-    number: int
-    line: int
-    column: int
-    value: Any
-    end: Place
-
-
 def read_array(
-    path: Path, start: re.Pattern[str], place: Place = BEGINNING, key: str | None = None
+    path: Path, start: re.Pattern[str], position: FilePosition = FILE_START, key: str | None = None
 ) -> Iterator[Record | BadRecord]:
-    """The elements of the array in ``path`` behind ``place``; ``start`` matches the beginning of a record."""
-    with opened(path, place.offset) as file:
+    """The elements of a JSON array after ``position``.
+
+    Args:
+        path: The file.
+        start: Matches the beginning of a record; reading resumes there after an invalid one.
+        position: Where an earlier read stopped.
+        key: The member of the top-level object that holds the array; None where the array is the whole file.
+    """
+    with open_decompressed(path, position.offset) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
-        yield from _elements(_Window(path, text, place), start, place.records, key)
+        yield from _elements(_Window(path, text, position), start, position.records, key)
         text.detach()
 
 
-class _Window:
-    """The part of the file in memory, and the place where it begins."""
+def read_lines(
+    path: Path, position: FilePosition = FILE_START, max_bytes: int = MAX_RECORD_SIZE
+) -> Iterator[Record | BadRecord]:
+    """The records of a JSON Lines file after ``position``; blank lines are not records."""
+    with open_decompressed(path, position.offset) as file:
+        number, line, offset = position.records, position.line, position.offset
+        try:
+            while text := file.readline(max_bytes + 1):
+                skipped_bytes = 0 if text.endswith(b"\n") or len(text) <= max_bytes else _skip_line(file, max_bytes)
+                offset += len(text) + skipped_bytes
+                line += 1
+                if not text.strip():
+                    continue
+                number += 1
+                if skipped_bytes or len(text) > max_bytes:
+                    cause = f"a record of {len(text) + skipped_bytes} bytes is too long; the limit is {max_bytes}"
+                    yield BadRecord(path, number, line - 1, 1, cause)
+                else:
+                    yield _record(path, text, FilePosition(offset, number, line))
+        except DECOMPRESSION_ERRORS as error:
+            yield BadRecord(path, number + 1, line, 1, f"the compressed data is corrupt or truncated: {error}")
 
-    def __init__(self, path: Path, file: IO[str], place: Place) -> None:
+
+def is_array(head: bytes) -> bool:
+    """Whether a file with these first bytes is a JSON array."""
+    return head.removeprefix(BOM_BYTES).lstrip()[:1] == b"["
+
+
+def first_keys(head: bytes, member: str | None = None) -> list[str]:
+    """The keys of the first object in the first bytes of a file, or of the first object inside ``member`` of it."""
+    keys: list[str] = []
+    key_depth = 1 if member is None else 2
+    depth = 0
+    inside = member is None
+    previous = ""
+    # Tokens instead of a parser: the head is cut anywhere, so it is rarely valid JSON.
+    for match in TOKEN.finditer(head.decode("utf-8", "replace").removeprefix(BOM)):
+        token = match[0]
+        # A lone quote begins a string that the end of the head cuts: nothing after it can be trusted.
+        if token == '"':
+            return keys
+        if token == "{":
+            depth += 1
+        elif token == "}":
+            depth -= 1
+            if inside and depth < key_depth:
+                return keys
+        elif token == ":" and depth == 1 and member is not None:
+            inside = _name(previous) == member
+        elif token == ":" and depth == key_depth and inside:
+            keys.append(_name(previous))
+        previous = token
+    return keys
+
+
+def first_key(head: bytes, member: str | None = None) -> str | None:
+    """The first of ``first_keys``: all records of one writer begin with it."""
+    return next(iter(first_keys(head, member)), None)
+
+
+class _Window:
+    """The part of the file in memory, and the position where it begins."""
+
+    def __init__(self, path: Path, file: IO[str], position: FilePosition) -> None:
         self.path, self.file = path, file
-        self.text, self.ended = "", False
-        self.offset, self.line, self.column = place.offset, place.line, place.column
+        self.text, self.at_end = "", False
+        self.offset, self.line, self.column = position.offset, position.line, position.column
 
     def grow(self) -> bool:
-        """Read on, as much again as there is (so that a long record is not parsed too often); False at the end."""
+        """Read more text; False at the end of the file."""
         try:
+            # Doubling the window bounds how often a long record is parsed from its beginning again.
             block = self.file.read(max(BLOCK, len(self.text)))
-        except Broken:  # compressed data that ends early: the file ends here, and what it then lacks is told
+        except DECOMPRESSION_ERRORS:
+            # The text ends here; the parser then reports what is missing, with its position.
             block = ""
         self.text += block
-        self.ended = not block
+        self.at_end = not block
         return bool(block)
 
-    def place(self, offset: int) -> tuple[int, int]:
+    def line_and_column(self, offset: int) -> tuple[int, int]:
         """Line and column of ``text[offset]``."""
         newlines = self.text.count("\n", 0, offset)
         if not newlines:
@@ -147,127 +205,131 @@ class _Window:
         return self.line + newlines, offset - self.text.rindex("\n", 0, offset)
 
     def drop(self, count: int) -> None:
-        """Forget the first ``count`` characters."""
-        self.line, self.column = self.place(count)
+        """Remove the first ``count`` characters."""
+        self.line, self.column = self.line_and_column(count)
         self.offset += len(self.text[:count].encode("utf-8", "surrogateescape"))
         self.text = self.text[count:]
 
-    def next_sign(self) -> str:
-        """The next character that is no white space, left standing at the beginning of ``text``; "" at the end."""
+    def next_char(self) -> str:
+        """Skip white space; returns the next character without removing it, "" at the end."""
         while True:
             self.drop(_skip_space(self.text))
             if self.text or not self.grow():
                 return self.text[:1]
 
     def bad(self, record: int, offset: int, cause: str) -> BadRecord:
-        return BadRecord(self.path, record, *self.place(offset), cause)
+        return BadRecord(self.path, record, *self.line_and_column(offset), cause)
 
 
 def _elements(window: _Window, start: re.Pattern[str], number: int, key: str | None) -> Iterator[Record | BadRecord]:
-    """The elements behind record ``number``; 0 is the beginning of the file."""
-    behind = number > 0  # a record has just been read
-    if not behind:
-        _enter(window, key)
-    sign = "" if behind else window.next_sign()
+    """The elements after record ``number``; 0 is the beginning of the file."""
+    after_record = number > 0
+    if not after_record:
+        _enter_array(window, key)
+    char = "" if after_record else window.next_char()
     while True:
-        while behind or sign != "]":
-            if not behind:
+        while after_record or char != "]":
+            if not after_record:
                 number += 1
-                is_list = window.next_sign() == "[" and key is None  # a member's first "]" would be taken for its end
-                element = window.bad(number, 0, LIST) if is_list else _element(window, number)
+                # Inside a member a list would be skipped up to its own "]", which then passes for the end of the array.
+                is_list = window.next_char() == "[" and key is None
+                element = window.bad(number, 0, LIST_ERROR) if is_list else _element(window, number)
                 yield element
                 if isinstance(element, BadRecord):
-                    sign = _seek(window, start, behind=1)
+                    char = _skip_to_next_record(window, start, skipped=1)
                     continue
-            behind = False
-            sign = window.next_sign()
-            if sign == ",":
-                window.drop(1)  # and whatever follows the comma has to be a record
-            elif sign != "]":
+            after_record = False
+            char = window.next_char()
+            if char == ",":
+                window.drop(1)
+            elif char != "]":
                 number += 1
-                yield window.bad(number, 0, f"expected ',' or ']' behind the record before, found {_shown(sign)}")
-                sign = _seek(window, start, behind=0)
+                yield window.bad(number, 0, f"expected ',' or ']' after the record, found {_describe_char(char)}")
+                char = _skip_to_next_record(window, start, skipped=0)
         window.drop(len("]") if window.text else 0)
-        if key is not None or not (sign := window.next_sign()):
+        if key is not None or not (char := window.next_char()):
             return
+        # A bracket too many ends the array early: the records after it are still read.
         number += 1
-        yield window.bad(number, 0, f"expected nothing behind the array, found {_shown(sign)}")
-        sign = _seek(window, start, behind=0)
+        yield window.bad(number, 0, f"expected nothing after the array, found {_describe_char(char)}")
+        char = _skip_to_next_record(window, start, skipped=0)
 
 
-def _enter(window: _Window, key: str | None) -> None:
-    """Go behind the array's bracket."""
-    if window.next_sign() == "\ufeff":
+def _enter_array(window: _Window, key: str | None) -> None:
+    """Skip to the first element of the array."""
+    if window.next_char() == BOM:
         window.drop(1)
     if key is not None:
-        _find(window, key)
-    if (sign := window.next_sign()) != "[":
-        raise UnreadableFile(f"{window.path}: expected '[' (a JSON array of records), found {_shown(sign)}")
+        _enter_member(window, key)
+    if (char := window.next_char()) != "[":
+        raise UnreadableFile(f"{window.path}: expected '[' (a JSON array of records), found {_describe_char(char)}")
     window.drop(1)
 
 
-def _find(window: _Window, key: str) -> None:
-    """Go to the value of an object's member."""
-    sign = window.next_sign()
-    while sign in ("{", ","):
+def _enter_member(window: _Window, key: str) -> None:
+    """Skip to the value of a member of the top-level object, one member at a time."""
+    char = window.next_char()
+    while char in ("{", ","):
         window.drop(1)
-        window.next_sign()
-        name = _member(window)
-        if window.next_sign() != ":":
+        window.next_char()
+        name = _name_or_value(window)
+        if window.next_char() != ":":
             break
         window.drop(1)
-        window.next_sign()
+        window.next_char()
         if name == key:
             return
-        _member(window)
-        sign = window.next_sign()
-    line, column = window.place(0)
-    raise UnreadableFile(f"{window.path}: line {line}, column {column}: an object with the member {key!r} was expected")
+        _name_or_value(window)
+        char = window.next_char()
+    line, column = window.line_and_column(0)
+    raise UnreadableFile(f"{window.path}: line {line}, column {column}: expected an object with the member {key!r}")
 
 
-def _member(window: _Window) -> Any:
-    """The name or the value at the beginning of ``window``."""
-    found = _element(window, 1)
-    if isinstance(found, BadRecord):
-        raise UnreadableFile(f"{window.path}: line {found.line}, column {found.column}: {found.cause}")
-    return found.value
+def _name_or_value(window: _Window) -> Any:
+    element = _element(window, 1)
+    if isinstance(element, BadRecord):
+        raise UnreadableFile(f"{window.path}: line {element.line}, column {element.column}: {element.cause}")
+    return element.value
 
 
 def _element(window: _Window, number: int) -> Record | BadRecord:
-    """The element at the beginning of ``window``, which it leaves there when it is damaged."""
+    """The JSON value at the beginning of the window; an invalid one stays in the window."""
     while True:
         try:
             value, end = json.JSONDecoder().raw_decode(window.text)
         except (ValueError, RecursionError) as error:
-            at, cause = (error.pos, error.msg) if isinstance(error, json.JSONDecodeError) else (0, str(error))
-            if not _may_be_cut(window, at, cause):
-                return window.bad(number, at, cause)
-            if len(window.text) > LONGEST:
-                return window.bad(number, 0, f"a record is too long; at most {LONGEST} characters are taken")
+            error_offset, cause = (error.pos, error.msg) if isinstance(error, json.JSONDecodeError) else (0, str(error))
+            if not _may_be_cut(window, error_offset, cause):
+                return window.bad(number, error_offset, cause)
+            if len(window.text) > MAX_RECORD_SIZE:
+                return window.bad(number, 0, f"a record is too long; the limit is {MAX_RECORD_SIZE} characters")
             if not window.grow():
-                return window.bad(number, at, cause)
+                return window.bad(number, error_offset, cause)
             continue
-        if alien := NOT_UTF8.search(window.text, 0, end):
-            return window.bad(number, alien.start(), f"byte 0x{ord(alien[0]) - 0xDC00:02x} is not UTF-8")
+        if match := NOT_UTF8.search(window.text, 0, end):
+            return window.bad(number, match.start(), f"byte 0x{ord(match[0]) - 0xDC00:02x} is not UTF-8")
         line, column = window.line, window.column
         window.drop(end)
-        return Record(number, line, column, value, Place(window.offset, number, window.line, window.column))
+        return Record(number, line, column, value, FilePosition(window.offset, number, window.line, window.column))
 
 
-def _may_be_cut(window: _Window, at: int, cause: str) -> bool:
-    """Whether the error may only mean that the record goes on behind the window."""
-    return not window.ended and (cause.startswith("Unterminated string") or at >= len(window.text) - LONGEST_TOKEN)
+def _may_be_cut(window: _Window, error_offset: int, cause: str) -> bool:
+    """Whether the parser may have failed only because the record continues after the window."""
+    # An unterminated string is reported at its beginning, which may be far from the end of the window.
+    return not window.at_end and (
+        cause.startswith("Unterminated string") or error_offset >= len(window.text) - MAX_TOKEN_LENGTH
+    )
 
 
-def _seek(window: _Window, start: re.Pattern[str], *, behind: int) -> str:
-    """Go to the next record from the character ``behind`` the window's first on; its sign, "]" where there is none."""
-    window.drop(behind)
-    while not (found := start.search(window.text)):
-        window.drop(max(0, len(window.text) - MARGIN))
+def _skip_to_next_record(window: _Window, start: re.Pattern[str], *, skipped: int) -> str:
+    """Drop ``skipped`` characters, then everything before the next record; returns its first character or "]"."""
+    window.drop(skipped)
+    while not (match := start.search(window.text)):
+        window.drop(max(0, len(window.text) - SEARCH_MARGIN))
         if not window.grow():
             window.drop(len(window.text))
             return "]"
-    window.drop(found.start())
+    window.drop(match.start())
     return window.text[:1]
 
 
@@ -276,51 +338,27 @@ def _skip_space(text: str) -> int:
     return match.end() if match else 0
 
 
-def _shown(sign: str) -> str:
-    return repr(sign) if sign else "the end of the file"
+def _describe_char(char: str) -> str:
+    return repr(char) if char else "the end of the file"
 
 
-BOM = "\ufeff"
-
-
-def read_lines(path: Path, place: Place = BEGINNING, longest: int = LONGEST) -> Iterator[Record | BadRecord]:
-    """The records of ``path`` from ``place`` on."""
-    with opened(path, place.offset) as file:
-        number, line, offset = place.records, place.line, place.offset
-        try:
-            while text := file.readline(longest + 1):
-                rest = 0 if text.endswith(b"\n") or len(text) <= longest else _rest_of_line(file, longest)
-                offset += len(text) + rest
-                line += 1
-                if not text.strip():
-                    continue
-                number += 1
-                if rest or len(text) > longest:
-                    cause = f"a record of {len(text) + rest} bytes is too long; at most {longest} are taken"
-                    yield BadRecord(path, number, line - 1, 1, cause)
-                else:
-                    yield _record(path, text, Place(offset, number, line))
-        except Broken as error:
-            yield BadRecord(path, number + 1, line, 1, f"the compressed data is damaged or ends here: {error}")
-
-
-def _rest_of_line(file: BinaryIO, block: int) -> int:
-    """Read to the end of a line that is too long; returns its remaining bytes."""
-    passed = 0
+def _skip_line(file: BinaryIO, block: int) -> int:
+    """Read to the end of a line that is too long; returns the number of bytes read."""
+    skipped_bytes = 0
     while text := file.readline(block):
-        passed += len(text)
+        skipped_bytes += len(text)
         if text.endswith(b"\n"):
             break
-    return passed
+    return skipped_bytes
 
 
-def _record(path: Path, line: bytes, end: Place) -> Record | BadRecord:
-    """The record of a line; ``end`` is the place behind it."""
+def _record(path: Path, line: bytes, end: FilePosition) -> Record | BadRecord:
+    """The record of a line; ``end`` is the position after it."""
 
     def bad(column: int, cause: str) -> BadRecord:
-        cut = "" if line.endswith(b"\n") else " (the file's last line, which has no line end: it may be cut off)"
+        note = "" if line.endswith(b"\n") else " (the last line of the file has no line end: it may be truncated)"
         raw = line.decode("utf-8", "backslashreplace").rstrip("\r\n")
-        return BadRecord(path, end.records, end.line - 1, column, cause + cut, raw=raw)
+        return BadRecord(path, end.records, end.line - 1, column, cause + note, raw=raw)
 
     try:
         text = line.decode("utf-8").removeprefix(BOM)
@@ -332,47 +370,9 @@ def _record(path: Path, line: bytes, end: Place) -> Record | BadRecord:
     except json.JSONDecodeError as error:
         return bad(error.pos + 1, error.msg)
     except (ValueError, RecursionError) as error:
+        # Nested too deeply, or a number with too many digits: Python reports no position.
         return bad(1, str(error))
     return Record(end.records, end.line - 1, 1, value, end)
-
-
-TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|["{}\[\]:,]', re.DOTALL)
-BOM_BYTES = b"\xef\xbb\xbf"
-
-
-def is_array(head: bytes) -> bool:
-    """Whether the first sign is a bracket."""
-    return head.removeprefix(BOM_BYTES).lstrip()[:1] == b"["
-
-
-def first_keys(head: bytes, under: str | None = None) -> list[str]:
-    """The keys of the first object, of the array if it begins with one; or of the first object of member ``under``."""
-    found: list[str] = []
-    wanted = 1 if under is None else 2
-    depth = 0
-    inside = under is None
-    before = ""
-    for match in TOKEN.finditer(head.decode("utf-8", "replace").removeprefix("\ufeff")):
-        token = match[0]
-        if token == '"':  # a text that is cut
-            return found
-        if token == "{":
-            depth += 1
-        elif token == "}":
-            depth -= 1
-            if inside and depth < wanted:
-                return found
-        elif token == ":" and depth == 1 and under is not None:
-            inside = _name(before) == under
-        elif token == ":" and depth == wanted and inside:
-            found.append(_name(before))
-        before = token
-    return found
-
-
-def first_key(head: bytes, under: str | None = None) -> str | None:
-    """The first of ``first_keys``, with which all records of one writer begin."""
-    return next(iter(first_keys(head, under)), None)
 
 
 def _name(token: str) -> str:

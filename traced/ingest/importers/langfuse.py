@@ -1,119 +1,125 @@
-"""Langfuse exports: observations, traces with their observations, and scores, as the ``langfuse`` package writes them.
+"""Reader of Langfuse exports: observations, traces with their observations, and scores.
 
     for observation in Langfuse().api.observations.get_many(...).data:
         file.write(observation.json() + "\\n")
 
-One record a line, a JSON array, or a page ``{"data": [...]}`` of the API as a file; scores may stand in a file with
-the observations (``api.scores``), in a trace, or in an observation. Observations of type ``GENERATION`` are the calls;
-others and bare traces are passed over. Keys may be written in either case (``traceId``, ``trace_id``).
-
-Invariants: see ``traces``. A score judges the call of its observation, or the whole trace. Fails: ``Damage`` for what
-is none of the three, or a generation without messages. Not covered: CSV, media, scores of sessions.
+A file holds one record a line, a JSON array, or a page ``{"data": [...]}`` of the API. Observations of type
+``GENERATION`` are the model calls; scores stand in the file, in a trace or in an observation. Keys may be in camel or
+snake case. Not covered: CSV, media, scores of sessions.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from traced.ingest.importers.errors import Damage
-from traced.ingest.importers.json_file import beginning, first_keys, is_array
-from traced.ingest.importers.messages import answer, asked, kind, tools_of
-from traced.ingest.importers.reader import Reading, Resume, Step
-from traced.ingest.importers.traces import LONGEST_ERROR, Call, Score, kept, read_traces
+from traced.ingest.importers.errors import RecordFormatError
+from traced.ingest.importers.json_file import first_keys, is_array, read_head
+from traced.ingest.importers.messages import Fields, read_input, read_output, tools_of, type_name
+from traced.ingest.importers.reader import ImportJob, ResumePoint, Step
+from traced.ingest.importers.traces import MAX_ERROR_LENGTH, Call, Score, read_traces, redacted_score
 
 SOURCE = "langfuse"
-CALL = "GENERATION"
-PAGE = "data"
+CALL_TYPE = "GENERATION"
+PAGE_KEY = "data"
 
 
-def read_langfuse(reading: Reading, resume: Resume | None = None) -> Iterator[Step]:
-    """The conversations of an export."""
-    head = beginning(reading.path)
-    paged = not is_array(head) and PAGE in first_keys(head)
-    yield from read_traces(SOURCE, _take, reading, resume, PAGE if paged else None)
+def read_langfuse(job: ImportJob, resume: ResumePoint | None = None) -> Iterator[Step]:
+    """The trajectories of an export."""
+    head = read_head(job.path)
+    paged = not is_array(head) and PAGE_KEY in first_keys(head)
+    yield from read_traces(SOURCE, _parse_record, job, resume, PAGE_KEY if paged else None)
 
 
-def _take(reading: Reading, value: Any) -> list[Call | Score]:
-    if not isinstance(value, Mapping):
-        raise Damage(f"expected an object, found {kind(value)}")
-    if isinstance(_get(value, "observations"), list):
-        return list(_of_trace(reading, value))
-    if _get(value, "dataType") is not None and "value" in value:
-        return [*_score(reading, value, "", "")]
-    if isinstance(value.get("type"), str) and (_get(value, "startTime") or _get(value, "traceId")):
-        return list(_of_observation(reading, value, ""))
-    if value.get("id") and value.get("timestamp"):
-        return list(_scores(reading, value, str(value["id"]), ""))
-    raise Damage("neither an observation, a trace nor a score")
+def _parse_record(job: ImportJob, record: object) -> list[Call | Score]:
+    if not isinstance(record, Mapping):
+        raise RecordFormatError(f"expected an object, found {type_name(record)}")
+    if isinstance(_get(record, "observations"), list):
+        return list(_parse_trace(job, record))
+    if _get(record, "dataType") is not None and "value" in record:
+        return [*_parse_score(job, record, "", "")]
+    if isinstance(record.get("type"), str) and (_get(record, "startTime") or _get(record, "traceId")):
+        return list(_parse_observation(job, record, ""))
+    if record.get("id") and record.get("timestamp"):
+        return list(_parse_scores(job, record, str(record["id"]), ""))
+    raise RecordFormatError("neither an observation, a trace nor a score")
 
 
-def _of_trace(reading: Reading, value: Mapping[str, Any]) -> Iterator[Call | Score]:
-    trace = str(value.get("id") or "")
-    if not trace:
-        raise Damage("the trace has no 'id'")
-    for observation in _get(value, "observations"):
-        if isinstance(observation, Mapping):  # else it is only the observation's id
-            yield from _of_observation(reading, observation, trace)
-    yield from _scores(reading, value, trace, "")
+def _parse_trace(job: ImportJob, record: Fields) -> Iterator[Call | Score]:
+    trace_id = str(record.get("id") or "")
+    if not trace_id:
+        raise RecordFormatError("the trace has no 'id'")
+    for observation in _get(record, "observations"):
+        # A trace of the list endpoint holds only the ids of its observations.
+        if isinstance(observation, Mapping):
+            yield from _parse_observation(job, observation, trace_id)
+    yield from _parse_scores(job, record, trace_id, "")
 
 
-def _of_observation(reading: Reading, value: Mapping[str, Any], trace: str) -> Iterator[Call | Score]:
-    key = str(value.get("id") or "")
-    trace = str(_get(value, "traceId") or trace or key)
-    if not key:
-        raise Damage("the observation has no 'id'")
-    if str(value.get("type")).upper() == CALL:
-        yield _call(reading, value, trace, key)
-    yield from _scores(reading, value, trace, key)
+def _parse_observation(job: ImportJob, observation: Fields, trace_id: str) -> Iterator[Call | Score]:
+    call_id = str(observation.get("id") or "")
+    trace_id = str(_get(observation, "traceId") or trace_id or call_id)
+    if not call_id:
+        raise RecordFormatError("the observation has no 'id'")
+    if str(observation.get("type")).upper() == CALL_TYPE:
+        yield _parse_call(job, observation, trace_id, call_id)
+    yield from _parse_scores(job, observation, trace_id, call_id)
 
 
-def _call(reading: Reading, value: Mapping[str, Any], trace: str, key: str) -> Call:
-    messages, tools = asked(value.get("input"))
-    parameters = _get(value, "modelParameters")
+def _parse_call(job: ImportJob, observation: Fields, trace_id: str, call_id: str) -> Call:
+    messages, tools = read_input(observation.get("input"))
+    parameters = _get(observation, "modelParameters")
     if not tools and isinstance(parameters, Mapping):
         tools = tools_of(parameters.get("tools"))
-    failed = value.get("level") == "ERROR"
-    said = None if failed and not value.get("output") else answer(value.get("output"))
-    if said is None and not failed:
-        raise Damage("the generation has neither an answer nor an error")
+    failed = observation.get("level") == "ERROR"
+    reply = None if failed and not observation.get("output") else read_output(observation.get("output"))
+    if reply is None and not failed:
+        raise RecordFormatError("the generation has neither an answer nor an error")
     return Call(
-        trace=trace,
-        task=reading.clean(trace),
-        id=key,
-        at=str(_get(value, "startTime") or ""),
-        messages=reading.clean_messages(messages),
-        answer=reading.clean_messages(said),
-        tools=reading.clean_tools(tools),
-        error=reading.clean(str(_get(value, "statusMessage") or ""))[:LONGEST_ERROR] if failed else "",
+        trace=trace_id,
+        task=job.clean(trace_id),
+        id=call_id,
+        at=str(_get(observation, "startTime") or ""),
+        messages=job.clean_messages(messages),
+        answer=job.clean_messages(reply),
+        tools=job.clean_tools(tools),
+        error=job.clean(str(_get(observation, "statusMessage") or ""))[:MAX_ERROR_LENGTH] if failed else "",
     )
 
 
-def _scores(reading: Reading, value: Mapping[str, Any], trace: str, call: str) -> Iterator[Score]:
-    """The scores that a trace or an observation holds: whole ones in a list, or values by their names."""
-    found = value.get("scores")
-    if isinstance(found, list):
-        for one in found:
-            yield from _score(reading, one, trace, call)
-    elif isinstance(found, Mapping):
-        for name, values in found.items():
-            for number, one in enumerate(values if isinstance(values, list) else [values]):
-                yield kept(reading, Score(trace, call, str(name), f"{call}-{number}", one))
+def _parse_scores(job: ImportJob, record: Fields, trace_id: str, call_id: str) -> Iterator[Score]:
+    """The scores inside a trace or an observation: a list of scores, or values by name."""
+    scores = record.get("scores")
+    if isinstance(scores, list):
+        for score in scores:
+            yield from _parse_score(job, score, trace_id, call_id)
+    elif isinstance(scores, Mapping):
+        for name, values in scores.items():
+            for number, score in enumerate(values if isinstance(values, list) else [values]):
+                yield redacted_score(job, Score(trace_id, call_id, str(name), f"{call_id}-{number}", score))
 
 
-def _score(reading: Reading, value: Any, trace: str, call: str) -> Iterator[Score]:
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+def _parse_score(job: ImportJob, record: object, trace_id: str, call_id: str) -> Iterator[Score]:
+    if not isinstance(record, Mapping) or not isinstance(record.get("name"), str):
         return
-    about = value.get("subject")
-    subject = about if isinstance(about, Mapping) else {}
-    of = str(subject.get("kind") or subject.get("type") or "").lower()
-    call = str(_get(value, "observationId") or (subject.get("id") if of == "observation" else "") or call)
-    trace = str(_get(value, "traceId") or _get(subject, "traceId") or (subject.get("id") if of == "trace" else trace))
-    labelled = _get(value, "dataType") in ("CATEGORICAL", "TEXT")
-    said = _get(value, "stringValue") if labelled and _get(value, "stringValue") is not None else value.get("value")
-    if trace:
-        yield kept(reading, Score(trace, call, value["name"], str(value.get("id") or ""), said))
+    # Newer servers name the scored object in "subject" instead of "observationId" and "traceId".
+    subject_field = record.get("subject")
+    subject = subject_field if isinstance(subject_field, Mapping) else {}
+    subject_kind = str(subject.get("kind") or subject.get("type") or "").lower()
+    call_id = str(
+        _get(record, "observationId") or (subject.get("id") if subject_kind == "observation" else "") or call_id
+    )
+    trace_id = str(
+        _get(record, "traceId")
+        or _get(subject, "traceId")
+        or (subject.get("id") if subject_kind == "trace" else trace_id)
+    )
+    # A categorical score has a number in "value" as well: the index of its label.
+    is_label = _get(record, "dataType") in ("CATEGORICAL", "TEXT")
+    score = _get(record, "stringValue") if is_label and _get(record, "stringValue") is not None else record.get("value")
+    if trace_id:
+        yield redacted_score(job, Score(trace_id, call_id, record["name"], str(record.get("id") or ""), score))
 
 
-def _get(value: Mapping[str, Any], name: str) -> Any:
-    """The value of a key in camel case, or in snake case."""
-    return value.get(name, value.get(re.sub(r"[A-Z]", lambda sign: f"_{sign[0].lower()}", name)))
+def _get(value: Fields, name: str) -> Any:
+    """The value of a key that is written in camel case or in snake case."""
+    return value.get(name, value.get(re.sub(r"[A-Z]", lambda match: f"_{match[0].lower()}", name)))

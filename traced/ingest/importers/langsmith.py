@@ -1,87 +1,86 @@
-"""LangSmith exports: runs as the ``langsmith`` package serialises them, one a line (or a JSON array).
+"""Reader of LangSmith exports: runs as the ``langsmith`` package serializes them, one a line or as a JSON array.
 
     for run in Client().list_runs(project_name=...):
         file.write(run.model_dump_json() + "\\n")
 
-Runs of type ``llm`` are the calls; chains, tools and the like are passed over, the children that a run holds are not.
-``feedback_stats`` judge, by the mean or by the label if all gave the same: those of a call its branch, those of a root
-the whole trace.
-
-Invariants: see ``traces``; examples that a run refers to are not looked at. Fails: ``Damage`` for a run that names no
-trace or a call without messages. Not covered: bulk exports as Parquet, attachments.
+Runs of type ``llm`` are the model calls. ``feedback_stats`` decide the outcome: those of a call for its branch, those
+of a root run for the whole trace. Not covered: bulk exports as Parquet, attachments, referenced examples.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from traced.ingest.importers.errors import Damage
-from traced.ingest.importers.messages import answer, asked, kind, tools_of
-from traced.ingest.importers.reader import Reading, Resume, Step
-from traced.ingest.importers.traces import LONGEST_ERROR, Call, Score, kept, read_traces
+from traced.ingest.importers.errors import RecordFormatError
+from traced.ingest.importers.messages import Fields, read_input, read_output, tools_of, type_name
+from traced.ingest.importers.reader import ImportJob, ResumePoint, Step
+from traced.ingest.importers.traces import MAX_ERROR_LENGTH, Call, Score, read_traces, redacted_score
 
 SOURCE = "langsmith"
-CALLS = ("llm", "chat_model")
+CALL_TYPES = ("llm", "chat_model")
 
 
-def read_langsmith(reading: Reading, resume: Resume | None = None) -> Iterator[Step]:
-    """The conversations of an export."""
-    yield from read_traces(SOURCE, _take, reading, resume)
+def read_langsmith(job: ImportJob, resume: ResumePoint | None = None) -> Iterator[Step]:
+    """The trajectories of an export."""
+    yield from read_traces(SOURCE, _parse_record, job, resume)
 
 
-def _take(reading: Reading, value: Any) -> list[Call | Score]:
-    return list(_of_run(reading, value, ""))
+def _parse_record(job: ImportJob, record: object) -> list[Call | Score]:
+    return list(_parse_run(job, record, ""))
 
 
-def _of_run(reading: Reading, run: Any, trace: str) -> Iterator[Call | Score]:
+def _parse_run(job: ImportJob, run: object, trace_id: str) -> Iterator[Call | Score]:
     if not isinstance(run, Mapping):
-        raise Damage(f"expected a run, found {kind(run)}")
+        raise RecordFormatError(f"expected a run, found {type_name(run)}")
     if not run.get("id") or not isinstance(run.get("run_type"), str):
-        raise Damage("a run has to have an 'id' and a 'run_type'")
-    key = str(run["id"])
+        raise RecordFormatError("a run has to have an 'id' and a 'run_type'")
+    run_id = str(run["id"])
     root = not run.get("parent_run_id")
-    trace = str(run.get("trace_id") or trace or (key if root else ""))
-    if not trace:
-        raise Damage("the run has a parent and no 'trace_id'")
-    is_call = run["run_type"] in CALLS
+    trace_id = str(run.get("trace_id") or trace_id or (run_id if root else ""))
+    if not trace_id:
+        raise RecordFormatError("the run has a parent and no 'trace_id'")
+    is_call = run["run_type"] in CALL_TYPES
     if is_call:
-        yield _call(reading, run, trace, key)
-    for name, value in _feedback(run.get("feedback_stats")):
+        yield _parse_call(job, run, trace_id, run_id)
+    for name, score in _feedback_scores(run.get("feedback_stats")):
         if is_call:
-            yield kept(reading, Score(trace, key, name, key, value))
+            yield redacted_score(job, Score(trace_id, run_id, name, run_id, score))
         if root:
-            yield kept(reading, Score(trace, "", name, key, value))
+            yield redacted_score(job, Score(trace_id, "", name, run_id, score))
+    # Chains and tools are not calls, but the runs inside them may be.
     for child in run.get("child_runs") or []:
-        yield from _of_run(reading, child, trace)
+        yield from _parse_run(job, child, trace_id)
 
 
-def _call(reading: Reading, run: Mapping[str, Any], trace: str, key: str) -> Call:
-    messages, tools = asked(run.get("inputs"))
+def _parse_call(job: ImportJob, run: Fields, trace_id: str, run_id: str) -> Call:
+    messages, tools = read_input(run.get("inputs"))
     extra = run.get("extra")
     params = extra.get("invocation_params") if isinstance(extra, Mapping) else None
     if not tools and isinstance(params, Mapping):
         tools = tools_of(params.get("tools")) or tools_of(params.get("functions"))
-    said = answer(run.get("outputs"))
-    if run.get("error") and said is not None and not (said["content"] or said.get("tool_calls")):
-        said = None  # LangChain records an empty message beside the error
-    if said is None and not run.get("error"):
-        raise Damage("the call has neither an answer nor an error")
+    reply = read_output(run.get("outputs"))
+    # LangChain records an empty message beside the error of a failed call.
+    if run.get("error") and reply is not None and not (reply["content"] or reply.get("tool_calls")):
+        reply = None
+    if reply is None and not run.get("error"):
+        raise RecordFormatError("the call has neither an answer nor an error")
     return Call(
-        trace=trace,
-        task=reading.clean(trace),
-        id=key,
+        trace=trace_id,
+        task=job.clean(trace_id),
+        id=run_id,
         at=str(run.get("start_time") or run.get("dotted_order") or ""),
-        messages=reading.clean_messages(messages),
-        answer=reading.clean_messages(said),
-        tools=reading.clean_tools(tools),
-        error=reading.clean(str(run.get("error") or ""))[:LONGEST_ERROR],
+        messages=job.clean_messages(messages),
+        answer=job.clean_messages(reply),
+        tools=job.clean_tools(tools),
+        error=job.clean(str(run.get("error") or ""))[:MAX_ERROR_LENGTH],
     )
 
 
-def _feedback(stats: Any) -> Iterator[tuple[str, Any]]:
-    """What every key of feedback says."""
-    for name, told in stats.items() if isinstance(stats, Mapping) else ():
-        labels = told.get("values") if isinstance(told, Mapping) else None
-        if isinstance(told, Mapping) and told.get("avg") is not None:
-            yield str(name), told["avg"]
+def _feedback_scores(stats: object) -> Iterator[tuple[str, Any]]:
+    """The mean score of every feedback key, or its label."""
+    for name, figures in stats.items() if isinstance(stats, Mapping) else ():
+        labels = figures.get("values") if isinstance(figures, Mapping) else None
+        if isinstance(figures, Mapping) and figures.get("avg") is not None:
+            yield str(name), figures["avg"]
+        # Several labels disagree, and the counts do not say which of them is right.
         elif isinstance(labels, Mapping) and len(labels) == 1:
             yield str(name), next(iter(labels))

@@ -1,13 +1,8 @@
-"""OpenAI chat conversations as JSON Lines (or a JSON array): ``{"messages", "tools"?, "id"?, "reward"?, ...}``.
+"""Reader of OpenAI chat conversations, JSON Lines or a JSON array: ``{"messages", "tools"?, "id"?, "reward"?, ...}``.
 
-Besides whole conversations a line may be a request with its answer: ``{"request", "response"}``, each a body or an
-object that holds one under ``body``, as batches pair them (``custom_id`` is then the task); a body of the responses
-form will do. The outcome is what ``reward``, ``score``, ``outcome``, ``label`` or ``success`` says, in the line or its
-``metadata``: a number from 0 to 1, a truth value or a label; anything else is unknown, never a failure.
-
-Invariants: one record, one trajectory. A request that the machinery failed (429, 5xx) is an infrastructure outcome.
-Bad are: no messages, none of the assistant, a request that was refused for its own sake.
-How it fails: see ``reading``. Not covered: preference pairs; which model answered (``--agent`` names the agent).
+A record is a whole conversation or a request with its answer, ``{"request", "response"}`` as batches pair them, in the
+chat or the responses form. The outcome is the first of ``OUTCOME_KEYS`` in the record or its ``metadata``; a value that
+is no outcome means unknown, never failure. Not covered: preference pairs, and which model answered.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,116 +10,121 @@ from typing import Any
 
 from store.types import Message, Outcome, Trajectory
 from traced.ingest.conversations import conversation_id
-from traced.ingest.importers.errors import BadRecord, Damage
+from traced.ingest.importers.errors import BadRecord, RecordFormatError
 from traced.ingest.importers.json_file import Record
-from traced.ingest.importers.messages import chat, kind, read_message, tools_of
+from traced.ingest.importers.messages import Fields, chat_messages, read_message, tools_of, type_name
 from traced.ingest.importers.reader import (
-    NOT_KNOWN,
-    Judged,
-    Reading,
-    Resume,
+    UNKNOWN_OUTCOME,
+    ImportJob,
+    OutcomeReward,
+    ResumePoint,
     Step,
-    damaged,
-    judged,
-    place_of,
+    bad_record,
+    file_position,
+    make_resume_point,
+    outcome_of_value,
     records,
-    resume_at,
     trajectory,
 )
 from traced.ingest.responses import messages_of, read_answer
 
 SOURCE = "openai"
-JUDGING = ("reward", "score", "outcome", "label", "success")
-NAMING = ("id", "custom_id", "task_id", "conversation_id", "session_id")
-TOO_MANY, BROKEN = 429, 500
+OUTCOME_KEYS = ("reward", "score", "outcome", "label", "success")
+TASK_KEYS = ("id", "custom_id", "task_id", "conversation_id", "session_id")
+TOO_MANY_REQUESTS, SERVER_ERROR = 429, 500
 
 
-def read_openai(reading: Reading, resume: Resume | None = None) -> Iterator[Step]:
-    """The conversations of a file, in its order (a strict reading looks at every line first)."""
-    if reading.strict and resume is None:
-        yield from (Step(bad=step.bad) for step in _steps(reading, None) if step.bad)
-    yield from _steps(reading, resume)
+def read_openai(job: ImportJob, resume: ResumePoint | None = None) -> Iterator[Step]:
+    """The trajectories of a file, in its order."""
+    # A strict import stores nothing if any record is bad, so all records are checked first.
+    if job.strict and resume is None:
+        yield from (Step(bad=step.bad) for step in _steps(job, None) if step.bad)
+    yield from _steps(job, resume)
 
 
-def _steps(reading: Reading, resume: Resume | None) -> Iterator[Step]:
-    place = place_of(resume)
-    behind = place.offset
-    for element in records(reading, place):
+def _steps(job: ImportJob, resume: ResumePoint | None) -> Iterator[Step]:
+    start = file_position(resume)
+    offset = start.offset
+    for element in records(job, start):
         if isinstance(element, BadRecord):
             yield Step(bad=element)
             continue
         try:
-            made = _trajectory(reading, element)
-        except Damage as damage:
-            yield Step(bad=damaged(reading, element, str(damage)), place=resume_at(element.end))
+            converted = _trajectory(job, element)
+        except RecordFormatError as error:
+            yield Step(bad=bad_record(job, element, str(error)), resume_point=make_resume_point(element.end))
         else:
-            size, behind = element.end.offset - behind, element.end.offset
-            yield Step([made], good=1, size=size, place=resume_at(element.end))
+            size, offset = element.end.offset - offset, element.end.offset
+            yield Step([converted], good=1, size=size, resume_point=make_resume_point(element.end))
 
 
-def _trajectory(reading: Reading, record: Record) -> Trajectory:
+def _trajectory(job: ImportJob, record: Record) -> Trajectory:
     value = record.value
     if not isinstance(value, Mapping):
-        raise Damage(f"expected an object, found {kind(value)}")
+        raise RecordFormatError(f"expected an object, found {type_name(value)}")
     request = _body(value.get("request", value.get("body", value)))
+    # A pair without a response is a request that was never answered, not a whole conversation.
     paired = "request" in value or "body" in value
     response = value if "choices" in value else value.get("response")
-    messages, answer, failed = _said(request, {} if paired and response is None else response)
-    asked = chat(messages)
-    said = asked if answer is None else [*asked, *read_message(answer, len(messages))]
-    if not any(message["role"] == "assistant" for message in said) and not failed:
-        raise Damage("no message is the assistant's")
-    kept: list[Message] = reading.clean_messages(said)
-    offered = tools_of(request.get("tools")) or tools_of(request.get("functions"))
+    messages, answer, failure = _request_and_answer(request, {} if paired and response is None else response)
+    conversation = chat_messages(messages)
+    dialogue = conversation if answer is None else [*conversation, *read_message(answer, len(messages))]
+    if not any(message["role"] == "assistant" for message in dialogue) and not failure:
+        raise RecordFormatError("no message has the role assistant")
+    redacted: list[Message] = job.clean_messages(dialogue)
+    definitions = tools_of(request.get("tools")) or tools_of(request.get("functions"))
     trial = value.get("trial")
     return trajectory(
         SOURCE,
-        reading,
-        task_id=reading.clean(_named(value) or conversation_id(None, kept, "")),
+        job,
+        task_id=job.clean(_task_name(value) or conversation_id(None, redacted, "")),
         trial=trial if isinstance(trial, int) and 0 <= trial < 1 << 31 else 0,
-        messages=kept,
-        tools=reading.clean_tools(offered),
-        judgement=(Outcome.INFRASTRUCTURE, 0.0) if failed else _judgement(reading, value),
-        detail=reading.clean(failed),
+        messages=redacted,
+        tools=job.clean_tools(definitions),
+        judgement=(Outcome.INFRASTRUCTURE, 0.0) if failure else _outcome(job, value),
+        detail=job.clean(failure),
     )
 
 
-def _said(request: Mapping[str, Any], response: Any) -> tuple[list[Any], Any, str]:
-    """The messages of a request, its answer if it has one, and how the machinery failed if it did."""
+def _request_and_answer(request: Fields, response: Any) -> tuple[list[Any], Any, str]:
+    """The messages of a request, its answer or None, and the infrastructure failure or ""."""
     try:
         messages = messages_of(request)
         answer = read_answer(_body(response)).message if response is not None else None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise Damage(f"no messages, or no answer, of OpenAI's form: {error}") from error
+        raise RecordFormatError(f"the messages or the answer are not in OpenAI's form: {error}") from error
     if isinstance(request.get("instructions"), str):
         messages = [{"role": "system", "content": request["instructions"]}, *messages]
     if response is None or answer is not None:
         return messages, answer, ""
     status = response.get("status_code")
-    if isinstance(status, int) and (status == TOO_MANY or status >= BROKEN):
+    # Other 4xx statuses refuse the request itself: the record is bad, the infrastructure worked.
+    if isinstance(status, int) and (status == TOO_MANY_REQUESTS or status >= SERVER_ERROR):
         return messages, None, f"the recorded request failed with status {status}"
-    raise Damage(f"the request has no answer (status {status})")
+    raise RecordFormatError(f"the request has no answer (status {status})")
 
 
-def _body(value: Any) -> Mapping[str, Any]:
+def _body(value: object) -> Fields:
     if not isinstance(value, Mapping):
-        raise Damage(f"a request or response has to be an object, found {kind(value)}")
+        raise RecordFormatError(f"a request or response has to be an object, found {type_name(value)}")
     body = value.get("body", value)
     return body if isinstance(body, Mapping) else {}
 
 
-def _named(value: Mapping[str, Any]) -> str:
-    """What the record or its metadata calls the task; "" where nothing does."""
-    return next((str(one) for one in _told(value, NAMING) if isinstance(one, str | int) and one != ""), "")
+def _task_name(value: Fields) -> str:
+    """The task id in the record or its metadata; "" where there is none."""
+    return next(
+        (str(name) for name in _field_values(value, TASK_KEYS) if isinstance(name, str | int) and name != ""), ""
+    )
 
 
-def _judgement(reading: Reading, value: Mapping[str, Any]) -> Judged:
-    names = (reading.score,) if reading.score else JUDGING
-    said = (judged(one, reading.labels) for one in _told(value, names))
-    return next((one for one in said if one is not None), NOT_KNOWN)
+def _outcome(job: ImportJob, value: Fields) -> OutcomeReward:
+    names = (job.score,) if job.score else OUTCOME_KEYS
+    outcomes = (outcome_of_value(field, job.labels) for field in _field_values(value, names))
+    return next((outcome for outcome in outcomes if outcome is not None), UNKNOWN_OUTCOME)
 
 
-def _told(value: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[Any]:
-    about = value.get("metadata")
-    for place in (value, about if isinstance(about, Mapping) else {}):
-        yield from (place[name] for name in names if name in place)
+def _field_values(value: Fields, names: tuple[str, ...]) -> Iterator[Any]:
+    metadata = value.get("metadata")
+    for fields in (value, metadata if isinstance(metadata, Mapping) else {}):
+        yield from (fields[name] for name in names if name in fields)

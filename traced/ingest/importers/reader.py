@@ -1,9 +1,7 @@
-"""What every format's reader is given, what it gives back, and how records become outcomes and trajectories.
+"""What the reader of every format gets and yields, and how records become outcomes and trajectories.
 
-A reader yields ``Step``s in the file's order. Invariants: a step's ``place`` says where reading goes on once everything
-up to it is stored, and a reader that is given it yields what it would have yielded behind it; steps without one are no
-point to go on from. A strict reader yields every bad record before the first trajectory. Redaction is the readers':
-what they yield may be stored as it is.
+A reader yields ``Step``s in the order of the file and resumes from the resume point of any of them. A strict reader
+yields every bad record before the first trajectory. Readers redact: what they yield may be stored as it is.
 """
 
 import json
@@ -15,117 +13,145 @@ from pathlib import Path
 from typing import Any
 
 from store.content import digest
-from store.text import in_unicode
+from store.text import replace_surrogates
 from store.types import EndCause, Message, Outcome, Tool, Trajectory
 from traced.ingest.importers.errors import BadRecord, UnreadableFile
 from traced.ingest.importers.json_file import (
-    BEGINNING,
-    Place,
+    BOM_BYTES,
+    FILE_START,
+    FilePosition,
     Record,
-    beginning,
     first_key,
     is_array,
     read_array,
+    read_head,
     read_lines,
 )
 from traced.ingest.redaction import Redactor
 from traced.scoring.evidence import Labels
-from traced.scoring.rules import PASS
+from traced.scoring.rules import SUCCESS_THRESHOLD
 
-Resume = dict[str, Any]  # JSON
-Judged = tuple[Outcome, float]
+# JSON that a reader resumes from: the position in the file, and what the format needs besides.
+ResumePoint = dict[str, Any]
+OutcomeReward = tuple[Outcome, float]
 
-NOT_KNOWN: Judged = (Outcome.UNKNOWN, 0.0)
+MAX_KEY_LENGTH = 200
+UNKNOWN_OUTCOME: OutcomeReward = (Outcome.UNKNOWN, 0.0)
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One import: the file, whose trajectories they are, and the rules that apply."""
+class ImportJob:
+    """One import: the file, the agent that was recorded, and the options.
+
+    Args:
+        path: The file to import.
+        agent: The name under which the trajectories are stored as their model.
+        scratch: A file that the reader may create; it is kept while the import is unfinished.
+        redactor: Removes what must not be stored.
+        labels: Which labels mean success and which failure.
+        score: The only score that decides the outcome; None for all scores together.
+        strict: Whether every bad record is reported before the first trajectory.
+        redacts_fields: Whether fields are redacted by name, which works in valid JSON only.
+    """
 
     path: Path
     agent: str
-    scratch: Path  # a file that the reader may make; it is kept while the import is unfinished
+    scratch: Path
     redactor: Redactor
     labels: Labels
-    score: str | None = None  # the name of the score or feedback that judges
+    score: str | None = None
     strict: bool = False
-    by_field: bool = False  # whether some of what must not be stored is known by the names of fields
+    redacts_fields: bool = False
 
     def clean(self, value: Any) -> Any:
-        """A JSON value, a text among others, without what must not be stored."""
+        """A JSON value with everything redacted that must not be stored."""
         return self.redactor.value(value) if self.redactor else value
 
     def clean_messages(self, value: Any) -> Any:
-        """Messages, or one, that keep their form; None stays."""
+        """Redact one message or several, or None, without changing the keys of the protocol."""
         return self.redactor.messages(value) if self.redactor else value
 
     def clean_tools(self, tools: list[Tool]) -> list[Tool]:
-        """Definitions of tools, which keep the names of fields."""
+        """Redact tool definitions; the names of fields stay, because definitions hold no values."""
         cleaned: list[Tool] = self.redactor.definitions(tools) if self.redactor else tools
         return cleaned
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a stretch of the file gave. ``passed``: records that are in order and hold no call of a model."""
+    """The result of reading some records.
+
+    Args:
+        trajectories: What may be stored now.
+        good: The number of valid records.
+        passed: The number of valid records without a model call.
+        bad: An invalid record.
+        size: The approximate number of bytes.
+        resume_point: Where reading continues once everything up to this step is stored; None where it cannot.
+    """
 
     trajectories: Sequence[Trajectory] = ()
     good: int = 0
     passed: int = 0
     bad: BadRecord | None = None
-    size: int = 0  # bytes, roughly
-    place: Resume | None = None
+    size: int = 0
+    resume_point: ResumePoint | None = None
 
 
-Reader = Callable[[Reading, Resume | None], Iterator[Step]]
+Reader = Callable[[ImportJob, ResumePoint | None], Iterator[Step]]
 
 
 def records(
-    reading: Reading, place: Place = BEGINNING, key: str | None = None, *, keep: bool = True
+    job: ImportJob, position: FilePosition = FILE_START, key: str | None = None, *, keep_text: bool = True
 ) -> Iterator[Record | BadRecord]:
-    """The records of a file of JSON Lines or of a JSON array, which with ``key`` is a member of an object.
+    """The records of a JSON Lines file or of a JSON array.
 
-    A bad one has its text, redacted, unless ``keep`` is False or fields cannot be told apart in what is no JSON.
+    Args:
+        job: The import.
+        position: Where an earlier read stopped.
+        key: The member of the top-level object that holds the array; None where the array is the whole file.
+        keep_text: Whether bad records keep their text, redacted.
     """
-    for element in _elements(reading.path, place, key):
+    for element in _elements(job.path, position, key):
         if isinstance(element, BadRecord):
-            element.raw = reading.redactor.text(element.raw) if keep and not reading.by_field else ""
+            # Fields cannot be found in text that is not valid JSON, so such text is dropped as a whole.
+            element.raw = job.redactor.text(element.raw) if keep_text and not job.redacts_fields else ""
         yield element
 
 
-def _elements(path: Path, place: Place, key: str | None) -> Iterator[Record | BadRecord]:
-    head = beginning(path)
+def _elements(path: Path, position: FilePosition, key: str | None) -> Iterator[Record | BadRecord]:
+    head = read_head(path)
     if key is None and not is_array(head):
-        yield from read_lines(path, place)
+        yield from read_lines(path, position)
         return
     name = first_key(head, key)
-    if name is None and key is None and not re.match(rb"\s*\[\s*\]", head.removeprefix(b"\xef\xbb\xbf")):
+    if name is None and key is None and not re.match(rb"\s*\[\s*\]", head.removeprefix(BOM_BYTES)):
         raise UnreadableFile(f"{path}: expected an array of objects", hint="traced import --help")
-    yield from read_array(path, re.compile(r'\{\s*"' + re.escape(name or "") + r'"\s*:'), place, key)
+    yield from read_array(path, re.compile(r'\{\s*"' + re.escape(name or "") + r'"\s*:'), position, key)
 
 
-def place_of(resume: Resume | None) -> Place:
-    """The place in the file of a step's ``place``."""
-    return Place(**resume["file"]) if resume else BEGINNING
+def file_position(resume: ResumePoint | None) -> FilePosition:
+    """The position in the file of a resume point; the beginning for None."""
+    return FilePosition(**resume["file"]) if resume else FILE_START
 
 
-def resume_at(place: Place, **more: Any) -> Resume:
-    """A step's ``place``."""
-    return {"file": asdict(place), **more}
+def make_resume_point(position: FilePosition, **extra: Any) -> ResumePoint:
+    """The resume point at a position; ``extra`` is what the format needs besides."""
+    return {"file": asdict(position), **extra}
 
 
-def damaged(reading: Reading, record: Record, cause: str, *, keep: bool = True) -> BadRecord:
-    """A record that is JSON and still none of its format; ``keep`` its content, redacted, or only its place."""
-    raw = json.dumps(reading.clean(record.value), ensure_ascii=False) if keep else ""
-    return BadRecord(reading.path, record.number, record.line, record.column, reading.redactor.text(cause), raw=raw)
+def bad_record(job: ImportJob, record: Record, cause: str, *, keep_text: bool = True) -> BadRecord:
+    """The error for a JSON value that is not a record of its format, with or without the redacted value."""
+    raw = json.dumps(job.clean(record.value), ensure_ascii=False) if keep_text else ""
+    return BadRecord(job.path, record.number, record.line, record.column, job.redactor.text(cause), raw=raw)
 
 
-def judged(value: Any, labels: Labels) -> Judged | None:
-    """What a truth value, a number from 0 to 1 or a label says; None where it says nothing."""
+def outcome_of_value(value: object, labels: Labels) -> OutcomeReward | None:
+    """The outcome that a boolean, a number from 0 to 1 or a label means; None for anything else."""
     if isinstance(value, bool):
         value = float(value)
     if isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1:
-        return (Outcome.SUCCESS if value >= PASS else Outcome.FAILURE), float(value)
+        return (Outcome.SUCCESS if value >= SUCCESS_THRESHOLD else Outcome.FAILURE), float(value)
     if isinstance(value, str):
         word = value.strip().lower()
         if word == Outcome.SUCCESS or word in {label.lower() for label in labels.success}:
@@ -137,45 +163,47 @@ def judged(value: Any, labels: Labels) -> Judged | None:
     return None
 
 
-def judge(scores: Mapping[str, Sequence[Any]], reading: Reading) -> Judged:
-    """What scores say together: the named one alone if one is named, else all, unknown where they do not agree.
+def outcome_of_scores(scores: Mapping[str, Sequence[Any]], job: ImportJob) -> OutcomeReward:
+    """The outcome that several scores mean together, unknown where they disagree.
 
-    Values of one name count by their mean; where one says that the machinery broke, it did.
+    Only ``job.score`` counts if it is set. The values of one score count by their mean.
     """
-    said: list[Judged] = []
+    outcomes: list[OutcomeReward] = []
     for name, values in scores.items():
-        if reading.score is None or name == reading.score:
-            told = [one for value in values if (one := judged(value, reading.labels)) is not None]
-            if (Outcome.INFRASTRUCTURE, 0.0) in told:
+        if job.score is None or name == job.score:
+            parsed = [outcome for value in values if (outcome := outcome_of_value(value, job.labels)) is not None]
+            # One report of an infrastructure failure is enough: the other scores rate a run that did not happen.
+            if (Outcome.INFRASTRUCTURE, 0.0) in parsed:
                 return Outcome.INFRASTRUCTURE, 0.0
-            if told:
-                mean = sum(reward for _, reward in told) / len(told)
-                said.append((Outcome.SUCCESS if mean >= PASS else Outcome.FAILURE, mean))
-    if len({outcome for outcome, _ in said}) != 1:
-        return NOT_KNOWN
-    return said[0][0], sum(reward for _, reward in said) / len(said)
+            if parsed:
+                mean = sum(reward for _, reward in parsed) / len(parsed)
+                outcomes.append((Outcome.SUCCESS if mean >= SUCCESS_THRESHOLD else Outcome.FAILURE, mean))
+    if len({outcome for outcome, _ in outcomes}) != 1:
+        return UNKNOWN_OUTCOME
+    return outcomes[0][0], sum(reward for _, reward in outcomes) / len(outcomes)
 
 
 def trajectory(
     source: str,
-    reading: Reading,
+    job: ImportJob,
     *,
     task_id: str,
     messages: list[Message],
     tools: list[Tool],
-    judgement: Judged,
+    judgement: OutcomeReward,
     trial: int = 0,
     detail: str = "",
 ) -> Trajectory:
-    """A trajectory whose id is its content's; a judgement is no part of it, so that one may come later."""
+    """An imported trajectory with an id made of its content."""
     task = storable(task_id)
+    # The outcome is not part of the id: a later file may bring it for the same trajectory.
     return Trajectory(
-        id=f"{source}-{digest([source, reading.agent, task, trial, messages])[:32]}",
+        id=f"{source}-{digest([source, job.agent, task, trial, messages])[:32]}",
         source=source,
         split="",
         task_id=task,
         trial=trial,
-        model=reading.agent,
+        model=job.agent,
         temperature=0.0,
         messages=messages,
         tools=tools,
@@ -188,6 +216,11 @@ def trajectory(
 
 
 def storable(text: str) -> str:
-    """Text that any database takes as a key: bounded, without NUL and halves of characters."""
-    whole = in_unicode(text.replace("\0", "\ufffd"))
-    return whole if len(whole) <= 200 else f"{whole[:160]}-{digest(text)[:32]}"
+    """Text that every database accepts as a key: bounded, without NUL and lone surrogates."""
+    cleaned = replace_surrogates(text.replace("\0", "\ufffd"))
+    return cleaned if len(cleaned) <= MAX_KEY_LENGTH else f"{cleaned[:160]}-{digest(text)[:32]}"
+
+
+def text_size(messages: Sequence[Message]) -> int:
+    """The number of characters in the contents of messages."""
+    return sum(len(message["content"] or "") for message in messages)

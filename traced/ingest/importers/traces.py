@@ -1,21 +1,11 @@
-"""Traces of several calls of a model: collected from anywhere in a file, then put together one trace at a time.
+"""Assemble trajectories from traced model calls, which may stand anywhere in an export.
 
-The calls of a trace are put together as the router's exchanges are: a call whose messages begin with what the one
-before ended with follows it, branches become trajectories of their own (``serving.gateway.branching``). A branch is
-judged by what was said of its calls, failing that of the trace. A call that failed, and that asking the same again did
-not make good, ends its branch: where the machinery failed (an error that clients raise for 429, 5xx, lost connections
-and time-outs, by its name or status) the outcome is infrastructure, else what the scores say.
+Calls wait in a scratch database on disk, so memory holds one trace; then each trace is split into branches, and every
+branch becomes a trajectory. Its outcome comes from the scores of its calls, else from the scores of the trace. Bad
+records are reported before the first trajectory, and both halves resume after a kill. The scratch database takes about
+as much disk as the export and holds redacted content only.
 
-Invariants: traces need not be contiguous, so calls wait in a scratch database (``spill``), and memory holds one
-trace; trajectories come in the order of the traces' keys. Bad records are told before the first trajectory. After a
-kill reading goes on in whichever half it was.
-Not covered: telling an agent's branch from those of the helpers it calls; conversations over several traces.
-
-The calls of a trace export on their way to being put together, in a scratch database on disk.
-
-Invariants: adding the same call or score twice leaves one, the later; what was committed survives a kill. Traces are
-keyed by a hash of their ids, and everything else in it has been redacted before. It takes about as much disk as the
-export does, and is removed once the import is done. Fails: ``sqlite3.Error`` where the disk is full.
+Not covered: distinguishing an agent's branch from those of its helpers; conversations over several traces.
 """
 
 import json
@@ -29,24 +19,35 @@ from typing import Any
 
 from store.content import digest
 from store.types import Message, Outcome, Tool, Trajectory
-from traced.ingest.conversations import beginning, branches, position
-from traced.ingest.importers.errors import BadRecord, Damage, ImportFailed
+from traced.ingest.conversations import branches, position, start_position
+from traced.ingest.importers.errors import BadRecord, ImportFailed, RecordFormatError
 from traced.ingest.importers.reader import (
-    NOT_KNOWN,
-    Reading,
-    Resume,
+    UNKNOWN_OUTCOME,
+    ImportJob,
+    ResumePoint,
     Step,
-    damaged,
-    judge,
-    judged,
-    place_of,
+    bad_record,
+    file_position,
+    make_resume_point,
+    outcome_of_scores,
+    outcome_of_value,
     records,
-    resume_at,
     storable,
+    text_size,
     trajectory,
 )
 
-LONGEST_ERROR = 2000  # characters: the rest of it is a traceback
+# Characters; the rest of a long error is a traceback.
+MAX_ERROR_LENGTH = 2000
+# Bytes of the export between two commits of the scratch database.
+COMMIT_BYTES = 4 << 20
+# Errors that clients raise for 429, 5xx, lost connections and timeouts, by name or status.
+INFRASTRUCTURE_ERROR = re.compile(
+    r"RateLimit|APIConnection|APITimeout|InternalServer|ServiceUnavailable|Overloaded|BadGateway|GatewayTimeout"
+    r"|Time(d )?out|Connect(ion)?Error|ConnectionReset|RemoteProtocolError|(error|status)( code)?\W{0,3}(429|5\d\d)\b",
+    re.IGNORECASE,
+)
+# The primary keys make adding a record twice harmless, which a resumed import does.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS calls (trace TEXT, id TEXT, at TEXT, body TEXT, PRIMARY KEY (trace, id));
 CREATE TABLE IF NOT EXISTS scores
@@ -56,7 +57,18 @@ CREATE TABLE IF NOT EXISTS scores
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a model. ``trace`` groups; ``task`` is the trace's name as it may be stored; ``at`` sorts."""
+    """One model call.
+
+    Args:
+        trace: The id of its trace.
+        task: The id of the trace, redacted.
+        id: Its own id.
+        at: A time stamp that sorts the calls of a trace.
+        messages: The input.
+        answer: The assistant's message, None where the call failed.
+        tools: The tools that were offered.
+        error: The error of a failed call.
+    """
 
     trace: str
     task: str
@@ -70,7 +82,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Score:
-    """What somebody said of a call, or of its trace where ``call`` is "" (see ``traces.kept``)."""
+    """A score of a model call, or of its whole trace where ``call`` is ""."""
 
     trace: str
     call: str
@@ -79,13 +91,19 @@ class Score:
     value: Any
 
 
-class Spill:
-    """The scratch database in ``path``; made where it does not exist."""
+RecordParser = Callable[[ImportJob, object], list[Call | Score]]
+
+
+class ScratchDatabase:
+    """The calls and scores of an export on disk, grouped by trace.
+
+    How it fails: ``ImportFailed`` where the disk is full or the file is not a database.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def __enter__(self) -> "Spill":
+    def __enter__(self) -> "ScratchDatabase":
         self._database = sqlite3.connect(self._path)
         try:
             self._database.execute("PRAGMA journal_mode=WAL")
@@ -96,14 +114,16 @@ class Spill:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, at: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._database.close()
-        if isinstance(raised, sqlite3.Error):
-            raise ImportFailed(f"{self._path}: {raised}", hint="make room on the disk, then the same again") from raised
+        if isinstance(error, sqlite3.Error):
+            raise ImportFailed(
+                f"{self._path}: {error}", hint="free disk space, then run the same command again"
+            ) from error
 
     def add(self, parts: Sequence[Call | Score]) -> None:
-        """Keep calls and scores."""
+        """Store calls and scores; the same one again replaces the former."""
         for part in parts:
             trace = digest(part.trace)[:32]
             if isinstance(part, Call):
@@ -114,111 +134,135 @@ class Spill:
                 self._put("scores", trace, call, storable(part.name), digest(part.id)[:32], json.dumps(part.value))
 
     def commit(self) -> None:
-        """Let what was added survive a kill."""
+        """Make everything added so far survive a kill."""
         self._database.commit()
 
-    def traces(self, after: str) -> Iterator[tuple[str, list[Call], list[Score]]]:
-        """Every trace with calls behind ``after``: its key, its calls in the order of their times, its scores."""
-        found = self._next(after)
-        while found is not None:
-            rows = self._database.execute("SELECT id, at, body FROM calls WHERE trace = ? ORDER BY at, id", (found,))
-            calls = [Call(trace=found, id=key, at=at, **json.loads(body)) for key, at, body in rows]
-            said = self._database.execute("SELECT * FROM scores WHERE trace = ? ORDER BY call, name, id", (found,))
-            yield found, calls, [Score(found, call, name, key, json.loads(value)) for _, call, name, key, value in said]
-            found = self._next(found)
+    def traces(self, after_key: str) -> Iterator[tuple[str, list[Call], list[Score]]]:
+        """Every trace after ``after_key`` that has calls: its key, its calls by time, its scores."""
+        trace_key = self._next_trace(after_key)
+        while trace_key is not None:
+            rows = self._database.execute(
+                "SELECT id, at, body FROM calls WHERE trace = ? ORDER BY at, id", (trace_key,)
+            )
+            calls = [Call(trace=trace_key, id=row_id, at=at, **json.loads(body)) for row_id, at, body in rows]
+            score_rows = self._database.execute(
+                "SELECT * FROM scores WHERE trace = ? ORDER BY call, name, id", (trace_key,)
+            )
+            scores = [
+                Score(trace_key, call, name, row_id, json.loads(value)) for _, call, name, row_id, value in score_rows
+            ]
+            yield trace_key, calls, scores
+            trace_key = self._next_trace(trace_key)
 
     def _put(self, table: str, *values: str) -> None:
-        marks = ", ".join("?" * len(values))
-        self._database.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
+        placeholders = ", ".join("?" * len(values))
+        self._database.execute(f"INSERT OR REPLACE INTO {table} VALUES ({placeholders})", values)
 
-    def _next(self, after: str) -> str | None:
-        row = self._database.execute("SELECT min(trace) FROM calls WHERE trace > ?", (after,)).fetchone()
+    def _next_trace(self, after_key: str) -> str | None:
+        row = self._database.execute("SELECT min(trace) FROM calls WHERE trace > ?", (after_key,)).fetchone()
         return row[0] if row else None
 
 
-TOGETHER = 4 << 20  # bytes that are read between two commits of the scratch database
-MACHINERY = re.compile(
-    r"RateLimit|APIConnection|APITimeout|InternalServer|ServiceUnavailable|Overloaded|BadGateway|GatewayTimeout"
-    r"|Time(d )?out|Connect(ion)?Error|ConnectionReset|RemoteProtocolError|(error|status)( code)?\W{0,3}(429|5\d\d)\b",
-    re.IGNORECASE,
-)
-
-Take = Callable[[Reading, Any], list[Call | Score]]
-
-
 def read_traces(
-    source: str, take: Take, reading: Reading, resume: Resume | None, key: str | None = None
+    source: str, parse: RecordParser, job: ImportJob, resume: ResumePoint | None, key: str | None = None
 ) -> Iterator[Step]:
-    """The trajectories of an export; ``take`` gives the calls and scores of one record and raises Damage."""
-    with Spill(reading.scratch) as spill:
-        done = resume.get("trace") if resume else None
-        if done is None:
-            yield from _collect(spill, take, reading, resume, key)
-        for trace, calls, scores in spill.traces(after=done or ""):
-            made = together(source, reading, calls, scores)
-            size = sum(len(message["content"] or "") for one in made for message in one.messages)
-            yield Step(made, size=size, place=resume_at(place_of(resume), trace=trace))
+    """The trajectories of an export.
+
+    Args:
+        source: The name under which they are stored.
+        parse: Gives the calls and scores of one record, redacted; raises RecordFormatError.
+        job: The import.
+        resume: Where an earlier import stopped.
+        key: The member of the top-level object that holds the records.
+    """
+    with ScratchDatabase(job.scratch) as database:
+        last_trace = resume.get("trace") if resume else None
+        if last_trace is None:
+            yield from _collect(database, parse, job, resume, key)
+        for trace, calls, scores in database.traces(after_key=last_trace or ""):
+            assembled = assemble_trajectories(source, job, calls, scores)
+            size = sum(text_size(trajectory.messages) for trajectory in assembled)
+            yield Step(assembled, size=size, resume_point=make_resume_point(file_position(resume), trace=trace))
 
 
-def _collect(spill: Spill, take: Take, reading: Reading, resume: Resume | None, key: str | None) -> Iterator[Step]:
-    place = place_of(resume)
-    kept = place.offset  # so far the scratch database holds everything
-    for element in records(reading, place, key):
+def _collect(
+    database: ScratchDatabase, parse: RecordParser, job: ImportJob, resume: ResumePoint | None, key: str | None
+) -> Iterator[Step]:
+    start = file_position(resume)
+    # The scratch database holds everything before this offset, so only there may a killed import resume.
+    committed_offset = start.offset
+    for element in records(job, start, key):
         if isinstance(element, BadRecord):
             yield Step(bad=element)
             continue
         try:
-            parts = take(reading, element.value)
-        except Damage as damage:
-            yield Step(bad=damaged(reading, element, str(damage)))
+            parts = parse(job, element.value)
+        except RecordFormatError as error:
+            yield Step(bad=bad_record(job, element, str(error)))
             continue
-        spill.add(parts)
-        good = any(isinstance(part, Call) for part in parts)
-        size = element.end.offset - kept
-        if size >= TOGETHER:
-            spill.commit()
-            kept = element.end.offset
-        whole = kept == element.end.offset
-        yield Step(good=good, passed=not good, size=size * whole, place=resume_at(element.end) if whole else None)
-    spill.commit()
+        database.add(parts)
+        has_call = any(isinstance(part, Call) for part in parts)
+        size = element.end.offset - committed_offset
+        if size >= COMMIT_BYTES:
+            database.commit()
+            committed_offset = element.end.offset
+        is_committed = committed_offset == element.end.offset
+        yield Step(
+            good=has_call,
+            passed=not has_call,
+            size=size * is_committed,
+            resume_point=make_resume_point(element.end) if is_committed else None,
+        )
+    database.commit()
 
 
-def kept(reading: Reading, score: Score) -> Score:
-    """A score as it may be kept: a value that judges nothing goes, and so does what a name must not hold."""
-    name = score.name if score.name == reading.score else reading.redactor.name(score.name)
-    return replace(score, name=name, value=score.value if judged(score.value, reading.labels) is not None else None)
+def redacted_score(job: ImportJob, score: Score) -> Score:
+    """A score as it may be stored: with a redacted name, and without a value that is no outcome."""
+    name = score.name if score.name == job.score else job.redactor.name(score.name)
+    return replace(
+        score, name=name, value=score.value if outcome_of_value(score.value, job.labels) is not None else None
+    )
 
 
-def together(source: str, reading: Reading, calls: Sequence[Call], scores: Sequence[Score]) -> list[Trajectory]:
-    """The trajectories of one trace; its calls in the order of their times."""
-    answered = [(call, call.answer) for call in calls if call.answer is not None]
-    said = [(call.messages, answer) for call, answer in answered]
-    chains = [[answered[index][0] for index in branch] for branch in branches(said)]
-    made_good = {position(call.messages) for call, _ in answered}
-    failed = {key: call for call in calls if call.answer is None and (key := position(call.messages)) not in made_good}
-    made = []
+def assemble_trajectories(
+    source: str, job: ImportJob, calls: Sequence[Call], scores: Sequence[Score]
+) -> list[Trajectory]:
+    """The trajectories of one trace, from its calls by time: one per branch, one per stray failed call."""
+    answered_calls = [(call, call.answer) for call in calls if call.answer is not None]
+    exchanges = [(call.messages, answer) for call, answer in answered_calls]
+    chains = [[answered_calls[index][0] for index in branch] for branch in branches(exchanges)]
+    # A failed call that was repeated with success says nothing about the conversation.
+    answered_positions = {position(call.messages) for call, _ in answered_calls}
+    failed = {
+        key: call
+        for call in calls
+        if call.answer is None and (key := position(call.messages)) not in answered_positions
+    }
+    assembled = []
     for chain in chains:
+        # The failed call that continues this chain ends it.
         end = position(_conversation(chain[-1]))
-        broke = next((key for key, call in failed.items() if beginning(call.messages) == end), None)
-        made.append(_trajectory(source, reading, [*chain, *([failed.pop(broke)] if broke else [])], scores))
-    return made + [_trajectory(source, reading, [call], scores) for call in failed.values()]
+        failed_position = next((key for key, call in failed.items() if start_position(call.messages) == end), None)
+        ending = [failed.pop(failed_position)] if failed_position else []
+        assembled.append(_trajectory(source, job, [*chain, *ending], scores))
+    return assembled + [_trajectory(source, job, [call], scores) for call in failed.values()]
 
 
 def _conversation(call: Call) -> list[Message]:
     return call.messages if call.answer is None else [*call.messages, call.answer]
 
 
-def _trajectory(source: str, reading: Reading, chain: Sequence[Call], scores: Sequence[Score]) -> Trajectory:
+def _trajectory(source: str, job: ImportJob, chain: Sequence[Call], scores: Sequence[Score]) -> Trajectory:
     last = chain[-1]
     ids = {call.id for call in chain}
-    of_calls = judge(_by_name(score for score in scores if score.call in ids), reading)
-    of_trace = judge(_by_name(score for score in scores if not score.call), reading)
-    judgement = of_calls if of_calls != NOT_KNOWN else of_trace
-    if last.answer is None and MACHINERY.search(last.error):
+    of_calls = outcome_of_scores(_by_name(score for score in scores if score.call in ids), job)
+    of_trace = outcome_of_scores(_by_name(score for score in scores if not score.call), job)
+    judgement = of_calls if of_calls != UNKNOWN_OUTCOME else of_trace
+    if last.answer is None and INFRASTRUCTURE_ERROR.search(last.error):
         judgement = (Outcome.INFRASTRUCTURE, 0.0)
     return trajectory(
         source,
-        reading,
+        job,
         task_id=last.task,
         messages=_conversation(last),
         tools=next((call.tools for call in reversed(chain) if call.tools), []),
@@ -228,7 +272,7 @@ def _trajectory(source: str, reading: Reading, chain: Sequence[Call], scores: Se
 
 
 def _by_name(scores: Iterator[Score]) -> dict[str, list[Any]]:
-    named: dict[str, list[Any]] = {}
+    values_by_name: dict[str, list[Any]] = {}
     for score in scores:
-        named.setdefault(score.name, []).append(score.value)
-    return named
+        values_by_name.setdefault(score.name, []).append(score.value)
+    return values_by_name

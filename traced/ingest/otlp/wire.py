@@ -28,11 +28,11 @@ Encoding = Literal["application/x-protobuf", "application/json"]
 Signal = Literal["traces", "logs", "metrics"]
 PROTOBUF: Encoding = "application/x-protobuf"
 JSON: Encoding = "application/json"
-IDS = ("traceId", "spanId", "parentSpanId")
+ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 NANO = 1e-9
-ERROR = 2  # of a span's status
+STATUS_ERROR = 2  # of a span's status
 # google.rpc.Code for the statuses that the receiver answers with
-CODES = {400: 3, 401: 16, 413: 3, 415: 3, 429: 8, 500: 13, 503: 14}
+GRPC_CODES = {400: 3, 401: 16, 413: 3, 415: 3, 429: 8, 500: 13, 503: 14}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Record:
 
 def spans(body: bytes, encoding: Encoding) -> Iterator[Span]:
     """The spans of a request to ``/v1/traces``; the attributes of their resource are among theirs."""
-    for resource in _decoded("traces", body, encoding).resource_spans:
+    for resource in _decode("traces", body, encoding).resource_spans:
         shared = _attributes(resource.resource.attributes)
         for scope in resource.scope_spans:
             for span in scope.spans:
@@ -83,33 +83,33 @@ def spans(body: bytes, encoding: Encoding) -> Iterator[Span]:
 
 def records(body: bytes, encoding: Encoding) -> Iterator[Record]:
     """The log records of a request to ``/v1/logs``."""
-    for resource in _decoded("logs", body, encoding).resource_logs:
+    for resource in _decode("logs", body, encoding).resource_logs:
         shared = _attributes(resource.resource.attributes)
         for scope in resource.scope_logs:
-            for one in scope.log_records:
-                attributes = shared | _attributes(one.attributes)
-                name = one.event_name or str(attributes.get("event.name") or "")
-                at = one.time_unix_nano or one.observed_time_unix_nano
-                event = Event(name, at, attributes, _plain(one.body))
-                yield Record(one.trace_id.hex(), one.span_id.hex(), event, one.ByteSize())
+            for log_record in scope.log_records:
+                attributes = shared | _attributes(log_record.attributes)
+                name = log_record.event_name or str(attributes.get("event.name") or "")
+                at = log_record.time_unix_nano or log_record.observed_time_unix_nano
+                event = Event(name, at, attributes, _json_value(log_record.body))
+                yield Record(log_record.trace_id.hex(), log_record.span_id.hex(), event, log_record.ByteSize())
 
 
-def answer(signal: Signal, encoding: Encoding, *, rejected: int = 0, message: str = "") -> bytes:
+def response_body(signal: Signal, encoding: Encoding, *, rejected: int = 0, message: str = "") -> bytes:
     """What a request that was taken is answered with; ``message`` alone is a warning."""
     if signal == "metrics" or not (rejected or message):
         return b"{}" if encoding == JSON else b""
     from google.protobuf.json_format import MessageToJson
 
-    told = _response(signal)
-    setattr(told.partial_success, "rejected_spans" if signal == "traces" else "rejected_log_records", rejected)
-    told.partial_success.error_message = message
-    text: bytes = MessageToJson(told, indent=None).encode() if encoding == JSON else told.SerializeToString()
+    response = _response(signal)
+    setattr(response.partial_success, "rejected_spans" if signal == "traces" else "rejected_log_records", rejected)
+    response.partial_success.error_message = message
+    text: bytes = MessageToJson(response, indent=None).encode() if encoding == JSON else response.SerializeToString()
     return text
 
 
-def problem(status: int, message: str, encoding: Encoding) -> bytes:
+def error_body(status: int, message: str, encoding: Encoding) -> bytes:
     """A ``google.rpc.Status``: its code and its message."""
-    code = CODES.get(status, 2)
+    code = GRPC_CODES.get(status, 2)
     if encoding == JSON:
         return json.dumps({"code": code, "message": message}).encode()
     text = message.encode("utf-8", "replace")
@@ -117,27 +117,27 @@ def problem(status: int, message: str, encoding: Encoding) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    told = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        told.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*told, number])
+    return bytes([*encoded, number])
 
 
-def _decoded(signal: Signal, body: bytes, encoding: Encoding) -> Any:
+def _decode(signal: Signal, body: bytes, encoding: Encoding) -> Any:
     from google.protobuf import json_format, message
 
-    made = _request(signal)
+    request = _request(signal)
     try:
         if encoding == JSON:
-            told = json.loads(body, object_hook=_with_ids)
-            if not isinstance(told, dict):
+            parsed_body = json.loads(body, object_hook=_ids_to_base64)
+            if not isinstance(parsed_body, dict):
                 raise ValueError("an object is needed")
-            return json_format.ParseDict(told, made, ignore_unknown_fields=True)
-        made.ParseFromString(body)
+            return json_format.ParseDict(parsed_body, request, ignore_unknown_fields=True)
+        request.ParseFromString(body)
     except (message.Error, json_format.Error, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"the body is no {type(made).__name__}: {str(error)[:200]}") from error
-    return made
+        raise ValueError(f"the body is no {type(request).__name__}: {str(error)[:200]}") from error
+    return request
 
 
 def _request(signal: Signal) -> Any:
@@ -160,12 +160,12 @@ def _response(signal: Signal) -> Any:
     return ExportLogsServiceResponse()
 
 
-def _with_ids(told: dict[str, Any]) -> dict[str, Any]:
+def _ids_to_base64(fields: dict[str, Any]) -> dict[str, Any]:
     """OTLP's JSON has ids in hex, where protobuf's has base64."""
-    for name in IDS:
-        if isinstance(text := told.get(name), str):
-            told[name] = base64.b64encode(bytes.fromhex(text)).decode()
-    return told
+    for name in ID_FIELDS:
+        if isinstance(text := fields.get(name), str):
+            fields[name] = base64.b64encode(bytes.fromhex(text)).decode()
+    return fields
 
 
 def _span(span: Any, shared: dict[str, Any]) -> Span:
@@ -175,23 +175,23 @@ def _span(span: Any, shared: dict[str, Any]) -> Span:
         parent_id=span.parent_span_id.hex(),
         name=span.name,
         attributes=shared | _attributes(span.attributes),
-        events=[Event(one.name, one.time_unix_nano, _attributes(one.attributes)) for one in span.events],
+        events=[Event(event.name, event.time_unix_nano, _attributes(event.attributes)) for event in span.events],
         seconds=max(0.0, (span.end_time_unix_nano - span.start_time_unix_nano) * NANO),
-        failed=span.status.code == ERROR,
+        failed=span.status.code == STATUS_ERROR,
         detail=span.status.message,
         dropped=span.dropped_attributes_count + span.dropped_events_count,
         size=span.ByteSize(),
     )
 
 
-def _attributes(told: Any) -> dict[str, Any]:
-    return {one.key: _plain(one.value) for one in told}
+def _attributes(key_values: Any) -> dict[str, Any]:
+    return {item.key: _json_value(item.value) for item in key_values}
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     kind = value.WhichOneof("value")
     if kind == "array_value":
-        return [_plain(one) for one in value.array_value.values]
+        return [_json_value(item) for item in value.array_value.values]
     if kind == "kvlist_value":
         return _attributes(value.kvlist_value.values)
     if kind == "bytes_value":
@@ -201,84 +201,84 @@ def _plain(value: Any) -> Any:
     return getattr(value, kind) if kind in ("string_value", "bool_value", "int_value") else None
 
 
-Name = tuple[str, str, str]  # whose key, trace, span
-MOST_BYTES = 32 * 2**20
-REMEMBERED = 20_000  # complete spans
+SpanKey = tuple[str, str, str]  # whose key, trace, span
+MAX_PENDING_BYTES = 32 * 2**20
+MAX_COMPLETE_SPANS = 20_000  # complete spans
 
 
 @dataclass
-class Waiting:
+class PendingCall:
     """What there is of one call."""
 
-    since: float
+    first_seen: float
     span: Span | None = None
     events: list[Event] = field(default_factory=list)
     size: int = 0
 
 
 @dataclass
-class Joins:
+class SpanJoiner:
     """Calls that wait for their span or for their messages."""
 
     wait_s: float
     clock: Callable[[], float]
-    most_bytes: int = MOST_BYTES
-    _waiting: OrderedDict[Name, Waiting] = field(default_factory=OrderedDict)
-    _complete: OrderedDict[Name, None] = field(default_factory=OrderedDict)
+    most_bytes: int = MAX_PENDING_BYTES
+    _waiting: OrderedDict[SpanKey, PendingCall] = field(default_factory=OrderedDict)
+    _complete: OrderedDict[SpanKey, None] = field(default_factory=OrderedDict)
     _size: int = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def events(self, name: Name) -> list[Event]:
+    def events(self, name: SpanKey) -> list[Event]:
         """What has come for a span."""
-        found = self._waiting.get(name)
-        return found.events if found else []
+        pending = self._waiting.get(name)
+        return pending.events if pending else []
 
-    def is_complete(self, name: Name) -> bool:
+    def is_complete(self, name: SpanKey) -> bool:
         """Whether this span was taken already."""
         return name in self._complete
 
-    def hold(self, name: Name, span: Span) -> None:
+    def add_span(self, name: SpanKey, span: Span) -> None:
         """Let a span wait for its messages."""
-        one = self._one(name)
-        if one.span is None:
-            one.span = span
-            self._grow(one, span.size)
+        pending = self._pending_call(name)
+        if pending.span is None:
+            pending.span = span
+            self._grow(pending, span.size)
 
-    def add(self, name: Name, record: Record) -> Span | None:
+    def add_record(self, name: SpanKey, record: Record) -> Span | None:
         """Let a record wait with the others; returns their span if it is there."""
-        one = self._one(name)
-        if record.event not in one.events:
-            one.events.append(record.event)
-            self._grow(one, record.size)
-        return one.span
+        pending = self._pending_call(name)
+        if record.event not in pending.events:
+            pending.events.append(record.event)
+            self._grow(pending, record.size)
+        return pending.span
 
-    def complete(self, name: Name) -> None:
+    def mark_complete(self, name: SpanKey) -> None:
         """A span has all that it needs, and is stored."""
         self._drop(name)
         self._complete[name] = None
-        if len(self._complete) > REMEMBERED:
+        if len(self._complete) > MAX_COMPLETE_SPANS:
             self._complete.popitem(last=False)
 
-    def given_up(self, *, all_of_them: bool = False) -> Iterator[tuple[Name, Waiting]]:
+    def expired(self, *, expire_all: bool = False) -> Iterator[tuple[SpanKey, PendingCall]]:
         """What waits no longer, the oldest first."""
         while self._waiting:
-            name, one = next(iter(self._waiting.items()))
-            late = self.clock() - one.since >= self.wait_s
-            if not (late or all_of_them or self._size > self.most_bytes):
+            name, pending = next(iter(self._waiting.items()))
+            is_expired = self.clock() - pending.first_seen >= self.wait_s
+            if not (is_expired or expire_all or self._size > self.most_bytes):
                 return
             self._drop(name)
-            yield name, one
+            yield name, pending
 
-    def _one(self, name: Name) -> Waiting:
-        return self._waiting.setdefault(name, Waiting(self.clock()))
+    def _pending_call(self, name: SpanKey) -> PendingCall:
+        return self._waiting.setdefault(name, PendingCall(self.clock()))
 
-    def _grow(self, one: Waiting, size: int) -> None:
-        one.size += size
+    def _grow(self, pending: PendingCall, size: int) -> None:
+        pending.size += size
         self._size += size
 
-    def _drop(self, name: Name) -> None:
-        one = self._waiting.pop(name, None)
-        if one is not None:
-            self._size -= one.size
+    def _drop(self, name: SpanKey) -> None:
+        pending = self._waiting.pop(name, None)
+        if pending is not None:
+            self._size -= pending.size

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from store.types import Outcome, Trajectory
-from tests.unit.ingest.importers.reading import EXPORTS, read, steps
+from tests.unit.ingest.importers.import_files import EXPORTS, read, steps
 from traced.ingest.importers.formats import format_of
 from traced.ingest.redaction import Redactor
 
@@ -134,15 +134,15 @@ def test_reading_goes_on_behind_any_trace(name: str, tmp_path: Path) -> None:
     kind = name.partition("-")[0]
     whole = [step for step in steps(kind, EXPORTS / name) if step.trajectories]
     scratch = tmp_path / "scratch"
-    from tests.unit.ingest.importers.reading import reading_of
+    from tests.unit.ingest.importers.import_files import import_job
     from traced.ingest.importers.formats import FORMATS
 
-    first = FORMATS[kind](reading_of(EXPORTS / name, scratch), None)
+    first = FORMATS[kind](import_job(EXPORTS / name, scratch), None)
     for step in first:
         if step.trajectories:
             break
     first.close()  # type: ignore[attr-defined]
-    rest = [one for one in FORMATS[kind](reading_of(EXPORTS / name, scratch), step.place) if one.trajectories]
+    rest = [one for one in FORMATS[kind](import_job(EXPORTS / name, scratch), step.resume_point) if one.trajectories]
     assert [one.trajectories for one in [step, *rest]] == [one.trajectories for one in whole]
 
 
@@ -200,5 +200,5 @@ class TestTau2:
     def test_reading_goes_on_behind_any_simulation(self) -> None:
         whole = [step for step in steps("tau2-bench", self.PATH) if step.trajectories]
         for at, step in enumerate(whole):
-            rest = steps("tau2-bench", self.PATH, step.place)
+            rest = steps("tau2-bench", self.PATH, step.resume_point)
             assert [one.trajectories for one in rest] == [one.trajectories for one in whole[at + 1 :]]

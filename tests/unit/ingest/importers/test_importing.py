@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.repositories.events import list_events
 from store.repositories.trajectories import iterate_ids, list_trajectories
-from tests.unit.ingest.importers.reading import EXPORTS, LABELS
+from tests.unit.ingest.importers.import_files import EXPORTS, LABELS
 from traced.config.settings import Settings, load_settings
-from traced.ingest.file_import import BATCH, Imported, Wanted, import_file
+from traced.ingest.file_import import BATCH, ImportRequest, ImportResult, import_file
 from traced.ingest.import_ledger import Ledger
 from traced.ingest.importers.errors import AlreadyRunning, BadRecord, ImportFailed
-from traced.scoring.evidence import standing_of
-from traced.scoring.rescoring import apply
+from traced.scoring.evidence import effective_outcome
+from traced.scoring.rescoring import apply_rules
 from traced.scoring.rule_file import read_rules
 
 HELLO = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
@@ -43,13 +43,13 @@ def store(settings: Settings) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def run(settings: Settings, store: Engine) -> Callable[..., Imported]:
-    def imported(path: Path, *, stop: bool = False, **wanted: Any) -> Imported:
+def run(settings: Settings, store: Engine) -> Callable[..., ImportResult]:
+    def imported(path: Path, *, stop: bool = False, **wanted: Any) -> ImportResult:
         def after_a_batch(_: object) -> None:
             if stop:
                 raise Stop
 
-        return import_file(store, settings, Wanted(path, **wanted), at=AT, on_batch=after_a_batch)
+        return import_file(store, settings, ImportRequest(path, **wanted), at=AT, on_batch=after_a_batch)
 
     return imported
 
@@ -77,7 +77,7 @@ def test_an_import_that_was_stopped_goes_on(run: Any, many: Path) -> None:
 
 def test_who_listens_hears_of_what_is_new(run: Any, many: Path, store: Engine) -> None:
     first, _ = run(many), run(many)
-    with session(store) as opened:
+    with write_session(store) as opened:
         [told] = list_events(opened)
     assert (told.kind, told.subject, told.cycle_id) == ("import", "openai", first.cycle)
     assert told.detail == {"trajectories": BATCH * 5 // 2, "judged anew": 0, "left out": 3}
@@ -90,7 +90,7 @@ def test_it_begins_anew_where_what_was_done_does_not_count(run: Any, many: Path,
     if change == "content":
         many.write_text(many.read_text().replace("hello", "howdy"))
     if change == "store":
-        with session(store) as opened:
+        with write_session(store) as opened:
             opened.connection().exec_driver_sql("DELETE FROM trajectories")
     found = run(many, from_start=change == "from_start", agent="other" if change == "agent" else "recorded")
     assert not found.resumed
@@ -107,7 +107,7 @@ def test_bad_records_behind_the_last_state_are_not_kept_twice(tmp_path: Path, ma
         ledger.commit({"file": {}})
         ledger.leave_out(bad(2))
     with Ledger(tmp_path, many, {}) as ledger:
-        assert (ledger.place, ledger.counts.bad) == ({"file": {}}, 1)
+        assert (ledger.resume_point, ledger.counts.bad) == ({"file": {}}, 1)
         ledger.leave_out(bad(2))
         ledger.finish()
     assert [json.loads(line)["record"] for line in ledger.bad_file.read_text().splitlines()] == [1, 2]
@@ -129,7 +129,7 @@ def test_a_damaged_state_counts_for_nothing(run: Any, many: Path, settings: Sett
 def test_strictly_nothing_is_stored_of_a_file_with_a_bad_line(run: Any, many: Path, store: Engine) -> None:
     with pytest.raises(BadRecord, match="record 11, line 11"):
         run(many, strict=True)
-    with session(store) as opened:
+    with write_session(store) as opened:
         assert list(iterate_ids(opened)) == []
 
 
@@ -139,7 +139,7 @@ def test_strictly_nothing_of_an_export_either(run: Any, tmp_path: Path, store: E
     path.write_text((EXPORTS / name).read_text() + "{oops\n")
     with pytest.raises(BadRecord):
         run(path, strict=True)
-    with session(store) as opened:
+    with write_session(store) as opened:
         assert list(iterate_ids(opened)) == []
     assert run(path).added == 3
 
@@ -150,7 +150,7 @@ def test_feedback_that_comes_with_a_later_export_judges(run: Any, tmp_path: Path
     assert run(path).outcomes == {"unknown": 2, "infrastructure": 1}
     found = run(EXPORTS / "langsmith-openai.jsonl")
     assert (found.added, found.replaced, found.known) == (0, 2, 1)
-    with session(store) as opened:
+    with write_session(store) as opened:
         assert sorted(str(one.outcome) for one in list_trajectories(opened)) == ["failure", "infrastructure", "success"]
 
 
@@ -164,13 +164,13 @@ def test_an_outcome_that_comes_later_counts_before_the_rules(
     (settings.data_dir / "traced.toml").write_text(f'[outcomes]\nrules = "{rules}"\n')
     judging = load_settings(settings.data_dir)
 
-    def outcome(**told: Any) -> tuple[Imported, str]:
+    def outcome(**told: Any) -> tuple[ImportResult, str]:
         path.write_text(json.dumps({"messages": HELLO, **told}))
-        found = import_file(store, judging, Wanted(path), at=AT)
-        apply(store, read_rules(rules), "openai", LABELS, again=True, limit=None, at=AT)
-        with session(store) as opened:
+        found = import_file(store, judging, ImportRequest(path), at=AT)
+        apply_rules(store, read_rules(rules), "openai", LABELS, again=True, limit=None, at=AT)
+        with write_session(store) as opened:
             [stored] = list_trajectories(opened)
-            by = standing_of(opened, stored, LABELS).by
+            by = effective_outcome(opened, stored, LABELS).source
         return found, f"{stored.outcome} by {by}"
 
     first, said = outcome()
@@ -187,13 +187,13 @@ def test_what_the_scratch_database_cannot_do_is_told(run: Any, many: Path, monke
     def full(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr("traced.ingest.importers.traces.Spill.add", full)
+    monkeypatch.setattr("traced.ingest.importers.traces.ScratchDatabase.add", full)
     with pytest.raises(ImportFailed, match="disk is full"):
         run(EXPORTS / "langsmith-openai.jsonl")
 
 
 def test_the_cycle_is_that_of_all_that_was_imported_in_the_listings_order(run: Any, many: Path, store: Engine) -> None:
     run(many)
-    with session(store) as opened:
+    with write_session(store) as opened:
         listed = [one.id for one in list_trajectories(opened)]
         assert list(iterate_ids(opened)) == listed

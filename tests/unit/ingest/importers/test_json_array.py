@@ -114,7 +114,7 @@ def test_a_byte_that_is_not_utf8_is_named(tmp_path: Path) -> None:
         ('[{"id": 1}', 1, "the end of the file"),
         ('[{"id": 1},', 1, "Expecting value"),
         ("[", 0, "Expecting value"),
-        ('[{"id": 1}] x', 1, "nothing behind the array"),
+        ('[{"id": 1}] x', 1, "nothing after the array"),
         ('[{"id": 1}}, {"id": 2}]', 2, "expected ',' or ']'"),
     ],
 )

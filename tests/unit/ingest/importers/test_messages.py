@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.ingest.importers.errors import Damage
-from traced.ingest.importers.messages import chat, tools_of
+from traced.ingest.importers.errors import RecordFormatError
+from traced.ingest.importers.messages import chat_messages, tools_of
 
 words = st.text(max_size=12)
 json_values = st.recursive(
@@ -73,19 +73,19 @@ def tau2(one: Said) -> dict[str, Any]:
 @given(st.lists(said, max_size=5))
 def test_openai_messages_stay_as_they_are(told: list[Said]) -> None:
     messages = [openai(one) for one in told]
-    assert chat(messages) == messages
+    assert chat_messages(messages) == messages
 
 
 @pytest.mark.parametrize("form", [serialised, wrapped, fields, parts, tau2])
 @given(told=st.lists(said, max_size=5))
 def test_every_form_says_the_same(form: Any, told: list[Said]) -> None:
-    assert chat([form(one) for one in told]) == [openai(one) for one in told]
+    assert chat_messages([form(one) for one in told]) == [openai(one) for one in told]
 
 
 @given(st.lists(said, max_size=5))
 def test_converting_again_changes_nothing(told: list[Said]) -> None:
-    once = chat([serialised(one) for one in told])
-    assert chat(once) == once
+    once = chat_messages([serialised(one) for one in told])
+    assert chat_messages(once) == once
 
 
 @given(
@@ -102,8 +102,8 @@ def test_converting_again_changes_nothing(told: list[Said]) -> None:
 )
 def test_anything_else_is_damage_and_no_defect(noise: Any) -> None:
     made = []
-    with contextlib.suppress(Damage):
-        made = chat([{"role": "user", "content": "x"}, noise])
+    with contextlib.suppress(RecordFormatError):
+        made = chat_messages([{"role": "user", "content": "x"}, noise])
     assert all(one["role"] in ("system", "user", "assistant", "tool") for one in made)
     assert all(one["content"] is None or isinstance(one["content"], str) for one in made)
 
@@ -123,7 +123,7 @@ def test_responses_items() -> None:
             "content": [{"type": "output_text", "text": "done", "annotations": []}],
         },
     ]
-    made = chat(items)
+    made = chat_messages(items)
     assert [one["role"] for one in made] == ["system", "user", "assistant", "tool", "tool", "assistant"]
     assert [call["id"] for call in made[2]["tool_calls"]] == ["a", "b"]
     assert [one.get("tool_call_id") for one in made[3:5]] == ["a", "b"]
@@ -131,7 +131,7 @@ def test_responses_items() -> None:
 
 
 def test_content_blocks_of_anthropic() -> None:
-    made = chat(
+    made = chat_messages(
         [
             {"role": "assistant", "content": [
                 {"type": "thinking", "thinking": "hm"},
@@ -154,7 +154,7 @@ def test_content_blocks_of_anthropic() -> None:
 
 
 def test_functions_from_before_tools() -> None:
-    made = chat(
+    made = chat_messages(
         [
             {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{oops"}},
             {"role": "function", "name": "f", "content": "17"},
@@ -168,24 +168,24 @@ def test_functions_from_before_tools() -> None:
 
 def test_what_a_message_carries_beside_what_the_agent_saw_stays_behind() -> None:
     message = {"role": "user", "content": "x", "info": "hidden", "reward_info": {}, "refusal": None}
-    assert chat([message]) == [{"role": "user", "content": "x"}]
+    assert chat_messages([message]) == [{"role": "user", "content": "x"}]
 
 
 @pytest.mark.parametrize(
     ("message", "cause"),
     [
         (17, "message 0 has to be an object, found int"),
-        ({"content": "x"}, "message 0 has no role"),
+        ({"content": "x"}, "message 0 has no known role"),
         ({"role": "oracle", "content": "x"}, "found 'oracle'"),
-        ({"role": "user", "content": 3}, "no text but int"),
-        ({"role": "user", "content": [1]}, "no text but list"),
+        ({"role": "user", "content": 3}, "not text but int"),
+        ({"role": "user", "content": [1]}, "not text but list"),
         ({"role": "assistant", "tool_calls": "x"}, "a tool call without a name"),
         ({"role": "assistant", "tool_calls": [{"id": "a", "function": {}}]}, "a tool call without a name"),
     ],
 )
 def test_damage_is_named(message: Any, cause: str) -> None:
-    with pytest.raises(Damage, match=cause):
-        chat([message])
+    with pytest.raises(RecordFormatError, match=cause):
+        chat_messages([message])
 
 
 def test_tools_of_every_form() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from store.types import Outcome
-from tests.unit.ingest.importers.reading import read, steps
+from tests.unit.ingest.importers.import_files import read, steps
 from traced.ingest.importers.formats import format_of
 from traced.ingest.redaction import Redactor
 
@@ -104,11 +104,11 @@ def test_a_request_that_failed(path: Path) -> None:
     ("record", "cause"),
     [
         (17, "expected an object, found int"),
-        ({}, "the assistant's"),
-        ({"messages": []}, "the assistant's"),
-        ({"messages": HELLO[:2]}, "the assistant's"),
+        ({}, "no message has the role assistant"),
+        ({"messages": []}, "no message has the role assistant"),
+        ({"messages": HELLO[:2]}, "no message has the role assistant"),
         ({"messages": "hi"}, "a list of objects"),
-        ({"messages": [{"role": "ghost"}]}, "no role"),
+        ({"messages": [{"role": "ghost"}]}, "no known role"),
         ({"request": 3, "response": {}}, "has to be an object"),
     ],
 )
@@ -146,7 +146,7 @@ def test_text_that_is_no_json_is_redacted_or_not_kept(path: Path) -> None:
     path.write_text(f"{json.dumps({'messages': HELLO})}\n{{'key': 'sk-123'\n")
     redactor = Redactor(["sk-[0-9]+"], ["email"])
     assert read("openai", path, redactor=redactor)[1][0].raw == "{'key': '[redacted]'"
-    assert read("openai", path, redactor=redactor, by_field=True)[1][0].raw == ""  # where is the field?
+    assert read("openai", path, redactor=redactor, redacts_fields=True)[1][0].raw == ""  # where is the field?
     assert read("tau-bench", path)[1][1].raw == ""
 
 
@@ -168,4 +168,4 @@ def test_reading_goes_on_behind_any_record(tmp_path: Path, form: str) -> None:
     whole = steps("openai", path)
     assert [one.task_id for step in whole for one in step.trajectories] == list("01234")
     for at, step in enumerate(whole):
-        assert steps("openai", path, json.loads(json.dumps(step.place))) == whole[at + 1 :]
+        assert steps("openai", path, json.loads(json.dumps(step.resume_point))) == whole[at + 1 :]

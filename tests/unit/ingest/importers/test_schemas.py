@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.ingest.importers.tau_bench import ToolInference, infer, merge
+from traced.ingest.importers.tau_bench import ToolInference, infer_schema, merge_schemas
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
@@ -14,18 +14,18 @@ values = st.recursive(
 
 @given(values, values)
 def test_the_order_of_calls_does_not_matter(one: object, other: object) -> None:
-    assert merge(infer(one), infer(other)) == merge(infer(other), infer(one))
+    assert merge_schemas(infer_schema(one), infer_schema(other)) == merge_schemas(infer_schema(other), infer_schema(one))
 
 
 @given(values, values, values)
 def test_grouping_does_not_matter(one: object, two: object, three: object) -> None:
-    a, b, c = infer(one), infer(two), infer(three)
-    assert merge(merge(a, b), c) == merge(a, merge(b, c))
+    a, b, c = infer_schema(one), infer_schema(two), infer_schema(three)
+    assert merge_schemas(merge_schemas(a, b), c) == merge_schemas(a, merge_schemas(b, c))
 
 
 @given(values)
 def test_a_repeated_call_tells_nothing_new(value: object) -> None:
-    assert merge(infer(value), infer(value)) == infer(value)
+    assert merge_schemas(infer_schema(value), infer_schema(value)) == infer_schema(value)
 
 
 def calls(*arguments: str) -> list[dict[str, object]]:

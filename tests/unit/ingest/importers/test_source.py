@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.unit.ingest.importers.test_json_array import values
-from traced.ingest.importers.formats import BadRecord, UnknownFormat, UnreadableFile, format_of
+from traced.ingest.importers.errors import BadRecord, UnknownFormat, UnreadableFile
+from traced.ingest.importers.formats import format_of
 from traced.ingest.importers.json_file import Record, first_keys, read_lines
 
 same_folder = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -36,7 +37,7 @@ def test_a_last_line_that_is_cut_off_says_so(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n{"a": "unfini')
     _, cut = read_lines(path)
     assert isinstance(cut, BadRecord)
-    assert "may be cut off" in cut.cause
+    assert "may be truncated" in cut.cause
 
 
 def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path) -> None:
     long = json.dumps({"a": "x" * 500})
     for text in (f'{long}\n{{"a": 2}}\n', f'{{"a": 1}}\n{long}\n{{"a": 2}}\n', f'{{"a": 1}}\n{long}'):
         path.write_text(text)
-        found = list(read_lines(path, longest=100))
+        found = list(read_lines(path, max_bytes=100))
         [bad] = [one for one in found if isinstance(one, BadRecord)]
         assert "is too long" in bad.cause
         assert len([one for one in found if isinstance(one, Record)]) == text.count('{"a": 1}') + text.count('{"a": 2}')
@@ -88,7 +89,7 @@ def test_what_is_no_file_with_something_in_it(tmp_path: Path) -> None:
     for path, cause in (
         (empty, "is empty"),
         (tmp_path, "is a folder"),
-        (pipe, "no regular"),
+        (pipe, "not a regular"),
         (tmp_path / "no", "No such"),
     ):
         with pytest.raises(UnreadableFile, match=cause):

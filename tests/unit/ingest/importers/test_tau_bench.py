@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.repositories.trajectories import list_trajectories, save_trajectories
 from store.types import EndCause, Outcome, Trajectory
-from tests.unit.ingest.importers.reading import read
-from traced.ingest.importers.formats import BadRecord, UnreadableFile
+from tests.unit.ingest.importers.import_files import read
+from traced.ingest.importers.errors import BadRecord, UnreadableFile
 
 EXCERPT = Path(__file__).parents[3] / "data" / "tau-bench" / "three-records.json"
 CANARY = "canary-7f3d-planted-by-the-test"
@@ -96,7 +96,7 @@ def test_nothing_privileged_reaches_trajectories_or_the_database(write: Write, t
     assert len(found) == 3
     assert CANARY not in repr(found)
     engine = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_trajectories(opened, found)
         assert len(list_trajectories(opened)) == 3
     files = list(tmp_path.glob("traced.db*"))
@@ -108,10 +108,10 @@ def test_nothing_privileged_reaches_trajectories_or_the_database(write: Write, t
 
 
 def test_importing_the_same_file_twice_is_no_error() -> None:
-    with session(open_store("sqlite://")) as opened:
+    with write_session(open_store("sqlite://")) as opened:
         assert save_trajectories(opened, read_tau_bench(EXCERPT)).added == 3
         again = save_trajectories(opened, read_tau_bench(EXCERPT))
-        assert (again.added, again.same) == (0, 3)
+        assert (again.added, again.unchanged) == (0, 3)
 
 
 def test_a_record_of_another_task_file_is_another_trajectory(write: Write) -> None:
@@ -148,8 +148,8 @@ def message(**values: Any) -> dict[str, Any]:
         (GOOD | {"task_id": [1]}, "'trial' and 'task_id'"),
         (GOOD | {"traj": "text"}, "'traj' has to be a list"),
         (GOOD | {"traj": [{"role": "user", "content": "hi"}]}, "first message"),
-        (message(role="oracle"), "message 1 has no role"),
-        (message(content=[1]), "message 1 has content that is no text but list"),
+        (message(role="oracle"), "message 1 has no known role"),
+        (message(content=[1]), "message 1 has content that is not text but list"),
         (message(tool_calls=[{"id": "x"}]), "message 1 has a tool call"),
         (message(tool_calls="x"), "message 1 has a tool call"),
     ],

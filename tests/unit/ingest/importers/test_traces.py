@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from store.types import Message, Outcome, Trajectory
-from tests.unit.ingest.importers.reading import reading_of
-from traced.ingest.importers.traces import Call, Score, Spill, kept, together
+from tests.unit.ingest.importers.import_files import import_job
+from traced.ingest.importers.traces import Call, Score, ScratchDatabase, assemble_trajectories, redacted_score
 from traced.ingest.redaction import Redactor
 
 ASKED = [{"role": "user", "content": "hi"}]
@@ -26,11 +26,11 @@ def call(key: str, messages: list[Message], answer: str | None, error: str = "",
 def put(tmp_path: Path) -> Any:
     def together_of(calls: list[Call], *scores: Score, **rules: Any) -> list[Trajectory]:
         """Through the scratch database, last call first."""
-        with Spill(tmp_path / "scratch") as spill:
+        with ScratchDatabase(tmp_path / "scratch") as spill:
             spill.add([*reversed(calls), *scores])
             spill.commit()
             [(_, found, told)] = spill.traces("")
-        return together("langsmith", reading_of(tmp_path, tmp_path, **rules), found, told)
+        return assemble_trajectories("langsmith", import_job(tmp_path, tmp_path, **rules), found, told)
 
     return together_of
 
@@ -127,16 +127,16 @@ def test_one_that_says_the_machinery_broke_is_no_failure(put: Any) -> None:
 
 
 def test_the_scratch_database_holds_no_score_that_judges_nothing_and_takes_any_name(tmp_path: Path) -> None:
-    reading = reading_of(tmp_path, tmp_path, redactor=Redactor(["secret-[0-9]+"], []), score="told to secret-1")
+    reading = import_job(tmp_path, tmp_path, redactor=Redactor(["secret-[0-9]+"], []), score="told to secret-1")
     said_of = [
         Score("t", "", name, f"s{number}", value)
         for number, (name, value) in enumerate(
             [("half \ud83d", 1), ("secret-2", "secret-3"), ("secret-4", False), ("told to secret-1", "bad")]
         )
     ]
-    with Spill(tmp_path / "scratch") as spill:
+    with ScratchDatabase(tmp_path / "scratch") as spill:
         spill.add([Call("t", "t", "1", "half \ud83d", ASKED, said("a"), [])])
-        spill.add([kept(reading, one) for one in said_of])
+        spill.add([redacted_score(reading, one) for one in said_of])
         spill.commit()
         [(_, calls, scores)] = spill.traces("")
     assert len(calls) == 1

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.ingest.otlp.spans import TRACE
-from traced.ingest.otlp.conventions import Call, is_call, nested, read_call
-from traced.ingest.otlp.messages import Unfit
+from traced.ingest.otlp.conventions import Call, is_call, nested_list, read_call
+from traced.ingest.otlp.messages import UnusableSpan
 from traced.ingest.otlp.wire import Event, Span
 
 ARGUMENTS = '{"order_id": "7"}'
@@ -182,13 +182,13 @@ def test_what_is_no_llm_call_is_left(attributes: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_not_whole_is_refused_with_the_reason(changed: dict[str, Any], dropped: int, word: str) -> None:
-    with pytest.raises(Unfit, match=word):
+    with pytest.raises(UnusableSpan, match=word):
         read_call(span({**OPERATION, **NOW, **changed}, dropped=dropped), [])
 
 
 def test_a_gap_in_the_numbers_is_a_message_that_was_dropped() -> None:
     holed = {name: value for name, value in INDEXED.items() if not name.startswith("gen_ai.prompt.0.")}
-    with pytest.raises(Unfit, match="COUNT_LIMIT"):
+    with pytest.raises(UnusableSpan, match="COUNT_LIMIT"):
         read_call(span(holed), [])
     raw = {**OPENINFERENCE, **RAW}
     del raw["llm.input_messages.0.message.role"], raw["llm.input_messages.0.message.content"]
@@ -200,7 +200,7 @@ def test_records_without_the_choice_are_not_complete() -> None:
     failed = read_call(span(OPERATION, failed=True), BODIES[:-1])
     assert failed is not None
     assert failed.answer is None
-    with pytest.raises(Unfit, match="OPENINFERENCE_HIDE_INPUTS"):
+    with pytest.raises(UnusableSpan, match="OPENINFERENCE_HIDE_INPUTS"):
         read_call(span({"openinference.span.kind": "LLM"}), [])
 
 
@@ -256,7 +256,7 @@ def test_whatever_a_span_says_it_is_read_or_refused(soup: dict[str, Any], events
     is_call(told)
     try:
         call = read_call(told, events)
-    except Unfit:
+    except UnusableSpan:
         return
     if call is not None:
         json.dumps([call.messages, call.answer, call.tools])
@@ -267,12 +267,12 @@ def test_whatever_a_span_says_it_is_read_or_refused(soup: dict[str, Any], events
 
 @given(st.dictionaries(st.from_regex(r"a(\.[0-3a]){0,4}", fullmatch=True), st.integers()))
 def test_names_make_a_list_or_are_refused(soup: dict[str, Any]) -> None:
-    with contextlib.suppress(Unfit):
-        assert isinstance(nested(soup, "a"), list)
+    with contextlib.suppress(UnusableSpan):
+        assert isinstance(nested_list(soup, "a"), list)
 
 
 def test_attributes_that_are_objects_are_not_changed() -> None:
     value = {"role": "user"}
     attributes = {"a.0": value, "a.0.content": "x"}
-    assert nested(attributes, "a") == [{"content": "x"}]
+    assert nested_list(attributes, "a") == [{"content": "x"}]
     assert value == {"role": "user"}

@@ -55,5 +55,5 @@ def test_an_error_is_a_status_of_googles(text: bytes, code: int) -> None:
     from opentelemetry.proto.trace.v1.trace_pb2 import Status  # its message has the same number
 
     message = text.decode("latin-1")
-    assert Status.FromString(wire.problem(400, message, wire.PROTOBUF)).message == message
-    assert json.loads(wire.problem(429, message, wire.JSON)) == {"code": 8, "message": message}
+    assert Status.FromString(wire.error_body(400, message, wire.PROTOBUF)).message == message
+    assert json.loads(wire.error_body(429, message, wire.JSON)) == {"code": 8, "message": message}
