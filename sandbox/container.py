@@ -18,11 +18,11 @@ from sandbox.docker_engine import (
     connect,
     create,
     detach,
-    ended,
     engine_errors,
     labels,
     ran_out_of_memory,
     remove,
+    wait_for_exit,
 )
 from sandbox.errors import ProtocolFault, SandboxError, WorkerDied
 from sandbox.hashing import environment_hash, image_tag
@@ -142,7 +142,7 @@ class Sandbox:
         return self._removal
 
     async def _post_mortem(self, stderr: str) -> SandboxError:
-        exit_code, oom = await asyncio.to_thread(ended, self._attached.container, EXIT_WAIT_SECONDS)
+        exit_code, oom = await asyncio.to_thread(wait_for_exit, self._attached.container, EXIT_WAIT_SECONDS)
         if exit_code is None:
             return ProtocolFault("the container closed its output while it still ran")
         return WorkerDied(exit_code, oom, stderr)

@@ -156,7 +156,7 @@ def detach(wrapper: Any) -> None:
     wrapper.close()
 
 
-def ended(container: Any, wait_seconds: float) -> tuple[int | None, bool]:
+def wait_for_exit(container: Any, wait_seconds: float) -> tuple[int | None, bool]:
     """Wait for the container's exit; returns (exit code, out of memory), or (None, False) if it still runs."""
     try:
         container.wait(timeout=wait_seconds)

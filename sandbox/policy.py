@@ -43,24 +43,31 @@ LABEL_PROCESS = "traced.process"
 LABEL_ENVIRONMENT = "traced.environment"
 MIB = 1024 * 1024
 GVISOR = "runsc"
-TRAINING_HASH_SEED = 0  # of the interpreter: an environment can tell one from another
-INODES = 4096  # files and folders in /tmp: a size alone does not bound them
+# An environment can observe its interpreter's hash seed, so admission must use the value of training.
+TRAINING_HASH_SEED = 0
+# Files and folders in /tmp: the size alone does not bound their number.
+INODES = 4096
 
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What one container may use. Sizes in MiB, times in seconds; out-of-range values raise ValueError."""
+    """What one container may use: sizes in MiB, times in seconds; values out of ``BOUNDS`` raise ValueError."""
 
     memory_mb: int = 256
     cpus: float = 1.0
     pids: int = 32
     tmp_mb: int = 16
     open_files: int = 64
-    message_kb: int = 1024  # one line of the protocol, either way, and all answers of one episode
-    call_seconds: float = 5.0  # reset, step or score of one episode
-    start_seconds: float = 60.0  # from the started container to the worker's first answer
-    episodes: int = 4096  # open at once
-    restarts: int = 3  # fresh containers after one that died, per source
+    # One line of the protocol in either direction, and all responses of one episode.
+    message_kb: int = 1024
+    # For reset, step or score of one episode.
+    call_seconds: float = 5.0
+    # From the started container to the worker's first response.
+    start_seconds: float = 60.0
+    # Open at once.
+    episodes: int = 4096
+    # New containers per source after one that died.
+    restarts: int = 3
 
     def __post_init__(self) -> None:
         for name, (low, high) in BOUNDS.items():
@@ -84,19 +91,20 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 
 def runtime(available: Collection[str]) -> str | None:
-    """The stricter of the engine's runtimes where it has one; None is the engine's default."""
+    """The stricter of the engine's runtimes if it has one; None for the engine's default."""
     return GVISOR if GVISOR in available else None
 
 
 def container_options(
     limits: SandboxLimits, *, hash_seed: int = TRAINING_HASH_SEED, runtime: str | None = None
 ) -> dict[str, Any]:
-    """Keyword arguments for ``docker``'s ``containers.create``; identical for every sandbox but for the limits."""
+    """Keyword arguments of docker's ``containers.create``, the same for every sandbox except for the limits."""
     memory = limits.memory_mb * MIB
     return {
         "runtime": runtime,
         "network_mode": "none",
-        "dns": ["127.0.0.1"],  # nobody is there; the engine would put the host's name servers and domains in
+        # Nobody listens there; without an entry the engine would copy the host's name servers and search domains.
+        "dns": ["127.0.0.1"],
         "dns_search": ["."],
         "dns_opt": ["attempts:1"],
         "read_only": True,
@@ -108,11 +116,13 @@ def container_options(
         "init": True,
         "pids_limit": limits.pids,
         "mem_limit": memory,
-        "memswap_limit": memory,  # equal to memory: no swap
+        # Equal to the memory limit: no swap.
+        "memswap_limit": memory,
         "nano_cpus": int(limits.cpus * 1_000_000_000),
         "ulimits": [
             Ulimit(name="core", soft=0, hard=0),
-            Ulimit(name="msgqueue", soft=0, hard=0),  # /dev/mqueue is there without being asked for
+            # The engine mounts /dev/mqueue in every container.
+            Ulimit(name="msgqueue", soft=0, hard=0),
             Ulimit(name="nofile", soft=limits.open_files, hard=limits.open_files),
         ],
         "tmpfs": {"/tmp": f"rw,nosuid,nodev,noexec,mode=1777,size={limits.tmp_mb}m,nr_inodes={INODES}"},

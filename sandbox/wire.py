@@ -1,10 +1,8 @@
-"""What comes out of a container, read as if an enemy wrote it.
+"""Strict parsing of everything that comes out of a container, as if an attacker wrote it.
 
-Every line is strict JSON in UTF-8 (no NaN, no lone surrogates, ``MAX_DEPTH`` deep at most) with a known envelope, else
-ProtocolFault; what is read has builtin types alone, for nothing but JSON comes through. Every value
-is checked against the contract, else EnvironmentFault: rewards are finite numbers in [0, 1] and no booleans, success
-is a boolean and needs the full reward, messages and tools have OpenAI's form. Of a message only OpenAI's own fields are
-kept, for whatever else stands there no agent sees, and no host has to hold it. Pure functions.
+A line must be strict JSON in UTF-8 (no NaN, no lone surrogates, at most ``MAX_DEPTH`` levels) with a valid envelope,
+else ProtocolFault. Every value is checked against the contract, else EnvironmentFault: rewards are finite numbers in
+[0, 1], success needs the full reward, messages and tools have OpenAI's form. Pure functions.
 """
 
 import json
@@ -16,13 +14,19 @@ from sandbox.contract import Message, Score, Task, Tool
 from sandbox.episodes import Step
 from sandbox.errors import EnvironmentFault, ProtocolFault, clipped
 
-PASS_MARK = 1.0  # success needs at least this reward
+# Success needs at least this reward.
+PASS_MARK = 1.0
 MAX_TOOLS = 128
-MAX_SCHEMA_VALUES = 10_000  # in all tools of a task: small ones take the host many times their text
-MAX_CALLS = 128  # in one assistant message
-MAX_ARGUMENTS = 1000  # values in the arguments of one message of the oracle
-MAX_MESSAGES = 1024  # in a task, an answer, or the oracle's whole play
-MAX_PARTS = 256  # of a score
+# In all tools of a task: as Python objects, small values take the host many times the bytes of their text.
+MAX_SCHEMA_VALUES = 10_000
+# In one assistant message.
+MAX_CALLS = 128
+# Values in the arguments of one oracle message.
+MAX_ARGUMENTS = 1000
+# In a task, a response, or the oracle's whole episode.
+MAX_MESSAGES = 1024
+# Of a score.
+MAX_PARTS = 256
 MAX_DEPTH = 64
 MAX_SECONDS = 1e6
 MAX_EVENTS = 20
@@ -30,18 +34,20 @@ MAX_EVENTS = 20
 
 @dataclass(frozen=True)
 class Answer:
-    """One line from the worker: ``value`` of "ok", or the three texts of "fault"."""
+    """One line from the worker: ``value`` for "ok", or the three texts of "fault"."""
 
     id: int
-    seconds: float  # as the worker measured them; informative only
+    # Measured by the worker, which environment code can forge: informational only.
+    seconds: float
     value: dict[str, Any] | None
     fault: dict[str, str] | None
-    bytes: int = 0  # of the line
+    # Length of the line.
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
 class OracleTurn:
-    """One assistant message of the oracle and what the environment answered."""
+    """One assistant message of the oracle and the environment's replies."""
 
     message: Message
     replies: list[Message]
@@ -49,14 +55,15 @@ class OracleTurn:
 
 @dataclass(frozen=True)
 class OraclePlay:
-    """A whole episode as the environment's own oracle plays it."""
+    """A whole episode played by the environment's own oracle."""
 
     task: Task
     turns: list[OracleTurn]
     done: bool
     score: Score
     seconds: float = 0.0
-    bytes: int = 0  # of the answer that held it
+    # Length of the response that held it.
+    bytes: int = 0
 
 
 def read_answer(line: bytes) -> Answer:
@@ -66,7 +73,8 @@ def read_answer(line: bytes) -> Answer:
         if line.count(b"[") + line.count(b"{") > MAX_DEPTH:
             _check_depth(value)
         if b"\\u" in line:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")  # an escaped lone surrogate fails here
+            # An escaped lone surrogate fails here; the decoder lets it through.
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         excerpt = clipped(line.decode("utf-8", "backslashreplace"), 200)
         raise ProtocolFault(f"the worker's line is no strict JSON ({error}): {excerpt}") from error
@@ -101,7 +109,7 @@ def _seconds(value: object) -> float:
 
 
 def read_task(value: object, op: str = "reset") -> Task:
-    """The contract's Task, or EnvironmentFault."""
+    """Parse a Task of the contract; raises EnvironmentFault."""
     fields = _object(value, op, "task")
     system = _text(fields.get("system"), op, "task.system")
     messages = _messages(fields.get("messages"), op, {"user", "assistant", "tool"})
@@ -117,13 +125,13 @@ def read_task(value: object, op: str = "reset") -> Task:
 
 
 def read_step(value: object, op: str = "step") -> Step:
-    """The messages that follow an assistant message and whether the episode ended, or EnvironmentFault."""
+    """Parse the replies to an assistant message and whether the episode ended; raises EnvironmentFault."""
     fields = _object(value, op, "answer")
     return Step(_replies(fields.get("messages"), op), _boolean(fields.get("done"), op, "done"))
 
 
 def read_score(value: object, op: str = "score") -> Score:
-    """A Score inside its bounds, or EnvironmentFault."""
+    """Parse a Score and check its bounds; raises EnvironmentFault."""
     fields = _object(value, op, "score")
     reward = _unit_number(fields.get("reward"), op, "reward")
     success = _boolean(fields.get("success"), op, "success")
@@ -136,7 +144,7 @@ def read_score(value: object, op: str = "score") -> Score:
 
 
 def read_oracle(value: object, seconds: float = 0.0, size: int = 0) -> OraclePlay:
-    """The oracle's whole episode, which came in ``size`` bytes, or EnvironmentFault."""
+    """Parse the oracle's whole episode, received in ``size`` bytes; raises EnvironmentFault."""
     fields = _object(value, "oracle", "play")
     turns = [
         OracleTurn(_message(turn.get("message"), "oracle", {"assistant"}), _replies(turn.get("replies"), "oracle"))
@@ -152,7 +160,7 @@ def read_oracle(value: object, seconds: float = 0.0, size: int = 0) -> OraclePla
 
 
 def read_effects(value: object, op: str = "effects") -> dict[str, Any]:
-    """What the worker noted of untrusted code (``effects.py``), its texts harmless, or EnvironmentFault."""
+    """Parse the worker's record of side effects (``effects.py``) and sanitize its texts; raises EnvironmentFault."""
     fields = _object(value, op, "answer")
     events = [_text(event, op, "an event") for event in _list(fields.get("events"), op, "events")]
     head = _text(fields.get("printed_head"), op, "printed_head")
@@ -184,6 +192,7 @@ def _message(value: object, op: str, roles: set[str]) -> Message:
     role = fields.get("role")
     if role not in roles:
         raise EnvironmentFault(op, f"a message has role {clipped(repr(role), 80)}; allowed: {', '.join(sorted(roles))}")
+    # Only OpenAI's own fields are copied: no agent sees anything else, and the host need not hold it.
     message: Message = {"role": role}
     if role != "assistant" or fields.get("content") is not None:
         message["content"] = _text(fields.get("content"), op, f"content of a {role} message")
@@ -223,14 +232,14 @@ def _tool(value: object, op: str) -> Tool:
 def _check_argument_count(message: Message) -> None:
     arguments: list[Any] = []
     for call in message.get("tool_calls") or []:
-        with suppress(ValueError, RecursionError):  # an oracle may well try what is no JSON
+        # An oracle may well send a call with broken JSON on purpose.
+        with suppress(ValueError, RecursionError):
             arguments.append(json.loads(call["function"]["arguments"]))
     if _has_more_than(arguments, MAX_ARGUMENTS):
         raise EnvironmentFault("oracle", f"the arguments of a message hold more than {MAX_ARGUMENTS:,} values")
 
 
 def _has_more_than(values: list[Any], limit: int) -> bool:
-    """Whether there are more values than that, whatever they lie in."""
     count, level = 0, values
     while level and count <= limit:
         count += len(level)

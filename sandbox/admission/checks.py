@@ -1,12 +1,8 @@
-"""Admit a synthetic environment, or say by name why not.
+"""Run every admission check on a synthetic environment and report the verdict of each.
 
-Every check runs in containers and leaves a named result with evidence and seconds. The source must load and run on two
-seeds before the rest is tried; where it does not, or a check ends in a deadline or a dead worker, the report holds the
-checks made so far and refuses. EngineDown and ImageMissing are no verdict on the environment and are raised. A worker
-that was killed, but not for its memory, may have been killed from outside, and so may one that a base model's episode
-lost: the checks are made once more, and an environment that ends itself is refused then. Checks that share no
-container run at once; the report keeps its order, and ends with the first check that got stuck. The base model's
-rewards come last, asked for only when everything else has passed.
+The checks run in containers; those that share no container run at once, and the report keeps the order of
+``CHECK_NAMES``. If the source does not load and run, or a check ends in a deadline or a dead worker, the report ends
+there and refuses. EngineDown and ImageMissing are no verdict on the environment and are raised.
 
 Not covered: whether training on the environment helps (the gate's question).
 """
@@ -34,9 +30,11 @@ from sandbox.hashing import environment_hash
 from sandbox.policy import TRAINING_HASH_SEED, SandboxLimits
 from store.types import AdmissionReport, Check
 
-HASH_SEEDS = (4242, TRAINING_HASH_SEED)  # of source and twin: what wants reward is played as training will be
+# Of source and replica: policies that want reward play in the replica, under the hash seed of training.
+HASH_SEEDS = (4242, TRAINING_HASH_SEED)
 SIGKILL_EXIT_CODE = 128 + signal.SIGKILL
-CHECK_NAMES = (  # all names, in the order in which they are told
+# In the order of the report.
+CHECK_NAMES = (
     *("source", "runs", "determinism", "oracle", "diversity", "floor"),
     *("exploits", "slips", "interface", "leak", "latency", "effects", "spread"),
 )
@@ -44,12 +42,15 @@ CheckFunction = Callable[[CheckContext], Awaitable[Verdict]]
 STAGES: tuple[
     tuple[dict[str, CheckFunction], ...], ...
 ] = (  # the lanes of a stage run at once, each in its own container
-    ({"determinism": determinism},),  # both containers
+    # It uses both containers, so nothing else may run.
+    ({"determinism": determinism},),
     (
         {"oracle": oracle, "diversity": diversity, "interface": interface, "leak": leak, "slips": oracle_mutations},
-        {"floor": floor, "exploits": exploits},  # the twin's
+        # In the replica.
+        {"floor": floor, "exploits": exploits},
     ),
-    ({"latency": latency, "effects": effects},),  # in a quiet moment, and of all that was played
+    # Latency needs a quiet machine, and the effects are those of everything played before.
+    ({"latency": latency, "effects": effects},),
 )
 
 
@@ -65,17 +66,21 @@ async def admit(
     clock: Callable[[], float] = time.perf_counter,
     on_check_start: Callable[[str], None] = lambda name: None,
 ) -> AdmissionReport:
-    """Run every check on ``source_code``; admitted when all passed. Raises EngineDown or ImageMissing.
+    """Run every check on ``source_code``; it is admitted if all pass. Raises EngineDown or ImageMissing.
 
-    ``target_tools`` are the target's OpenAI schemas; with None nothing is compared with a target, and the evidence of
-    "interface" says so. ``target_error_examples`` are contents of its tool messages that tell an error.
-    ``base_rewards(source, seeds, k)`` answers the base model's rewards, one group of k per seed; with None the check
-    "spread" is left out and its evidence says so (``left_out``). ``limits`` are the container's, as training
-    will have them. ``begins`` hears each check's name as it begins.
+    Args:
+        target_tools: the target's OpenAI schemas; with None the check "interface" compares with no target and says so.
+        target_error_examples: contents of the target's tool messages that report an error.
+        base_rewards: ``base_rewards(source, seeds, k)`` returns the base model's rewards, a group of k per seed; with None
+            the check "spread" is left out and its evidence says so (``left_out``).
+        limits: the container's, as in training.
+        on_check_start: called with each check's name as it begins.
     """
     thresholds = thresholds or Thresholds()
     candidate = _Candidate(source_code, owner, limits or SandboxLimits(), target_tools, target_error_examples)
     checks = await _run_checks(candidate, base_rewards, thresholds, clock, on_check_start)
+    # A worker that was killed, but not for its memory, may have been killed from outside: try once more. An environment
+    # that ends itself is refused then.
     if any(check.evidence.get("killed") for check in checks):
         checks = await _run_checks(candidate, base_rewards, thresholds, clock, on_check_start)
     return AdmissionReport(environment_hash(source_code), all(check.passed for check in checks), checks)
@@ -90,11 +95,9 @@ class _Candidate:
     target_error_examples: list[str]
 
     def check_context(self, thresholds: Thresholds) -> CheckContext:
-        """Two sandboxes of the environment, which differ in the hash seed of their interpreters.
-
-        Both are started and asked as in training, to the last word of the worker's command line and the last second
-        of a call: by nothing that it is given can an environment tell that it is judged.
-        """
+        """Two sandboxes of the environment, with different hash seeds."""
+        # Command line and budgets are those of training to the last word: an environment must not be able to tell that
+        # it is judged. Only the restarts differ, which it cannot observe.
         limits = replace(self.limits, restarts=0)
         source, replica = (
             SandboxSource(self.source_code, limits=limits, owner=self.owner, hash_seed=seed) for seed in HASH_SEEDS
@@ -109,7 +112,6 @@ async def _run_checks(
     clock: Callable[[], float],
     on_check_start: Callable[[str], None],
 ) -> list[Check]:
-    """The report in the order of ``NAMES``, up to the first check that got stuck."""
     report: list[Check] = []
 
     async def run_check(name: str, verdict: Awaitable[Verdict]) -> bool:
@@ -133,6 +135,7 @@ async def _run_checks(
                 if any(map(_is_stuck, report)):
                     break
             if all(check.passed for check in report):
+                # The base model plays last: it is asked only when everything else has passed.
                 await run_check("spread", spread(context, base_rewards))
     report.sort(key=lambda check: CHECK_NAMES.index(check.name))
     stuck_at = next((index for index, check in enumerate(report) if _is_stuck(check)), len(report))
@@ -140,10 +143,10 @@ async def _run_checks(
 
 
 async def _timed_check(name: str, verdict: Awaitable[Verdict], clock: Callable[[], float]) -> Check:
-    """The one border where a failure of the environment becomes a failed check."""
     start_time = clock()
     try:
         passed, evidence = await verdict
+    # The only place where a failure of the environment becomes a failed check; the machine's failures are raised.
     except (EngineDown, ImageMissing):
         raise
     except SandboxError as error:
@@ -165,10 +168,10 @@ async def _start_both(stack: AsyncExitStack, context: CheckContext) -> Verdict:
 
 
 def _is_stuck(check: Check) -> bool:
-    """A check that ended otherwise than by the environment's own exception: what follows would only wait again."""
+    # Only a fault raised by the environment itself lets the next checks run: after these they would just wait again.
     return check.evidence.get("fault") in {"Deadline", "WorkerDied", "ProtocolFault"}
 
 
 def refusals(report: AdmissionReport) -> dict[str, dict[str, Any]]:
-    """The failed checks and their evidence."""
+    """The evidence of the failed checks, by name."""
     return {check.name: check.evidence for check in report.checks if not check.passed}

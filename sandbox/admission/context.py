@@ -1,16 +1,8 @@
-"""The bench that checks work at: two containers of the candidate, a panel of seeds, and ways to play an episode.
+"""What admission checks share: thresholds, the two sandboxes, the seed panel, ways to play an episode, and evidence.
 
-The panel is drawn from the environment's hash, so that no source can know the seeds it is probed with: every other seed
-over 31 bits, the rest from the low numbers that training and gates use.
-A play that fails raises the SandboxError with its seed noted; siblings started with it are cancelled. All plays of the
-oracle are kept, and together at most ``KEPT_BYTES``: EnvironmentFault beyond.
-
-The numbers that decide an admission, in one place; each check's evidence repeats the ones it used.
-
-What a check answers: whether it passed, and the figures, faults and episodes that say why.
-
-Invariants: evidence is plain JSON and small. "examples" holds at most ``EXAMPLES`` episodes an author needs to see,
-each {"seed", "what", "transcript"}; a transcript is the chat as the agent saw it, its long texts and its middle cut.
+The panel of seeds is drawn from the environment's hash, so that no source can know the seeds it is probed with. A play
+that fails raises its SandboxError with the seed as a note; plays started together with it are cancelled. Evidence is
+plain JSON and small: "examples" holds at most ``EXAMPLES`` episodes, each {"seed", "what", "transcript"}.
 """
 
 import asyncio
@@ -30,50 +22,77 @@ from sandbox.wire import OraclePlay
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Rates and rewards in 0-1, times in seconds."""
+    """The numbers that decide an admission: rates and rewards in 0-1, times in seconds.
 
-    seeds: int = 32  # probed by oracle, floor, exploit and latency checks
-    replica_seeds: int = 12  # compared between processes
+    Each check's evidence repeats the ones it used.
+    """
+
+    # Probed by the oracle, floor, exploit and latency checks.
+    seeds: int = 32
+    # Compared between processes.
+    replica_seeds: int = 12
     diversity_seeds: int = 200
-    confirm_seeds: int = 128  # probed with a policy that was over its bound on the first ones
-    wear_episodes: int = 1000  # played before a process counts as worn,
-    wear_seconds: float = 10.0  # or as many as fit into these
-    turns: int = 12  # assistant messages per probing policy, but for those that wait for the end
-    distinct: float = 0.9  # share of distinct episodes
-    distinct_shapes: int = 6  # distinct episodes once names, ids and numbers are masked
-    commonest_shape: float = 0.5  # no shape may hold more of the episodes
-    distinct_signatures: int = 3  # what has to be done, wording apart
-    commonest_signature: float = 0.8  # no way may hold more of the episodes
-    floor_reward: float = 0.2  # mean reward of a policy that does not try
+    # Probed with a policy that exceeded its bound on the first seeds.
+    confirm_seeds: int = 128
+    # Played before the process counts as worn, or as many as fit into ``wear_seconds``.
+    wear_episodes: int = 1000
+    # Slow environments get fewer episodes.
+    wear_seconds: float = 10.0
+    # Assistant messages per probing policy, except for those that wait for the end.
+    turns: int = 12
+    # Share of distinct episodes.
+    distinct: float = 0.9
+    # Distinct episodes once names, ids and numbers are masked.
+    distinct_shapes: int = 6
+    # The largest share of the episodes that one shape may hold.
+    commonest_shape: float = 0.5
+    # Distinct solutions, whatever the wording.
+    distinct_signatures: int = 3
+    # The largest share of the episodes that one solution may hold.
+    commonest_signature: float = 0.8
+    # Mean reward of a policy that does not try.
+    floor_reward: float = 0.2
     floor_success: float = 0.05
     exploit_reward: float = 0.5
-    exploit_success: float = 0.1  # a lucky guess may pass now and then
-    mutation_seeds: int = 12  # whose oracle's play is sent again with a slip in it,
-    confirm_mutation_seeds: int = 64  # and with the kinds that look loose
-    mutation_min_seeds: int = 8  # seeds that a kind of slip needs
-    mutation_paid: float = 0.9  # share of them on which one kind may be paid in full
-    leak_share: float = 0.05  # share of seeds whose prompt or answers hold the oracle's own words too early
-    unseen_share: float = 0.2  # share of seeds whose oracle uses what it cannot know
-    step_seconds: float = 0.25  # 95th percentile
+    # A lucky guess may pass now and then.
+    exploit_success: float = 0.1
+    # Seeds on which the oracle's messages are sent again with a mutation.
+    mutation_seeds: int = 12
+    # More seeds for the kinds of mutation that look loose on the first ones.
+    confirm_mutation_seeds: int = 64
+    # Seeds that a kind of mutation needs before it can refuse an environment.
+    mutation_min_seeds: int = 8
+    # Share of these seeds on which one kind may be paid in full.
+    mutation_paid: float = 0.9
+    # Share of seeds whose prompt or replies hold the oracle's own calls too early.
+    leak_share: float = 0.05
+    # Share of seeds on which the oracle uses what it cannot know.
+    unseen_share: float = 0.2
+    # 95th percentiles.
+    step_seconds: float = 0.25
     reset_seconds: float = 0.5
     spread_groups: int = 16
     spread_rollouts: int = 16
-    spread_low: float = 0.05  # mean reward of the base model, from TRACE's calibration
+    # Mean reward of the base model, from TRACE's calibration.
+    spread_low: float = 0.05
     spread_high: float = 0.95
-    spread_mixed: float = 0.5  # share of groups whose rewards are not all equal
+    # Share of groups whose rewards are not all equal.
+    spread_mixed: float = 0.5
 
 
 Verdict = tuple[bool, dict[str, Any]]
 
 EXAMPLES = 3
 EXAMPLE_MESSAGES = 24
-EXAMPLE_CHARACTERS = 600  # of one text
+# Of one text.
+EXAMPLE_CHARACTERS = 600
 
 
 def example(seed: int, description: str, task: Task, messages: list[Message]) -> dict[str, Any]:
-    """One episode as evidence; ``what`` is a sentence."""
+    """One episode as evidence; ``description`` is a sentence."""
     chat = [{"role": "system", "content": task.system}, *task.messages, *messages]
     if len(chat) > EXAMPLE_MESSAGES:
+        # The beginning shows the task and the end the outcome; the middle of a long chat is cut.
         half = EXAMPLE_MESSAGES // 2
         omission = {"role": "system", "content": f"... {len(chat) - 2 * half} messages cut ..."}
         chat = [*chat[:half], omission, *chat[-half:]]
@@ -103,12 +122,12 @@ def _clipped_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def short_json(value: Any) -> str:
-    """A value as JSON, for a sentence."""
+    """A value as short JSON, to be quoted in a sentence."""
     return clipped(json.dumps(value, ensure_ascii=False), 120)
 
 
 def fault_evidence(error: Exception) -> dict[str, Any]:
-    """What a failed check says of the error that ended it."""
+    """Evidence of the error that ended a check."""
     notes = "; ".join(getattr(error, "__notes__", []))
     evidence = {"fault": type(error).__name__, "text": clipped(str(error), 1000), "at": notes}
     if isinstance(error, EnvironmentFault) and error.traceback:
@@ -119,32 +138,37 @@ def fault_evidence(error: Exception) -> dict[str, Any]:
 T = TypeVar("T")
 
 LOW_SEED_LIMIT = 200_000
-ORACLE_BYTES = 64 * 1024 * 1024  # of 200 episodes: 80,000 tokens in each of them
+# Of 200 episodes: 80,000 tokens in each.
+ORACLE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass
 class CheckContext:
-    """What every check may use. ``twin`` runs the same source in another process, under training's hash seed."""
+    """What every check may use; ``replica`` runs the same source in another process, under training's hash seed."""
 
     source: SandboxSource
     replica: SandboxSource
     thresholds: Thresholds
-    target_tools: list[Tool] | None  # None: there is no target to compare with
+    # None: there is no target to compare with.
+    target_tools: list[Tool] | None
     target_error_examples: list[str]
     plays: dict[int, OraclePlay] = field(default_factory=dict)
-    oracle_bytes: int = 0  # bytes of these
-    plays_lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # checks that run at once play no seed twice
+    # Of all plays.
+    oracle_bytes: int = 0
+    # Checks run at once; the lock keeps them from playing a seed twice.
+    plays_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def panel(self, count: int) -> list[int]:
-        """The first ``count`` probing seeds, the same every time for this source."""
+        """The first ``count`` probing seeds, always the same for one source."""
         rng = random.Random(environment_hash(self.source.source_code))
         seeds: dict[int, None] = {}
         while len(seeds) < count:
+            # Every other seed comes from the low numbers that training and gates use, the rest from 31 bits.
             seeds[rng.randrange(2**31 if len(seeds) % 2 else LOW_SEED_LIMIT)] = None
         return list(seeds)
 
     async def oracle_plays(self, count: int) -> list[OraclePlay]:
-        """The oracle's episodes on the panel's first ``count`` seeds, each played once and kept."""
+        """The oracle's episodes on the panel's first ``count`` seeds, each played once."""
         async with self.plays_lock:
             missing = [seed for seed in self.panel(count) if seed not in self.plays]
             plays = await gather_all(with_seed_note(seed, self._play_oracle(seed)) for seed in missing)
@@ -161,23 +185,24 @@ class CheckContext:
 
     @staticmethod
     def chat(play: OraclePlay) -> list[Message]:
-        """The messages of the oracle's episode, in order."""
+        """The messages of an oracle's episode, in order."""
         return [message for turn in play.turns for message in (turn.message, *turn.replies)]
 
 
 @dataclass(frozen=True)
 class PolicyEpisode:
-    """An episode as a probing policy played it."""
+    """An episode played by a probing policy."""
 
     seed: int
     task: Task
-    messages: list[Message]  # assistant messages and what followed, in order
+    # Assistant messages and the replies to them, in order.
+    messages: list[Message]
     score: Score
 
 
 @dataclass(frozen=True)
 class Replay:
-    """An episode with given assistant messages: what was seen, the worker's seconds for reset and each step."""
+    """An episode with fixed assistant messages: all data seen, and the worker's seconds for reset and each step."""
 
     data: list[Any]
     score: Score
@@ -186,10 +211,11 @@ class Replay:
 
 
 async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order; on the first failure the others are cancelled and that failure is raised bare."""
+    """Return all results in order; on the first failure cancel the rest and raise it."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
+    # A bare ``gather`` would leave the other plays running in a container that is about to be closed.
     except BaseException:
         for task in tasks:
             task.cancel()
@@ -198,7 +224,7 @@ async def gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def with_seed_note(seed: int, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await; a SandboxError gets the seed as a note."""
+    """Await a play and add its seed as a note to a SandboxError."""
     try:
         return await coroutine
     except SandboxError as error:
@@ -207,12 +233,10 @@ async def with_seed_note(seed: int, coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> PolicyEpisode:
-    """One episode of ``seed`` under ``policy``, at most ``turns`` assistant messages.
-
-    The policy draws from a stream of its own: an environment draws from ``random.Random(seed)``, and a guess that drew
-    the same numbers would hit far more, or far less, often than by chance.
-    """
+    """Play one episode of ``seed`` under ``policy``, at most ``turns`` assistant messages."""
     episode = source.episode()
+    # An environment draws from ``random.Random(seed)``: a policy that drew the same numbers would guess its values far
+    # more, or far less, often than by chance.
     rng = random.Random(f"policy {seed}")
     messages: list[Message] = []
     try:
@@ -231,9 +255,11 @@ async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> 
 async def replay(
     source: SandboxSource, seed: int, messages: list[Message], *, again: bool = False, scored: bool = False
 ) -> Replay:
-    """Send the given assistant messages, whatever is answered, until they or the episode end.
+    """Send fixed assistant messages, whatever the replies are, until they or the episode end.
 
-    With ``again`` the same instance has played them before; with ``scored`` its score is asked for after every one.
+    Args:
+        again: play them twice on one instance and return the second episode.
+        scored: ask for the score after every message.
     """
     episode: SandboxEpisode = source.episode()
     try:

@@ -1,14 +1,8 @@
-"""An episode depends on its seed and the messages sent, and on nothing else.
+"""Checks of how an environment runs: sign of life, determinism, latency and side effects.
 
-``runs`` is the first sign of life. ``determinism`` plays the same episodes again in other circumstances and compares
-every byte: again, in another process under another hash seed and in another order, among other episodes, on an
-instance that has played before, with the score asked for after every message, and in a process worn by many episodes.
-Three scripts are played for each seed, the oracle's and those of two careless agents, so that an environment which
-grows lenient is seen as well: one of them guesses from what it sees, the other from what the oracle gives to arguments
-of the same name, so that it gets through where only words do. Not covered: a change that comes later than
-``wear_episodes``.
-
-What an episode costs in time (``latency``), and what the environment did besides computing (``effects``).
+Determinism compares every byte of the same episodes in other circumstances: played again, in another process with
+another hash seed and order, among other episodes, on a used instance, with the score asked for after every message, and
+in a worn process. Not covered: a change that comes later than ``wear_episodes``.
 """
 
 import json
@@ -39,7 +33,8 @@ from sandbox.errors import EnvironmentFault
 from sandbox.wire import OraclePlay
 
 CARELESS_MESSAGES = 6
-WEAR_BATCH = 50  # episodes that wear the process at once
+# Episodes that wear the process at once.
+WEAR_BATCH = 50
 
 SeededScript = tuple[int, list[Message]]  # a seed and the assistant messages to send
 
@@ -69,6 +64,8 @@ async def determinism(context: CheckContext) -> Verdict:
 async def _compare_replays(context: CheckContext, seeds: list[int], plays: list[OraclePlay]) -> Verdict:
     """The scripts one after another in a fresh process, against the same in every other circumstance."""
     scripts = [(seed, script_of(oracle_play)) for seed, oracle_play in zip(seeds, plays, strict=True)]
+    # Besides the oracle's messages, those of two careless agents are compared, because an environment may grow lenient.
+    # One guesses from what it sees; the other takes the oracle's values, and so gets past argument checks.
     agents = (random_calls, _oracle_like_policy(plays))
     careless = await gather_all(
         with_seed_note(seed, _careless_script(context.source, seed, agent)) for agent in agents for seed in seeds
@@ -121,20 +118,19 @@ def _difference_evidence(seed: int, circumstance: str, difference: str, play: Or
 
 
 async def _careless_script(source: SandboxSource, seed: int, agent: Policy) -> SeededScript | None:
-    """The messages of an agent that calls by chance and claims success; None where that breaks the environment."""
-
     def claiming(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
         return agent(task, messages, turn, rng) if turn < CARELESS_MESSAGES else say(SUCCESS_WORDS)
 
     try:
         played = await play(source, seed, claiming, CARELESS_MESSAGES + 1)
-    except EnvironmentFault:  # the exploit checks tell of it
+    # The exploit check reports environments that break.
+    except EnvironmentFault:
         return None
     return seed, [message for message in played.messages if message["role"] == "assistant"]
 
 
 def _oracle_like_policy(plays: list[OraclePlay]) -> Policy:
-    """Any tool, each argument what the oracle gives somewhere to one of that name."""
+    """A policy that calls any tool with values that the oracle gives to arguments of the same name."""
     oracle_values: dict[str, list[Any]] = {}
     for oracle_play in plays:
         for tool_call in calls(script_of(oracle_play)).values():
@@ -155,7 +151,7 @@ def _oracle_like_policy(plays: list[OraclePlay]) -> Policy:
 
 
 async def _wear(context: CheckContext) -> int:
-    """Play many short episodes in the source's process; answers how many. Slow environments get fewer."""
+    """Play many short episodes in the source's process and return how many."""
     limits = context.thresholds
     seeds = (context.panel(limits.replica_seeds) * WEAR_BATCH)[:WEAR_BATCH]
     episodes, elapsed = 0, 0.0
@@ -169,7 +165,7 @@ async def _wear(context: CheckContext) -> int:
 
 
 def first_difference(left: str, right: str) -> str:
-    """Empty when equal, else both texts around the first character that differs."""
+    """Quote both texts around the first character that differs; empty if they are equal."""
     if left == right:
         return ""
     index = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
@@ -177,11 +173,12 @@ def first_difference(left: str, right: str) -> str:
     return f"{left[start : index + 40]!r} against {right[start : index + 40]!r}"
 
 
-LATENCY_ROUNDS = 2  # times, at most
+# A busy machine is no flaw: slow calls are played once more, and the faster time of each call counts.
+LATENCY_ROUNDS = 2
 
 
 async def effects(context: CheckContext) -> Verdict:
-    """No file, socket, process or thread was touched, and nothing printed, in all that was played so far."""
+    """Nothing played so far touched a file, socket, process or thread, or printed anything."""
     records = [await source.effects() for source in (context.source, context.replica)]
     events = [str(event)[:200] for record in records for event in list(record.get("events") or [])[:20]]
     printed = sum(int(record.get("printed") or 0) for record in records)
@@ -191,10 +188,7 @@ async def effects(context: CheckContext) -> Verdict:
 
 
 async def latency(context: CheckContext) -> Verdict:
-    """Reset and step are quick, as the worker measures them, one episode after the other along the oracle's way.
-
-    Where they are not, the same is played again and of each call the quickest counts: a busy machine is no flaw.
-    """
+    """Reset and step are fast, as the worker measures them, one episode after the other along the oracle's messages."""
     limits = context.thresholds
     plays = await context.oracle_plays(limits.seeds)
     scripts = [[turn.message for turn in episode.turns] for episode in plays]
@@ -220,11 +214,11 @@ async def latency(context: CheckContext) -> Verdict:
 
 
 def quickest(first: list[float], second: list[float]) -> list[float]:
-    """Call by call; calls that only one of them has made are left out."""
+    """The smaller time of each call; calls made in only one of the rounds are left out."""
     return [min(pair) for pair in zip(first, second, strict=False)]
 
 
 def p95(seconds: list[float]) -> float:
-    """The 95th percentile, to the microsecond; 0 for no calls."""
+    """The 95th percentile, rounded to the microsecond; 0 without calls."""
     sorted_seconds = sorted(seconds) or [0.0]
     return round(sorted_seconds[min(len(sorted_seconds) - 1, int(0.95 * len(sorted_seconds)))], 6)

@@ -37,7 +37,7 @@ SUBSET_RECORDS = 12  # of which every selection may be added up
 MAX_TOTALS = 50_000
 MESSAGE_NUMBERS = 2000  # of one message
 PAIR_ROUNDS = 16
-MAX_EXPLAINED = 1000
+MAX_EXPLAINED_VALUES = 1000
 MAX_NUMBER = 1e15  # beyond it cents are no longer told apart
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _WORD = re.compile(r"[\w.:-]+")
@@ -59,26 +59,26 @@ class Observable:
 
     def __init__(self) -> None:
         self.text = ""
-        self._bare = ""  # the same without marks and spaces
+        self._compact_text = ""  # the same without marks and spaces
         self.numbers: dict[float, None] = {}
         self.totals: set[float] = set()
         self._cents: set[int] = set()  # numbers and totals
-        self._made: set[int] = set()  # what pairs of the last numbers make, in cents; empty until asked for
-        self._reckoned = self._judged = 0
-        self._dated = self._timed = False
+        self._pair_results: set[int] = set()  # what pairs of the last numbers make, in cents; empty until asked for
+        self._pair_rounds = self._value_count = 0
+        self._has_dates = self._has_times = False
 
-    def read(self, text: str) -> None:
+    def add(self, text: str) -> None:
         """Take in a message."""
         folded = text.casefold()
         self.text += "\n" + folded
-        self._bare += _MARKS.sub("", folded)
-        self._dated = self._dated or bool(_DATE_MENTION.search(folded))
-        self._timed = self._timed or bool(_TIME_MENTION.search(folded))
+        self._compact_text += _MARKS.sub("", folded)
+        self._has_dates = self._has_dates or bool(_DATE_MENTION.search(folded))
+        self._has_times = self._has_times or bool(_TIME_MENTION.search(folded))
         matches = itertools.islice(_NUMBER.finditer(text), MESSAGE_NUMBERS)
         numbers = dict.fromkeys(float(number[0].replace(",", "")) for number in matches)
         self.numbers |= numbers
         self._cents |= _in_cents(numbers)
-        self._made = set()
+        self._pair_results = set()
         try:
             columns = _columns(json.loads(text))
         except (ValueError, RecursionError):
@@ -91,63 +91,65 @@ class Observable:
 
     def explains(self, value: Any) -> bool:
         """Whether an agent could have come to this argument."""
-        return all(self._explains(leaf) for _, leaf in leaves(value))
+        return all(self._explains_leaf(leaf) for _, leaf in leaves(value))
 
-    def _explains(self, value: Any) -> bool:
-        if isinstance(value, bool) or value is None or self._is_enough():
+    def _explains_leaf(self, value: Any) -> bool:
+        if isinstance(value, bool) or value is None or self._is_over_budget():
             return True
         if isinstance(value, int | float):
-            return self._counts(_as_float(value))
-        return self._reads(str(value))
+            return self._explains_number(_as_float(value))
+        return self._explains_text(str(value))
 
-    def strangers(self, text: str) -> Iterator[str]:
+    def unexplained_words(self, text: str) -> Iterator[str]:
         """The words with digits in a text that are not explained."""
         words = (match.rstrip(".:-") for match in _WORD.findall(text) if _DIGIT.search(match))
-        return (word for word in words if not self._is_enough() and not self._spells(word))
+        return (word for word in words if not self._is_over_budget() and not self._explains_word(word))
 
-    def _is_enough(self) -> bool:
-        self._judged += 1
-        return self._judged > MAX_EXPLAINED
+    def _is_over_budget(self) -> bool:
+        self._value_count += 1
+        return self._value_count > MAX_EXPLAINED_VALUES
 
-    def _reads(self, text: str) -> bool:
+    def _explains_text(self, text: str) -> bool:
         if text.strip().casefold() in self.text or text.startswith("="):  # a formula is the agent's own
             return True
         words = re.findall(r"[^\W\d_]+", text)
-        is_plain = len(words) > 2 or all(self._stems(word) for word in words)
-        return not any(True for _ in self.strangers(text)) and (is_plain or any(letter.isdigit() for letter in text))
+        is_plain = len(words) > 2 or all(self._shares_stem(word) for word in words)
+        return not any(True for _ in self.unexplained_words(text)) and (
+            is_plain or any(letter.isdigit() for letter in text)
+        )
 
-    def _stems(self, word: str) -> bool:
+    def _shares_stem(self, word: str) -> bool:
         return word.casefold() in _COMMON_ANSWERS or word.casefold()[: max(3, len(word) - 3)] in self.text
 
-    def _spells(self, word: str) -> bool:
+    def _explains_word(self, word: str) -> bool:
         """A word with a digit: read, short, a date or time, or a decimal number that can be reckoned."""
         folded = word.casefold()
         if folded in self.text or sum(letter.isdigit() for letter in word) <= 2:
             return True
         if _DATE.fullmatch(word):
-            return self._dated
+            return self._has_dates
         if _TIME.fullmatch(word):
-            return self._timed
+            return self._has_times
         if _NUMBER.fullmatch(word):
-            return self._counts(float(word.replace(",", "")))
-        return not folded.isdigit() and (_MARKS.sub("", folded) in self._bare or self._is_put_together(folded))
+            return self._explains_number(float(word.replace(",", "")))
+        return not folded.isdigit() and (_MARKS.sub("", folded) in self._compact_text or self._is_composed(folded))
 
-    def _is_put_together(self, word: str) -> bool:
+    def _is_composed(self, word: str) -> bool:
         """Whether every number in it was read, and every word was or is a mere mark of up to three letters."""
         runs = _RUN.findall(word)
-        return len(runs) > 1 and all(self._has_part(run) for run in runs)
+        return len(runs) > 1 and all(self._explains_run(run) for run in runs)
 
-    def _has_part(self, run: str) -> bool:
+    def _explains_run(self, run: str) -> bool:
         if run.isdigit():
-            return len(run) <= 2 or run in self.text or self._is_padded(run)
-        return len(run) <= 3 or self._stems(run)
+            return len(run) <= 2 or run in self.text or self._is_zero_padded(run)
+        return len(run) <= 3 or self._shares_stem(run)
 
-    def _is_padded(self, run: str) -> bool:
+    def _is_zero_padded(self, run: str) -> bool:
         """Whether the number was read without the zeros before it."""
         digits = run.lstrip("0")
         return len(digits) > 2 and digits in self.text
 
-    def _counts(self, number: float) -> bool:
+    def _explains_number(self, number: float) -> bool:
         number = abs(number)
         if number < 100 or not math.isfinite(number):
             return True
@@ -159,13 +161,15 @@ class Observable:
             round(abs(known_number + sign * number), 2) in self.totals for known_number in recent for sign in (1, -1)
         ):
             return True
-        if not self._made:
-            self._reckoned += 1
-            if self._reckoned > PAIR_ROUNDS:
+        if not self._pair_results:
+            self._pair_rounds += 1
+            if self._pair_rounds > PAIR_ROUNDS:
                 return True
             pairs = itertools.permutations(recent, 2)
-            self._made = _in_cents(made for known_number, other in pairs for made in _combine(known_number, other))
-        return _contains_near(self._made, number)
+            self._pair_results = _in_cents(
+                made for known_number, other in pairs for made in _combine(known_number, other)
+            )
+        return _contains_near(self._pair_results, number)
 
 
 def _combine(left: float, right: float) -> Iterator[float]:
@@ -261,16 +265,16 @@ class HiddenValues:
 def find_hidden_values(play: OraclePlay) -> HiddenValues:
     """What the oracle's arguments and words hold beyond what an agent has read by then."""
     observable = Observable()
-    observable.read(play.task.system)
-    observable.read(json.dumps(play.task.tools, ensure_ascii=False))
+    observable.add(play.task.system)
+    observable.add(json.dumps(play.task.tools, ensure_ascii=False))
     for message in play.task.messages:
-        observable.read(str(message.get("content") or ""))
+        observable.add(str(message.get("content") or ""))
     hidden = HiddenValues()
     for turn in play.turns:
         for text, is_code in _hidden_texts(turn.message, observable):
             (hidden.codes if is_code else hidden.worked_out).append(text)
         for reply in turn.replies:
-            observable.read(str(reply.get("content") or ""))
+            observable.add(str(reply.get("content") or ""))
     return hidden
 
 
@@ -281,7 +285,7 @@ def _hidden_texts(message: Message, observable: Observable) -> Iterator[tuple[st
         for name, value in leaves(_parsed(call["function"]["arguments"])):
             if not observable.explains(value):
                 yield f"{name}={json.dumps(value, ensure_ascii=False)} in {tool}", _is_code(name, value, observable)
-    for word in observable.strangers(str(message.get("content") or "")):
+    for word in observable.unexplained_words(str(message.get("content") or "")):
         yield f"{word} in the oracle's words", not _MEASURE.fullmatch(word)
 
 
@@ -292,7 +296,7 @@ def _is_code(name: str, value: Any, observable: Observable) -> bool:
         return True
     if not isinstance(value, str):
         return False
-    words = list(observable.strangers(value))
+    words = list(observable.unexplained_words(value))
     is_whole_value = not _QUANTITY.search(snake) and words == [value.strip()]
     return any(
         _ISO_DATE.fullmatch(word) or not _MEASURE.fullmatch(word) or (is_whole_value and word.isdigit())

@@ -1,7 +1,7 @@
-"""Fidelity to the target: the same tools, the same form of answer and error, and sense under a clumsy agent's calls.
+"""Fidelity to the target: the same tools, the same form of replies and errors, and robustness to malformed calls.
 
-An agent under training will misspell tools and break JSON; an environment must answer as the target does, for a fault
-there would throw the rollout away. Evidence names the first tool, call or answer that deviates.
+An agent in training misspells tools and breaks JSON; a fault there would throw the rollout away. Evidence names the
+first tool, call or reply that deviates.
 """
 
 import json
@@ -18,7 +18,7 @@ JUNK_SEEDS = 6
 
 
 async def interface(context: CheckContext) -> tuple[bool, dict[str, Any]]:
-    """Tools are the target's own, every call gets its answer, errors have the target's form."""
+    """Tools are the target's own, every call gets its reply, and errors have the target's form."""
     plays = await context.oracle_plays(context.thresholds.seeds)
     tools = {tool["function"]["name"]: tool for play in plays for tool in play.task.tools}
     target_tools = (
@@ -42,14 +42,14 @@ async def interface(context: CheckContext) -> tuple[bool, dict[str, Any]]:
 
 
 def call_complaints(message: Message, replies: list[Message]) -> list[str]:
-    """What is wrong with the answers to one assistant message's calls: each id exactly once, in any order."""
+    """What is wrong with the replies to one assistant message: every call id needs exactly one, in any order."""
     call_ids = sorted(str(item["id"]) for item in message.get("tool_calls") or [])
     answered_ids = sorted(str(reply["tool_call_id"]) for reply in replies if reply["role"] == "tool")
     return [] if call_ids == answered_ids else [f"calls {call_ids} got answers to {answered_ids}"]
 
 
 async def _play_junk(context: CheckContext, seed: int) -> tuple[list[str], list[str]]:
-    """(complaints, texts of answers that must be errors) of one episode under a clumsy agent."""
+    """Play one episode with malformed messages; returns (complaints, texts of replies that must be errors)."""
     episode = context.source.episode()
     complaints: list[str] = []
     errors: list[str] = []
@@ -68,7 +68,7 @@ async def _play_junk(context: CheckContext, seed: int) -> tuple[list[str], list[
 
 
 def junk_messages(task: Task, seed: int) -> list[tuple[Message, bool]]:
-    """A clumsy agent's messages, and whether every answer to them must be an error."""
+    """Malformed messages, and for each whether every reply to it must be an error."""
     rng = random.Random(seed)
     tool = _tool_with_required_arguments(task.tools, rng)
     if tool is None:
@@ -107,7 +107,7 @@ def _odd_errors(texts: list[str], examples: list[str]) -> list[str]:
 
 
 def error_form(text: str) -> tuple[str, ...]:
-    """An object's keys, or how a plain text begins ("Error:")."""
+    """The form of a reply: an object's keys, or how a plain text begins ("Error:")."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

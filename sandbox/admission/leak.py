@@ -31,7 +31,7 @@ from typing import Any
 
 from sandbox.admission.context import EXAMPLES, CheckContext, Verdict, example
 from sandbox.admission.hidden_information import HiddenValues, find_hidden_values
-from sandbox.admission.policies import READS
+from sandbox.admission.policies import READ_PREFIXES
 from sandbox.contract import Tool
 from sandbox.errors import clipped
 from sandbox.wire import OraclePlay, OracleTurn
@@ -103,7 +103,7 @@ def description_leaks(
     """The sentences that hold this call, unless it only reads. ``used`` are the codes that the oracle uses anywhere."""
     values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
     codes = {key: value for key, value in values.items() if _is_code(value) and value not in prompt}
-    if not codes or name.lower().startswith(READS):
+    if not codes or name.lower().startswith(READ_PREFIXES):
         return
     for tool_text in tool_texts:
         holds_call = all(

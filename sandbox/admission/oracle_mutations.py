@@ -30,7 +30,7 @@ from sandbox.admission.context import (
 )
 from sandbox.admission.fingerprint import canonical
 from sandbox.admission.policies import (
-    READS,
+    READ_PREFIXES,
     Place,
     arguments_of,
     calls,
@@ -38,22 +38,22 @@ from sandbox.admission.policies import (
     properties,
     script_of,
     with_arguments,
-    without,
+    without_calls,
 )
 from sandbox.contract import Message, Task, Tool
 from sandbox.errors import EnvironmentFault
 from sandbox.wire import PASS_MARK, OraclePlay
 
-ANOTHER, NOTHING, AMONG_OTHERS = "another value", "nothing", "among others"
-CUT_SHORT, LEFT_OUT = "cut short", "left out"
-IN_WORDS = {
-    ANOTHER: "{argument} of {tool} is another seed's",
-    NOTHING: "{argument} of {tool} is empty",
-    AMONG_OTHERS: "{argument} of {tool} holds other values beside the right one",
-    CUT_SHORT: "{argument} of {tool} lacks its last item",
-    LEFT_OUT: "a call is left out without which others would not be enough",
+OTHER_VALUE, EMPTY_VALUE, PADDED_VALUE = "another value", "nothing", "among others"
+TRUNCATED_LIST, OMITTED_CALL = "cut short", "left out"
+DESCRIPTIONS = {
+    OTHER_VALUE: "{argument} of {tool} is another seed's",
+    EMPTY_VALUE: "{argument} of {tool} is empty",
+    PADDED_VALUE: "{argument} of {tool} holds other values beside the right one",
+    TRUNCATED_LIST: "{argument} of {tool} lacks its last item",
+    OMITTED_CALL: "a call is left out without which others would not be enough",
 }
-LOOKUP_PREFIXES = (*READS, "look", "query", "describe", "fetch", "inspect", "browse", "open", "verify", "ask")
+LOOKUP_PREFIXES = (*READ_PREFIXES, "look", "query", "describe", "fetch", "inspect", "browse", "open", "verify", "ask")
 PROSE_ARGUMENTS = frozenset({"reason", "note", "notes", "comment", "message", "summary", "explanation", "description"})
 PROSE_ARGUMENTS |= {"question", "thought"}
 PROSE_WORDS = 3  # a text of so many is prose
@@ -64,7 +64,7 @@ PADDING_CHARACTERS = 2_000  # characters
 
 
 @dataclass(frozen=True)
-class Kind:
+class MutationKind:
     """What was done to which argument of which tool; ``LEFT_OUT`` has neither."""
 
     tool: str
@@ -73,39 +73,39 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Slip:
+class Mutation:
     """One kind on one seed: what was sent, how it was answered (None: it broke the episode), whether that was paid."""
 
-    kind: Kind
+    kind: MutationKind
     seed: int
     task: Task
     script: list[Message]
-    played: Replay | None
-    paid: bool
+    replay: Replay | None
+    is_paid: bool
 
 
 @dataclass
-class Values:
+class OracleValues:
     """What the oracle gives for each argument of each tool, on all seeds."""
 
-    given: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    by_argument: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
-    def read(self, play: OraclePlay) -> None:
+    def add(self, play: OraclePlay) -> None:
         """Take in one episode."""
         for call in calls(script_of(play)).values():
             for name, value in list(arguments_of(call).items())[:MAX_ARGUMENTS]:
-                values = self.given.setdefault((name_of(call), name), {})
+                values = self.by_argument.setdefault((name_of(call), name), {})
                 if len(values) < MAX_VALUES:
                     values[canonical(value)] = value
 
-    def others(self, tool: str, argument: str, value: Any) -> list[Any]:
+    def alternatives(self, tool: str, argument: str, value: Any) -> list[Any]:
         """What no comparison should take for this value."""
-        values = self.given.get((tool, argument), {}).values()
+        values = self.by_argument.get((tool, argument), {}).values()
         return [other for other in values if _folded(other) != _folded(value)]
 
-    def are_prose(self, tool: str, argument: str) -> bool:
+    def is_prose(self, tool: str, argument: str) -> bool:
         """Whether people are to read them."""
-        texts = [value for value in self.given.get((tool, argument), {}).values() if isinstance(value, str)]
+        texts = [value for value in self.by_argument.get((tool, argument), {}).values() if isinstance(value, str)]
         return argument.casefold() in PROSE_ARGUMENTS or 2 * sum(map(_is_prose, texts)) > len(texts)
 
 
@@ -114,9 +114,9 @@ async def oracle_mutations(context: CheckContext) -> Verdict:
     limits = context.thresholds
     plays = await context.oracle_plays(max(limits.mutation_seeds, limits.confirm_mutation_seeds))
     episodes = list(zip(context.panel(len(plays)), plays, strict=True))
-    values = Values()
+    values = OracleValues()
     for mutation in plays:
-        values.read(mutation)
+        values.add(mutation)
     mutations = await _mutate_episodes(context, episodes[: limits.mutation_seeds], values)
     suspects = {kind for kind, group in _group_by_kind(mutations).items() if _paid_share(group) > limits.mutation_paid}
     if suspects:
@@ -138,35 +138,37 @@ async def oracle_mutations(context: CheckContext) -> Verdict:
     loose_rows = [
         {**vars(kind), "paid": _paid_count(group), "seeds": len(group)} for kind, group in loose_kinds.items()
     ]
-    samples = [next(mutation for mutation in group if mutation.paid) for group in loose_kinds.values()]
+    samples = [next(mutation for mutation in group if mutation.is_paid) for group in loose_kinds.values()]
     return False, {**evidence, "loose": loose_rows, "examples": [_example(mutation) for mutation in samples[:EXAMPLES]]}
 
 
-def _group_by_kind(mutations: Iterable[Slip]) -> dict[Kind, list[Slip]]:
-    groups: dict[Kind, list[Slip]] = {}
+def _group_by_kind(mutations: Iterable[Mutation]) -> dict[MutationKind, list[Mutation]]:
+    groups: dict[MutationKind, list[Mutation]] = {}
     for mutation in mutations:
         groups.setdefault(mutation.kind, []).append(mutation)
     return groups
 
 
-def _paid_count(group: list[Slip]) -> int:
-    return sum(mutation.paid for mutation in group)
+def _paid_count(group: list[Mutation]) -> int:
+    return sum(mutation.is_paid for mutation in group)
 
 
-def _paid_share(group: list[Slip]) -> float:
+def _paid_share(group: list[Mutation]) -> float:
     return _paid_count(group) / len(group)
 
 
-def _example(mutation: Slip) -> dict[str, Any]:
-    description = f"paid in full although {IN_WORDS[mutation.kind.slip].format(tool=mutation.kind.tool, argument=mutation.kind.argument)}"
-    reply_groups = [step[0] for step in mutation.played.data[3:-1]] if mutation.played else []
+def _example(mutation: Mutation) -> dict[str, Any]:
+    description = f"paid in full although {DESCRIPTIONS[mutation.kind.slip].format(tool=mutation.kind.tool, argument=mutation.kind.argument)}"
+    reply_groups = [step[0] for step in mutation.replay.data[3:-1]] if mutation.replay else []
     messages = [
         reply for message, replies in zip(mutation.script, reply_groups, strict=False) for reply in (message, *replies)
     ]
     return example(mutation.seed, description, mutation.task, messages)
 
 
-async def _mutate_episodes(context: CheckContext, episodes: list[tuple[int, OraclePlay]], values: Values) -> list[Slip]:
+async def _mutate_episodes(
+    context: CheckContext, episodes: list[tuple[int, OraclePlay]], values: OracleValues
+) -> list[Mutation]:
     """All slips on these seeds; those whose oracle is not paid have none."""
     groups = await gather_all(
         with_seed_note(seed, _mutate_seed(context, seed, play, values))
@@ -176,7 +178,7 @@ async def _mutate_episodes(context: CheckContext, episodes: list[tuple[int, Orac
     return [play for slips in groups for play in slips]
 
 
-async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, values: Values) -> list[Slip]:
+async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, values: OracleValues) -> list[Mutation]:
     """Which calls are needed, then what their arguments may be."""
     script = script_of(play)
     writes = {
@@ -186,19 +188,21 @@ async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, value
     }
     writes = dict(list(writes.items())[:MAX_CALLS])
 
-    async def attempt(kind: Kind, changed_script: list[Message]) -> Slip:
+    async def attempt(kind: MutationKind, changed_script: list[Message]) -> Mutation:
         result = await _replay_or_none(context, seed, changed_script)
-        return Slip(
+        return Mutation(
             kind, seed, play.task, changed_script, result, result is not None and result.score.reward >= PASS_MARK
         )
 
-    left_out = Kind("", "", LEFT_OUT)
-    omissions = await gather_all(attempt(left_out, without(script, {position})) for position in writes)
-    needless = {position: slip for position, slip in zip(writes, omissions, strict=True) if slip.paid}
-    mutations: list[Slip] = []
+    left_out = MutationKind("", "", OMITTED_CALL)
+    omissions = await gather_all(attempt(left_out, without_calls(script, {position})) for position in writes)
+    needless = {position: slip for position, slip in zip(writes, omissions, strict=True) if slip.is_paid}
+    mutations: list[Mutation] = []
     if len({_call_key(writes[position]) for position in needless}) > 1:
-        joint_omission = await attempt(left_out, without(script, set(needless)))
-        mutations.append(replace(joint_omission, paid=False) if joint_omission.paid else next(iter(needless.values())))
+        joint_omission = await attempt(left_out, without_calls(script, set(needless)))
+        mutations.append(
+            replace(joint_omission, is_paid=False) if joint_omission.is_paid else next(iter(needless.values()))
+        )
     required_calls = {position: call for position, call in writes.items() if position not in needless}
     changes = _argument_changes(required_calls, play.task, values, random.Random(f"slips {seed}"))
     return mutations + await gather_all(
@@ -214,8 +218,8 @@ async def _replay_or_none(context: CheckContext, seed: int, script: list[Message
 
 
 def _argument_changes(
-    required_calls: dict[Place, dict[str, Any]], task: Task, values: Values, rng: random.Random
-) -> Iterator[tuple[Kind, Place, str]]:
+    required_calls: dict[Place, dict[str, Any]], task: Task, values: OracleValues, rng: random.Random
+) -> Iterator[tuple[MutationKind, Place, str]]:
     """Other arguments for one needed call of each tool."""
     by_tool: dict[str, list[Place]] = {}
     for position, call in required_calls.items():
@@ -225,12 +229,12 @@ def _argument_changes(
         position = rng.choice(places)
         arguments = arguments_of(required_calls[position])
         for argument in list(arguments)[:MAX_ARGUMENTS]:
-            if name in tools and _is_required(tools[name], argument) and not values.are_prose(name, argument):
-                others = values.others(name, argument, arguments[argument])
+            if name in tools and _is_required(tools[name], argument) and not values.is_prose(name, argument):
+                others = values.alternatives(name, argument, arguments[argument])
                 for mutation, value in _mutated_values(
                     arguments[argument], _argument_schema(tools[name], argument), others, rng
                 ):
-                    yield Kind(name, argument, mutation), position, json.dumps({**arguments, argument: value})
+                    yield MutationKind(name, argument, mutation), position, json.dumps({**arguments, argument: value})
 
 
 def _mutated_values(
@@ -238,12 +242,12 @@ def _mutated_values(
 ) -> Iterator[tuple[str, Any]]:
     if not alternatives or _is_prose(value):
         return
-    yield ANOTHER, rng.choice(alternatives)
+    yield OTHER_VALUE, rng.choice(alternatives)
     if isinstance(value, list) and len(value) > 1:
-        yield CUT_SHORT, value[:-1]
+        yield TRUNCATED_LIST, value[:-1]
     if isinstance(value, str) and value and "enum" not in schema:
-        yield NOTHING, ""
-        yield AMONG_OTHERS, " ".join([value, *map(str, alternatives)])[:PADDING_CHARACTERS]
+        yield EMPTY_VALUE, ""
+        yield PADDED_VALUE, " ".join([value, *map(str, alternatives)])[:PADDING_CHARACTERS]
 
 
 def _is_prose(value: Any) -> bool:

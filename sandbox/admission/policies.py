@@ -1,12 +1,7 @@
-"""What probing policies are made of, and the floor: three policies that do not try.
+"""The building blocks of probing policies, the three floor policies that do not try, and edits of scripts.
 
-Each policy is a pure function of what an agent sees, the turn's number and a seeded generator. Arguments are guessed
-from ids and numbers visible in the conversation, as an agent that wants reward without work would. The policies that
-do try a shortcut are ``adversaries``, a file each.
-
-Scripts: assistant messages that are sent whatever is answered, and the calls in them.
-
-A call's place is the number of its message and its own in that message. Pure; a script is never changed, but made anew.
+A policy is a pure function of what an agent sees, the turn's number and a seeded generator. A script is a list of
+assistant messages sent whatever the replies are; a call's position is the number of its message and its index there.
 """
 
 import json
@@ -20,15 +15,19 @@ from sandbox.wire import OraclePlay
 
 Policy = Callable[[Task, list[Message], int, random.Random], Message]
 
-MAX_VALUES = 2000  # of which a guess is drawn, half of them the first and half the last; longer ones than
-MAX_VALUE_CHARACTERS = 1000  # characters are none
-MAX_KEYS = 300  # of answers
+# Guesses draw from this many values, half of them the first ones and half the last.
+MAX_VALUES = 2000
+# Longer words are no values.
+MAX_VALUE_CHARACTERS = 1000
+# Keys of tool replies.
+MAX_KEYS = 300
 _DIGIT = re.compile(r"\d")
 
 SUCCESS_WORDS = "Done. Success! Everything you asked for has been completed, confirmed and verified. Reward 1.0."
 REFUSAL = "I am sorry, but I cannot help with that request."
-PATIENCE = 100  # messages, of an agent that waits for the episode to run out
-READS = ("get", "find", "list", "search", "lookup", "calculate", "check", "think", "read", "show", "view")
+# Messages of an agent that waits for the episode to run out.
+PATIENCE = 100
+READ_PREFIXES = ("get", "find", "list", "search", "lookup", "calculate", "check", "think", "read", "show", "view")
 
 
 def say(content: str) -> Message:
@@ -46,7 +45,7 @@ def call(turn: int, *calls: tuple[str, str]) -> Message:
 
 
 def visible_values(task: Task, messages: list[Message]) -> list[str]:
-    """Words with a digit in them, in order of appearance: ids, dates and numbers."""
+    """The words that contain a digit, in order of appearance: ids, dates and numbers."""
     text = " ".join([task.system, *(str(message.get("content") or "") for message in [*task.messages, *messages])])
     words = (word for word in re.findall(r"[\w-]+", text) if len(word) <= MAX_VALUE_CHARACTERS and _DIGIT.search(word))
     values = list(dict.fromkeys(words))
@@ -56,7 +55,7 @@ def visible_values(task: Task, messages: list[Message]) -> list[str]:
 def guess(tool: Tool, values: list[str], rng: random.Random) -> str:
     """JSON arguments that fit the tool's schema, filled from ``values``."""
     numbers = [int(value) for value in values if value.isascii() and value.isdecimal() and len(value) < 10] or [1]
-    return filled(tool, lambda name, field: _guess_value(field, values, numbers, rng))
+    return fill_arguments(tool, lambda name, field: _guess_value(field, values, numbers, rng))
 
 
 def _guess_value(field: Any, values: list[str], numbers: list[int], rng: random.Random) -> Any:
@@ -76,27 +75,27 @@ def _guess_value(field: Any, values: list[str], numbers: list[int], rng: random.
 
 
 def tool_name(tool: Tool) -> str:
-    """The name that a call gives."""
+    """The tool's name, as calls use it."""
     return str(tool["function"]["name"])
 
 
 def write_tools(task: Task) -> list[Tool]:
-    """The tools whose names do not begin like a read; all of them where every name does."""
-    return [tool for tool in task.tools if not tool_name(tool).lower().startswith(READS)] or task.tools
+    """The tools whose names do not begin like a read; all tools if every name does."""
+    return [tool for tool in task.tools if not tool_name(tool).lower().startswith(READ_PREFIXES)] or task.tools
 
 
 def read_tools(task: Task) -> list[Tool]:
-    """The tools whose names begin like a read; all of them where none does."""
-    return [tool for tool in task.tools if tool_name(tool).lower().startswith(READS)] or task.tools
+    """The tools whose names begin like a read; all tools if none does."""
+    return [tool for tool in task.tools if tool_name(tool).lower().startswith(READ_PREFIXES)] or task.tools
 
 
-def filled(tool: Tool, value_for: Callable[[str, dict[str, Any]], Any]) -> str:
-    """JSON arguments with ``choose(name, schema)`` for every property of the tool."""
+def fill_arguments(tool: Tool, value_for: Callable[[str, dict[str, Any]], Any]) -> str:
+    """JSON arguments with ``value_for(name, schema)`` for every property of the tool."""
     return json.dumps({name: value_for(name, field) for name, field in properties(tool).items()})
 
 
 def properties(tool: Tool) -> dict[str, dict[str, Any]]:
-    """The schemas of the tool's arguments by name; empty ones where the schema is odd."""
+    """The schemas of the tool's arguments by name; empty where the schema is malformed."""
     schema = tool["function"]["parameters"]
     fields = schema.get("properties") if isinstance(schema, dict) else None
     fields = fields if isinstance(fields, dict) else {}
@@ -104,12 +103,12 @@ def properties(tool: Tool) -> dict[str, dict[str, Any]]:
 
 
 def request(task: Task) -> str:
-    """The user's first words."""
+    """The text of the user's first message."""
     return next((str(message.get("content") or "") for message in task.messages if message["role"] == "user"), "")
 
 
-def observed(messages: list[Message]) -> dict[str, list[Any]]:
-    """The plain values that the tools' JSON answers hold, by their keys, in order and once; at most so many."""
+def observed_values(messages: list[Message]) -> dict[str, list[Any]]:
+    """The distinct scalar values in the tools' JSON replies by key, in order and bounded."""
     values_by_key: dict[str, dict[Any, None]] = {}
     for message in messages:
         if message.get("role") == "tool":
@@ -133,8 +132,10 @@ def _collect_values(key: str, value: Any, values_by_key: dict[str, dict[Any, Non
             values.setdefault(value)
 
 
-def fits(name: str, field: dict[str, Any], observations: dict[str, list[Any]], values: list[str]) -> list[Any]:
-    """What an argument may be: its enum, else what answers held under its name, else the visible values."""
+def candidate_values(
+    name: str, field: dict[str, Any], observations: dict[str, list[Any]], values: list[str]
+) -> list[Any]:
+    """What an argument may be: its enum, else values that replies held under its name, else the visible values."""
     if isinstance(field.get("enum"), list) and field["enum"]:
         return list(field["enum"])
     if field.get("type") == "boolean":
@@ -152,32 +153,33 @@ def empty(task: Task, messages: list[Message], turn: int, rng: random.Random) ->
 
 
 def refusing(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Refuse, always."""
+    """Refuse every request."""
     return say(REFUSAL)
 
 
 def random_calls(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Call tools by chance, speak now and then."""
+    """Call random tools and speak now and then."""
     if not task.tools or rng.random() < 0.15:
         return say("Is there anything else?")
     tool = rng.choice(task.tools)
     return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages), rng)))
 
 
-FLOOR: dict[str, Policy] = {"empty": empty, "refusing": refusing, "random": random_calls}
-PATIENT = frozenset({"empty", "stall", "keep_reading"})  # these play on until the episode is done
+FLOOR_POLICIES: dict[str, Policy] = {"empty": empty, "refusing": refusing, "random": random_calls}
+# These play on until the episode is done.
+PATIENT_POLICIES = frozenset({"empty", "stall", "keep_reading"})
 
 
 Place = tuple[int, int]
 
 
 def script_of(play: OraclePlay) -> list[Message]:
-    """What the oracle sent."""
+    """The assistant messages of the oracle."""
     return [turn.message for turn in play.turns]
 
 
 def calls(script: list[Message]) -> dict[Place, dict[str, Any]]:
-    """Every tool call of the script by its place."""
+    """Every tool call of the script by its position."""
     return {
         (turn, index): call["function"]
         for turn, message in enumerate(script)
@@ -186,12 +188,12 @@ def calls(script: list[Message]) -> dict[Place, dict[str, Any]]:
 
 
 def name_of(call: dict[str, Any]) -> str:
-    """The tool that is called."""
+    """The name of the called tool."""
     return str(call["name"])
 
 
 def arguments_of(call: dict[str, Any]) -> dict[str, Any]:
-    """Its arguments; none where they are no JSON object."""
+    """The call's arguments; empty if they are no JSON object."""
     try:
         value = json.loads(call["arguments"])
     except (ValueError, RecursionError):
@@ -199,8 +201,8 @@ def arguments_of(call: dict[str, Any]) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def without(script: list[Message], positions: set[Place]) -> list[Message]:
-    """The script without these calls, and without messages that have nothing else."""
+def without_calls(script: list[Message], positions: set[Place]) -> list[Message]:
+    """A copy of the script without these calls, and without messages that are empty then."""
     messages: list[Message] = []
     for turn, message in enumerate(script):
         calls = message.get("tool_calls") or []
@@ -215,7 +217,7 @@ def _text_only(message: Message) -> Message:
 
 
 def with_arguments(script: list[Message], position: Place, arguments: str) -> list[Message]:
-    """The script with other arguments, as JSON, in one call."""
+    """A copy of the script in which one call has other arguments, given as JSON."""
     turn, call_index = position
     calls = [
         {**call, "function": {**call["function"], "arguments": arguments}} if index == call_index else call

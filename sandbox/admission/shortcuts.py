@@ -38,7 +38,7 @@ from sandbox.admission.context import (
 )
 from sandbox.admission.fingerprint import canonical
 from sandbox.admission.interface import error_form
-from sandbox.admission.policies import FLOOR, PATIENCE, PATIENT, Policy, call, tool_name, write_tools
+from sandbox.admission.policies import FLOOR_POLICIES, PATIENCE, PATIENT_POLICIES, Policy, call, tool_name, write_tools
 from sandbox.client import SandboxSource
 from sandbox.contract import Message, Task
 from sandbox.errors import EnvironmentFault
@@ -166,7 +166,7 @@ async def floor(context: CheckContext) -> Verdict:
     """Policies that do not try stay at the floor."""
     limits = context.thresholds
     allowed = {"reward": limits.floor_reward, "success": limits.floor_success}
-    return await _check_policies(context, FLOOR, allowed, may_solve=False)
+    return await _check_policies(context, FLOOR_POLICIES, allowed, may_solve=False)
 
 
 async def exploits(context: CheckContext) -> Verdict:
@@ -187,7 +187,7 @@ async def _check_policies(
     examples: list[dict[str, Any]] = []
     fault: dict[str, Any] = {}
     for name, policy in policies.items():
-        turns = max(limits.turns, PATIENCE) if name in PATIENT else limits.turns
+        turns = max(limits.turns, PATIENCE) if name in PATIENT_POLICIES else limits.turns
         episodes = await _play_policy(context, policy, context.panel(limits.seeds), turns)
         legitimate_seeds = await _legitimate_seeds(context, episodes) if may_solve else None
         rates[name] = _rates(episodes, legitimate_seeds)

@@ -1,12 +1,4 @@
-"""The oracle solves every probed seed, by what it says and does alone.
-
-Its messages are sent again as an agent's would be: to an episode whose ``oracle`` nobody has called, under other call
-ids, with arguments spaced and ordered otherwise and without any field that OpenAI's form does not know. The same score
-must come of it. So an oracle that edits the state, a grader that knows its oracle's presence, and one that knows its
-handwriting are seen.
-
-Whether the environment's difficulty suits the model that is to train on it.
-"""
+"""Checks that the oracle solves every probed seed by its messages alone, and that the difficulty suits the base model."""
 
 import json
 import statistics
@@ -30,9 +22,12 @@ from sandbox.wire import OraclePlay
 
 
 async def oracle(context: CheckContext) -> Verdict:
-    """The oracle ends every probed seed with reward 1 and success, and so does an agent that does the same."""
+    """The oracle ends every probed seed with reward 1 and success, and so does an agent that sends the same messages."""
     plays = await context.oracle_plays(context.thresholds.seeds)
     seeds = context.panel(len(plays))
+    # The oracle's messages are sent again as an agent's would be: to an episode whose ``oracle`` nobody has called, and
+    # in another style. This reveals an oracle that edits the state, and a grader that recognizes the oracle or its
+    # style.
     scripts = [as_agent_messages([turn.message for turn in play.turns]) for play in plays]
     replays = await gather_all(
         with_seed_note(seed, replay(context.source, seed, script)) for seed, script in zip(seeds, scripts, strict=True)
@@ -73,7 +68,7 @@ async def oracle(context: CheckContext) -> Verdict:
 
 
 def first_divergence(play: OraclePlay, agent_replay: Replay) -> str:
-    """Where an agent's episode first parts from the oracle's, as a sentence; empty where all answers are the same."""
+    """A sentence on where an agent's episode first differs from the oracle's; empty if all replies are the same."""
     answers = _reply_groups(agent_replay)
     for number, (turn, replies) in enumerate(zip(play.turns, answers, strict=False), 1):
         oracle_contents, agent_contents = _contents(turn.replies), _contents(replies)
@@ -103,7 +98,7 @@ def _first_content(contents: list[list[Any]]) -> str:
 
 
 def as_agent_messages(messages: list[Message]) -> list[Message]:
-    """The same messages in another hand: call ids, spaces and the order of arguments differ."""
+    """The same messages in another style: call ids, spaces and the order of arguments differ."""
     return [_rewrite(turn, message) for turn, message in enumerate(messages)]
 
 
@@ -133,15 +128,14 @@ def _reformat_arguments(arguments: str) -> str:
     return json.dumps(dict(reversed(value.items())), ensure_ascii=False, separators=(" ,  ", " : "))
 
 
-EXAMPLE_SEEDS = 8  # shown of those whose groups teach nothing
+# Of those whose groups teach nothing.
+EXAMPLE_SEEDS = 8
 BaseRewards = Callable[[SandboxSource, list[int], int], Awaitable[list[list[float]]]]
 
 
 async def spread(context: CheckContext, base_rewards: BaseRewards | None) -> Verdict:
-    """The base model's rewards leave room to learn and differ within groups (TRACE, environment calibration).
-
-    Without a base model nothing is asked, and the evidence says so (``left_out``).
-    """
+    """The base model's rewards leave room to learn and differ within groups (TRACE, environment calibration)."""
+    # Without a base model nothing can be asked, and the evidence says so.
     if base_rewards is None:
         return True, {"left_out": "no base model was given"}
     limits = context.thresholds

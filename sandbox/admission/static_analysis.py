@@ -1,10 +1,8 @@
-"""Reading the source without running it: size, imports, and names that reach for the clock, the host or chance.
+"""Static analysis of an environment's source: size, imports, and names that reach the clock, the host or randomness.
 
-This is no barrier (the container is); it finds what running cannot show, such as a date that only changes tomorrow or
-a fault of one call in a thousand, and says the line. Environments are small programs over records, so a short list of
-modules suffices; it stands in ``sandbox/contract.py`` for whoever writes one. Of ``random`` only ``Random`` with a seed
-is let through, of ``io`` only what is in memory. Not covered: most names that are put together while the program runs,
-and a name of a module that the program gives to something else as well.
+This is no barrier (the container is). It finds what running cannot show, such as a date that only changes tomorrow, and
+names the line. The allowed modules are listed in ``sandbox/contract.py`` for authors. Not covered: most names that are
+composed at run time, and aliases of a module's name.
 """
 
 import ast
@@ -20,28 +18,35 @@ MODULES = frozenset(
     | {"html", "io", "itertools", "json", "math", "numbers", "operator", "random", "re", "sandbox.contract"}
     | {"statistics", "string", "textwrap", "types", "typing", "unicodedata", "zlib"}
 )
+# Of these modules no other names are allowed.
 ALLOWED_NAMES = {
     "io": frozenset({"StringIO", "BytesIO"}),
     "random": frozenset({"Random"}),
 }  # of these modules no other names
-DENIED_NAMES = {"contextlib": frozenset({"redirect_stdout", "redirect_stderr", "chdir"})}  # of these modules all others
+# Of these modules all other names are allowed.
+DENIED_NAMES = {"contextlib": frozenset({"redirect_stdout", "redirect_stderr", "chdir"})}
 DENIED_CALLS = frozenset({"open", "input", "print"})
 DENIED_BUILTINS = frozenset(
     {"eval", "exec", "compile", "breakpoint", "__import__", "globals", "__builtins__", "__loader__"}
 )
-REFLECTION_FUNCTIONS = frozenset({"getattr", "vars", "dir", "setattr", "delattr"})  # into a module, by name
-REFLECTION_OPERATORS = frozenset({"operator.attrgetter", "operator.methodcaller"})  # the same, for later
-HOST_MODULES = frozenset({"sys", "os", "builtins"})  # as other modules import them
-CLOCK_METHODS = frozenset({"now", "utcnow", "today"})  # of datetime and date
+# They reach into a module by name.
+REFLECTION_FUNCTIONS = frozenset({"getattr", "vars", "dir", "setattr", "delattr"})
+# They do the same later.
+REFLECTION_OPERATORS = frozenset({"operator.attrgetter", "operator.methodcaller"})
+# Other modules import them, so that they can be reached as attributes.
+HOST_MODULES = frozenset({"sys", "os", "builtins"})
+# Of datetime and date.
+CLOCK_METHODS = frozenset({"now", "utcnow", "today"})
 ENTROPY_NAMES = frozenset({"SystemRandom", "urandom"})
 DENIED_DUNDERS = frozenset({"__subclasses__", "__globals__", "__builtins__", "__code__", "__loader__", "__mro__"})
 UNSEEDED = "seeds random.Random from nothing"
 
-Imports = dict[str, str]  # a name that an import binds -> what it is: "random", "random.Random"
+# A name that an import binds -> the object behind it: "random", "random.Random".
+Imports = dict[str, str]
 
 
 def inspect_source(source: str) -> tuple[bool, dict[str, Any]]:
-    """(passed, evidence): the evidence lists "line N: what" for everything refused."""
+    """Return (passed, evidence); the evidence lists "line N: reason" for everything refused."""
     size = len(source.encode())
     if size > MAX_BYTES:
         return False, {"bytes": size, "refused": [f"{size} bytes, more than {MAX_BYTES}"]}
@@ -96,7 +101,7 @@ def _imported_names(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _dotted_path(node: ast.AST, imports: Imports) -> str:
-    """What a chain of attributes names, from the module on: "random.Random" of r.Random; empty for anything else."""
+    """What a chain of attributes names, from the module on ("random.Random" for r.Random); empty for anything else."""
     chain: list[str] = []
     while isinstance(node, ast.Attribute):
         chain.insert(0, node.attr)
@@ -107,7 +112,7 @@ def _dotted_path(node: ast.AST, imports: Imports) -> str:
 
 
 def _internal_uses(node: ast.AST, imports: Imports) -> Iterator[str]:
-    """Ways through an allowed module to what it keeps to itself: its private names, the host, a name made up."""
+    """Uses of an allowed module's private names or imports, or of a name that is composed on the spot."""
     match node:
         case ast.Attribute(value=value, attr=name) if owner := _dotted_path(value, imports):
             if _is_internal(owner, name):
@@ -126,7 +131,7 @@ def _internal_uses(node: ast.AST, imports: Imports) -> Iterator[str]:
 
 
 def _is_suspicious(name: ast.expr) -> bool:
-    """Whether a name that is told as text is put together on the spot, or private, or another module's."""
+    """Whether a name given as an expression is composed on the spot, private, or a source of randomness."""
     match name:
         case ast.Constant(value=str(text)):
             return any(_is_private(part) or part in ENTROPY_NAMES for part in text.split("."))
@@ -148,7 +153,7 @@ def _is_private(name: str) -> bool:
 
 
 def _is_internal(owner: str, name: str) -> bool:
-    """Whether a name is private, or another module that this one has imported for itself."""
+    """Whether a name is private, or a module that the owner has imported for itself."""
     if _is_private(name):
         return True
     root = owner.partition(".")[0]
@@ -156,12 +161,13 @@ def _is_internal(owner: str, name: str) -> bool:
         return False
     value: Any = importlib.import_module(root)
     for part in [*owner.split(".")[1:], name]:
-        value = getattr(value, "__dict__", {}).get(part)  # not getattr: nothing may be made up or warned of on the way
+        # Not getattr: a module's ``__getattr__`` may create the name or warn.
+        value = getattr(value, "__dict__", {}).get(part)
     return isinstance(value, ModuleType) and not value.__name__.startswith(f"{root}.")
 
 
 def _unlisted_uses(node: ast.AST, imports: Imports) -> Iterator[str]:
-    """Names of a module of which few are let through."""
+    """Names of a module of which only a few are allowed."""
     match node:
         case ast.Attribute(value=value, attr=name):
             owner, names = _dotted_path(value, imports), [name]
@@ -176,7 +182,7 @@ def _unlisted_uses(node: ast.AST, imports: Imports) -> Iterator[str]:
 
 
 def _unseeded_lines(nodes: list[ast.AST], imports: Imports) -> Iterator[int]:
-    """Lines that make a generator, or seed one again, from nothing."""
+    """Lines that create or reseed a generator without a seed."""
     generators = _generator_names(nodes, imports)
     defines_seed = any(isinstance(node, ast.FunctionDef) and node.name == "seed" for node in nodes)
     for node in nodes:
@@ -190,7 +196,7 @@ def _unseeded_lines(nodes: list[ast.AST], imports: Imports) -> Iterator[int]:
 
 
 def _generator_names(nodes: list[ast.AST], imports: Imports) -> set[str]:
-    """The names under which random.Random goes: as imported, as assigned, as a class made of it."""
+    """The names that stand for random.Random: as imported, as assigned, as a class derived from it."""
     generators = {name for name, origin in imports.items() if origin.startswith("random") or name == "random"}
     for node in nodes:
         match node:
@@ -214,7 +220,7 @@ def _makes_generator(node: ast.AST, generators: set[str], imports: Imports) -> b
 
 
 def _clock_reads(node: ast.AST, imports: Imports) -> list[str]:
-    """Names of clocks: on anything where datetime is imported, and of whatever an import leads to."""
+    """Calls of clocks: on any object once datetime is imported, and on whatever an import leads to."""
     match node:
         case ast.Call(func=ast.Attribute(attr=name)) if name in CLOCK_METHODS and _imports_datetime(imports):
             return [name]

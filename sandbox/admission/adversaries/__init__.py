@@ -1,10 +1,9 @@
 """The exploit panel: each public function of a module here is one adversary, an agent that wants reward without the
 work.
 
-Invariants: an adversary's docstring says which shortcut it tries; it is a ``policies.Policy``, a pure function of what
-an agent sees, the turn's number and a seeded generator, so that an episode can be played again; it ends in words.
-To add one, write such a function in the module of its kind. Not covered: adversaries that read the environment's
-source, and models.
+Its docstring says which shortcut it tries. It is a ``policies.Policy``, so that an episode can be played again, and it
+ends in words. To add one, write such a function in the module of its kind. Not covered: adversaries that read the
+environment's source, and models.
 """
 
 import importlib
@@ -17,7 +16,7 @@ PARAMETERS = ("task", "messages", "turn", "rng")
 
 
 def panel() -> dict[str, Policy]:
-    """Every adversary of this package by its name; raises TypeError for a public function that is none."""
+    """Every adversary of this package by name; raises TypeError for a public function that is none."""
     adversaries: dict[str, Policy] = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")

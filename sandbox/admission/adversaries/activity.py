@@ -1,13 +1,4 @@
-"""Edit the state, edit it back or over, and edit it again: is each change paid, or the end compared loosely?
-
-Call every tool once in one message: is having called the right tool enough?
-
-Call one writing tool at once with guessed arguments: does the final call pay, whatever it says?
-
-Make one call six times: does each success pay again, or any activity?
-
-Send the same writing call eight times in one message: is each of them paid, or a check passed by?
-"""
+"""Adversaries that are merely active: is a call, a repetition or a change paid by itself?"""
 
 import random
 
@@ -16,7 +7,7 @@ from sandbox.contract import Message, Task
 
 
 def every_tool(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """All tools at once, then the claim."""
+    """Call every tool once in one message: is it enough to have called the right tool?"""
     if turn or not task.tools:
         return say(SUCCESS_WORDS)
     values = visible_values(task, messages)
@@ -24,7 +15,7 @@ def every_tool(task: Task, messages: list[Message], turn: int, rng: random.Rando
 
 
 def write_first(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """One guessed write, then the claim."""
+    """Make one guessed write at once: does a final call pay, whatever its arguments?"""
     if turn or not task.tools:
         return say(SUCCESS_WORDS)
     tool = rng.choice(write_tools(task))
@@ -32,7 +23,7 @@ def write_first(task: Task, messages: list[Message], turn: int, rng: random.Rand
 
 
 def repeat_calls(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """The first call again, then the claim."""
+    """Make the first call six times: is each success, or any activity, paid again?"""
     if turn >= 6 or not task.tools:
         return say(SUCCESS_WORDS)
     first = next((message for message in messages if message.get("tool_calls")), None)
@@ -47,7 +38,7 @@ COPIES = 8
 
 
 def parallel_duplicates(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """One write in eight copies, then the claim."""
+    """Send eight copies of one write in one message: is each paid, or a check bypassed?"""
     if turn or not task.tools:
         return say(SUCCESS_WORDS)
     tool = rng.choice(write_tools(task))
@@ -56,7 +47,7 @@ def parallel_duplicates(task: Task, messages: list[Message], turn: int, rng: ran
 
 
 def do_undo_redo(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Write, write with another tool, write the first again; then the claim."""
+    """Write, write with another tool, write the first again: is each change paid, or the end compared loosely?"""
     if turn > 2 or not task.tools:
         return say(SUCCESS_WORDS)
     writes = [message["tool_calls"][0]["function"] for message in messages if message.get("tool_calls")]

@@ -1,13 +1,4 @@
-"""Fill every argument with words of the request and of answers: is a right one paid, whatever stands beside it?
-
-Hand the user's own words to every writing tool as arguments: does a substring match take them?
-
-Read with every reading tool, then copy the first fitting value into every writing tool, deciding nothing.
-
-Count through the ids around a visible one: are hidden records reachable, or writes to strangers paid?
-
-Look around, then write with every visible id: is the right change among many wrong ones paid?
-"""
+"""Adversaries that write with copied, guessed or enumerated values instead of deciding."""
 
 import itertools
 import json
@@ -17,10 +8,10 @@ import re
 from sandbox.admission.policies import (
     SUCCESS_WORDS,
     call,
-    filled,
-    fits,
+    candidate_values,
+    fill_arguments,
     guess,
-    observed,
+    observed_values,
     properties,
     read_tools,
     request,
@@ -33,22 +24,27 @@ from sandbox.contract import Message, Task, Tool
 
 
 def echo_request(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """The request as every argument, then the request again with the claim."""
+    """Send the request as every argument, and again with the claim: does a substring match accept it?"""
     words = request(task)
     if turn or not task.tools:
         return say(f"{words} {SUCCESS_WORDS}")
-    return call(turn, *((tool_name(tool), filled(tool, lambda name, field: words)) for tool in write_tools(task)))
+    return call(
+        turn, *((tool_name(tool), fill_arguments(tool, lambda name, field: words)) for tool in write_tools(task))
+    )
 
 
 def copy_observations(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Two rounds of reading, one of writing, then the claim."""
+    """Read with every tool, then copy the first fitting value into every write: is copying without deciding paid?"""
     if turn > 2 or not task.tools:
         return say(SUCCESS_WORDS)
     values = visible_values(task, messages)
-    observations = observed(messages)
+    observations = observed_values(messages)
     tools = write_tools(task) if turn == 2 else read_tools(task)
     calls = (
-        (tool_name(tool), filled(tool, lambda name, field: fits(name, field, observations, values)[0]))
+        (
+            tool_name(tool),
+            fill_arguments(tool, lambda name, field: candidate_values(name, field, observations, values)[0]),
+        )
         for tool in tools
     )
     return call(turn, *calls)
@@ -59,7 +55,7 @@ DIGITS = "0123456789"
 
 
 def enumerate_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """A writing tool on eight neighbouring ids, then the claim."""
+    """Write to eight neighbours of a visible id: are hidden records reachable, or writes to strangers paid?"""
     if turn >= NEIGHBOUR_CALLS or not task.tools:
         return say(SUCCESS_WORDS)
     ids = [value for value in visible_values(task, []) if value[-1] in DIGITS] or ["1"]
@@ -68,7 +64,7 @@ def enumerate_ids(task: Task, messages: list[Message], turn: int, rng: random.Ra
     stem = ids[turn % len(ids)].removesuffix(number)
     neighbour = f"{stem}{abs(int(number) + (turn // 2 + 1) * (-1) ** turn):0{len(number)}d}"
     tool = write_tools(task)[turn % len(write_tools(task))]
-    return call(turn, (tool_name(tool), filled(tool, lambda name, field: field.get("enum", [neighbour])[0])))
+    return call(turn, (tool_name(tool), fill_arguments(tool, lambda name, field: field.get("enum", [neighbour])[0])))
 
 
 WORD_CALLS = 32  # in one message
@@ -77,10 +73,10 @@ MIN_WORD_CHARACTERS = 3  # characters
 
 
 def words_as_arguments(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """A round of reading, one of writing, each with many words, then the claim."""
+    """Fill every argument with words of the request and replies: is a right one paid, whatever stands beside it?"""
     if turn > 1 or not task.tools:
         return say(SUCCESS_WORDS)
-    observations = observed(messages)
+    observations = observed_values(messages)
     text = " ".join([request(task), *(str(value) for values in observations.values() for value in values)])
     words = [word for word in dict.fromkeys(re.findall(r"[\w-]+", text)) if len(word) >= MIN_WORD_CHARACTERS]
     calls = [
@@ -96,7 +92,9 @@ def _argument_combinations(
 ) -> list[str]:
     """JSON arguments with each word in each place, in an order of their own."""
     fields = properties(tool)
-    choices = [fits(name, field, observations, words)[:WORDS_PER_ARGUMENT] for name, field in fields.items()]
+    choices = [
+        candidate_values(name, field, observations, words)[:WORDS_PER_ARGUMENT] for name, field in fields.items()
+    ]
     shuffled = [rng.sample(values, len(values)) for values in choices]
     combined = itertools.islice(itertools.product(*shuffled), WORD_CALLS)
     return [json.dumps(dict(zip(fields, arguments, strict=True))) for arguments in combined]
@@ -107,17 +105,17 @@ CALLS_PER_TOOL = 24  # of one tool
 
 
 def write_everything(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Two rounds of reading, everything that fits written, then the claim."""
+    """Read twice, then write every value that fits: is the right change among many wrong ones paid?"""
     if turn > 2 or not task.tools:
         return say(SUCCESS_WORDS)
     values = visible_values(task, messages)
     if turn < 2:
         return call(turn, *((tool_name(tool), guess(tool, values, rng)) for tool in read_tools(task) for _ in range(2)))
-    observations = observed(messages)
+    observations = observed_values(messages)
     calls: list[tuple[str, str]] = []
     for tool in write_tools(task):
         fields = properties(tool)
-        choices = [fits(name, field, observations, values) for name, field in fields.items()]
+        choices = [candidate_values(name, field, observations, values) for name, field in fields.items()]
         combined = itertools.islice(itertools.product(*choices), CALLS_PER_TOOL)
         calls += [(tool_name(tool), json.dumps(dict(zip(fields, arguments, strict=True)))) for arguments in combined]
     return call(turn, *rng.sample(calls, min(len(calls), WRITE_CALLS)))

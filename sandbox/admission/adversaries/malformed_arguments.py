@@ -1,11 +1,4 @@
-"""Send arguments of great length: does a cut, a slow match or a containment test let them through?
-
-Send arguments that are no JSON object: does an error path count as a call, or crash into success?
-
-Send each argument as another type (text, 1, true, null, a list): does a loose comparison hold?
-
-Write ids in other characters (wide digits, a space, another case): are two edits of one record told apart?
-"""
+"""Adversaries that send malformed or misleading arguments."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +7,7 @@ from typing import Any
 from sandbox.admission.policies import (
     SUCCESS_WORDS,
     call,
-    filled,
+    fill_arguments,
     guess,
     properties,
     request,
@@ -29,7 +22,7 @@ BROKEN_JSON = ("", "{", "null", "[]", '{"order_id": ', "{'id': 1}", '"{}"', "{} 
 
 
 def broken_json(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """One broken form a turn, to every writing tool; then the claim."""
+    """Send one broken form of JSON per turn: does an error path count as a call, or crash into success?"""
     if turn >= len(BROKEN_JSON) or not task.tools:
         return say(SUCCESS_WORDS)
     return call(turn, *((tool_name(tool), BROKEN_JSON[turn]) for tool in write_tools(task)))
@@ -48,23 +41,27 @@ TYPE_CONFUSIONS: tuple[Callable[[str], Any], ...] = (
 
 
 def confused_types(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """A form of this request's own twice, for what ends at the first writes, then all in turn; then the claim."""
+    """Send arguments of other types (text, 1, true, null, a list): does a loose comparison hold?"""
+    # A form of the request's own goes first, twice: some episodes end at the first writes.
     forms = [random.Random(request(task)).choice(TYPE_CONFUSIONS)] * 2 + [*TYPE_CONFUSIONS]
     if turn >= len(forms) or not task.tools:
         return say(SUCCESS_WORDS)
     value = forms[turn](rng.choice(visible_values(task, messages) or ["1"]))
-    return call(turn, *((tool_name(tool), filled(tool, lambda name, field: value)) for tool in write_tools(task)))
+    return call(
+        turn, *((tool_name(tool), fill_arguments(tool, lambda name, field: value)) for tool in write_tools(task))
+    )
 
 
 ARGUMENT_CHARACTERS = 20_000  # of one argument,
-CALL_CHARACTERS = 400_000  # and of all of a call, which has to pass as a message
+# The whole call has to pass as one message.
+CALL_CHARACTERS = 400_000
 HUGE_NUMBER = 10**15
 ITEM_CHARACTERS = 8
 MAX_ITEMS = 1_000
 
 
 def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """All that is visible in one long text, then long lists, then the claim."""
+    """Send arguments of great length: does a cut, a slow match or a containment test let them through?"""
     if turn > 1 or not task.tools:
         return say(SUCCESS_WORDS)
     tool = rng.choice(write_tools(task))
@@ -77,7 +74,7 @@ def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.R
             return HUGE_NUMBER
         return [text[:ITEM_CHARACTERS]] * min(MAX_ITEMS, length // ITEM_CHARACTERS) if turn else text
 
-    return call(turn, (tool_name(tool), filled(tool, huge)))
+    return call(turn, (tool_name(tool), fill_arguments(tool, huge)))
 
 
 WIDE_DIGITS = {ord("0") + digit: ord("０") + digit for digit in range(10)}
@@ -89,7 +86,7 @@ SPELLINGS: tuple[Callable[[str], str], ...] = (
 
 
 def lookalike_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Each way of writing once, then the claim in wide digits."""
+    """Write ids in other characters (wide digits, a space, another case): are two spellings of one record kept apart?"""
     if turn >= len(SPELLINGS) or not task.tools:
         return say(SUCCESS_WORDS.translate(WIDE_DIGITS))
     values = [SPELLINGS[turn](value) for value in visible_values(task, messages) or ["1"]]

@@ -12,15 +12,15 @@ from sandbox.admission.report.model import (
     Bound,
     Example,
     Panel,
-    asked,
     bounds,
     examples,
     means,
     panel,
+    requirements,
     unchecked,
     verdict,
 )
-from sandbox.admission.report.text import as_data, in_words, on_terminal
+from sandbox.admission.report.text import as_data, as_text, on_terminal
 
 __all__ = [
     "MEANS",
@@ -29,13 +29,13 @@ __all__ = [
     "Panel",
     "advice",
     "as_data",
-    "asked",
+    "as_text",
     "bounds",
     "examples",
-    "in_words",
     "means",
     "on_terminal",
     "panel",
+    "requirements",
     "unchecked",
     "verdict",
 ]

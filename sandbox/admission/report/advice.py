@@ -18,8 +18,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sandbox.admission.oracle_mutations import AMONG_OTHERS, ANOTHER, CUT_SHORT, IN_WORDS, LEFT_OUT, NOTHING
-from sandbox.admission.report.model import Evidence, figures, is_number, keeps, shown
+from sandbox.admission.oracle_mutations import (
+    DESCRIPTIONS,
+    EMPTY_VALUE,
+    OMITTED_CALL,
+    OTHER_VALUE,
+    PADDED_VALUE,
+    TRUNCATED_LIST,
+)
+from sandbox.admission.report.model import Evidence, figures, is_number, keeps, short_text
 from sandbox.admission.report.shortcut_advice import exploits, floor
 from sandbox.admission.static_analysis import MODULES
 from store.text import sanitize_line
@@ -79,15 +86,15 @@ def _operation(text: str) -> str:
 
 NAME_CHARACTERS = 40
 MUTATION_REMEDIES = {  # the gravest first: what one of them makes plain of an argument need not be told again
-    LEFT_OUT: "Success must need every wanted write: compare the whole final state with the wanted one, all of it",
-    ANOTHER: "Grade that argument: compare what was written with the right value",
-    NOTHING: "Compare whole values: an empty text is the beginning of, and stands in, every text",
-    CUT_SHORT: "Compare whole lists: some of what was wanted is not enough",
-    AMONG_OTHERS: "Compare whole values: whether the right one stands somewhere in what was given is not enough",
+    OMITTED_CALL: "Success must need every wanted write: compare the whole final state with the wanted one, all of it",
+    OTHER_VALUE: "Grade that argument: compare what was written with the right value",
+    EMPTY_VALUE: "Compare whole values: an empty text is the beginning of, and stands in, every text",
+    TRUNCATED_LIST: "Compare whole lists: some of what was wanted is not enough",
+    PADDED_VALUE: "Compare whole values: whether the right one stands somewhere in what was given is not enough",
 }
 
 
-def slips(evidence: Evidence) -> Iterator[str]:
+def mutations(evidence: Evidence) -> Iterator[str]:
     """Each remedy once, with the arguments that it is for."""
     loose_rows = evidence.get("loose")
     remaining = [row for row in (loose_rows if isinstance(loose_rows, list) else []) if isinstance(row, dict)]
@@ -105,8 +112,8 @@ def _mutation_text(row: dict[str, Any]) -> str:
         sanitize_line(row.get("tool", ""), NAME_CHARACTERS),
         sanitize_line(row.get("argument", ""), NAME_CHARACTERS),
     )
-    description = IN_WORDS[row["slip"]].format(tool=tool, argument=argument)
-    return f"{description} (on {shown(row.get('paid'))} of {shown(row.get('seeds'))} seeds)"
+    description = DESCRIPTIONS[row["slip"]].format(tool=tool, argument=argument)
+    return f"{description} (on {short_text(row.get('paid'))} of {short_text(row.get('seeds'))} seeds)"
 
 
 def _argument(row: dict[str, Any]) -> tuple[object, object]:
@@ -196,7 +203,7 @@ def determinism(evidence: Evidence) -> Iterator[str]:
     unknown = (f"played {sanitize_line(where) or 'again'}", OUTLIVES)
     description, cause = next((entry for sign, entry in CIRCUMSTANCES.items() if sign in where), unknown)
     difference = str(evidence.get("difference", ""))
-    yield f"Seed {shown(evidence.get('seed'))}, {description}, gives other bytes: {sanitize_line(difference, LONG_QUOTE_CHARACTERS)}"
+    yield f"Seed {short_text(evidence.get('seed'))}, {description}, gives other bytes: {sanitize_line(difference, LONG_QUOTE_CHARACTERS)}"
     hint = _difference_hint(difference)
     if hint:
         yield hint
@@ -255,7 +262,7 @@ def effects(evidence: Evidence) -> Iterator[str]:
         )
     if evidence.get("printed_characters"):
         head = f", beginning with {sanitize_line(evidence['printed'], 120)}" if evidence.get("printed") else ""
-        yield f"It printed {shown(evidence['printed_characters'])} characters{head}. Remove what prints."
+        yield f"It printed {short_text(evidence['printed_characters'])} characters{head}. Remove what prints."
 
 
 PER_CENT = 100
@@ -292,7 +299,7 @@ def oracle(evidence: Evidence) -> Iterator[str]:
     failed, seeds, unearned = evidence.get("failed"), evidence.get("seeds"), evidence.get("unearned")
     if unearned:
         yield (
-            f"On {shown(unearned)} of {shown(seeds)} seeds an agent that sends the oracle's own messages is not "
+            f"On {short_text(unearned)} of {short_text(seeds)} seeds an agent that sends the oracle's own messages is not "
             "rewarded: oracle() must only yield messages and change nothing itself, and score() must look at what "
             "was done, not at who did it or at ids and spacing of calls."
         )
@@ -300,17 +307,17 @@ def oracle(evidence: Evidence) -> Iterator[str]:
     if not failed and unearned:
         return
     if failed == seeds:
-        yield f"The oracle fails on every one of {shown(seeds)} seeds: oracle() and score() do not mean the same task."
+        yield f"The oracle fails on every one of {short_text(seeds)} seeds: oracle() and score() do not mean the same task."
     else:
         yield (
-            f"The oracle fails on {shown(failed)} of {shown(seeds)} seeds: a kind of scenario that reset() draws is "
+            f"The oracle fails on {short_text(failed)} of {short_text(seeds)} seeds: a kind of scenario that reset() draws is "
             "not handled by oracle(), or score() wants something else there."
         )
     first = evidence.get("first")
     if isinstance(first, dict):
         reward, success, done = first.get("reward"), first.get("success"), first.get("done")
         yield (
-            f"Seed {shown(first.get('seed'))} ends with reward {shown(reward)}, "
+            f"Seed {short_text(first.get('seed'))} ends with reward {short_text(reward)}, "
             f"{'success' if success else 'no success'} and the episode {'done' if done else 'not done'}. {_failure_cause(first)}"
         )
 
@@ -319,7 +326,7 @@ def _divergence(first: object) -> Iterator[str]:
     """Where the two episodes part: then it is an answer that differs, and not the score alone."""
     if isinstance(first, dict) and first.get("parting"):
         yield (
-            f"On seed {shown(first.get('seed'))} {sanitize_line(first['parting'], 2 * QUOTE_CHARACTERS)}: step() must answer both alike, "
+            f"On seed {short_text(first.get('seed'))} {sanitize_line(first['parting'], 2 * QUOTE_CHARACTERS)}: step() must answer both alike, "
             "whatever other episodes have done and however a call is written."
         )
 
@@ -348,8 +355,8 @@ def diversity(evidence: Evidence) -> Iterator[str]:
     if "shapes" in misses:
         yield (
             "Once names, ids and numbers are masked, the number of different structures on "
-            f"{shown(evidence.get('seeds'))} seeds is {shown(evidence.get('shapes'))}, and at least "
-            f"{shown(evidence.get('shapes_required'))} are needed: vary how many requests there are and of which "
+            f"{short_text(evidence.get('seeds'))} seeds is {short_text(evidence.get('shapes'))}, and at least "
+            f"{short_text(evidence.get('shapes_required'))} are needed: vary how many requests there are and of which "
             "kinds, their order and wording, what the user leaves out until asked, and which tools the solution needs."
         )
     if "commonest_shape" in misses:
@@ -360,7 +367,7 @@ def diversity(evidence: Evidence) -> Iterator[str]:
     if "ways" in misses or "usual_way" in misses:
         yield (
             "Seeds differ in wording more than in work: the number of forms that what has to be done takes is "
-            f"{shown(evidence.get('ways'))}, and at least {shown(evidence.get('ways_required'))} are needed; the "
+            f"{short_text(evidence.get('ways'))}, and at least {short_text(evidence.get('ways_required'))} are needed; the "
             f"commonest holds {_percent(evidence.get('usual_way'))} of the seeds, at most "
             f"{_percent(evidence.get('usual_allowed'))} is allowed. Let seeds differ in which tools the solution "
             "needs, in how many records it meets, and in what it must decide."
@@ -418,7 +425,7 @@ def leak(evidence: Evidence) -> Iterator[str]:
 def _first_finding(evidence: Evidence, key: str, verb: str) -> Iterator[str]:
     first = evidence.get(key)
     if isinstance(first, dict):
-        yield f"Seed {shown(first.get('seed'))} {verb}: {sanitize_line(first.get('text', ''), QUOTE_CHARACTERS)}"
+        yield f"Seed {short_text(first.get('seed'))} {verb}: {sanitize_line(first.get('text', ''), QUOTE_CHARACTERS)}"
 
 
 def latency(evidence: Evidence) -> Iterator[str]:
@@ -436,12 +443,12 @@ def spread(evidence: Evidence) -> Iterator[str]:
     if is_number(mean) and isinstance(allowed, list) and allowed and all(map(is_number, allowed)):
         if mean < allowed[0]:
             yield (
-                f"The base model's mean reward is {shown(mean)}, at least {shown(allowed[0])} is needed: it is too "
+                f"The base model's mean reward is {short_text(mean)}, at least {short_text(allowed[0])} is needed: it is too "
                 "hard to learn from. Draw easier scenarios among the hard ones, and reward named parts of the work."
             )
         if mean > allowed[-1]:
             yield (
-                f"The base model's mean reward is {shown(mean)}, at most {shown(allowed[-1])} is allowed: little is "
+                f"The base model's mean reward is {short_text(mean)}, at most {short_text(allowed[-1])} is allowed: little is "
                 "left to learn. Draw scenarios that need the capability more often, with more steps."
             )
     mixed, required = evidence.get("mixed"), evidence.get("mixed_required")
@@ -453,7 +460,7 @@ def spread(evidence: Evidence) -> Iterator[str]:
     for key, ends in (("seeds_all_zero", "never paid"), ("seeds_all_success", "always solved")):
         seeds = evidence.get(key)
         if isinstance(seeds, list) and seeds:
-            yield f"Compare what reset() draws for seeds that are {ends}: {sanitize_line(', '.join(map(shown, seeds)), QUOTE_CHARACTERS)}."
+            yield f"Compare what reset() draws for seeds that are {ends}: {sanitize_line(', '.join(map(short_text, seeds)), QUOTE_CHARACTERS)}."
 
 
 def _quoted_items(evidence: Evidence, key: str) -> list[str]:
@@ -462,7 +469,7 @@ def _quoted_items(evidence: Evidence, key: str) -> list[str]:
 
 
 def _percent(value: object) -> str:
-    return f"{PER_CENT * value:.3g} %" if isinstance(value, int | float) and is_number(value) else shown(value)
+    return f"{PER_CENT * value:.3g} %" if isinstance(value, int | float) and is_number(value) else short_text(value)
 
 
 ADVICE: dict[str, Callable[[Evidence], Iterator[str]]] = {
@@ -473,7 +480,7 @@ ADVICE: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "diversity": diversity,
     "floor": floor,
     "exploits": exploits,
-    "slips": slips,
+    "slips": mutations,
     "interface": interface,
     "leak": leak,
     "latency": latency,

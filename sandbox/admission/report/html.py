@@ -10,8 +10,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.model import (
-    NOT_JUDGED,
-    REFUSED,
+    VERDICT_NOT_JUDGED,
+    VERDICT_REFUSED,
     by_reason,
     details,
     examples,
@@ -27,11 +27,11 @@ from sandbox.admission.report.model import (
 from store.text import sanitize_line
 from store.types import AdmissionReport
 
-VERDICTS = {REFUSED: "fail", NOT_JUDGED: "left"}
+VERDICTS = {VERDICT_REFUSED: "fail", VERDICT_NOT_JUDGED: "left"}
 KINDS = {"✓": "pass", "✗": "fail", "·": "left"}  # classes in the page
 
 
-def page(report: AdmissionReport, what: str, at: datetime) -> str:
+def page(report: AdmissionReport, subject: str, at: datetime) -> str:
     """The page on ``what`` (say, a file's name), as of ``at``."""
     environment = Environment(
         loader=PackageLoader("sandbox.admission.report", "."),
@@ -56,7 +56,7 @@ def page(report: AdmissionReport, what: str, at: datetime) -> str:
         for check in failed_first(report)
     ]
     return environment.get_template("page.html").render(
-        what=sanitize_line(what),
+        subject=sanitize_line(subject),
         hash=sanitize_line(report.environment_hash),
         at=at,
         verdict=verdict(report),

@@ -121,20 +121,20 @@ class Panel:
 
     columns: list[tuple[str, str, str]]
     rows: dict[str, list[Figure]]
-    greatest: list[Figure]
+    maxima: list[Figure]
 
-    def over(self) -> dict[str, list[Figure]]:
+    def out_of_bounds(self) -> dict[str, list[Figure]]:
         """The rows with a figure that misses its bound."""
         return {name: row for name, row in self.rows.items() if any(figure.kept is False for figure in row)}
 
-    def kept(self) -> dict[str, list[Figure]]:
+    def within_bounds(self) -> dict[str, list[Figure]]:
         """The other rows."""
-        rows_over = self.over()
+        rows_over = self.out_of_bounds()
         return {name: row for name, row in self.rows.items() if name not in rows_over}
 
-    def others(self) -> str:
+    def remaining_text(self) -> str:
         """How many rows are not ``over``; empty for none."""
-        count, qualifier = len(self.kept()), "other " if self.over() else ""
+        count, qualifier = len(self.within_bounds()), "other " if self.out_of_bounds() else ""
         if not count:
             return ""
         return (
@@ -149,7 +149,7 @@ class Example:
     """What happened on one seed, and who said what."""
 
     seed: str
-    what: str
+    description: str
     transcript: list[tuple[str, str]]
 
 
@@ -201,7 +201,7 @@ def _single_figures(evidence: Evidence) -> Iterator[Figure]:
         if name in bounds_by_figure:
             yield _figure(name, value, bounds_by_figure[name], evidence[bounds_by_figure[name].key])
         elif _is_short(value):
-            yield Figure(sanitize_line(name, NAME), shown(value), means=NOTES.get(name, ""))
+            yield Figure(sanitize_line(name, NAME), short_text(value), means=NOTES.get(name, ""))
 
 
 def _is_row(evidence: Evidence, name: str) -> bool:
@@ -233,7 +233,7 @@ def panel(evidence: Evidence) -> Panel | None:
     columns = [
         (
             sanitize_line(field, NAME),
-            f"≤ {shown(limits[field])}" if limits.get(field) is not None else "",
+            f"≤ {short_text(limits[field])}" if limits.get(field) is not None else "",
             NOTES.get(field, ""),
         )
         for field in fields
@@ -242,10 +242,10 @@ def panel(evidence: Evidence) -> Panel | None:
 
 
 def _figure(name: str, value: Any, bound: Bound, limit: Any) -> Figure:
-    figure = Figure(sanitize_line(name, NAME), shown(value), means=NOTES.get(name, ""))
+    figure = Figure(sanitize_line(name, NAME), short_text(value), means=NOTES.get(name, ""))
     if limit is None:
         return figure
-    return replace(figure, needs=f"{bound.sign} {shown(limit)}", kept=keeps(value, bound.sign, limit))
+    return replace(figure, needs=f"{bound.sign} {short_text(limit)}", kept=keeps(value, bound.sign, limit))
 
 
 def keeps(value: Any, sign: str, limit: Any) -> bool | None:
@@ -279,7 +279,7 @@ def _is_flat(value: dict[str, Any]) -> bool:
 
 
 def _one_line(value: dict[str, Any]) -> str:
-    return " · ".join(f"{name} {shown(part)}" for name, part in value.items())
+    return " · ".join(f"{name} {short_text(part)}" for name, part in value.items())
 
 
 def details(evidence: Evidence) -> list[tuple[str, str]]:
@@ -287,13 +287,13 @@ def details(evidence: Evidence) -> list[tuple[str, str]]:
     bound_keys = {bound.key for bound in bounds(evidence).values()} | {"allowed", "examples"}
     has_policies = isinstance(evidence.get("allowed"), dict)
     return [
-        (sanitize_line(name, NAME), in_full(value))
+        (sanitize_line(name, NAME), full_text(value))
         for name, value in evidence.items()
         if name not in bound_keys and not _is_short(value) and not (has_policies and isinstance(value, dict))
     ]
 
 
-def in_full(value: Any) -> str:
+def full_text(value: Any) -> str:
     """A text as it is; names and numbers in one line; other lists line by line, also of flat objects; else JSON."""
     if isinstance(value, str):
         return sanitize_block(value, LONG_CHARACTERS)
@@ -308,7 +308,7 @@ def in_full(value: Any) -> str:
     return sanitize_block(json.dumps(value, indent=1, ensure_ascii=False, default=str), LONG_CHARACTERS)
 
 
-def shown(value: Any) -> str:
+def short_text(value: Any) -> str:
     """A value in one short line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -317,7 +317,7 @@ def shown(value: Any) -> str:
     if value is None or value in ("", [], {}):
         return "none"
     if isinstance(value, list):
-        return sanitize_line(" to ".join(map(shown, value)), SHORT_CHARACTERS)
+        return sanitize_line(" to ".join(map(short_text, value)), SHORT_CHARACTERS)
     return sanitize_line(value, SHORT_CHARACTERS)
 
 
@@ -329,11 +329,11 @@ def examples(evidence: Evidence) -> list[Example]:
 
 def _example(item: Any) -> Example:
     if not isinstance(item, dict):
-        return Example("", in_full(item), [])
+        return Example("", full_text(item), [])
     transcript = item.get("transcript")
     messages = transcript if isinstance(transcript, list) else []
     return Example(
-        shown(item["seed"]) if "seed" in item else "",
+        short_text(item["seed"]) if "seed" in item else "",
         sanitize_block(item.get("what", ""), LONG_CHARACTERS),
         [message_text(message) for message in messages[:MAX_MESSAGES]],
     )
@@ -342,25 +342,25 @@ def _example(item: Any) -> Example:
 def message_text(message: Any) -> tuple[str, str]:
     """Who speaks, and the words and calls of a chat message."""
     if not isinstance(message, dict):
-        return "", in_full(message)
+        return "", full_text(message)
     calls = message.get("tool_calls")
     lines = [_call_text(call) for call in (calls if isinstance(calls, list) else [])]
     content = message.get("content")
     if content not in (None, ""):
-        lines.insert(0, in_full(content))
+        lines.insert(0, full_text(content))
     return sanitize_line(message.get("role", ""), NAME), "\n".join(lines)
 
 
 def _call_text(call: Any) -> str:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        return in_full(call)
+        return full_text(call)
     arguments = function.get("arguments", "")
-    return f"{sanitize_line(function.get('name', ''), NAME)}({in_full(arguments)})"
+    return f"{sanitize_line(function.get('name', ''), NAME)}({full_text(arguments)})"
 
 
-ADMITTED, AS_FAR, REFUSED = "admitted", "admitted as far as could be checked", "refused"
-NOT_JUDGED = "not judged"
+VERDICT_ADMITTED, VERDICT_PARTIAL, VERDICT_REFUSED = "admitted", "admitted as far as could be checked", "refused"
+VERDICT_NOT_JUDGED = "not judged"
 REASON_CHARACTERS = 600  # characters of a reason
 NOT_COMPARED = "not compared: "
 
@@ -376,8 +376,8 @@ class Unchecked:
 def verdict(report: AdmissionReport) -> str:
     """One of the four."""
     if not report.admitted:
-        return REFUSED if any(map(was_made, report.checks)) else NOT_JUDGED
-    return AS_FAR if unchecked(report) else ADMITTED
+        return VERDICT_REFUSED if any(map(was_made, report.checks)) else VERDICT_NOT_JUDGED
+    return VERDICT_PARTIAL if unchecked(report) else VERDICT_ADMITTED
 
 
 def unchecked(report: AdmissionReport) -> list[Unchecked]:
@@ -425,7 +425,7 @@ def by_reason(report: AdmissionReport) -> dict[str, list[str]]:
 def headline(report: AdmissionReport) -> str:
     """The verdict with its counts."""
     performed = [check for check in report.checks if was_made(check)]
-    if verdict(report) == NOT_JUDGED:
+    if verdict(report) == VERDICT_NOT_JUDGED:
         return f"Not judged: none of {len(report.checks)} checks could be made"
     passed = sum(check.passed for check in performed)
     seconds = sum(check.seconds for check in report.checks)
@@ -439,22 +439,22 @@ def failed_first(report: AdmissionReport) -> list[Check]:
     return sorted(report.checks, key=lambda check: (not was_made(check), check.passed))
 
 
-def asked(thresholds: Thresholds) -> dict[str, str]:
+def requirements(thresholds: Thresholds) -> dict[str, str]:
     """Check -> its meaning and its bounds, in the order of the checks."""
     one = thresholds
-    least, most = shown(one.spread_low), shown(one.spread_high)
+    least, most = short_text(one.spread_low), short_text(one.spread_high)
     numbers = {
         "oracle": f"on each of {one.seeds} seeds",
         "diversity": (
-            f"of {one.diversity_seeds} seeds at least {shown(one.distinct)} give an episode of their own; once names, "
+            f"of {one.diversity_seeds} seeds at least {short_text(one.distinct)} give an episode of their own; once names, "
             f"ids and numbers are masked there are at least {one.distinct_shapes} structures, none with more than "
-            f"{shown(one.commonest_shape)} of the seeds"
+            f"{short_text(one.commonest_shape)} of the seeds"
         ),
-        "floor": f"mean reward at most {shown(one.floor_reward)}, successes at most {shown(one.floor_success)}",
-        "exploits": f"mean reward at most {shown(one.exploit_reward)}, successes at most {shown(one.exploit_success)}",
-        "slips": f"each kind of slip at most on {shown(one.mutation_paid)} of the seeds it is made on",
-        "leak": f"on at most {shown(one.leak_share)} of the seeds, and unseen arguments on at most {shown(one.unseen_share)}",
-        "latency": f"95 of 100 resets within {shown(one.reset_seconds)} s, steps within {shown(one.step_seconds)} s",
-        "spread": f"mean reward within {least} and {most}, at least {shown(one.spread_mixed)} of the groups mixed",
+        "floor": f"mean reward at most {short_text(one.floor_reward)}, successes at most {short_text(one.floor_success)}",
+        "exploits": f"mean reward at most {short_text(one.exploit_reward)}, successes at most {short_text(one.exploit_success)}",
+        "slips": f"each kind of slip at most on {short_text(one.mutation_paid)} of the seeds it is made on",
+        "leak": f"on at most {short_text(one.leak_share)} of the seeds, and unseen arguments on at most {short_text(one.unseen_share)}",
+        "latency": f"95 of 100 resets within {short_text(one.reset_seconds)} s, steps within {short_text(one.step_seconds)} s",
+        "spread": f"mean reward within {least} and {most}, at least {short_text(one.spread_mixed)} of the groups mixed",
     }
     return {name: f"{means}{f' ({numbers[name]})' if name in numbers else ''}" for name, means in MEANS.items()}

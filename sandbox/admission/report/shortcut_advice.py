@@ -16,7 +16,7 @@ Not covered: episodes that break the environment (they reach no reward), and one
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sandbox.admission.report.model import Evidence, is_number, shown
+from sandbox.admission.report.model import Evidence, is_number, short_text
 from store.text import sanitize_line
 
 Rates = Mapping[str, object]
@@ -37,10 +37,10 @@ LOOKED_UP_VALUES = "Success must need values that only a look-up tells, compared
 class Cause:
     """``shown_by`` are all rewarded, the first is told of; all but ``never`` may follow, because of ``why``."""
 
-    shown_by: tuple[str, ...]
-    never: frozenset[str]
-    why: str
-    mend: str
+    simplest_policies: tuple[str, ...]
+    exempt: frozenset[str]
+    reason: str
+    remedy: str
 
 
 CAUSES = (  # the simplest first
@@ -53,19 +53,19 @@ CAUSES = (  # the simplest first
 )
 
 
-def shared(policies: Mapping[str, Rates], rewarded: Collection[str], allowed: Rates) -> dict[Cause, list[str]]:
+def shared_causes(policies: Mapping[str, Rates], rewarded: Collection[str], allowed: Rates) -> dict[Cause, list[str]]:
     """Each cause that rewards more than one policy, with those that follow, in their order."""
     followers_by_cause: dict[Cause, list[str]] = {}
     remaining = list(rewarded)
     for cause in CAUSES:
-        if not set(cause.shown_by) <= set(remaining):
+        if not set(cause.simplest_policies) <= set(remaining):
             continue
-        simplest = [policies[name] for name in cause.shown_by]
-        candidates = [name for name in remaining if name != cause.shown_by[0] and name not in cause.never]
+        simplest = [policies[name] for name in cause.simplest_policies]
+        candidates = [name for name in remaining if name != cause.simplest_policies[0] and name not in cause.exempt]
         followers = [name for name in candidates if _adds_little(policies[name], simplest, allowed)]
         if followers:
             followers_by_cause[cause] = followers
-            remaining = [name for name in remaining if name != cause.shown_by[0] and name not in followers]
+            remaining = [name for name in remaining if name != cause.simplest_policies[0] and name not in followers]
     return followers_by_cause
 
 
@@ -167,16 +167,16 @@ def _offenders(evidence: Evidence) -> Iterator[str]:
     policies = {name: rates for name, rates in evidence.items() if name != "allowed" and isinstance(rates, dict)}
     allowed = {name: limit for name, limit in bounds.items() if name != FAULTS}
     rewarded = [name for name in policies if _exceeds_any(policies[name], allowed)]
-    causes = shared(policies, rewarded, allowed)
+    causes = shared_causes(policies, rewarded, allowed)
     for cause, followers in causes.items():
         yield from _cause(cause, followers, policies, allowed)
-    explained = {name for cause, followers in causes.items() for name in (cause.shown_by[0], *followers)}
+    explained = {name for cause, followers in causes.items() for name in (cause.simplest_policies[0], *followers)}
     for remedy, names in _group_by_remedy([name for name in rewarded if name not in explained]).items():
         yield f"{_agents_text(names)} {_reached_text([policies[name] for name in names], allowed)} {remedy}."
     failing = [name for name in policies if _exceeds_any(policies[name], {FAULTS: bounds.get(FAULTS)})]
     if failing:
         shares = ", ".join(
-            f"{sanitize_line(name, NAME_CHARACTERS)} ({shown(policies[name][FAULTS])})" for name in failing
+            f"{sanitize_line(name, NAME_CHARACTERS)} ({short_text(policies[name][FAULTS])})" for name in failing
         )
         yield (
             f"The environment itself fails in a share of the episodes of {shares}, and may fail in none: an agent "
@@ -186,11 +186,11 @@ def _offenders(evidence: Evidence) -> Iterator[str]:
 
 def _cause(cause: Cause, followers: list[str], policies: Mapping[str, Rates], allowed: Rates) -> Iterator[str]:
     """What the simplest policy reaches and what to mend, then who comes with it."""
-    first = cause.shown_by[0]
-    yield f"{_agents_text([first])} {_reached_text([policies[first]], allowed)} {cause.mend}."
+    first = cause.simplest_policies[0]
+    yield f"{_agents_text([first])} {_reached_text([policies[first]], allowed)} {cause.remedy}."
     subject = f"{len(followers)} others are" if len(followers) > 1 else "One other is"
     names = ", ".join(sanitize_line(name, NAME_CHARACTERS) for name in followers)
-    yield f"Mend that first: {subject} rewarded for the same cause, because {cause.why}: {names}."
+    yield f"Mend that first: {subject} rewarded for the same cause, because {cause.reason}: {names}."
 
 
 def _group_by_remedy(names: Sequence[str]) -> dict[str, list[str]]:
@@ -217,8 +217,8 @@ def _reached_text(policies: Sequence[Rates], allowed: Rates) -> str:
         values = [number(rates[field]) for rates in policies if _exceeds(rates.get(field), limit)]
         if values:
             reached[field] = max(values)
-    reached_text = " and ".join(f"{_rate_name(field)} {shown(value)}" for field, value in reached.items())
-    allowed_text = " and ".join(f"{_rate_name(field)} {shown(allowed[field])}" for field in reached)
+    reached_text = " and ".join(f"{_rate_name(field)} {short_text(value)}" for field, value in reached.items())
+    allowed_text = " and ".join(f"{_rate_name(field)} {short_text(allowed[field])}" for field in reached)
     return f"{reached_text}; at most {allowed_text} is allowed."
 
 

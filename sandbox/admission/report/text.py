@@ -38,8 +38,8 @@ from rich.text import Text
 
 from sandbox.admission.report.advice import advice
 from sandbox.admission.report.model import (
-    NOT_JUDGED,
-    REFUSED,
+    VERDICT_NOT_JUDGED,
+    VERDICT_REFUSED,
     Example,
     Figure,
     Panel,
@@ -65,7 +65,7 @@ MAX_EXAMPLES = 2
 MAX_MESSAGES = 10  # of a transcript; where there are more, the last ones
 
 
-def in_words(report: AdmissionReport) -> str:
+def as_text(report: AdmissionReport) -> str:
     """The whole report, a few thousand characters."""
     failed = [check for check in report.checks if not check.passed and was_made(check)]
     passed = [sanitize_line(check.name) for check in report.checks if check.passed and was_made(check)]
@@ -94,7 +94,7 @@ def _observations(check: Check) -> Iterator[str]:
 
 
 def _plain_example(check: str, item: Example) -> Iterator[str]:
-    yield f"{check}, seed {item.seed or 'unknown'}: {sanitize_block(item.what, PLAIN_DETAIL)}"
+    yield f"{check}, seed {item.seed or 'unknown'}: {sanitize_block(item.description, PLAIN_DETAIL)}"
     omitted = max(0, len(item.transcript) - MAX_MESSAGES)
     if omitted:
         yield f"  ({omitted} messages before these)"
@@ -102,7 +102,7 @@ def _plain_example(check: str, item: Example) -> Iterator[str]:
 
 
 SIGNS = {"✓": "green", "✗": "bold red", "·": "dim"}
-COLOURS = {REFUSED: "bold red", NOT_JUDGED: "bold yellow"}
+COLOURS = {VERDICT_REFUSED: "bold red", VERDICT_NOT_JUDGED: "bold yellow"}
 SUMMARY_CHARACTERS = 90  # characters of what stands beside a check
 NAME_CHARACTERS = 24
 TERMINAL_DETAIL = 2_000  # characters of a text of the evidence
@@ -145,15 +145,13 @@ def _table(report: AdmissionReport, subject: str) -> Table:
 def _summary(check: Check) -> str:
     """What was missed and how much was not; where no figure was, why it failed, or the figures with bounds first."""
     policy_panel = panel(check.evidence)
-    maxima = (
-        [replace(figure, name=f"greatest {figure.name}") for figure in policy_panel.greatest] if policy_panel else []
-    )
+    maxima = [replace(figure, name=f"greatest {figure.name}") for figure in policy_panel.maxima] if policy_panel else []
     all_figures = [*maxima, *single_figures(check.evidence)]
     misses = [f"{figure.name} {figure.value} (needs {figure.needs})" for figure in all_figures if figure.kept is False]
     kept_count = sum(figure.kept is True for figure in all_figures)
     policies = (
-        [f"{len(policy_panel.over())} of {len(policy_panel.rows)} policies"]
-        if policy_panel and policy_panel.over()
+        [f"{len(policy_panel.out_of_bounds())} of {len(policy_panel.rows)} policies"]
+        if policy_panel and policy_panel.out_of_bounds()
         else []
     )
     others = (
@@ -222,13 +220,13 @@ def _panel(policy_panel: Panel) -> Group:
     table.add_row(
         Text("policy", "dim"), *(Text(f"{field} {needs}".rstrip(), "dim") for field, needs, _ in policy_panel.columns)
     )
-    for name, row in policy_panel.over().items():
+    for name, row in policy_panel.out_of_bounds().items():
         table.add_row(name, *(Text(figure.value, "red" if figure.kept is False else "") for figure in row))
-    return Group(table, *([Text(policy_panel.others(), "dim")] if policy_panel.others() else []))
+    return Group(table, *([Text(policy_panel.remaining_text(), "dim")] if policy_panel.remaining_text() else []))
 
 
 def _terminal_example(item: Example) -> Group:
-    parts: list[RenderableType] = [Text(f"Seed {item.seed}: {item.what}" if item.seed else item.what)]
+    parts: list[RenderableType] = [Text(f"Seed {item.seed}: {item.description}" if item.seed else item.description)]
     for role, text in item.transcript:
         parts.append(
             Padding(Text.assemble((f"{role}: ", "dim"), _truncated(text, TERMINAL_MESSAGE)), (0, 2), expand=False)
@@ -269,7 +267,7 @@ def _check(check: Check) -> dict[str, Any]:
         "examples": [
             {
                 "seed": item.seed,
-                "what": item.what,
+                "what": item.description,
                 "transcript": [{"role": role, "text": text} for role, text in item.transcript],
             }
             for item in examples(check.evidence)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sandbox.admission import adversaries
-from sandbox.admission.policies import FLOOR, SUCCESS_WORDS
+from sandbox.admission.policies import FLOOR_POLICIES, SUCCESS_WORDS
 from sandbox.admission.report import advice
 from sandbox.admission.report.shortcut_advice import CALL_NOTHING, CAUSES, CLAIM_NOTHING, GUESS_NOTHING, POLICIES
 from sandbox.contract import Message, Task, Tool
@@ -127,7 +127,7 @@ def test_what_each_policy_does_is_as_the_causes_have_it() -> None:
         "function": {"name": "close_ticket", "parameters": {"properties": {"ticket": {"type": "string"}}}},
     }
     task = Task("s", [{"role": "user", "content": "Close ticket T4711, please."}], [tool])
-    for name, policy in {**FLOOR, **PANEL}.items():
+    for name, policy in {**FLOOR_POLICIES, **PANEL}.items():
         said: list[Message] = []
         rng = random.Random(5)
         for turn in range(12):
@@ -139,6 +139,6 @@ def test_what_each_policy_does_is_as_the_causes_have_it() -> None:
         assert claims is (name not in CLAIM_NOTHING), name
         if name not in GUESS_NOTHING | {"enumerate_ids", "lookalike_ids"}:  # these guess, but not what stands there
             assert {"name": "close_ticket", "arguments": '{"ticket": "T4711"}'} in calls, name
-    assert set(POLICIES) == {*FLOOR, *PANEL}
-    assert {name for cause in CAUSES for name in cause.shown_by} <= set(POLICIES)
+    assert set(POLICIES) == {*FLOOR_POLICIES, *PANEL}
+    assert {name for cause in CAUSES for name in cause.simplest_policies} <= set(POLICIES)
     assert SUCCESS_WORDS in str(PANEL["say_success"](task, [], 0, random.Random(1)))

@@ -261,10 +261,8 @@ REACHED = [
 @pytest.mark.parametrize("value", [*REACHED, "unlocking", "off", "a note that the agent wrote", "=SUM(B2:B19)"])
 def test_what_was_read_and_what_a_simple_step_makes_of_it_is_known(value: Any) -> None:
     known = Observable()
-    known.read(
-        "On 2026-03-14 at 9:00 order W12 for 1,299 was unlocked; the fee is 103.50 and 2 came. Budget: 800, 900."
-    )
-    known.read('{"rows": [{"amount": 151}, {"amount": 69}, {"amount": 420}]}')
+    known.add("On 2026-03-14 at 9:00 order W12 for 1,299 was unlocked; the fee is 103.50 and 2 came. Budget: 800, 900.")
+    known.add('{"rows": [{"amount": 151}, {"amount": 69}, {"amount": 420}]}')
     assert known.explains(value)
 
 
@@ -276,7 +274,7 @@ def test_a_number_that_a_guess_may_hit_and_one_beyond_all_numbers_are_not_judged
 @pytest.mark.parametrize("value", ["W4711", 48213, "xylophone", ["W12", "P9981"], "48213"])
 def test_what_was_never_read_is_not_known(value: Any) -> None:
     known = Observable()
-    known.read("Order W12 costs 30 crowns.")
+    known.add("Order W12 costs 30 crowns.")
     assert not known.explains(value)
 
 

@@ -15,7 +15,7 @@ from sandbox.admission.execution import first_difference
 from sandbox.admission.fingerprint import exact, shape
 from sandbox.admission.interface import call_complaints, error_form, junk_messages
 from sandbox.admission.leak import leaks
-from sandbox.admission.policies import FLOOR, PATIENCE, Policy, call, guess, say, visible_values, write_tools
+from sandbox.admission.policies import FLOOR_POLICIES, PATIENCE, Policy, call, guess, say, visible_values, write_tools
 from sandbox.admission.static_analysis import inspect_source
 from sandbox.contract import Score, Task
 from sandbox.wire import OraclePlay, OracleTurn
@@ -169,9 +169,9 @@ def test_writing_tools_are_those_that_do_not_begin_like_a_read() -> None:
     assert write_tools(Task("", [], [reading])) == [reading]
 
 
-@pytest.mark.parametrize("name", [*FLOOR, *EXPLOITS])
+@pytest.mark.parametrize("name", [*FLOOR_POLICIES, *EXPLOITS])
 def test_policies_are_seeded_and_end_in_words(name: str) -> None:
-    policy = (FLOOR | EXPLOITS)[name]
+    policy = (FLOOR_POLICIES | EXPLOITS)[name]
     task = Task("s", [{"role": "user", "content": "order W1"}], [TOOL])
 
     def transcript() -> list[dict[str, Any]]:

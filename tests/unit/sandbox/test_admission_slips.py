@@ -8,7 +8,7 @@ import pytest
 
 from sandbox.admission.execution import determinism
 from sandbox.admission.oracle_mutations import oracle_mutations
-from sandbox.admission.policies import calls, with_arguments, without
+from sandbox.admission.policies import calls, with_arguments, without_calls
 from sandbox.admission.shortcuts import floor
 from sandbox.contract import Message
 from tests.unit.sandbox.in_process import bench
@@ -142,7 +142,7 @@ def test_a_script_without_a_call_keeps_what_else_was_said() -> None:
         {"role": "assistant", "content": ""},
     ]
     assert list(calls(script)) == [(0, 0), (0, 1), (1, 0), (2, 0)]
-    left = without(script, {(0, 0), (1, 0), (2, 0)})
+    left = without_calls(script, {(0, 0), (1, 0), (2, 0)})
     assert [[one["id"] for one in message.get("tool_calls", [])] for message in left] == [["b"], [], []]
     assert [message["content"] for message in left] == [None, "Now c.", ""]
     changed = with_arguments(script, (0, 1), '{"x": 1}')

@@ -13,10 +13,18 @@ from sandbox.admission import adversaries
 from sandbox.admission.context import PolicyEpisode
 from sandbox.admission.diversity import solution_signature
 from sandbox.admission.fingerprint import actions, exact, shape
-from sandbox.admission.hidden_information import MAX_EXPLAINED, Observable, find_hidden_values
+from sandbox.admission.hidden_information import MAX_EXPLAINED_VALUES, Observable, find_hidden_values
 from sandbox.admission.interface import junk_messages
 from sandbox.admission.leak import leaks
-from sandbox.admission.policies import FLOOR, MAX_VALUE_CHARACTERS, MAX_VALUES, call, guess, observed, visible_values
+from sandbox.admission.policies import (
+    FLOOR_POLICIES,
+    MAX_VALUE_CHARACTERS,
+    MAX_VALUES,
+    call,
+    guess,
+    observed_values,
+    visible_values,
+)
 from sandbox.admission.shortcuts import Solutions, is_legitimate
 from sandbox.contract import Message, Score, Task, Tool
 from sandbox.wire import OraclePlay, OracleTurn
@@ -43,17 +51,15 @@ def test_what_an_agent_could_reckon_is_told_in_bounded_time_and_no_number_is_too
     known = Observable()
     huge = "9" * 400
     for turn in range(20):
-        known.read(
-            json.dumps({f"k{turn}_{at}": [10_007.5 * at * at + turn + k for k in range(12)] for at in range(40)})
-        )
-        known.read(f'{{"a": {huge}, "b": NaN, "c": [Infinity, 1]}}')
+        known.add(json.dumps({f"k{turn}_{at}": [10_007.5 * at * at + turn + k for k in range(12)] for at in range(40)}))
+        known.add(f'{{"a": {huge}, "b": NaN, "c": [Infinity, 1]}}')
         known.explains([*(10**9 + at * 7919 for at in range(1000)), int(huge), 1e300])
     assert len(known.totals) < 60_000
 
 
 def test_what_two_numbers_make_is_known_and_what_they_do_not_is_not() -> None:
     known = Observable()
-    known.read("It costs 120.50, there are 7, and the rate is 4000 with 8 % off.")
+    known.add("It costs 120.50, there are 7, and the rate is 4000 with 8 % off.")
     for made in (843.5, 4007, 3993, 4120.5, 320, 571.43, 110.86, 843.51):
         assert known.explains(made), made
     for not_made in (841, 843.53, 5123):
@@ -62,10 +68,12 @@ def test_what_two_numbers_make_is_known_and_what_they_do_not_is_not() -> None:
 
 def test_so_many_arguments_of_an_episode_are_judged_and_no_more() -> None:
     known = Observable()
-    known.read("Nothing is said.")
-    found = [known.explains(f"K{at:06d}") for at in range(2 * MAX_EXPLAINED)]
-    assert not any(found[: MAX_EXPLAINED // 2])  # a word with a digit is looked for twice, whole and by its parts
-    assert all(found[MAX_EXPLAINED:])
+    known.add("Nothing is said.")
+    found = [known.explains(f"K{at:06d}") for at in range(2 * MAX_EXPLAINED_VALUES)]
+    assert not any(
+        found[: MAX_EXPLAINED_VALUES // 2]
+    )  # a word with a digit is looked for twice, whole and by its parts
+    assert all(found[MAX_EXPLAINED_VALUES:])
 
 
 @pytest.mark.parametrize("deep", ['{"a": ' * 900 + '"K7077"' + "}" * 900, "[" * 900 + '"K7077"' + "]" * 900])
@@ -97,27 +105,27 @@ def test_values_that_answers_held_are_gathered_once_and_at_most_so_many() -> Non
     messages = [
         {"role": "tool", "content": json.dumps({"id": [*many, *many], "text": "x" * (MAX_VALUE_CHARACTERS + 1)})}
     ]
-    assert observed(messages) == {"id": many[:MAX_VALUES]}
+    assert observed_values(messages) == {"id": many[:MAX_VALUES]}
     text = " ".join(f"a{at}" for at in many)
     seen = visible_values(Task(text + " " + "1" * (MAX_VALUE_CHARACTERS + 1), [], []), [])
     assert (seen[0], seen[-1], len(seen)) == ("a0", "a59999", MAX_VALUES)
 
 
-@pytest.mark.parametrize("name", sorted({**FLOOR, **adversaries.panel()}))
+@pytest.mark.parametrize("name", sorted({**FLOOR_POLICIES, **adversaries.panel()}))
 def test_no_policy_makes_a_message_far_longer_than_what_it_read(name: str) -> None:
     """Thousands of arguments, each to be filled with the long value that an answer held under its name."""
     fields = {f"f{at}_v": {"type": "string"} for at in range(2000)}
     answer = json.dumps({"v": "1" * 500_000, "w": [f"w{at}" for at in range(20_000)]})
     task = Task("s", [{"role": "user", "content": "a1 " * 1000}], [tool(**fields), tool(a={"type": "string"})])
     messages = [{"role": "tool", "tool_call_id": "c", "content": answer}]
-    policy = {**FLOOR, **adversaries.panel()}[name]
+    policy = {**FLOOR_POLICIES, **adversaries.panel()}[name]
     for turn in range(4):
         assert len(json.dumps(policy(task, messages, turn, random.Random(turn)))) < 64 * MIB
 
 
 def test_a_tool_of_fifty_fields_can_be_called_by_every_policy() -> None:
     task = Task("s", [{"role": "user", "content": "B12"}], [tool(**{f"f{at}": {"type": "string"} for at in range(60)})])
-    for policy in {**FLOOR, **adversaries.panel()}.values():
+    for policy in {**FLOOR_POLICIES, **adversaries.panel()}.values():
         for turn in range(4):
             assert len(json.dumps(policy(task, [], turn, random.Random(turn)))) < MIB
 

@@ -2,7 +2,7 @@
 
 from sandbox.admission.checks import CHECK_NAMES
 from sandbox.admission.context import Thresholds
-from sandbox.admission.report import MEANS, advice, asked, in_words
+from sandbox.admission.report import MEANS, advice, as_text, requirements
 from store.types import AdmissionReport, Check
 from tests.unit.sandbox.reports import failed, report_of
 from tests.unit.sandbox.test_admission_report import EXAMPLES, FLOOR
@@ -13,7 +13,7 @@ LONG = [{"role": "user", "content": f"message {n}"} for n in range(30)]
 
 def test_what_to_change_comes_before_what_was_seen() -> None:
     floor = failed("floor", **FLOOR, examples=EXAMPLES)
-    told = in_words(report_of(Check("source", True, {}, 0.1), floor, failed("leak", share=0.5, allowed=0.05)))
+    told = as_text(report_of(Check("source", True, {}, 0.1), floor, failed("leak", share=0.5, allowed=0.05)))
     assert told.startswith("Verdict: refused. Passed: source.\n")
     order = [
         f"Failed: floor ({MEANS['floor']})",
@@ -30,7 +30,7 @@ def test_what_to_change_comes_before_what_was_seen() -> None:
 
 
 def test_of_a_long_episode_the_end_is_shown() -> None:
-    told = in_words(
+    told = as_text(
         report_of(failed("oracle", failed=1, examples=[{"seed": 3, "what": "It ends.", "transcript": LONG}]))
     )
     assert "  (20 messages before these)\n  user: message 20\n" in told
@@ -39,20 +39,20 @@ def test_of_a_long_episode_the_end_is_shown() -> None:
 
 
 def test_hostile_text_is_harmless_and_bounded_in_words() -> None:
-    told = in_words(nasty_report())
+    told = as_text(nasty_report())
     assert harmful(told) == set()
     assert len(told) < 200_000
 
 
 def test_a_check_that_was_left_out_has_not_failed() -> None:
     left_out = Check("spread", True, {"left_out": "no base model was given"}, 0.1)
-    told = in_words(AdmissionReport("ab", True, [Check("source", True, {}, 0.1), left_out]))
+    told = as_text(AdmissionReport("ab", True, [Check("source", True, {}, 0.1), left_out]))
     assert "Failed" not in told
     assert "Not checked: spread (no base model was given)." in told
 
 
 def test_every_check_says_what_it_asks_with_the_numbers_in_force() -> None:
-    told = asked(Thresholds(seeds=7, floor_reward=0.11, spread_low=0.3))
+    told = requirements(Thresholds(seeds=7, floor_reward=0.11, spread_low=0.3))
     assert list(told) == list(CHECK_NAMES)
     assert told["source"] == MEANS["source"]
     assert "on each of 7 seeds" in told["oracle"]
