@@ -32,10 +32,10 @@ from sandbox.image import ensure_image
 from sandbox.policy import SandboxLimits
 from store.text import sanitize_line
 from store.types import AdmissionReport
-from traced.cli.options import AsJson, DataDir, Given, Model, Seed, Threads, read_settings
+from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, Threads, read_settings
 from traced.cli.output import print_json, progress
 from traced.config.settings import Settings
-from traced.core.errors import TracedError, cause_of, is_known
+from traced.core.errors import TracedError, cause_of, is_expected
 from traced.interop.recognition import (
     ForeignPackage,
     RecognisedEnvironment,
@@ -71,7 +71,7 @@ def admit(
         ),
     ] = None,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     model: Model = None,
     seed: Seed = None,
     threads: Threads = None,
@@ -85,12 +85,12 @@ def admit(
     """
     if any(map(is_file, capabilities or [])):
         _only_with("capabilities", model=model, seed=seed, threads=threads)
-        settings = read_settings(data_dir, given)
+        settings = read_settings(data_dir, overrides)
         with unjudged():
             code = admit_file(settings, capabilities or [], target=target, html=html, json=as_json)
         raise typer.Exit(code)
     _only_with("FILE.py", html=html, target=target)
-    settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
+    settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
     # The stages with all their libraries, 3 s to import: a file is judged without.
     from traced.cli.stages import admit_capabilities
 
@@ -107,10 +107,11 @@ def _only_with(subject: str, **options: Any) -> None:
 
 def only_file(files: Sequence[str]) -> Path:
     """The one file of the arguments; a TracedError where there are more, or capabilities among them."""
-    others = [name for name in files if not is_file(name)]
-    if others:
+    capabilities = [name for name in files if not is_file(name)]
+    if capabilities:
+        file = next(filter(is_file, files))
         raise TracedError(
-            f"{files[0] if is_file(files[0]) else next(filter(is_file, files))} is a file and {others[0]!r} is none: "
+            f"{file} is a file and {capabilities[0]!r} is none: "
             "a file is judged by itself, capabilities as part of their cycle",
             hint="one command for the file, another for the capabilities",
         )
@@ -141,7 +142,7 @@ def unjudged() -> Iterator[None]:
         yield
     except Exception as raised:
         error: Any = cause_of(raised)
-        if is_known(error) and getattr(error, "exit_code", 1) == 1:
+        if is_expected(error) and getattr(error, "exit_code", 1) == 1:
             error.exit_code = NOT_JUDGED_CODE
         raise
 
@@ -189,7 +190,11 @@ def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, 
     source = recognise_folder(file) if file.is_dir() else recognise_file(file, read_source(file))
     if html is not None:
         check_page(html, file)
-    report = unplayable_report(source) if isinstance(source, ForeignPackage) else _judged(settings, source.source_code, target, json)
+    report = (
+        unplayable_report(source)
+        if isinstance(source, ForeignPackage)
+        else _run_admission(settings, source.source_code, target, json)
+    )
     if html is not None:
         _write(html, page(report, file.name, datetime.now(UTC)))
     _print(report, file, html, _since_export(source, report), json)
@@ -198,7 +203,7 @@ def admit_file(settings: Settings, files: Sequence[str], *, target: str | None, 
     return 0 if report.admitted else 1
 
 
-def _judged(settings: Settings, source_code: str, target: str | None, quiet: bool) -> AdmissionReport:
+def _run_admission(settings: Settings, source_code: str, target: str | None, quiet: bool) -> AdmissionReport:
     # With the stage come all stages' libraries, 3 s to import: what cannot be judged is refused without.
     from traced.pipeline.admit import thresholds
 
@@ -257,14 +262,14 @@ def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _write(html: Path, text: str) -> None:
-    staged = html.with_name(f".{html.name}.partial")
+    staging_path = html.with_name(f".{html.name}.partial")
     try:
-        staged.write_text(text, encoding="utf-8")
-        os.replace(staged, html)
+        staging_path.write_text(text, encoding="utf-8")
+        os.replace(staging_path, html)
     except OSError as error:
         raise TracedError(f"{html} cannot be written: {error.strerror}", hint="name another file in --html") from error
     finally:
-        staged.unlink(missing_ok=True)
+        staging_path.unlink(missing_ok=True)
 
 
 def _print(report: AdmissionReport, file: Path, html: Path | None, changed: list[str], json: bool) -> None:

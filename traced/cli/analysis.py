@@ -21,34 +21,34 @@ from store.repositories.capabilities import list_capabilities
 from store.repositories.cycles import list_cycles, list_stage_events
 from store.repositories.llm_replies import list_citations, list_faults
 from traced.cli.current_cycle import collected_alike, on_cycle, to_be_analyzed
-from traced.cli.options import AsJson, DataDir, Given, Model, Seed, read_settings
+from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, read_settings
 from traced.cli.output import console, print_json, progress
-from traced.cli.store_session import looking, opened_store, writing
+from traced.cli.store_session import opened_store, reading, writing
 from traced.config.settings import Settings
 from traced.core.progress import Progress
-from traced.pipeline.analyze import analyze as analyze_stage
 from traced.pipeline.analyze import (
+    analysis_context,
     analyze_imported,
-    contrasting,
     is_import,
+    judged_trajectories,
+    question_progress,
     stored_findings,
-    surroundings,
-    telling,
     to_analyze,
 )
-from traced.pipeline.context import Context, Shown
-from traced.pipeline.findings import Comparison, Difference, Surroundings
+from traced.pipeline.analyze import analyze as analyze_stage
+from traced.pipeline.context import Context, RunningStage
+from traced.pipeline.findings import AnalysisContext, Comparison, Difference
 from traced.pipeline.findings import compare as compare_analysts
 
 ID = 16  # characters of a trajectory's id
 SOME = 3
-MINED, LEFT_OUT = "mined", "left out"  # among a model's figures
-WHY_DROPPED = "they cite no message that exists, lack a name or a text, or were too many"
-OTHERS = {"simulator": "the user's", "infrastructure": "the infrastructure's", "task": "an ambiguous task's"}
+MINED_KEY, LEFT_OUT = "mined", "left out"  # among a model's figures
+DROP_REASONS = "they cite no message that exists, lack a name or a text, or were too many"
+OTHER_PARTIES = {"simulator": "the user's", "infrastructure": "the infrastructure's", "task": "an ambiguous task's"}
 
 
 @dataclass(frozen=True)
-class Said:
+class AnalysisRecord:
     """What is stored of an analysis beside its findings; ``descriptions`` by capability, ``figures`` of a model."""
 
     descriptions: Mapping[str, str]
@@ -58,92 +58,107 @@ class Said:
 
     def as_json(self) -> dict[str, Any]:
         """What an analyst that cites and blames has said, where it has."""
-        cited = [
-            {"capability": one.capability, "trajectory": one.trajectory_id, "message": one.message_index}
-            for one in self.citations
+        citations = [
+            {"capability": row.capability, "trajectory": row.trajectory_id, "message": row.message_index}
+            for row in self.citations
         ]
         faults = [
-            {"trajectory": one.trajectory_id, "fault": one.fault, "message": one.message_index, "reason": one.reason}
-            for one in self.faults
+            {"trajectory": row.trajectory_id, "fault": row.fault, "message": row.message_index, "reason": row.reason}
+            for row in self.faults
         ]
-        left_out = [{"trajectory": key, "reason": why} for key, why in self.figures.get(LEFT_OUT, {}).items()]
-        told: dict[str, list[Any]] = {"citations": cited, "faults": faults, "left_out": left_out}
+        left_out = [{"trajectory": key, "reason": reason} for key, reason in self.figures.get(LEFT_OUT, {}).items()]
+        parts: dict[str, list[Any]] = {"citations": citations, "faults": faults, "left_out": left_out}
         figures = {name: figure for name, figure in self.figures.items() if name != LEFT_OUT}
-        return {name: of for name, of in {**told, "figures": figures}.items() if of}
+        return {name: values for name, values in {**parts, "figures": figures}.items() if values}
 
 
-def said(settings: Settings, cycle: str) -> Said:
+def stored_analysis(settings: Settings, cycle: str) -> AnalysisRecord:
     """What the store holds of a cycle's analysis."""
-    with looking(settings) as session:
+    with reading(settings) as session:
         descriptions = {row.name: row.description for row in list_capabilities(session, cycle)}
         citations, faults = list_citations(session, cycle), list_faults(session, cycle)
         details = [event.detail for event in list_stage_events(session, cycle) if event.stage == "analyze"]
-    return Said(descriptions, citations, faults, next((detail for detail in reversed(details) if MINED in detail), {}))
+    return AnalysisRecord(
+        descriptions, citations, faults, next((detail for detail in reversed(details) if MINED_KEY in detail), {})
+    )
 
 
-def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], told: Said) -> None:
+def show_analysis(cycle: str, analyst: str, findings: Sequence[Finding], record: AnalysisRecord) -> None:
     """One analyst's capabilities, what the retained ones are and rest on, and whose fault the failures were."""
     _table(f"Capabilities of cycle {cycle}, by the {analyst} analyst", findings)
-    kept = [finding.capability for finding in findings if finding.retained]
-    _say(f"Lacking: {', '.join(kept) or 'nothing that the contrast keeps'}")
-    for name in kept:
-        places = [(one.trajectory_id, one.message_index) for one in told.citations if one.capability == name]
+    retained = [finding.capability for finding in findings if finding.retained]
+    _say(f"Lacking: {', '.join(retained) or 'nothing that the contrast keeps'}")
+    for name in retained:
+        places = [
+            (citation.trajectory_id, citation.message_index)
+            for citation in record.citations
+            if citation.capability == name
+        ]
         rests = f" Seen in {_some([f'message {index} of {key[:ID]}' for key, index in places])}." if places else ""
-        _say(f"  {name}: {told.descriptions.get(name, '')}{rests}")
-    _print_figures({**told.figures, "faults": Counter(one.fault for one in told.faults)})
+        _say(f"  {name}: {record.descriptions.get(name, '')}{rests}")
+    _print_figures({**record.figures, "faults": Counter(citation.fault for citation in record.faults)})
 
 
-def show_comparison(cycle: str, found: Comparison) -> None:
+def show_comparison(cycle: str, comparison: Comparison) -> None:
     """Both analysts' capabilities, then where they differ."""
-    for side in found.sides:
-        _table(f"The {side.analyst} analyst on the {found.trajectories} trajectories of cycle {cycle}", side.findings)
+    for side in comparison.sides:
+        _table(
+            f"The {side.analyst} analyst on the {comparison.trajectories} trajectories of cycle {cycle}", side.findings
+        )
         _print_figures(side.figures)
         console.print()
-    for line in _where_they_differ(found):
+    for line in _where_they_differ(comparison):
         _say(line)
 
 
-def _where_they_differ(found: Comparison) -> Iterator[str]:
-    kept = {side.analyst: {one.capability for one in side.findings if one.retained} for side in found.sides}
-    both = sorted(set.intersection(*kept.values()))
-    yield f"Retained by both: {', '.join(both) or 'none'}"
-    for analyst, names in kept.items():
-        yield f"Retained by {analyst} only: {', '.join(sorted(names - set(both))) or 'none'}"
-    for analyst, found_only in found.only.items():
-        yield f"Found by {analyst} only: {', '.join(found_only) or 'none'}"
-    for one in found.differences:
-        yield from _difference(one)
+def _where_they_differ(comparison: Comparison) -> Iterator[str]:
+    retained = {
+        side.analyst: {finding.capability for finding in side.findings if finding.retained} for side in comparison.sides
+    }
+    shared = sorted(set.intersection(*retained.values()))
+    yield f"Retained by both: {', '.join(shared) or 'none'}"
+    for analyst, names in retained.items():
+        yield f"Retained by {analyst} only: {', '.join(sorted(names - set(shared))) or 'none'}"
+    for analyst, exclusive in comparison.only.items():
+        yield f"Found by {analyst} only: {', '.join(exclusive) or 'none'}"
+    for finding in comparison.differences:
+        yield from _difference(finding)
 
 
-def _difference(one: Difference) -> Iterator[str]:
-    first, second = one.analysts
-    such = ", such as" if one.examples else ""
-    yield f"{one.capability}: labelled differently in {one.differ} of {one.both} trajectories{such}"
-    for each in one.examples:
-        yield f"  {each['trajectory'][:ID]}: {first} says {each[first].upper()}, {second} {each[second].upper()}"
+def _difference(difference: Difference) -> Iterator[str]:
+    first, second = difference.analysts
+    lead_in = ", such as" if difference.examples else ""
+    yield (
+        f"{difference.capability}: labelled differently in {difference.differ} of {difference.both} "
+        f"trajectories{lead_in}"
+    )
+    for example in difference.examples:
+        yield (
+            f"  {example['trajectory'][:ID]}: {first} says {example[first].upper()}, {second} {example[second].upper()}"
+        )
 
 
 def _print_figures(figures: Mapping[str, Any]) -> None:
     """What a model could not do, and what became of it; nothing of what went as it should."""
     if faults := figures.get("faults"):
-        _say(f"Failures: {_blamed(faults)}")
+        _say(f"Failures: {_fault_summary(faults)}")
     if unsaid := figures.get("faults nobody said"):
         _say(f"  {unsaid} of these only because nobody said whose fault it was")
-    if lacking := figures.get("no contrast"):
-        _say(f"Nothing to contrast: {lacking}.")
+    if missing_side := figures.get("no contrast"):
+        _say(f"Nothing to contrast: {missing_side}.")
     if unusable := figures.get("unusable parts"):
         _say(f"Of {figures['parts']} parts of the sample {unusable} had no usable answer.")
     if dropped := figures.get("named", 0) - figures.get("with evidence", 0):
-        _say(f"Of {figures['named']} capabilities that the model named {dropped} were dropped: {WHY_DROPPED}.")
+        _say(f"Of {figures['named']} capabilities that the model named {dropped} were dropped: {DROP_REASONS}.")
     if left_out := figures.get(LEFT_OUT):
-        which = f"{len(left_out)} that could not be labelled ({_some([key[:ID] for key in left_out])})"
-        _say(f"Left out: {which}. About the first, {next(iter(left_out.values()))}")
+        examples = f"{len(left_out)} that could not be labelled ({_some([key[:ID] for key in left_out])})"
+        _say(f"Left out: {examples}. About the first, {next(iter(left_out.values()))}")
 
 
-def _blamed(faults: Mapping[str, int]) -> str:
-    others = ", ".join(f"{faults[party]} {whose}" for party, whose in OTHERS.items() if faults.get(party))
-    own = f"{faults.get('agent', 0)} the agent's fault"
-    return f"{own}; not mined: {others}" if others else f"{own}, all of them"
+def _fault_summary(faults: Mapping[str, int]) -> str:
+    other_faults = ", ".join(f"{faults[party]} {owner}" for party, owner in OTHER_PARTIES.items() if faults.get(party))
+    agent_faults = f"{faults.get('agent', 0)} the agent's fault"
+    return f"{agent_faults}; not mined: {other_faults}" if other_faults else f"{agent_faults}, all of them"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -159,12 +174,12 @@ def _table(title: str, findings: Sequence[Finding]) -> None:
     table.add_column("capability", overflow="fold")
     for column in ("gap", "coverage", "runs", "alpha", "retained"):
         table.add_column(column, no_wrap=True)
-    for one in findings:
-        gap = _bounded(one.delta, one.delta_low, one.delta_high)
-        coverage = _bounded(one.coverage, one.coverage_low, one.coverage_high)
-        alpha = "-" if one.agreement is None else _figure(one.agreement)
-        runs = f"{one.runs_agreeing}/{one.runs}"
-        table.add_row(one.capability, gap, coverage, runs, alpha, "yes" if one.retained else "no")
+    for finding in findings:
+        gap = _bounded(finding.delta, finding.delta_low, finding.delta_high)
+        coverage = _bounded(finding.coverage, finding.coverage_low, finding.coverage_high)
+        alpha = "-" if finding.agreement is None else _figure(finding.agreement)
+        runs = f"{finding.runs_agreeing}/{finding.runs}"
+        table.add_row(finding.capability, gap, coverage, runs, alpha, "yes" if finding.retained else "no")
     console.print(table)
 
 
@@ -197,24 +212,24 @@ def analyze(
         typer.Option("--compare", metavar=",".join(ANALYSTS), help="Show both; store nothing.", show_default=False),
     ] = None,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     model: Model = None,
     seed: Seed = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the capabilities that failures lack, in what was collected or imported last."""
-    settings = read_settings(data_dir, given, model__spec=model, seed=seed, analysis__analyst=analyst)
+    settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, analysis__analyst=analyst)
     if compare is not None:
         if analyst is not None:
             raise typer.BadParameter("goes without --analyst", param_hint="--compare")
-        cycle, comparison = _compared(settings, _both(compare))
+        cycle, comparison = _run_comparison(settings, _parse_analysts(compare))
         if as_json:
             print_json({"cycle": cycle, "comparison": comparison})
         else:
             show_comparison(cycle, comparison)
         return
     cycle, findings = _imported(settings) or _collected(settings)
-    record = said(settings, cycle)
+    record = stored_analysis(settings, cycle)
     analyst = settings.analysis.analyst
     if as_json:
         print_json({"cycle": cycle, "analyst": analyst, "capabilities": findings, **record.as_json()})
@@ -222,7 +237,7 @@ def analyze(
     show_analysis(cycle, analyst, findings, record)
 
 
-def _both(text: str) -> list[str]:
+def _parse_analysts(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if sorted(names) != sorted(ANALYSTS):
         raise typer.BadParameter(f"{text!r} is not {','.join(ANALYSTS)}", param_hint="--compare")
@@ -232,18 +247,18 @@ def _both(text: str) -> list[str]:
 def _newest_import(settings: Settings) -> Cycle | None:
     """The newest cycle, where it holds imports; None when episodes were collected since, or nothing was imported."""
     with writing(settings) as session:
-        newest = next(iter(list_cycles(session, limit=1)), None)
-    return newest if newest is not None and is_import(newest) else None
+        latest_cycle = next(iter(list_cycles(session, limit=1)), None)
+    return latest_cycle if latest_cycle is not None and is_import(latest_cycle) else None
 
 
 def _imported(settings: Settings) -> tuple[str, list[Finding]] | None:
     """The analysis of the newest import."""
-    newest = _newest_import(settings)
-    if newest is None:
+    latest_import = _newest_import(settings)
+    if latest_import is None:
         return None
     with opened_store(settings) as store:
         cycle, findings = _with_progress(
-            lambda tell: analyze_imported(store, settings, newest, datetime.now(UTC), tell)
+            lambda tell: analyze_imported(store, settings, latest_import, datetime.now(UTC), tell)
         )
     return cycle.id, findings
 
@@ -252,13 +267,13 @@ def _with_progress(work: Callable[[Tell], Awaitable[T]]) -> T:
     """Work on imports, with live progress."""
 
     async def run() -> T:
-        shown.start("analyze", "Analyze successes against failures")
-        answer = await work(telling(Shown(shown, "analyze")))
-        shown.finish("analyze")
+        display.start("analyze", "Analyze successes against failures")
+        answer = await work(question_progress(RunningStage(display, "analyze")))
+        display.finish("analyze")
         return answer
 
-    shown = Progress(progress)
-    with shown.shown():
+    display = Progress(progress)
+    with display.display():
         return asyncio.run(run())
 
 
@@ -270,18 +285,20 @@ def _collected(settings: Settings) -> tuple[str, list[Finding]]:
     return on_cycle(settings, work, find=to_be_analyzed)
 
 
-def _compared(settings: Settings, analysts: Sequence[str]) -> tuple[str, Comparison]:
+def _run_comparison(settings: Settings, analysts: Sequence[str]) -> tuple[str, Comparison]:
     async def work(context: Context) -> tuple[str, Comparison]:
-        shown = Shown(context.progress, "compare")
-        context.progress.start(shown.key, "Compare analysts")
-        comparison = await compare_analysts(surroundings(context), to_analyze(context), analysts, telling(shown))
-        context.progress.finish(shown.key)
+        stage = RunningStage(context.progress, "compare")
+        context.progress.start(stage.key, "Compare analysts")
+        comparison = await compare_analysts(
+            analysis_context(context), to_analyze(context), analysts, question_progress(stage)
+        )
+        context.progress.finish(stage.key)
         return context.cycle_id, comparison
 
-    newest = _newest_import(settings)
-    if newest is None:
+    latest_import = _newest_import(settings)
+    if latest_import is None:
         return on_cycle(settings, work, find=collected_alike)
     with opened_store(settings) as store:
-        context = Surroundings(settings, store, newest.id, newest.target)
-        trajectories = contrasting(store, newest)
-        return newest.id, _with_progress(lambda tell: compare_analysts(context, trajectories, analysts, tell))
+        context = AnalysisContext(settings, store, latest_import.id, latest_import.target)
+        trajectories = judged_trajectories(store, latest_import)
+        return latest_import.id, _with_progress(lambda tell: compare_analysts(context, trajectories, analysts, tell))

@@ -20,17 +20,17 @@ from store.repositories.capabilities import list_findings
 from store.repositories.cycles import list_cycles, set_cycle_config
 from traced.cli.output import progress
 from traced.cli.store_session import writing
-from traced.config.settings import Settings, configuration, filled
+from traced.config.settings import Settings, configuration, with_defaults
 from traced.core.errors import TracedError
-from traced.core.ownership import CYCLE_LOCK, hold
+from traced.core.ownership import CYCLE_LOCK, hold_directory
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import resolve_model
 from traced.pipeline.admit import stored_report
 from traced.pipeline.analyze import stored_findings
-from traced.pipeline.context import Context, opened, utc_now
+from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.runner import find_cycle
-from traced.pipeline.synthesize import written
+from traced.pipeline.synthesize import written_environments
 
 ANALYSIS = ("analysis", "llm")  # what episodes do not depend on
 Answer = TypeVar("Answer")
@@ -47,47 +47,47 @@ def on_cycle(
     model = resolve_model(settings.model.spec, settings.data_dir).name
 
     async def run() -> Answer:
-        async with opened(settings, cycle.id, shown, meter) as context:
+        async with open_context(settings, cycle.id, display, meter) as context:
             return await work(context)
 
-    with hold(settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
+    with hold_directory(settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
         with writing(settings) as session:
             at = utc_now()
-            wanted = find or current
-            cycle = find_cycle(session, settings, model, at=at) if begin else wanted(session, settings, model)
-        shown = Progress(progress)
-        with Meter() as meter, shown.shown():
+            select = find or current
+            cycle = find_cycle(session, settings, model, at=at) if begin else select(session, settings, model)
+        display = Progress(progress)
+        with Meter() as meter, display.display():
             return asyncio.run(run())
 
 
 def applicable(context: Context, kind: str) -> list[str]:
     """The cycle's retained capabilities of a kind: "retained", "written", "admitted" or "trained"."""
-    has: Mapping[str, Callable[[Context, str], list[str]]] = {
+    artifacts: Mapping[str, Callable[[Context, str], list[str]]] = {
         "retained": lambda context, name: [name],
         "written": environments,
         "admitted": admitted_environments,
         "trained": adapters,
     }
-    kept = [finding.capability for finding in stored_findings(context) if finding.retained]
-    return [name for name in kept if has[kind](context, name)]
+    names = [finding.capability for finding in stored_findings(context) if finding.retained]
+    return [name for name in names if artifacts[kind](context, name)]
 
 
 def environments(context: Context, capability: str) -> list[str]:
     """Hashes of what this cycle wrote for the capability, oldest first."""
-    return [environment.hash for environment in written(context, capability)]
+    return [environment.hash for environment in written_environments(context, capability)]
 
 
 def admitted_environments(context: Context, capability: str) -> list[str]:
     """Those of the capability's environments that this cycle admitted, oldest first."""
-    reports = [(found, stored_report(context, found)) for found in environments(context, capability)]
-    return [found for found, report in reports if report and report.admitted]
+    reports = [(environment, stored_report(context, environment)) for environment in environments(context, capability)]
+    return [environment for environment, report in reports if report and report.admitted]
 
 
 def adapters(context: Context, capability: str) -> list[str]:
     """The adapter versions that this cycle trained for the capability, oldest first."""
-    with context.reading() as session:
-        made = list_adapters(session, cycle_id=context.cycle_id, capability=capability)
-    return [version.name for version in made]
+    with context.read_session() as session:
+        versions = list_adapters(session, cycle_id=context.cycle_id, capability=capability)
+    return [version.name for version in versions]
 
 
 def next_attempt(context: Context, capability: str) -> int:
@@ -96,9 +96,12 @@ def next_attempt(context: Context, capability: str) -> int:
     A candidate that a stop kept from being written has its turn again.
     """
     settings = context.settings
-    made = {one.seed - settings.seed: one for one in written(context, capability, settings.synthesis.synthesizer)}
-    open_ones = [number for number, one in made.items() if not refused(context, one.hash)]
-    return open_ones[0] if open_ones else next(number for number in count() if number not in made)
+    by_number = {
+        environment.seed - settings.seed: environment
+        for environment in written_environments(context, capability, settings.synthesis.synthesizer)
+    }
+    open_ones = [number for number, environment in by_number.items() if not refused(context, environment.hash)]
+    return open_ones[0] if open_ones else next(number for number in count() if number not in by_number)
 
 
 def written_by(context: Context, synthesizer: str | None) -> Context:
@@ -111,12 +114,12 @@ def written_by(context: Context, synthesizer: str | None) -> Context:
 
 def to_judge(context: Context, capability: str) -> EnvironmentRecord:
     """Of the newest synthesizer's environments: the admitted one, else the first that was not judged, else the last."""
-    made = written(context, capability)
-    newest = written(context, capability, made[-1].synthesizer)
-    judged = [(one, stored_report(context, one.hash)) for one in newest]
-    admitted = [one for one, report in judged if report and report.admitted]
-    waiting = [one for one, report in judged if report is None]
-    return [newest[-1], *waiting[:1], *admitted][-1]
+    environments = written_environments(context, capability)
+    latest = written_environments(context, capability, environments[-1].synthesizer)
+    reports = [(environment, stored_report(context, environment.hash)) for environment in latest]
+    admitted_environments = [environment for environment, report in reports if report and report.admitted]
+    waiting = [environment for environment, report in reports if report is None]
+    return [latest[-1], *waiting[:1], *admitted_environments][-1]
 
 
 def refused(context: Context, environment: str) -> bool:
@@ -138,7 +141,7 @@ def collected_alike(session: Session, settings: Settings, model: str) -> Cycle:
 def to_be_analyzed(session: Session, settings: Settings, model: str) -> Cycle:
     """The current cycle; one that is not analysed yet takes on the settings of its analysis."""
     cycle = collected_alike(session, settings, model)
-    if filled(cycle.config) == configuration(settings) or list_findings(session, cycle.id):
+    if with_defaults(cycle.config) == configuration(settings) or list_findings(session, cycle.id):
         return current(session, settings, model)
     return set_cycle_config(session, cycle.id, configuration(settings))
 
@@ -147,31 +150,34 @@ def _current(session: Session, settings: Settings, model: str, free: Sequence[st
     def bound(config: Mapping[str, Any]) -> dict[str, Any]:
         return {section: values for section, values in config.items() if section not in free}
 
-    wanted = bound(configuration(settings))
-    same = [
+    current_config = bound(configuration(settings))
+    candidates = [
         cycle
         for cycle in list_cycles(session, target=settings.target.name)
         if (cycle.model, cycle.seed) == (model, settings.seed)
     ]
-    exact = (cycle for cycle in same if filled(cycle.config) == configuration(settings))
-    alike = (cycle for cycle in same if bound(filled(cycle.config)) == wanted)
-    found = next(exact, None) or next(alike, None)
-    if found is not None:
-        return found
-    what = f"no cycle of {settings.target.name} with model {model} and seed {settings.seed}"
-    if not same:
-        raise TracedError(f"{settings.data_dir} holds {what}", hint="traced collect")
-    key, value, now = _difference(bound(filled(same[0].config)), wanted)
+    exact = (cycle for cycle in candidates if with_defaults(cycle.config) == configuration(settings))
+    comparable = (cycle for cycle in candidates if bound(with_defaults(cycle.config)) == current_config)
+    cycle = next(exact, None) or next(comparable, None)
+    if cycle is not None:
+        return cycle
+    description = f"no cycle of {settings.target.name} with model {model} and seed {settings.seed}"
+    if not candidates:
+        raise TracedError(f"{settings.data_dir} holds {description}", hint="traced collect")
+    key, value, now = _difference(bound(with_defaults(candidates[0].config)), current_config)
     raise TracedError(
-        f"{settings.data_dir} holds {what} under these settings: {same[0].id} has {key} = {value!r}, not {now!r}",
+        (
+            f"{settings.data_dir} holds {description} under these settings: {candidates[0].id} has {key} = "
+            f"{value!r}, not {now!r}"
+        ),
         hint=f"the same command with --set {key}={value}, or traced collect for a new cycle",
     )
 
 
-def _difference(stored: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any]:
+def _difference(recorded: Mapping[str, Any], current: Mapping[str, Any], prefix: str = "") -> tuple[str, Any, Any]:
     """The first setting that differs: its dotted key, the stored and the wanted value."""
-    key = next(key for key in sorted({*stored, *wanted}) if stored.get(key) != wanted.get(key))
-    before, now = stored.get(key), wanted.get(key)
-    if isinstance(before, dict) and isinstance(now, dict):
-        return _difference(before, now, f"{prefix}{key}.")
-    return prefix + key, before, now
+    key = next(key for key in sorted({*recorded, *current}) if recorded.get(key) != current.get(key))
+    stored_value, now = recorded.get(key), current.get(key)
+    if isinstance(stored_value, dict) and isinstance(now, dict):
+        return _difference(stored_value, now, f"{prefix}{key}.")
+    return prefix + key, stored_value, now

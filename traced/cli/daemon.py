@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from traced.cli.options import AsJson, DataDir, Given, Reason, read_settings
+from traced.cli.options import AsJson, DataDir, Overrides, Reason, read_settings
 from traced.cli.output import console, print_json
 from traced.core.errors import TracedError
 from traced.core.location import data_directory, default_socket
@@ -91,7 +91,7 @@ def service_options() -> None:
 def install(
     *,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     system: System = False,
     name: Name = "traced",
     run_as: RunAs = "",
@@ -100,7 +100,7 @@ def install(
     as_json: AsJson = False,
 ) -> None:
     """Write a hardened systemd unit for this data directory and start it at boot."""
-    unit = _unit(data_dir, given, system=system, name=name, run_as=run_as, memory_max=memory_max)
+    unit = _unit(data_dir, overrides, system=system, name=name, run_as=run_as, memory_max=memory_max)
     path = systemd.unit_path(unit) if dry_run else systemd.install(unit)
     if as_json:
         print_json({"path": path, "installed": not dry_run, "unit": systemd.render(unit)})
@@ -125,7 +125,7 @@ def uninstall(system: System = False, name: Name = "traced", as_json: AsJson = F
 def show(
     *,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     system: System = False,
     name: Name = "traced",
     run_as: RunAs = "",
@@ -133,7 +133,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show where the unit is, whether it is as `install` would write it now, and its state."""
-    unit = systemd.look(_unit(data_dir, given, system=system, name=name, run_as=run_as, memory_max=memory_max))
+    unit = systemd.look(_unit(data_dir, overrides, system=system, name=name, run_as=run_as, memory_max=memory_max))
     if as_json:
         print_json(unit)
         return
@@ -144,10 +144,16 @@ def show(
 
 
 def _unit(
-    data_dir: Path | None, given: list[str] | None, *, system: bool, name: str, run_as: str = "", memory_max: str = ""
+    data_dir: Path | None,
+    overrides: list[str] | None,
+    *,
+    system: bool,
+    name: str,
+    run_as: str = "",
+    memory_max: str = "",
 ) -> systemd.Unit:
     directory = data_dir or (systemd.STATE_ROOT / name if system and not run_as else None)
-    settings = read_settings(directory, given)
+    settings = read_settings(directory, overrides)
     return systemd.Unit(
         python=Path(sys.executable),
         data_dir=settings.data_dir,
@@ -176,7 +182,7 @@ ReadOnly = Annotated[bool, typer.Option("--read-only", help="Look only: offer no
 def tui(
     *,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     url: Url = "",
     token_file: TokenFile = None,
     read_only: ReadOnly = False,
@@ -193,7 +199,7 @@ def tui(
         variables["TRACED_TOKEN"] = _token(token_file)
         command += ["--url", url]
     else:
-        command += ["--socket", str(default_socket(read_settings(data_dir, given).data_dir))]
+        command += ["--socket", str(default_socket(read_settings(data_dir, overrides).data_dir))]
     os.execve(command[0], command, variables)
 
 

@@ -17,14 +17,14 @@ import typer
 from sqlmodel import Session
 
 from store.text import sanitize_line
-from traced.cli.options import AsJson, DataDir, Given, Reason, Who, read_settings
+from traced.cli.options import ActorName, AsJson, DataDir, Overrides, Reason, read_settings
 from traced.cli.output import console, print_json
 from traced.cli.store_session import changing
 from traced.client import Client, NoDaemon, default_socket
 from traced.client.models import Done
 from traced.config.settings import Settings
 from traced.core.errors import ServiceSilent
-from traced.core.ownership import holder, this_user
+from traced.core.ownership import current_holder, this_user
 from traced.registry import decisions
 from traced.registry.decisions import Act
 
@@ -38,7 +38,7 @@ def decide(
     reason: str,
 ) -> Done:
     """Decide by ``ask`` where a service holds the data directory, else by ``make``."""
-    owner = holder(settings.data_dir)
+    owner = current_holder(settings.data_dir)
     if owner is not None:
         try:
             return asyncio.run(_ask(settings, ask))
@@ -80,14 +80,14 @@ def approve(
     adapter: Subject,
     *,
     policy: PolicyOption = None,
-    who: Who = "",
+    who: ActorName = "",
     reason: Reason = "",
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Approve an adapter that passed its gate and put it live, at once or step by step; or a prompt that is enough."""
-    settings = read_settings(data_dir, given, promotion__policy=policy)
+    settings = read_settings(data_dir, overrides, promotion__policy=policy)
     if _is_prompt(adapter):
         if policy:
             raise typer.BadParameter("goes with an adapter; a prompt takes no traffic", param_hint="--policy")
@@ -100,11 +100,11 @@ def approve(
         )
         _print(as_json, done, f"traced show patch {done.subject[:12]} --into FILE takes its text")
         return
-    chosen = settings.promotion
+    policy_name = settings.promotion
     done = decide(
         settings,
-        lambda client: client.approve(adapter, reason, who, chosen.policy if policy else None),
-        lambda session, act: decisions.approve(session, act, adapter, chosen.policy, chosen.steps),
+        lambda client: client.approve(adapter, reason, who, policy_name.policy if policy else None),
+        lambda session, act: decisions.approve(session, act, adapter, policy_name.policy, policy_name.steps),
         who=who,
         reason=reason,
     )
@@ -114,16 +114,16 @@ def approve(
 def reject(
     adapter: Subject,
     *,
-    who: Who = "",
+    who: ActorName = "",
     reason: Reason = "",
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Decide against an adapter, which takes no traffic, or against a prompt."""
     if _is_prompt(adapter):
         done = decide(
-            read_settings(data_dir, given),
+            read_settings(data_dir, overrides),
             lambda client: client.prompts.reject(adapter, reason, who),
             lambda session, act: decisions.reject_prompt(session, act, adapter),
             who=who,
@@ -132,7 +132,7 @@ def reject(
         _print(as_json, done, "traced prompts")
         return
     done = decide(
-        read_settings(data_dir, given),
+        read_settings(data_dir, overrides),
         lambda client: client.reject(adapter, reason, who),
         lambda session, act: decisions.reject(session, act, adapter),
         who=who,
@@ -144,15 +144,15 @@ def reject(
 def rollback(
     adapter: Annotated[str | None, typer.Argument(help="Default: the last promotion.", show_default=False)] = None,
     *,
-    who: Who = "",
+    who: ActorName = "",
     reason: Reason = "",
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Undo the last promotion, or that of one adapter."""
     done = decide(
-        read_settings(data_dir, given),
+        read_settings(data_dir, overrides),
         lambda client: client.roll_back(adapter, reason, who),
         lambda session, act: decisions.roll_back(session, act, adapter),
         who=who,
@@ -164,15 +164,15 @@ def rollback(
 def release(
     parked: Annotated[str, typer.Argument(help="Id of the parked input (traced status).", show_default=False)],
     *,
-    who: Who = "",
+    who: ActorName = "",
     reason: Reason = "",
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Let an input that failed too often be tried again."""
     done = decide(
-        read_settings(data_dir, given),
+        read_settings(data_dir, overrides),
         lambda client: client.release(parked, reason, who),
         lambda session, act: decisions.release(session, act, parked),
         who=who,
@@ -186,11 +186,11 @@ def _is_prompt(name: str) -> bool:
     return re.fullmatch("[0-9a-f]{1,64}", name, re.IGNORECASE) is not None
 
 
-def _print(as_json: bool, done: Done, following: str = "") -> None:
+def _print(as_json: bool, done: Done, next_step: str = "") -> None:
     """Print the decision, and the next command or else what is live."""
     if as_json:
         report = done.model_dump(mode="json")
         print_json({**report, **report.pop("detail")})
         return
-    ending = f"Next: {following}" if following else f"Live: {', '.join(done.live) or 'the base model only'}"
+    ending = f"Next: {next_step}" if next_step else f"Live: {', '.join(done.live) or 'the base model only'}"
     console.print(f"{sanitize_line(done.said)}. {ending}", highlight=False, markup=False)

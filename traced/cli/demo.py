@@ -22,18 +22,18 @@ from sandbox.image import ensure_image
 from store.database import open_store, write_session
 from store.records import Cycle, CycleState
 from store.repositories.cycles import pause_target, set_cycle_state
-from traced.cli.options import AsJson, DataDir, Given, Model, Seed, Threads, read_settings
+from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, Threads, read_settings
 from traced.cli.output import console, print_json, progress
 from traced.config.settings import Settings
 from traced.core.errors import TracedError
-from traced.core.ownership import CYCLE_LOCK, hold, sandbox_owner
+from traced.core.ownership import CYCLE_LOCK, hold_directory, sandbox_owner
 from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.evaluation.figures import ON_TARGET, CycleFigures
 from traced.evaluation.figures import as_json as figures_as_json
 from traced.evaluation.report import prompt_sentence, summary_table, write_report
 from traced.inference.model_files import resolve_model
-from traced.pipeline.context import Context, opened, utc_now
+from traced.pipeline.context import Context, open_context, utc_now
 from traced.pipeline.evaluate import COMPARISON, expected_comparison_s, grpo_on_target
 from traced.pipeline.gate import figures_of, stored_gate
 from traced.pipeline.promote import decide
@@ -66,21 +66,21 @@ class DemoResult:
 
 def run_demo(options: DemoOptions) -> DemoResult:
     """Run or carry on the cycle. Raises TracedError, StoreError, SandboxError, AgentsError or KeyboardInterrupt."""
-    with hold(options.settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
-        return _held(options)
+    with hold_directory(options.settings.data_dir, now=utc_now, version=version("traced"), file_name=CYCLE_LOCK):
+        return _run_exclusively(options)
 
 
-def _held(options: DemoOptions) -> DemoResult:
+def _run_exclusively(options: DemoOptions) -> DemoResult:
     ensure_image(build_missing=True)
     reap_orphans(sandbox_owner(options.settings.data_dir))
     cycle = _cycle(options)
     progress = Progress(options.console)
     if options.compare:
         progress.plan(f"train {ON_TARGET}", COMPARISON, expected_comparison_s(options.settings, TYPICAL_CAPABILITIES))
-    with Meter() as meter, progress.shown():
+    with Meter() as meter, progress.display():
         result = asyncio.run(_run(options, cycle.id, progress, meter))
         while result.waiting and options.console.is_terminal and not options.keep:
-            with progress.paused():
+            with progress.suspended():
                 if not _ask(options, result):
                     break
             result = asyncio.run(_run(options, cycle.id, progress, meter))
@@ -100,13 +100,13 @@ def _pause(settings: Settings) -> None:
 
 
 async def _run(options: DemoOptions, cycle_id: str, progress: Progress, meter: Meter) -> DemoResult:
-    async with opened(options.settings, cycle_id, progress, meter) as context:
-        standing = await run_cycle(context, _approver(options))
+    async with open_context(options.settings, cycle_id, progress, meter) as context:
+        result = await run_cycle(context, _approver(options))
         figures = gather(context)
-        if standing.finished and options.compare:
-            figures = await _compared(context, figures)
+        if result.finished and options.compare:
+            figures = await _run_direct_training(context, figures)
         page = context.run_dir / "report.html"
-        return DemoResult(cycle_id, figures, page if standing.finished else None, standing.waiting)
+        return DemoResult(cycle_id, figures, page if result.finished else None, result.waiting)
 
 
 def _cycle(options: DemoOptions) -> Cycle:
@@ -121,7 +121,7 @@ def _cycle(options: DemoOptions) -> Cycle:
 
     try:
         with write_session(store) as opened_session:
-            return find_cycle(opened_session, settings, model.name, at=utc_now(), wanted=uncompared)
+            return find_cycle(opened_session, settings, model.name, at=utc_now(), accepts=uncompared)
     finally:
         store.dispose()
 
@@ -132,7 +132,7 @@ def _approver(options: DemoOptions) -> Callable[[Context, Sequence[str]], bool]:
             return False
         for adapter in adapters:
             context.progress.note(f"--yes: approving {adapter} without asking ({_gate_line(context, adapter)})")
-            decide(context, adapter, True, who="traced demo --yes", reason="approved by the demo itself")
+            decide(context, adapter, True, actor="traced demo --yes", reason="approved by the demo itself")
         return True
 
     return approve
@@ -157,9 +157,9 @@ def _ask(options: DemoOptions, result: DemoResult) -> bool:
 
 def _record(settings: Settings, cycle_id: str, answers: dict[str, bool]) -> bool:
     async def write() -> None:
-        async with opened(settings, cycle_id, Progress(Console(quiet=True)), Meter()) as context:
+        async with open_context(settings, cycle_id, Progress(Console(quiet=True)), Meter()) as context:
             for name, approved in answers.items():
-                decide(context, name, approved, who="traced demo", reason="asked on the terminal")
+                decide(context, name, approved, actor="traced demo", reason="asked on the terminal")
 
     asyncio.run(write())
     return True
@@ -170,7 +170,7 @@ def _gate_line(context: Context, adapter: str) -> str:
     return figures_of(result) if result else "no gate result"
 
 
-async def _compared(context: Context, figures: CycleFigures) -> CycleFigures:
+async def _run_direct_training(context: Context, figures: CycleFigures) -> CycleFigures:
     """The figures with GRPO on the target itself beside them; the page and the cycle's row follow."""
     if not figures.rollouts:
         context.progress.note("--compare: no adapter was trained, so there is no number of rollouts to match")
@@ -178,9 +178,9 @@ async def _compared(context: Context, figures: CycleFigures) -> CycleFigures:
     await grpo_on_target(context, figures.rollouts)
     compared = gather(context)
     write_report(compared, context.run_dir)
-    with context.writing() as written:
+    with context.write_session() as session:
         set_cycle_state(
-            written, context.cycle_id, CycleState.FINISHED, at=context.now(), summary=figures_as_json(compared)
+            session, context.cycle_id, CycleState.FINISHED, at=context.now(), summary=figures_as_json(compared)
         )
     return compared
 
@@ -195,7 +195,7 @@ def demo(
         bool, typer.Option("--keep", help="Decide nothing, and leave everything for traced up and traced tui to show.")
     ] = False,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     model: Model = None,
     seed: Seed = None,
     threads: Threads = None,
@@ -204,7 +204,7 @@ def demo(
     """Run one full cycle, or carry on the one that was stopped, and show what it won."""
     if yes and keep:
         raise TracedError("--yes decides and --keep leaves the decision to you", hint="leave one of them out")
-    settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
+    settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
     result = run_demo(DemoOptions(settings, progress, yes, compare, keep))
     if not as_json:
         console.print(summary_table(result.figures))

@@ -20,16 +20,16 @@ from store.repositories.promotions import canary_shares
 from store.repositories.traffic import ModelTraffic
 from store.text import sanitize_block, sanitize_line
 from store.types import GateResult, PairedDifference, Verdict
-from traced.cli.options import Adapter, AsJson, DataDir, Given, read_settings
+from traced.cli.options import Adapter, AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import bounded, console, print_json, write_new_file
-from traced.cli.store_session import looking
+from traced.cli.store_session import reading
 from traced.gateway.canaries import strata
-from traced.prompt_optimization.patches import SHORT, Enough, enough, gates, named
+from traced.prompt_optimization.patches import SHORT, Remedy, find_patch, gates, remedy_text
 from traced.registry.canary import judge
 from traced.registry.decisions import PromptDecision, prompt_decisions
 from traced.scoring.evidence import Labels, count_outcome_sources
 
-LISTED = 5  # trajectories and citations
+LIST_LIMIT = 5  # trajectories and citations
 ADVICE = 300  # characters of what to change about a failed check; --json has the evidence
 ALLOW = " (prompting.max_tokens, max_cost and max_minutes allow more)"
 SIDES = {
@@ -41,16 +41,18 @@ PAIRED = "in pairs, each side on the same seeds, which nothing was evolved or tr
 ENDS = {"rollouts": "no step more fits the rollouts", "perfect": "nothing was left to better"}
 
 
-def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
+def explain(adapter: Adapter, data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Print the whole chain of evidence behind an adapter."""
-    settings = read_settings(data_dir, given)
+    settings = read_settings(data_dir, overrides)
     labels = Labels(settings.serving.success_labels, settings.serving.failure_labels)
-    with looking(settings) as session:
+    with reading(settings) as session:
         chain = evidence_chain(session, adapter)
         judges = count_outcome_sources(session, [row.id for row in chain.trajectories], labels)
         patches = list_patches(session, cycle_id=chain.cycle.id, capability=chain.capability.name)
         decisions = prompt_decisions(session)
-        canary = judge(strata(session, adapter, labels), settings.promotion).why if canary_shares(session, adapter) else ""
+        canary = (
+            judge(strata(session, adapter, labels), settings.promotion).why if canary_shares(session, adapter) else ""
+        )
     if as_json:
         report = vars(chain) | {"judged_by": judges, "canary": canary, "prompt_patches": patches}
         report["prompt_decisions"] = [decisions[row.id] for row in patches if row.id in decisions]
@@ -60,7 +62,7 @@ def explain(adapter: Adapter, data_dir: DataDir = None, given: Given = None, as_
         console.print(text, highlight=False, markup=False)
     for row in patches[-1:]:
         decision = f"; {decisions[row.id]}" if row.id in decisions else ""
-        text = f"{enough(row)}: traced show patch {row.id[:SHORT]}{decision}"
+        text = f"{remedy_text(row)}: traced show patch {row.id[:SHORT]}{decision}"
         console.print(f"prompt       {text}", highlight=False, markup=False)
     if canary:
         console.print(f"canary       {canary}", highlight=False, markup=False)
@@ -87,28 +89,32 @@ def chain_lines(chain: EvidenceChain, judged_by: Mapping[str, int]) -> Iterator[
     for gate in chain.gates:
         yield from _gate(gate)
     for decision in chain.approvals:
-        yield f"decision     {decision.decision} {_signed(decision.who, decision.at, decision.reason)}"
+        yield f"decision     {decision.decision} {_signature(decision.who, decision.at, decision.reason)}"
     for entry in chain.promotions:
         share = f" {100 * entry.share:g} %" if entry.share is not None else ""
-        yield f"promotion    {entry.state}{share} {_signed(entry.who, entry.at, entry.reason)}"
+        yield f"promotion    {entry.state}{share} {_signature(entry.who, entry.at, entry.reason)}"
     yield f"tests        {_of(chain.traffic.conversations, chain.traffic.routed, 'routed test')}"
-    yield from _served(chain.served)
+    yield from _traffic_lines(chain.served)
     if chain.missing:
         yield f"not stored   {', '.join(chain.missing)}"
 
 
 def _trajectories(chain: EvidenceChain) -> Iterator[str]:
     outcomes = Counter(str(evidence.outcome) for evidence in chain.trajectories)
-    counted = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
-    mined = sum(evidence.production for evidence in chain.trajectories)
-    origin = f"; {len(chain.trajectories) - mined} from the environment, {mined} from production" if mined else ""
-    yield f"trajectories {len(chain.trajectories)} analysed: {counted}{origin}"
-    lacking = [e for e in chain.trajectories if Verdict.LACKING in e.verdicts.values()]
-    for evidence in lacking[:LISTED]:
-        cited = f", messages {', '.join(map(str, evidence.cited))}" if evidence.cited else ""
-        yield f"             lacking in {evidence.id[:16]} ({evidence.source} task {evidence.task_id}{cited})"
-    if len(lacking) > LISTED:
-        yield f"             and in {len(lacking) - LISTED} more (--json lists all)"
+    counts_text = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    mined_count = sum(evidence.production for evidence in chain.trajectories)
+    origin = (
+        f"; {len(chain.trajectories) - mined_count} from the environment, {mined_count} from production"
+        if mined_count
+        else ""
+    )
+    yield f"trajectories {len(chain.trajectories)} analysed: {counts_text}{origin}"
+    lacking_trajectories = [e for e in chain.trajectories if Verdict.LACKING in e.verdicts.values()]
+    for evidence in lacking_trajectories[:LIST_LIMIT]:
+        citation_text = f", messages {', '.join(map(str, evidence.cited))}" if evidence.cited else ""
+        yield f"             lacking in {evidence.id[:16]} ({evidence.source} task {evidence.task_id}{citation_text})"
+    if len(lacking_trajectories) > LIST_LIMIT:
+        yield f"             and in {len(lacking_trajectories) - LIST_LIMIT} more (--json lists all)"
     yield f"labels       {_label_text(chain.labels)}"
 
 
@@ -125,10 +131,10 @@ def _label_text(labels: list[LabelCounts]) -> str:
 def _finding(finding: Finding) -> str:
     gap = bounded(finding.delta, finding.delta_low, finding.delta_high, "+")
     coverage = bounded(finding.coverage, finding.coverage_low, finding.coverage_high)
-    kept = "retained" if finding.retained else "not retained"
+    verdict = "retained" if finding.retained else "not retained"
     alpha = f", alpha {finding.agreement:.2f}" if finding.agreement is not None else ""
     agreeing = f"{finding.runs_agreeing} of {finding.runs} runs agree{alpha}"
-    return f"contrast     gap {gap}, coverage {coverage}, {agreeing}: {kept}"
+    return f"contrast     gap {gap}, coverage {coverage}, {agreeing}: {verdict}"
 
 
 def _citation_lines(chain: EvidenceChain) -> Iterator[str]:
@@ -137,9 +143,9 @@ def _citation_lines(chain: EvidenceChain) -> Iterator[str]:
         counts = ", ".join(f"{count} {fault}" for fault, count in sorted(chain.faults.items()))
         yield f"faults       {counts}; only the agent's are mined"
     if chain.citations:
-        places = [f"message {row.message_index} of {row.trajectory_id}" for row in chain.citations[:LISTED]]
-        more = f" and {len(chain.citations) - LISTED} more" if len(chain.citations) > LISTED else ""
-        yield f"rests on     {', '.join(places)}{more}"
+        places = [f"message {row.message_index} of {row.trajectory_id}" for row in chain.citations[:LIST_LIMIT]]
+        remainder = f" and {len(chain.citations) - LIST_LIMIT} more" if len(chain.citations) > LIST_LIMIT else ""
+        yield f"rests on     {', '.join(places)}{remainder}"
 
 
 def _admission(admission: AdmissionRecord) -> Iterator[str]:
@@ -159,8 +165,8 @@ def _training(chain: EvidenceChain) -> Iterator[str]:
     yield f"training     {run.id}: {run.state}, seed {run.seed}, {run.rollouts} rollouts"
     if chain.iterations:
         first, last = chain.iterations[0].values, chain.iterations[-1].values
-        moved = [f"{name} {first[name]:.3g} to {last[name]:.3g}" for name in sorted(first) if name in last]
-        yield f"             {len(chain.iterations)} iterations: {', '.join(moved)}"
+        changes = [f"{name} {first[name]:.3g} to {last[name]:.3g}" for name in sorted(first) if name in last]
+        yield f"             {len(chain.iterations)} iterations: {', '.join(changes)}"
 
 
 def _gate(gate: GateRecord) -> Iterator[str]:
@@ -179,19 +185,19 @@ def comparison_line(comparison: PairedDifference, before: str = "base", after: s
     )
 
 
-def _served(served: ModelTraffic) -> Iterator[str]:
-    since = f", the last one {served.last:%Y-%m-%d %H:%M} UTC" if served.last else ""
-    yield f"traffic      {_of(served.conversations, served.decided, 'decided')}{since}"
-    if served.outcomes:
-        counts = ", ".join(f"{count} {outcome}" for outcome, count in served.outcomes.items())
+def _traffic_lines(traffic: ModelTraffic) -> Iterator[str]:
+    last_request = f", the last one {traffic.last:%Y-%m-%d %H:%M} UTC" if traffic.last else ""
+    yield f"traffic      {_of(traffic.conversations, traffic.decided, 'decided')}{last_request}"
+    if traffic.outcomes:
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in traffic.outcomes.items())
         yield f"             trajectories by feedback: {counts}"
 
 
-def _of(part: int, whole: int, what: str) -> str:
-    return f"{part} of {whole} {what} conversations" + (f", {100 * part / whole:.1f} %" if whole else "")
+def _of(part: int, total: int, noun: str) -> str:
+    return f"{part} of {total} {noun} conversations" + (f", {100 * part / total:.1f} %" if total else "")
 
 
-def _signed(who: str, at: datetime, reason: str) -> str:
+def _signature(who: str, at: datetime, reason: str) -> str:
     return f"by {sanitize_line(who)}, {at:%Y-%m-%d %H:%M} UTC{', because ' + sanitize_line(reason) if reason else ''}"
 
 
@@ -199,11 +205,11 @@ def prompts(
     capability: Annotated[str | None, typer.Argument(help="Default: all.", show_default=False)] = None,
     *,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """List the prompt patches, newest first: what each does for its capability, and whether it is enough."""
-    with looking(read_settings(data_dir, given)) as session:
+    with reading(read_settings(data_dir, overrides)) as session:
         patches, decisions = list_patches(session, capability=capability)[::-1], prompt_decisions(session)
     if as_json:
         print_json({"prompts": [patch_as_json(row, decisions.get(row.id)) for row in patches]})
@@ -216,7 +222,7 @@ def prompts(
     for row in patches:
         decision = f"{decisions[row.id].decision.value} by {decisions[row.id].who}" if row.id in decisions else ""
         time, decision_cell = f"{row.at:%Y-%m-%d %H:%M}", Text(sanitize_line(decision))
-        table.add_row(row.id[:SHORT], row.cycle_id, row.capability, enough(row), _rates(row), time, decision_cell)
+        table.add_row(row.id[:SHORT], row.cycle_id, row.capability, remedy_text(row), _rates(row), time, decision_cell)
     console.print(table)
     console.print("To read one and take it: traced show patch PATCH --into FILE", highlight=False)
 
@@ -228,12 +234,12 @@ def patch(
         Path | None, typer.Option("--into", metavar="FILE", help="Write its text there.", show_default=False)
     ] = None,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a prompt patch, what the gates say of it, and how to use it; --into takes its text."""
-    with looking(read_settings(data_dir, given)) as session:
-        row = named(session, digits)
+    with reading(read_settings(data_dir, overrides)) as session:
+        row = find_patch(session, digits)
         decision = prompt_decisions(session).get(row.id)
     if into is not None:
         write_new_file(into, f"{row.text}\n")
@@ -254,7 +260,7 @@ def patch_as_json(patch: PromptPatch, decision: PromptDecision | None = None) ->
 
 def patch_lines(patch: PromptPatch, decision: PromptDecision | None = None) -> Iterator[str]:
     """What a prompt patch is worth, its text, what was decided, and what to do with it."""
-    yield f"{patch.capability}: {enough(patch)}"
+    yield f"{patch.capability}: {remedy_text(patch)}"
     if "evolution" in patch.figures:
         yield from _evolution(patch.figures["evolution"], patch.figures["spent"])
     results = gates(patch)
@@ -262,8 +268,8 @@ def patch_lines(patch: PromptPatch, decision: PromptDecision | None = None) -> I
         yield f"compared     {PAIRED}"
     for name, result in results.items():
         yield from _patch_gate(result, *SIDES[name])
-    short = patch.id[:SHORT]
-    yield f"patch        {short} of cycle {patch.cycle_id}; traced show patch {short} --into FILE takes its text:"
+    short_id = patch.id[:SHORT]
+    yield f"patch        {short_id} of cycle {patch.cycle_id}; traced show patch {short_id} --into FILE takes its text:"
     yield ""
     yield sanitize_block(patch.text)
     yield ""
@@ -272,7 +278,7 @@ def patch_lines(patch: PromptPatch, decision: PromptDecision | None = None) -> I
     yield _next_step(patch, decision is None)
 
 
-def _evolution(figures: dict[str, Any], spent: dict[str, Any]) -> Iterator[str]:
+def _evolution(figures: dict[str, Any], usage: dict[str, Any]) -> Iterator[str]:
     cause = ENDS.get(figures["stopped_by"]) or figures["stopped_by"] + ALLOW
     yield (
         f"evolved      {figures['rollouts']} of {figures['budget']} rollouts, as many as the adapter's training; "
@@ -280,10 +286,10 @@ def _evolution(figures: dict[str, Any], spent: dict[str, Any]) -> Iterator[str]:
         f"{figures['first']:.2f} to {figures['validation']:.2f}; texts proposed: {figures['proposed']}, better "
         f"than the one before: {figures['kept']}; ended because {cause}"
     )
-    tokens = spent["prompt_tokens"] + spent["completion_tokens"]
+    tokens = usage["prompt_tokens"] + usage["completion_tokens"]
     yield (
-        f"spent        {spent['calls']} replies of the language model, {tokens} tokens, cost {spent['cost']:g}, "
-        f"{spent['seconds']:.0f} s of waiting"
+        f"spent        {usage['calls']} replies of the language model, {tokens} tokens, cost {usage['cost']:g}, "
+        f"{usage['seconds']:.0f} s of waiting"
     )
 
 
@@ -303,15 +309,15 @@ def _rates(patch: PromptPatch) -> str:
 
 
 def _next_step(patch: PromptPatch, undecided: bool) -> str:
-    verdict, results = enough(patch), gates(patch)
-    if verdict == Enough.PROMPT:
+    verdict, results = remedy_text(patch), gates(patch)
+    if verdict == Remedy.PROMPT:
         use = "To use it, put the text at the end of your agent's system prompt; the base model follows it unchanged."
         return f"{use} Then: traced approve {patch.id[:SHORT]}, for the record" if undecided else use
-    if verdict == Enough.ADAPTER:
+    if verdict == Remedy.ADAPTER:
         adapter = results["adapter"].adapter
         return f"Next: traced explain {adapter}, then traced approve {adapter}"
     if "adapter" not in results:
         return f"Next: traced train {patch.capability}; the same command compares the adapter then"
-    if verdict == Enough.INCONCLUSIVE:
+    if verdict == Remedy.INCONCLUSIVE:
         return "More episodes decide: raise gate.seeds or gate.max_rounds for the next cycle"
     return "Next: traced status"

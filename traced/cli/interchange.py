@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from store.database import open_store
-from traced.cli.options import AsJson, DataDir, Given, read_settings
+from traced.cli.options import AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import console, print_json, progress
-from traced.cli.store_session import is_made, looking
+from traced.cli.store_session import is_made, reading
 from traced.config.settings import Settings
 from traced.ingest.file_import import ImportRequest, ImportResult, import_file
 from traced.ingest.import_ledger import Counts
@@ -43,7 +43,7 @@ def import_(
         bool, typer.Option("--skip-bad", help="Leave bad records out: the default.", hidden=True)
     ] = False,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Take in recorded trajectories; what only a grader could know is left behind.
@@ -54,7 +54,7 @@ def import_(
         raise typer.BadParameter(f"{kind!r} is none of: {', '.join(FORMATS)}", param_hint="--format")
     if strict and skip_bad:
         raise typer.BadParameter("it contradicts --skip-bad", param_hint="--strict")
-    settings = read_settings(data_dir, given)
+    settings = read_settings(data_dir, overrides)
     request = ImportRequest(file, kind, agent, score, strict, from_start)
     store = open_store(settings.store_url)
     try:
@@ -82,11 +82,11 @@ def _print(file: Path, result: ImportResult, as_json: bool) -> None:
         print_json(result)
         return
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(result.outcomes.items()))
-    judged = f", {result.judged} judged by the rules" if result.judged else ""
+    judged_text = f", {result.judged} judged by the rules" if result.judged else ""
     passed = f", {result.passed} that hold no call of a model" if result.passed else ""
     console.print(
         f"Trajectories from {file} ({result.source}): {outcomes}; {result.added} new, {result.replaced} judged anew, "
-        f"{result.bad} records left out{judged}{passed}. Next: traced analyze",
+        f"{result.bad} records left out{judged_text}{passed}. Next: traced analyze",
         highlight=False,
         markup=False,
     )
@@ -99,7 +99,7 @@ class To(StrEnum):
     OPENENV = "openenv"
 
 
-FOLLOWING = {
+NEXT_STEPS = {
     To.VERIFIERS: "pip install -e {folder}, then vf-validate {package} -n 16 --runtime.type subprocess",
     To.OPENENV: "openenv validate {folder} --level static",
 }
@@ -121,14 +121,14 @@ def export(
         ),
     ] = None,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Write an environment as a package that verifiers or OpenEnv can load; none of it needs traced.
 
     What admission said of it goes along; one that was not admitted is exported with a warning.
     """
-    package = write_package(_origin(read_settings(data_dir, given), environment), to.value, into)
+    package = write_package(_origin(read_settings(data_dir, overrides), environment), to.value, into)
     if package.warning:
         progress.print(
             f"[bold yellow]Warning:[/] {package.warning} The package says so too.", highlight=False, soft_wrap=True
@@ -137,8 +137,8 @@ def export(
         print_json(package)
         return
     console.print(f"Wrote {package.package} for {to.value} into {package.folder}", highlight=False, markup=False)
-    following = FOLLOWING[to].format(folder=package.folder, package=package.package)
-    console.print(f"Next: {following}", highlight=False, markup=False)
+    next_step = NEXT_STEPS[to].format(folder=package.folder, package=package.package)
+    console.print(f"Next: {next_step}", highlight=False, markup=False)
 
 
 def _origin(settings: Settings, name: str) -> Origin:
@@ -146,5 +146,5 @@ def _origin(settings: Settings, name: str) -> Origin:
     path = Path(name)
     if path.is_file() and not is_made(settings):
         return origin_of_file(path, None)
-    with looking(settings) as session:
+    with reading(settings) as session:
         return origin_of_file(path, session) if path.is_file() else origin_of_hash(session, name)

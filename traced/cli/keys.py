@@ -7,9 +7,9 @@ import typer
 from rich.table import Table
 
 from store.repositories.serving import list_keys
-from traced.cli.options import AsJson, DataDir, Given, Reason, read_settings
+from traced.cli.options import AsJson, DataDir, Overrides, Reason, read_settings
 from traced.cli.output import console, print_json
-from traced.cli.store_session import looking, writing
+from traced.cli.store_session import reading, writing
 from traced.core.ownership import this_user
 
 if TYPE_CHECKING:
@@ -33,14 +33,14 @@ def add(
     per_minute: PerMinute = 0,
     reason: Reason = "",
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and show it, this once."""
     # The gateway, HTTPX and aiohttp: ``keys list`` answers in half the time without.
     from traced.gateway.access import create_key
 
-    settings = read_settings(data_dir, given)
+    settings = read_settings(data_dir, overrides)
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     with writing(settings) as session:
         key = create_key(session, _act(reason), name, per_minute)
@@ -52,9 +52,9 @@ def add(
 
 
 @keys.command("list")
-def show(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
+def show(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show whose keys there are."""
-    with looking(read_settings(data_dir, given)) as session:
+    with reading(read_settings(data_dir, overrides)) as session:
         rows = list_keys(session)
     if as_json:
         fields = [
@@ -72,12 +72,12 @@ def show(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False)
 
 @keys.command("revoke")
 def revoke(
-    name: Name, reason: Reason = "", data_dir: DataDir = None, given: Given = None, as_json: AsJson = False
+    name: Name, reason: Reason = "", data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False
 ) -> None:
     """Take a key back; the router refuses it from the next look on."""
     from traced.gateway.access import withdraw_key  # as in ``add``
 
-    with writing(read_settings(data_dir, given)) as session:
+    with writing(read_settings(data_dir, overrides)) as session:
         withdraw_key(session, _act(reason), name)
     if as_json:
         print_json({"name": name, "taken back": True})

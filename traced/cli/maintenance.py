@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from traced.cli.options import AsJson, DataDir, Given, read_settings
+from traced.cli.options import AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import console, print_json
 from traced.cli.store_session import opened_store
 from traced.config.settings import Settings, data_directory
@@ -16,7 +16,7 @@ from traced.maintenance import prune as pruning
 from traced.maintenance import restore as restoring
 from traced.maintenance.archive import verify
 from traced.maintenance.backup import back_up
-from traced.maintenance.upgrade import schema_standing, upgrade
+from traced.maintenance.upgrade import schema_state, upgrade
 
 
 def backup(
@@ -29,7 +29,7 @@ def backup(
         Path | None, typer.Option("--verify", metavar="FILE", help="Check a backup instead of making one.")
     ] = None,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Back up store, checkpoints, adapters, environments, runs and settings into one verified file."""
@@ -37,7 +37,7 @@ def backup(
         manifest, path = verify(check), check
         sentence = f"{check} is whole: {len(manifest.members)} files, schema {manifest.schema}, of {manifest.made_at}"
     else:
-        result = back_up(read_settings(data_dir, given), file, now=datetime.now(UTC))
+        result = back_up(read_settings(data_dir, overrides), file, now=datetime.now(UTC))
         manifest, path = result.manifest, result.path
         sentence = f"Backed up {len(manifest.members)} files into {path} ({result.size / 1e6:.1f} MB), verified"
     if as_json:
@@ -51,13 +51,13 @@ def restore(
     *,
     force: Annotated[bool, typer.Option("--force", help="Move what is there aside (nothing is deleted).")] = False,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Bring a backup back as the data directory, in one step."""
 
     def settings_of(directory: Path) -> Settings:
-        return read_settings(directory, given)
+        return read_settings(directory, overrides)
 
     result = restoring.restore(file, data_directory(data_dir), settings_of, now=datetime.now(UTC), force=force)
     if as_json:
@@ -76,11 +76,11 @@ def prune(
     *,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go, and how many bytes.")] = False,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete what the settings' \\[retention] lets go; what evidence refers to always stays."""
-    settings = read_settings(data_dir, given)
+    settings = read_settings(data_dir, overrides)
     with opened_store(settings) as store:
         owner = sandbox_owner(settings.data_dir)
         items = pruning.prune(settings, store, now=datetime.now(UTC), owner=owner, dry_run=dry_run)
@@ -106,21 +106,21 @@ def db_options() -> None:
 
 
 @db.command("status")
-def db_status(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
+def db_status(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show the store's schema and the one that this traced needs; exit code 1 when they differ."""
-    schema = schema_standing(read_settings(data_dir, given))
-    following = {"current": "", "older": "Next: traced db upgrade", "newer": "Next: upgrade traced"}[schema.state]
+    schema = schema_state(read_settings(data_dir, overrides))
+    next_step = {"current": "", "older": "Next: traced db upgrade", "newer": "Next: upgrade traced"}[schema.state]
     if as_json:
         print_json(schema)
     else:
-        console.print(f"schema {schema.schema}, this traced needs {schema.needed}. {following}", highlight=False)
+        console.print(f"schema {schema.schema}, this traced needs {schema.needed}. {next_step}", highlight=False)
     raise typer.Exit(0 if schema.state == "current" else 1)
 
 
 @db.command("upgrade")
-def db_upgrade(data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
+def db_upgrade(data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Back up, then bring the store to this traced's schema; a migration that fails changes nothing."""
-    result = upgrade(read_settings(data_dir, given), now=datetime.now(UTC))
+    result = upgrade(read_settings(data_dir, overrides), now=datetime.now(UTC))
     if as_json:
         print_json(result)
     elif result.backup is None:

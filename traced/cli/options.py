@@ -14,7 +14,7 @@ DataDir = Annotated[
     typer.Option("--data-dir", help="Data directory (or TRACED_DATA_DIR; default ./traced-data).", show_default=False),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line of stdout.")]
-Given = Annotated[
+Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. --set training.lr=0.001."),
 ]
@@ -24,12 +24,12 @@ Model = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", help="Seed of every random choice.", show_default=False)]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; 0 is every core.", show_default=False)]
-Who = Annotated[str, typer.Option("--who", help="Who decides (default: the user's name).", show_default=False)]
+ActorName = Annotated[str, typer.Option("--who", help="Who decides (default: the user's name).", show_default=False)]
 Reason = Annotated[str, typer.Option("--reason", help="Why, for the record.")]
 Adapter = Annotated[str, typer.Argument(help="Adapter version, e.g. error-recovery@v1.", show_default=False)]
 
 
-def read_settings(data_dir: Path | None, given: list[str] | None = None, **named: Any) -> "Settings":
+def read_settings(data_dir: Path | None, given: list[str] | None = None, **options: Any) -> "Settings":
     """Settings with ``--set`` pairs and named options (``training__lr=...`` for ``training.lr``) on top.
 
     Raises traced.core.errors.ConfigError.
@@ -38,7 +38,7 @@ def read_settings(data_dir: Path | None, given: list[str] | None = None, **named
     from traced.config.settings import load_settings
 
     overrides = dict(parse_pair(pair) for pair in given or [])
-    overrides |= {key.replace("__", "."): value for key, value in named.items() if value is not None}
+    overrides |= {key.replace("__", "."): value for key, value in options.items() if value is not None}
     return load_settings(data_dir, overrides)
 
 

@@ -14,9 +14,9 @@ from rich.table import Table
 from store.database import write_session
 from store.records import Feedback
 from store.repositories.trajectories import get_trajectory
-from traced.cli.options import AsJson, DataDir, Given, read_settings
+from traced.cli.options import AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import console, print_json
-from traced.cli.store_session import changing, is_made, looking, opened_store
+from traced.cli.store_session import changing, is_made, opened_store, reading
 from traced.config.settings import Settings
 from traced.core.errors import ConfigError
 from traced.core.ownership import this_user
@@ -26,7 +26,7 @@ from traced.scoring.evidence import Labels, OutcomeSource, effective_outcome, fe
 from traced.scoring.judge import judge_from_settings
 from traced.scoring.rule_file import read_rules
 
-LISTED = 5  # conversations on which a rule disagrees
+LIST_LIMIT = 5  # conversations on which a rule disagrees
 
 File = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="Rule file (default: outcomes.rules).", show_default=False)
@@ -35,8 +35,8 @@ Source = Annotated[
     str | None, typer.Option("--source", help="Whose trajectories (default: the target's).", show_default=False)
 ]
 Trajectory = Annotated[str, typer.Argument(metavar="TRAJECTORY", help="A trajectory's id.", show_default=False)]
-Said = Annotated[Literal["success", "failure"], typer.Argument(help="How it went.", show_default=False)]
-Against = Annotated[
+OutcomeName = Annotated[Literal["success", "failure"], typer.Argument(help="How it went.", show_default=False)]
+LabelSource = Annotated[
     Literal["people", "source", "rules"],
     typer.Option("--against", help="Labels: people's, those a source came with, or (only to look) the rules'."),
 ]
@@ -51,11 +51,11 @@ def check(
     source: Source = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Trajectories at most, the newest first.")] = 1000,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Read a rule file and show what each rule would decide; nothing is stored."""
-    settings = read_settings(data_dir, given)
+    settings = read_settings(data_dir, overrides)
     path = file or _rule_file(settings)
     rules = read_rules(path)
     if not is_made(settings) and source is None:
@@ -87,11 +87,11 @@ def apply(
         int | None, typer.Option("--limit", min=1, help="Trajectories at most, the newest first.", show_default=False)
     ] = None,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge the stored trajectories whose outcome is unknown, by the rules and, if asked for, by the judge."""
-    settings = read_settings(data_dir, given)
+    settings = read_settings(data_dir, overrides)
     rules = read_rules(_rule_file(settings)) if settings.outcomes.rules or not judge else None
     model = judge_from_settings(settings.outcomes.judge) if judge else None
     labels, now = _labels(settings), datetime.now(UTC)
@@ -116,20 +116,22 @@ def apply(
 @outcomes.command("agreement")
 def agreement(
     *,
-    against: Against = "people",
+    against: LabelSource = "people",
     source: Source = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Conversations to judge, the newest first.")] = 200,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure how well the judge agrees with labels; its verdicts count once that is enough."""
-    settings = read_settings(data_dir, given)
+    settings = read_settings(data_dir, overrides)
     judge = judge_from_settings(settings.outcomes.judge)
     with opened_store(settings) as store:
         source = select_source(store, source, settings.target.name)
-        labels, by = _labels(settings), OutcomeSource(against)
-        result = asyncio.run(measuring.measure(store, judge, source, labels, by, limit=limit, seed=settings.seed))
+        labels, label_source = _labels(settings), OutcomeSource(against)
+        result = asyncio.run(
+            measuring.measure(store, judge, source, labels, label_source, limit=limit, seed=settings.seed)
+        )
         with write_session(store) as session:
             measuring.save_agreement(session, result, judge.settings, datetime.now(UTC))
             reason = measuring.distrust_reason(measuring.latest_agreement(session, judge.name), judge.settings)
@@ -142,19 +144,23 @@ def agreement(
 
 
 @outcomes.command("show")
-def show(trajectory: Trajectory, data_dir: DataDir = None, given: Given = None, as_json: AsJson = False) -> None:
+def show(
+    trajectory: Trajectory, data_dir: DataDir = None, overrides: Overrides = None, as_json: AsJson = False
+) -> None:
     """Show a trajectory's outcome, who says so, and everything that was said of it."""
-    settings = read_settings(data_dir, given)
-    with looking(settings) as session:
+    settings = read_settings(data_dir, overrides)
+    with reading(settings) as session:
         row = get_trajectory(session, trajectory, tokens=False)
-        standing = effective_outcome(session, row, _labels(settings))
+        outcome = effective_outcome(session, row, _labels(settings))
         statements = feedback_on(session, trajectory)
     if as_json:
         fields = {"id": row.id, "source": row.source, "task_id": row.task_id, "outcome": row.outcome}
-        print_json({**fields, "reward": row.reward, "by": standing.source, "who": _who(standing.feedback), "said": statements})
+        print_json(
+            {**fields, "reward": row.reward, "by": outcome.source, "who": _actor(outcome.feedback), "said": statements}
+        )
         return
-    who = f" ({_who(standing.feedback)})" if standing.feedback else ""
-    lines = [f"{row.id}, {row.source} task {row.task_id}: {row.outcome}, said by {standing.source}{who}"]
+    who = f" ({_actor(outcome.feedback)})" if outcome.feedback else ""
+    lines = [f"{row.id}, {row.source} task {row.task_id}: {row.outcome}, said by {outcome.source}{who}"]
     for statement in statements:
         label = statement.label if statement.score is None else f"{statement.label or 'score'} {statement.score:g}"
         texts = (statement.who or "a client", label, statement.comment)
@@ -167,16 +173,16 @@ def show(trajectory: Trajectory, data_dir: DataDir = None, given: Given = None, 
 @outcomes.command("label")
 def label(
     trajectory: Trajectory,
-    said: Said,
+    said: OutcomeName,
     *,
     who: Annotated[str, typer.Option("--who", help="Who says so (default: the user's name).", show_default=False)] = "",
     reason: Annotated[str, typer.Option("--reason", help="Why, for the record.")] = "",
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Say how a conversation went; a person's word counts more than the rules' and the judge's."""
-    settings = read_settings(data_dir, given)
+    settings = read_settings(data_dir, overrides)
     if evidence.is_reserved_author(who):
         raise typer.BadParameter(f"{who!r} is traced's own: {', '.join(evidence.RESERVED)}", param_hint="--who")
     feedback = Feedback(trajectory, datetime.now(UTC), "", float(said == "success"), said, reason, who or this_user())
@@ -201,7 +207,7 @@ def _labels(settings: Settings) -> Labels:
     return Labels(settings.serving.success_labels, settings.serving.failure_labels)
 
 
-def _who(statement: Any) -> str:
+def _actor(statement: Any) -> str:
     return statement.who if statement is not None else ""
 
 
@@ -216,8 +222,12 @@ def _print_check(result: rescoring.RulesReport) -> None:
     console.print(table)
     for rule in result.rules:
         if rule.against:
-            more = f" and {len(rule.against) - LISTED} more (--json lists all)" if len(rule.against) > LISTED else ""
-            text = f"{rule.rule} disagrees on {', '.join(rule.against[:LISTED])}{more}"
+            remainder = (
+                f" and {len(rule.against) - LIST_LIMIT} more (--json lists all)"
+                if len(rule.against) > LIST_LIMIT
+                else ""
+            )
+            text = f"{rule.rule} disagrees on {', '.join(rule.against[:LIST_LIMIT])}{remainder}"
             console.print(text, highlight=False, markup=False)
     console.print(f"No rule matches {result.undecided}; they would stay unknown", highlight=False)
     _print_reasons(result.unchecked)

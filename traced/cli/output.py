@@ -34,7 +34,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from sandbox.errors import harmless
-from traced.core.errors import TracedError, cause_of, is_known
+from traced.core.errors import TracedError, cause_of, is_expected
 
 console = Console(soft_wrap=True)
 progress = Console(stderr=True)
@@ -42,18 +42,18 @@ progress = Console(stderr=True)
 
 def print_json(value: Any) -> None:
     """Print ``value`` (mappings, sequences, dataclasses, times, paths) as one line of JSON on stdout."""
-    sys.stdout.write(json.dumps(plain(value), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(jsonable(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
-def plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
     """``value`` in terms of JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, datetime):
@@ -129,15 +129,15 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
 
 
 def _stopped(words: list[str]) -> int:
-    again = shlex.join(["traced", *words])
+    command = shlex.join(["traced", *words])
     with suppress(OSError):  # nobody may be left to tell
-        progress.print(f"\nStopped; nothing is half-written. To carry on: {escape(again)}", highlight=False)
+        progress.print(f"\nStopped; nothing is half-written. To carry on: {escape(command)}", highlight=False)
     return 128 + (_ended_by[0] if _ended_by else signal.SIGINT)
 
 
 def _failed(raised: Exception, words: list[str]) -> int:
     error = cause_of(raised)
-    known = is_known(error)
+    known = is_expected(error)
     message = getattr(error, "message", str(error))
     hint = getattr(error, "hint", "")
     if not known:

@@ -22,7 +22,7 @@ import typer
 from sandbox.errors import EngineDown, ImageMissing
 from store.errors import StoreError
 from store.schema_version import HEAD, version_error
-from traced.cli.options import AsJson, DataDir, Given, Model, read_settings
+from traced.cli.options import AsJson, DataDir, Model, Overrides, read_settings
 from traced.cli.output import console, print_json
 from traced.config.settings import FILE_NAME, Settings, data_directory, template
 from traced.core.errors import ConfigError, TracedError
@@ -56,10 +56,10 @@ def examine(settings: Settings) -> Iterator[Finding]:
 
 def check_python(settings: Settings) -> Finding:
     """The interpreter's version."""
-    seen = f"{sys.version.split()[0]} at {sys.executable}"
+    observed = f"{sys.version.split()[0]} at {sys.executable}"
     if sys.version_info >= PYTHON:
-        return Finding("python", True, seen)
-    return Finding("python", False, seen, f"make venv PYTHON=python{PYTHON[0]}.{PYTHON[1]}")
+        return Finding("python", True, observed)
+    return Finding("python", False, observed, f"make venv PYTHON=python{PYTHON[0]}.{PYTHON[1]}")
 
 
 def check_packages(settings: Settings) -> Finding:
@@ -87,12 +87,12 @@ def check_docker(settings: Settings) -> Finding:
     try:
         client = connect()
         try:
-            seen, weak = f"engine {client.version()['Version']}", weaknesses(client)
+            observed, weak = f"engine {client.version()['Version']}", weaknesses(client)
         finally:
             client.close()
     except EngineDown as error:
         return Finding("docker", False, str(error), error.remedy)
-    return Finding("docker", True, seen, warning="; ".join(weak))
+    return Finding("docker", True, observed, warning="; ".join(weak))
 
 
 def check_image(settings: Settings) -> Finding:
@@ -122,10 +122,12 @@ def check_data_directory(settings: Settings) -> Finding:
             "data directory", False, f"{existing} is not writable: {error.strerror}", "traced doctor --data-dir PATH"
         )
     free = shutil.disk_usage(existing).free
-    seen = f"{directory}{'' if directory.exists() else ' (not made yet)'}, {free / 1024**3:.1f} GiB free"
+    observed = f"{directory}{'' if directory.exists() else ' (not made yet)'}, {free / 1024**3:.1f} GiB free"
     if free < FREE_BYTES:
-        return Finding("data directory", False, seen, f"free at least {FREE_BYTES // 1024**3} GiB, or --data-dir PATH")
-    return Finding("data directory", True, seen)
+        return Finding(
+            "data directory", False, observed, f"free at least {FREE_BYTES // 1024**3} GiB, or --data-dir PATH"
+        )
+    return Finding("data directory", True, observed)
 
 
 def check_store(settings: Settings) -> Finding:
@@ -157,13 +159,17 @@ def check_model(settings: Settings) -> Finding:
 
 def check_language_model(settings: Settings) -> Finding:
     """A language model that can be asked, where the settings want one."""
-    from traced.llm.connection import check_model, endpoint, wanting  # the store's libraries, as in ``check_store``
+    from traced.llm.connection import (  # the store's libraries, as in ``check_store``
+        check_model,
+        endpoint,
+        settings_needing_model,
+    )
 
     try:
         check_model(settings)
     except TracedError as error:
         return Finding("language model", False, error.message, error.hint)
-    if not wanting(settings):
+    if not settings_needing_model(settings):
         return Finding("language model", True, "none is needed")
     name = endpoint(settings.llm).name
     return Finding("language model", True, f"{name}; traced llm check tries it")
@@ -190,8 +196,8 @@ def _shadow(name: str, home: Path) -> str:
     if Path(spec.origin).resolve().is_relative_to(home / name):
         return ""
     owners = importlib.metadata.packages_distributions().get(name, ["an unknown distribution"])
-    others = [owner for owner in owners if owner != "traced"]
-    return f"{name} comes from {spec.origin} ({', '.join(others) or 'not installed by pip'})"
+    distributions = [owner for owner in owners if owner != "traced"]
+    return f"{name} comes from {spec.origin} ({', '.join(distributions) or 'not installed by pip'})"
 
 
 def init(
@@ -212,9 +218,9 @@ def init(
         console.print(f"{'Wrote' if written else 'Kept the existing'} {path}. Next: traced doctor", highlight=False)
 
 
-def doctor(data_dir: DataDir = None, given: Given = None, model: Model = None, as_json: AsJson = False) -> None:
+def doctor(data_dir: DataDir = None, overrides: Overrides = None, model: Model = None, as_json: AsJson = False) -> None:
     """Check this machine in order, and name the next command for everything that is missing."""
-    settings = read_settings(data_dir, given, model__spec=model)
+    settings = read_settings(data_dir, overrides, model__spec=model)
     findings = []
     for finding in examine(settings):
         findings.append(finding)

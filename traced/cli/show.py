@@ -20,13 +20,13 @@ from store.repositories.environments import list_admissions, list_origins, newes
 from store.repositories.traffic import Conversation, get_conversation
 from store.text import sanitize_line
 from traced.cli.evidence import patch
-from traced.cli.options import AsJson, DataDir, Given, read_settings
+from traced.cli.options import AsJson, DataDir, Overrides, read_settings
 from traced.cli.output import console, print_json, write_new_file
-from traced.cli.store_session import looking
+from traced.cli.store_session import reading
 from traced.interop.origin import origin_of_hash
 
-LISTED = 100
-SHORT = 12  # digits of a hash that tell it from others
+LIST_LIMIT = 100
+HASH_DIGITS = 12  # digits of a hash that tell it from others
 
 show = typer.Typer(no_args_is_help=True, help="Show one thing in full.")
 show.command()(patch)
@@ -43,7 +43,7 @@ def environment(
         str | None,
         typer.Argument(
             metavar="[ENV]",
-            help=f"Its hash (env:1a2b...). Default: list the newest {LISTED}, and what refused them.",
+            help=f"Its hash (env:1a2b...). Default: list the newest {LIST_LIMIT}, and what refused them.",
             show_default=False,
         ),
     ] = None,
@@ -52,22 +52,22 @@ def environment(
         Path | None, typer.Option("--into", metavar="FILE.py", help="Write its source there.", show_default=False)
     ] = None,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Show an environment, refused ones too: who wrote it, which one it mends, and what admission said of it."""
     # The Docker SDK comes along with it: the other things are shown without.
     from sandbox.admission.report import as_data, on_terminal
 
-    settings = read_settings(data_dir, given)
+    settings = read_settings(data_dir, overrides)
     if digits is None:
         if into is not None:
             raise typer.BadParameter("goes with an environment only", param_hint="--into")
-        with looking(settings) as session:
-            environments = newest_environments(session, limit=LISTED)
+        with reading(settings) as session:
+            environments = newest_environments(session, limit=LIST_LIMIT)
         _list(environments, as_json)
         return
-    with looking(settings) as session:
+    with reading(settings) as session:
         hash_ = origin_of_hash(session, digits).hash
         origins, admissions = list_origins(session, hash_), list_admissions(session, hash_)
     if into is not None:
@@ -79,15 +79,15 @@ def environment(
     for text in _origin_lines(origins):
         console.print(text, highlight=False, markup=False)
     if admissions:
-        Console().print(on_terminal(admissions[-1].report, f"env:{hash_[:SHORT]}"))
+        Console().print(on_terminal(admissions[-1].report, f"env:{hash_[:HASH_DIGITS]}"))
     else:
-        following = f"traced admit {origins[-1].capability}"
-        console.print(f"It was not judged yet. Next: {following}", highlight=False, markup=False)
+        next_step = f"traced admit {origins[-1].capability}"
+        console.print(f"It was not judged yet. Next: {next_step}", highlight=False, markup=False)
     if into is not None:
-        following = f"To judge what you make of it: traced admit {into}"
-        console.print(f"Wrote its source into {into}. {following}", highlight=False)
+        next_step = f"To judge what you make of it: traced admit {into}"
+        console.print(f"Wrote its source into {into}. {next_step}", highlight=False)
     else:
-        console.print(f"Its source: traced show environment env:{hash_[:SHORT]} --into FILE.py", highlight=False)
+        console.print(f"Its source: traced show environment env:{hash_[:HASH_DIGITS]} --into FILE.py", highlight=False)
 
 
 def _list(environments: Sequence[EnvironmentSummary], as_json: bool) -> None:
@@ -97,15 +97,17 @@ def _list(environments: Sequence[EnvironmentSummary], as_json: bool) -> None:
     if not environments:
         console.print("No environment was written yet. Next: traced synthesize", highlight=False)
         return
-    name = Column("environment", no_wrap=True, min_width=len("env:") + SHORT)  # what one copies
+    name = Column("environment", no_wrap=True, min_width=len("env:") + HASH_DIGITS)  # what one copies
     table = Table(name, "capability", "cycle", "by", "admission", "written")
     for row in environments:
         admission = "not judged" if row.admitted is None else "admitted" if row.admitted else ", ".join(row.failed)
-        written = f"{row.at:%Y-%m-%d %H:%M}"
-        table.add_row(f"env:{row.hash[:SHORT]}", row.capability, row.cycle_id, row.synthesizer, admission, written)
+        timestamp = f"{row.at:%Y-%m-%d %H:%M}"
+        table.add_row(
+            f"env:{row.hash[:HASH_DIGITS]}", row.capability, row.cycle_id, row.synthesizer, admission, timestamp
+        )
     console.print(table)
-    if len(environments) == LISTED:
-        console.print(f"These are the newest {LISTED} of them.", highlight=False)
+    if len(environments) == LIST_LIMIT:
+        console.print(f"These are the newest {LIST_LIMIT} of them.", highlight=False)
     console.print("To see why one was refused: traced show environment env:...", highlight=False)
 
 
@@ -132,7 +134,7 @@ def _as_json(origins: Sequence[EnvironmentRecord], admissions: Sequence[Mapping[
 
 def _origin_lines(origins: Sequence[EnvironmentRecord]) -> Iterator[str]:
     for row in origins:
-        repair = f", which mends env:{row.repairs[:SHORT]}" if row.repairs else ""
+        repair = f", which mends env:{row.repairs[:HASH_DIGITS]}" if row.repairs else ""
         author = f"by the {row.synthesizer} synthesizer with seed {row.seed}{repair}"
         yield f"{sanitize_line(row.capability)}: written {author}, in cycle {row.cycle_id}, {row.at:%Y-%m-%d %H:%M} UTC"
 
@@ -143,11 +145,11 @@ def conversation(
         str, typer.Argument(metavar="ID", help="Of a conversation (X-Traced-Conversation), or of an answer in it.")
     ],
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what the router decided on a conversation, what was exchanged, and what people thought of it."""
-    with looking(read_settings(data_dir, given)) as session:
+    with reading(read_settings(data_dir, overrides)) as session:
         record = get_conversation(session, conversation_id)
     if as_json:
         print_json(record)

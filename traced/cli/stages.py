@@ -25,7 +25,7 @@ from traced.cli.current_cycle import (
     written_by,
 )
 from traced.cli.evidence import patch_as_json, patch_lines
-from traced.cli.options import AsJson, DataDir, Given, Model, Seed, Threads, read_settings
+from traced.cli.options import AsJson, DataDir, Model, Overrides, Seed, Threads, read_settings
 from traced.cli.output import console, print_json
 from traced.config.settings import Settings
 from traced.core.errors import CapabilityError, TracedError
@@ -55,7 +55,7 @@ def collect(
     *,
     episodes: Annotated[int | None, typer.Option("--episodes", help="Episodes to record.", show_default=False)] = None,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     model: Model = None,
     seed: Seed = None,
     threads: Threads = None,
@@ -63,7 +63,7 @@ def collect(
 ) -> None:
     """Record episodes of the base model on the target's train split."""
     settings = read_settings(
-        data_dir, given, model__spec=model, seed=seed, engine__threads=threads, collect__episodes=episodes
+        data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads, collect__episodes=episodes
     )
 
     async def work(context: Context) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def synthesize(
         ),
     ] = None,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     model: Model = None,
     seed: Seed = None,
     as_json: AsJson = False,
@@ -103,7 +103,7 @@ def synthesize(
 
     After a refusal by traced admit the same command writes the next (llm: mends it); traced demo repeats the two.
     """
-    settings = read_settings(data_dir, given, model__spec=model, seed=seed)
+    settings = read_settings(data_dir, overrides, model__spec=model, seed=seed)
 
     async def work(context: Context, capability: str) -> dict[str, Any]:
         context = written_by(context, synthesizer.value if synthesizer else None)
@@ -137,14 +137,14 @@ def optimize_prompt(
     capability: Annotated[str, typer.Argument(help="Of the current cycle, with an admitted environment.")],
     *,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     model: Model = None,
     seed: Seed = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Evolve a prompt for a capability, and say which is enough: the prompt or the adapter. Carries on when stopped."""
-    settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
+    settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
 
     async def work(context: Context) -> PromptPatch:
         return await optimize_prompt_stage(context, capability, _newest_admitted(context, capability))
@@ -161,14 +161,14 @@ def train(
     capabilities: Capabilities = None,
     *,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     model: Model = None,
     seed: Seed = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Train an adapter in each admitted environment; carries on from the last checkpoint."""
-    settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
+    settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
 
     async def work(context: Context, capability: str) -> dict[str, Any]:
         adapter = await train_stage(context, capability, admitted_environments(context, capability)[-1])
@@ -181,14 +181,14 @@ def evaluate(
     capabilities: Capabilities = None,
     *,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     model: Model = None,
     seed: Seed = None,
     threads: Threads = None,
     as_json: AsJson = False,
 ) -> None:
     """Gate each trained adapter against the base model on the same seeds."""
-    settings = read_settings(data_dir, given, model__spec=model, seed=seed, engine__threads=threads)
+    settings = read_settings(data_dir, overrides, model__spec=model, seed=seed, engine__threads=threads)
 
     async def work(context: Context, capability: str) -> dict[str, Any]:
         adapter = adapters(context, capability)[-1]
@@ -205,7 +205,7 @@ class Step:
     key: str
     applies_to: str  # what a capability has to be: "retained", "written", "admitted" or "trained"
     work: Callable[[Context, str], Awaitable[dict[str, Any]]]
-    following: str
+    next_step: str
 
 
 def _on_capabilities(settings: Settings, step: Step, names: Sequence[str] | None, as_json: bool) -> None:
@@ -223,7 +223,7 @@ def _on_capabilities(settings: Settings, step: Step, names: Sequence[str] | None
         for entry in report["failed"]:
             hint = f" (try: {entry['hint']})" if entry["hint"] else ""
             console.print(f"{entry['capability']} ends here: {entry['reason']}{hint}", highlight=False)
-        console.print(f"Next: {step.following if report[step.key] else 'traced status'}", highlight=False)
+        console.print(f"Next: {step.next_step if report[step.key] else 'traced status'}", highlight=False)
     raise typer.Exit(0 if report[step.key] else 1)
 
 
@@ -255,9 +255,9 @@ def _newest_admitted(context: Context, capability: str) -> str:
         )
     admitted = admitted_environments(context, capability)
     if not admitted:
-        following = "admit" if environments(context, capability) else "synthesize"
+        next_step = "admit" if environments(context, capability) else "synthesize"
         raise TracedError(
             f"no environment of {capability} is admitted, so there is nothing to evolve a prompt on",
-            hint=f"traced {following} {capability}",
+            hint=f"traced {next_step} {capability}",
         )
     return admitted[-1]

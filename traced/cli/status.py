@@ -13,24 +13,24 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from store.status import CostStanding, PatchStanding, Standing, standing
+from store.status import PatchStatus, StageCostStatus, StoreStatus, store_status
 from store.text import sanitize_line
-from traced.cli.options import AsJson, DataDir, Given, parse_pair, read_settings
+from traced.cli.options import AsJson, DataDir, Overrides, parse_pair, read_settings
 from traced.cli.output import console, print_json
 from traced.core.errors import TracedError
-from traced.core.liveness import ask_alive
-from traced.core.location import data_directory, default_socket, default_url, plain_setting, store_url
+from traced.core.liveness import check_alive
+from traced.core.location import data_directory, default_socket, default_store_url, read_setting, store_url
 from traced.gateway.spool_status import DAMAGED_FILE, read_spool_status
 from traced.routing.router_files import decided_by
 
 LATE_S = 10.0  # a recorded exchange should be in the store by then
 # As traced.prompt_optimization.patches.Enough has it, which takes longer to import than status may.
-ENOUGH = "a prompt is enough"
+PROMPT_SUFFICES = "a prompt is enough"
 
 
-def router_report(state: Standing, data_dir: Path, given: str | None) -> dict[str, Any]:
+def router_report(state: StoreStatus, data_dir: Path, overrides: str | None) -> dict[str, Any]:
     """The router's part of ``traced status --json``; ``given`` is the command line's ``routing.router``."""
-    by_labels = bool(state.live) and plain_setting(data_dir, "routing", "router", given) == "labels"
+    by_labels = bool(state.live) and read_setting(data_dir, "routing", "router", overrides) == "labels"
     return {
         **asdict(state.router),
         "spool": asdict(read_spool_status(data_dir / "spool")),
@@ -44,8 +44,10 @@ def router_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"Conversations are decided by {report['decided_by']}"
     if report["day"]:
         hour = report["hour"]
-        each = ", ".join(f"{count} {model} ({hour.get(model, 0)})" for model, count in report["day"].items())
-        yield f"Conversations of the last day (hour): {each}{'; and more before' if report['partial'] else ''}"
+        counts_by_model = ", ".join(f"{count} {model} ({hour.get(model, 0)})" for model, count in report["day"].items())
+        yield (
+            f"Conversations of the last day (hour): {counts_by_model}{'; and more before' if report['partial'] else ''}"
+        )
     if report["failures"]:
         yield f"Requests that failed in the last day: {_counts(report['failures'], 'with status ')}"
     for reason, count in report["by_default"].items():
@@ -67,8 +69,8 @@ def _waiting(spool: Mapping[str, Any]) -> Iterator[str]:
         yield f"Could not be read: {spool['damaged']} recorded exchanges, kept in spool/{DAMAGED_FILE}"
 
 
-def _counts(counted: Mapping[Any, int], prefix: str = "") -> str:
-    return ", ".join(f"{count} {prefix}{name}" for name, count in counted.items())
+def _counts(counts: Mapping[Any, int], prefix: str = "") -> str:
+    return ", ".join(f"{count} {prefix}{name}" for name, count in counts.items())
 
 
 Alive = Annotated[bool, typer.Option("--alive", help="Only ask whether the service answers; exit code 1: no.")]
@@ -78,16 +80,16 @@ def status(
     *,
     alive: Alive = False,
     data_dir: DataDir = None,
-    given: Given = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the cycles, what waits for a decision or is parked, what is live, and what the router does."""
     if alive:
         _alive(data_dir, as_json)
         return
-    directory, url = _store_place(data_dir, given)
-    state = standing(url)
-    router = router_report(state, directory, dict(parse_pair(pair) for pair in given or []).get("routing.router"))
+    directory, url = _store_place(data_dir, overrides)
+    state = store_status(url)
+    router = router_report(state, directory, dict(parse_pair(pair) for pair in overrides or []).get("routing.router"))
     if as_json:
         print_json(_as_json(state, directory) | {"router": router})
         return
@@ -101,7 +103,7 @@ def status(
         console.print(text, highlight=False, markup=False)
 
 
-def _cycle_rows(state: Standing) -> list[dict[str, Any]]:
+def _cycle_rows(state: StoreStatus) -> list[dict[str, Any]]:
     return [
         {
             "cycle": cycle.id,
@@ -114,7 +116,7 @@ def _cycle_rows(state: Standing) -> list[dict[str, Any]]:
     ]
 
 
-def _adapter_rows(state: Standing) -> list[dict[str, Any]]:
+def _adapter_rows(state: StoreStatus) -> list[dict[str, Any]]:
     return [
         {
             "adapter": adapter.name,
@@ -127,7 +129,7 @@ def _adapter_rows(state: Standing) -> list[dict[str, Any]]:
     ]
 
 
-def _as_json(state: Standing, directory: Path) -> dict[str, Any]:
+def _as_json(state: StoreStatus, directory: Path) -> dict[str, Any]:
     return {
         "data_dir": directory,
         "cycles": _cycle_rows(state),
@@ -144,20 +146,20 @@ def _as_json(state: Standing, directory: Path) -> dict[str, Any]:
     }
 
 
-def _cycle_lines(state: Standing) -> Iterator[str]:
+def _cycle_lines(state: StoreStatus) -> Iterator[str]:
     """What waits for a person, and what keeps a cycle from going on."""
     for name in state.waiting:
         yield f"Waits for a decision: traced explain {name}, then traced approve {name}"
     for patch in state.patches:
-        if patch.enough == ENOUGH:
+        if patch.enough == PROMPT_SUFFICES:
             yield _offer(patch)
     for target, cause in state.asked_for.items():
         condition = "It begins when nothing of the above is unfinished, the service runs and nobody has paused it"
         yield f"To begin: a cycle of {target}, {cause}. {condition}"
     for target, cause in state.cannot_begin.items():
         yield f"A cycle of {target} is due and cannot begin: {cause}"
-    for target, who in state.paused.items():
-        yield f"Paused: {target}, by {who}. To go on: traced resume"
+    for target, actor in state.paused.items():
+        yield f"Paused: {target}, by {actor}. To go on: traced resume"
     for stage in state.held_up:
         subject = f"{stage.stage} of {stage.capability or stage.cycle} ({stage.reason})"
         yield f"Held up: {subject}. It is tried again by itself; traced doctor"
@@ -167,44 +169,44 @@ def _cycle_lines(state: Standing) -> Iterator[str]:
 
 
 def _alive(data_dir: Path | None, as_json: bool) -> None:
-    ask_alive(default_socket(data_directory(data_dir)))
+    check_alive(default_socket(data_directory(data_dir)))
     if as_json:
         print_json({"alive": True})
     else:
         console.print("The service answers.", highlight=False)
 
 
-def _store_place(data_dir: Path | None, given: list[str] | None) -> tuple[Path, str]:
+def _store_place(data_dir: Path | None, overrides: list[str] | None) -> tuple[Path, str]:
     """The data directory and its store's URL, without reading (and importing) all settings where that is not needed."""
-    pairs = dict(parse_pair(pair) for pair in given or [])
+    pairs = dict(parse_pair(pair) for pair in overrides or [])
     directory = data_directory(data_dir)
     if set(pairs) - {"store.url"}:
-        url = read_settings(data_dir, given).store_url  # the other keys are checked
+        url = read_settings(data_dir, overrides).store_url  # the other keys are checked
     else:
         url = store_url(directory, pairs.get("store.url"))
-    if url == default_url(directory) and not (directory / "traced.db").exists():
+    if url == default_store_url(directory) and not (directory / "traced.db").exists():
         raise TracedError(f"{directory} holds no store yet", hint="traced demo, or traced collect")
     return directory, url
 
 
-def _cost_row(cost: CostStanding) -> dict[str, Any]:
-    about = "~" if cost.estimated else ""
+def _cost_row(cost: StageCostStatus) -> dict[str, Any]:
+    suffix = "~" if cost.estimated else ""
     return {
         "cycle": cost.cycle,
         "stage": cost.stage,
         "calls": cost.calls,
-        "tokens": f"{about}{cost.prompt_tokens:,} + {about}{cost.completion_tokens:,}",
-        "cost": f"{about}{cost.cost:.4g}",
+        "tokens": f"{suffix}{cost.prompt_tokens:,} + {suffix}{cost.completion_tokens:,}",
+        "cost": f"{suffix}{cost.cost:.4g}",
         "seconds": f"{cost.seconds:.0f}",
     }
 
 
-def _offer(patch: PatchStanding) -> str:
+def _offer(patch: PatchStatus) -> str:
     """A prompt that is enough, and what was decided on it or how to decide."""
-    short = patch.id[:12]
+    short_id = patch.id[:12]
     if patch.decision != "none":
-        return f"A prompt is enough for {patch.capability}: {short}, {patch.decision} by {sanitize_line(patch.who)}"
-    commands = f"traced show patch {short} --into FILE takes it, traced approve {short} says so"
+        return f"A prompt is enough for {patch.capability}: {short_id}, {patch.decision} by {sanitize_line(patch.who)}"
+    commands = f"traced show patch {short_id} --into FILE takes it, traced approve {short_id} says so"
     return f"A prompt is enough for {patch.capability}: {commands}"
 
 

@@ -16,8 +16,8 @@ def writing(settings: Settings) -> Iterator[Session]:
     """A transaction on the store, which is made where it does not exist."""
     engine = open_store(settings.store_url)
     try:
-        with write_session(engine) as opened:
-            yield opened
+        with write_session(engine) as session:
+            yield session
     finally:
         engine.dispose()
 
@@ -28,17 +28,17 @@ def is_made(settings: Settings) -> bool:
 
 
 @contextmanager
-def looking(settings: Settings) -> Iterator[Session]:
+def reading(settings: Settings) -> Iterator[Session]:
     """A look at the store; raises TracedError where there is none yet, instead of making an empty one."""
-    with opened_store(settings) as engine, read_session(engine) as opened:
-        yield opened
+    with opened_store(settings) as engine, read_session(engine) as session:
+        yield session
 
 
 @contextmanager
 def changing(settings: Settings) -> Iterator[Session]:
     """A transaction on a store that is there; raises TracedError like ``looking``."""
-    with opened_store(settings) as engine, write_session(engine) as opened:
-        yield opened
+    with opened_store(settings) as engine, write_session(engine) as session:
+        yield session
 
 
 @contextmanager

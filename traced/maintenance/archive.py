@@ -72,8 +72,8 @@ def writing(path: Path) -> Iterator[Writer]:
     with os.fdopen(descriptor, "wb") as raw:
         compressor = zstandard.ZstdCompressor(write_checksum=True)
         with (
-            compressor.stream_writer(raw, closefd=False) as packed,
-            tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+            compressor.stream_writer(raw, closefd=False) as compressed,
+            tarfile.open(fileobj=compressed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
         ):
             yield Writer(archive)
         raw.flush()
@@ -100,46 +100,46 @@ def extract(path: Path, folder: Path) -> Manifest:
     return _read(path, take)
 
 
-def _read(path: Path, take: Callable[[tarfile.TarFile, tarfile.TarInfo], str]) -> Manifest:
-    found: dict[str, str] = {}
+def _read(path: Path, read_member: Callable[[tarfile.TarFile, tarfile.TarInfo], str]) -> Manifest:
+    digests: dict[str, str] = {}
     manifest = None
     try:
-        with _opened(path) as archive:
+        with _open_archive(path) as archive:
             for member in archive:
-                if manifest is not None or member.name in found:
+                if manifest is not None or member.name in digests:
                     raise BackupDamaged(f"{path} has {member.name!r} where nothing belongs")
                 if member.name == MANIFEST:
                     manifest = _manifest(_content(archive, member).read())
                 else:
                     _refuse_odd(path, member)
-                    found[member.name] = take(archive, member)
+                    digests[member.name] = read_member(archive, member)
     except (tarfile.TarError, zstandard.ZstdError, EOFError, ValueError, TypeError, KeyError) as error:
         raise BackupDamaged(f"{path} cannot be read as a backup: {error}", hint="take another backup") from error
-    return _compared(path, manifest, found)
+    return _check_members(path, manifest, digests)
 
 
-def _compared(path: Path, manifest: Manifest | None, found: Mapping[str, str]) -> Manifest:
+def _check_members(path: Path, manifest: Manifest | None, digests: Mapping[str, str]) -> Manifest:
     if manifest is None:
         raise BackupDamaged(f"{path} has no manifest: it was cut off", hint="take another backup")
-    if manifest.members != found:
-        odd = sorted(dict(manifest.members.items() ^ found.items()))
+    if manifest.members != digests:
+        odd = sorted(dict(manifest.members.items() ^ digests.items()))
         raise BackupDamaged(f"{path} is not what was backed up: {', '.join(odd)} differ", hint="take another backup")
     return manifest
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tarfile.TarFile]:
+def _open_archive(path: Path) -> Iterator[tarfile.TarFile]:
     try:
         raw = path.open("rb")
     except OSError as error:
         raise BackupDamaged(f"{path} cannot be opened: {error.strerror}", hint=f"ls {path.parent}") from error
     with (
         raw,
-        zstandard.ZstdDecompressor().stream_reader(raw) as plain,
-        tarfile.open(fileobj=plain, mode="r|") as archive,
+        zstandard.ZstdDecompressor().stream_reader(raw) as stream,
+        tarfile.open(fileobj=stream, mode="r|") as archive,
     ):
         yield archive
-        while plain.read(CHUNK):  # the padding at the end: the decompressor's own checksum covers it
+        while stream.read(CHUNK):  # the padding at the end: the decompressor's own checksum covers it
             pass
 
 
@@ -151,12 +151,12 @@ def _refuse_odd(path: Path, member: tarfile.TarInfo) -> None:
 
 
 def _manifest(text: bytes) -> Manifest:
-    told: dict[str, Any] = json.loads(text)
-    if told["format"] != FORMAT:
+    fields: dict[str, Any] = json.loads(text)
+    if fields["format"] != FORMAT:
         raise BackupDamaged(
-            f"the backup has format {told['format']}, this traced reads {FORMAT}", hint="upgrade traced"
+            f"the backup has format {fields['format']}, this traced reads {FORMAT}", hint="upgrade traced"
         )
-    return Manifest(**told)
+    return Manifest(**fields)
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:

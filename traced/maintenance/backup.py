@@ -29,7 +29,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from store.database import connect, revision
-from traced.config.settings import Settings, find_file
+from traced.config.settings import Settings, find_settings_file
 from traced.core.files import flush, free_name
 from traced.maintenance import archive
 from traced.maintenance.archive import Manifest, Writer
@@ -86,15 +86,15 @@ def back_up(settings: Settings, target: Path | None = None, *, now: datetime, la
     path = target or free_name(settings.data_dir / BACKUPS / f"{label}-{now:%Y%m%dT%H%M%SZ}", SUFFIX)
     if path.exists():
         raise BackupFailed(f"{path} exists already", hint="name another file")
-    found = schema_of(settings)
+    schema = schema_of(settings)
     with _staging(path.parent) as folder:
-        staged = folder / "archive"
-        with archive.writing(staged) as writer:
+        staging = folder / "archive"
+        with archive.writing(staging) as writer:
             namespace = _add_databases(writer, settings, folder)
             _add_files(writer, settings.data_dir)
-            writer.close_with(_manifest(settings, found, namespace, writer, now))
-        manifest = archive.verify(staged)
-        os.rename(staged, path)
+            writer.close_with(_manifest(settings, schema, namespace, writer, now))
+        manifest = archive.verify(staging)
+        os.rename(staging, path)
         flush(path.parent)
     return Backup(path, path.stat().st_size, manifest)
 
@@ -105,11 +105,11 @@ def schema_of(settings: Settings) -> str:
     if file is not None and not file.exists():
         raise BackupFailed(f"there is no store at {file}", hint="check --data-dir")
     engine = connect(settings.store_url)
-    found = revision(engine)
+    current = revision(engine)
     engine.dispose()
-    if found is None:
+    if current is None:
         raise BackupFailed(f"{settings.data_dir} has an empty store", hint="check --data-dir and store.url")
-    return found
+    return current
 
 
 def sqlite_file(settings: Settings) -> Path | None:
@@ -134,10 +134,10 @@ def _add_databases(writer: Writer, settings: Settings, folder: Path) -> str:
 
 
 def _add_files(writer: Writer, data_dir: Path) -> None:
-    chosen = sorted([*_adapters(data_dir), *_environments(data_dir), *_runs(data_dir)])
-    for path in chosen:
+    paths = sorted([*_adapters(data_dir), *_environments(data_dir), *_runs(data_dir)])
+    for path in paths:
         writer.add(path.relative_to(data_dir).as_posix(), path)
-    config = find_file(data_dir)
+    config = find_settings_file(data_dir)
     if config is not None:
         writer.add(CONFIG, config)
 
@@ -169,10 +169,12 @@ def _files(path: Path) -> Iterator[Path]:
         yield from _files(inner)
 
 
-def _manifest(settings: Settings, found: str, namespace: str, writer: Writer, now: datetime) -> Manifest:
+def _manifest(settings: Settings, revision: str, namespace: str, writer: Writer, now: datetime) -> Manifest:
     database = "sqlite" if is_sqlite(settings.store_url) else "postgresql"
-    made = now.isoformat()
-    return Manifest(version("traced"), made, str(settings.data_dir), database, found, namespace, writer.members)
+    created_at = now.isoformat()
+    return Manifest(
+        version("traced"), created_at, str(settings.data_dir), database, revision, namespace, writer.members
+    )
 
 
 @contextmanager

@@ -21,11 +21,11 @@ from sqlalchemy import inspect, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError
 
-from store.database import VERSION_TABLE, connect, unavailable
+from store.database import VERSION_TABLE, connect, unavailable_error
 from store.service_tables import METADATA
 from traced.maintenance.errors import BackupFailed, RestoreRefused, UpkeepError
 
-BESIDE = {  # what the libraries of the cycle and the scheduler keep in the same database
+LIBRARY_TABLES = {  # what the libraries of the cycle and the scheduler keep in the same database
     VERSION_TABLE,
     "checkpoints",
     "checkpoint_blobs",
@@ -58,12 +58,12 @@ def copy_sqlite(source: Path, target: Path) -> None:
     """A consistent copy of the database in ``source``, in one file without a journal; raises ``BackupFailed``."""
     try:
         with (
-            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as read,
-            closing(sqlite3.connect(target)) as written,
+            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as reader,
+            closing(sqlite3.connect(target)) as copy,
         ):
-            read.backup(written)
-            written.execute("PRAGMA journal_mode=DELETE")
-            [(verdict,)] = written.execute("PRAGMA quick_check(1)").fetchall()
+            reader.backup(copy)
+            copy.execute("PRAGMA journal_mode=DELETE")
+            [(verdict,)] = copy.execute("PRAGMA quick_check(1)").fetchall()
     except sqlite3.Error as error:
         raise BackupFailed(f"{source} could not be copied: {error}", hint="traced doctor") from error
     if verdict != "ok":
@@ -76,53 +76,55 @@ def tables_at(url: str) -> Tables:
     try:
         with engine.connect() as connection:
             namespace = str(connection.execute(text("SELECT current_schema()")).scalar())
-            found = inspect(connection).get_table_names(schema=namespace)
+            names = inspect(connection).get_table_names(schema=namespace)
     except DBAPIError as error:
-        raise unavailable(engine.url, error) from error
+        raise unavailable_error(engine.url, error) from error
     finally:
         engine.dispose()
-    return Tables(namespace, sorted(set(found) & ({*METADATA.tables} | BESIDE)))
+    return Tables(namespace, sorted(set(names) & ({*METADATA.tables} | LIBRARY_TABLES)))
 
 
 def dump_postgres(url: str, target: Path) -> Tables:
     """Write traced's tables as an SQL script; raises ``BackupFailed``."""
     tables = tables_at(url)
-    chosen = [f"--table={table}" for table in tables.quoted]
+    table_options = [f"--table={table}" for table in tables.quoted]
     try:
-        _run(url, ["pg_dump", "--no-owner", "--no-privileges", "--strict-names", *chosen, f"--file={target}"])
+        _run(url, ["pg_dump", "--no-owner", "--no-privileges", "--strict-names", *table_options, f"--file={target}"])
     except UpkeepError as error:
         raise BackupFailed(error.message, hint=error.hint) from error
     return tables
 
 
-def load_dump(url: str, script: Path, there: Tables, aside: str, moves: tuple[str, str] | None) -> None:
+def load_dump(url: str, script: Path, existing: Tables, backup_schema: str, moves: tuple[str, str] | None) -> None:
     """Run the script of ``dump_postgres`` after moving the tables that are ``there`` into the new schema ``aside``.
 
     ``moves`` is (old, new) data directory where the paths in table adapters change. Raises ``RestoreRefused``.
     """
-    steps = [f"CREATE SCHEMA {_quoted(aside)}"] if there.names else []
-    steps += [f"ALTER TABLE {table} SET SCHEMA {_quoted(aside)}" for table in there.quoted]
-    before = [part for step in steps for part in ("--command", step)]
-    after = ["--command", relocation(f"{_quoted(there.namespace)}.adapters", *moves)] if moves else []
+    steps = [f"CREATE SCHEMA {_quoted(backup_schema)}"] if existing.names else []
+    steps += [f"ALTER TABLE {table} SET SCHEMA {_quoted(backup_schema)}" for table in existing.quoted]
+    before_commands = [part for step in steps for part in ("--command", step)]
+    after_commands = ["--command", relocation(f"{_quoted(existing.namespace)}.adapters", *moves)] if moves else []
     command = ["psql", "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--single-transaction", "--output=/dev/null"]
     try:
-        _run(url, [*command, *before, f"--file={script}", *after])
+        _run(url, [*command, *before_commands, f"--file={script}", *after_commands])
     except UpkeepError as error:
         raise RestoreRefused(f"the database is as it was: {error.message}", hint=error.hint) from error
 
 
 def relocate_sqlite(database: Path, old: str, new: str) -> None:
     """Change the adapters' paths from below the data directory ``old`` to below ``new``."""
-    with closing(sqlite3.connect(database)) as opened:
-        opened.execute(relocation("adapters", old, new))
-        opened.commit()
+    with closing(sqlite3.connect(database)) as session:
+        session.execute(relocation("adapters", old, new))
+        session.commit()
 
 
 def relocation(table: str, old: str, new: str) -> str:
     """The statement that both databases understand."""
-    prefix, begun = _literal(new), _literal(old + os.sep)
+    prefix, old_prefix = _literal(new), _literal(old + os.sep)
     length = len(old) + 1
-    return f"UPDATE {table} SET path = {prefix} || substr(path, {length}) WHERE substr(path, 1, {length}) = {begun}"
+    return (
+        f"UPDATE {table} SET path = {prefix} || substr(path, {length}) WHERE substr(path, 1, {length}) = {old_prefix}"
+    )
 
 
 def _run(url: str, command: Sequence[str]) -> None:
@@ -145,8 +147,8 @@ def _run(url: str, command: Sequence[str]) -> None:
 
 
 def _without_password(url: URL) -> str:
-    bare = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
-    return bare.render_as_string()
+    address = URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query)
+    return address.render_as_string()
 
 
 def _quoted(name: str) -> str:

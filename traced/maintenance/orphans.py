@@ -25,13 +25,13 @@ from sqlalchemy import Engine
 
 from sandbox.docker_engine import reap_orphans
 from sandbox.errors import EngineDown
-from store.database import session
-from store.repositories.leases import Alive, drop_dead
+from store.database import write_session
+from store.repositories.leases import HolderCheck, delete_dead_leases
 from traced.maintenance.backup import BACKUPS, STAGING, is_alive
-from traced.maintenance.prune import gone_is_fine
+from traced.maintenance.prune import ignore_missing
 from traced.maintenance.restore import staging_prefix
 
-WALKED = ("adapters", "environments", "runs", "models", "logs")  # where staging of ours may lie
+SEARCHED = ("adapters", "environments", "runs", "models", "logs")  # where staging of ours may lie
 AT_ONCE = timedelta(0)
 
 
@@ -47,19 +47,19 @@ class Orphan:
 def sweep(
     data_dir: Path,
     store: Engine,
-    alive: Alive,
+    alive: HolderCheck,
     *,
     now: datetime,
     owner: str,
-    settled: timedelta = AT_ONCE,
+    min_age: timedelta = AT_ONCE,
 ) -> list[Orphan]:
     """Find and remove orphans. Staging that was written to within ``settled`` may be someone's work and stays."""
-    found = [*_containers(owner)]
-    left = [*_removed(_staging(data_dir, now - settled)), *_of_publications(data_dir / "adapters")]
-    found += [Orphan("staging", str(path)) for path in left]
-    with session(store) as opened:
-        found += [Orphan("lease", name) for name in drop_dead(opened, alive, at=now)]
-    return found
+    orphans = [*_containers(owner)]
+    left = [*_removed(_staging(data_dir, now - min_age)), *_of_publications(data_dir / "adapters")]
+    orphans += [Orphan("staging", str(path)) for path in left]
+    with write_session(store) as session:
+        orphans += [Orphan("lease", name) for name in delete_dead_leases(session, alive, at=now)]
+    return orphans
 
 
 def _containers(owner: str) -> Iterator[Orphan]:
@@ -70,9 +70,9 @@ def _containers(owner: str) -> Iterator[Orphan]:
 
 
 def _staging(data_dir: Path, settled_at: datetime) -> Iterator[Path]:
-    for folder in WALKED:
+    for folder in SEARCHED:
         for path in _partial(data_dir / folder):
-            if _newest(path) <= settled_at.timestamp():
+            if _latest_mtime(path) <= settled_at.timestamp():
                 yield path
     kept_by_flock = [*(data_dir / BACKUPS).glob(f"{STAGING}*"), *data_dir.parent.glob(f"{staging_prefix(data_dir)}*")]
     yield from (path for path in kept_by_flock if path.is_dir() and not is_alive(path))
@@ -92,9 +92,9 @@ def _of_publications(adapters: Path) -> list[Path]:
     lock = adapters / ".lock"
     if not lock.exists():
         return []
-    with lock.open("r+") as held:
+    with lock.open("r+") as lock_file:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return []
         return [*_removed(sorted(adapters.glob(".staging-*")))]
@@ -103,13 +103,13 @@ def _of_publications(adapters: Path) -> list[Path]:
 def _removed(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, onerror=gone_is_fine)
+            shutil.rmtree(path, onerror=ignore_missing)
         else:
             path.unlink(missing_ok=True)
         yield path
 
 
-def _newest(path: Path) -> float:
+def _latest_mtime(path: Path) -> float:
     """When ``path`` or anything below it was last written to, in seconds since the epoch."""
     times = [path.lstat().st_mtime]
     for folder, _, files in os.walk(path):

@@ -18,11 +18,10 @@ Not covered: a checkpoint database of another layout, which is left alone.
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 from sqlalchemy import (
@@ -41,16 +40,15 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.exc import DBAPIError
-from sqlmodel import Session
 
 from sandbox.docker_engine import find_orphans, reap_orphans
 from sandbox.errors import EngineDown
-from store.database import connect, reading, session, sqlite_url, unavailable
+from store.database import connect, read_session, sqlite_url, unavailable_error, write_session
 from store.records import RunState
 from store.repositories import retention
 from store.repositories.adapters import get_adapter, get_training_run, list_adapters
 from store.repositories.promotions import live_adapters, trials
-from store.repositories.retention import Amount
+from store.repositories.retention import Amount, Prunable, Scope
 from traced.config.settings import Settings
 from traced.maintenance.backup import CHECKPOINTS
 
@@ -64,8 +62,8 @@ def spare_steps(settings: Settings, store: Engine, cycles: Sequence[str]) -> Amo
         if "checkpoints" not in tables:
             return Amount(0, 0)
         table = tables["checkpoints"]
-        held = cast(table.c.checkpoint, Text) if connection.dialect.name == "postgresql" else table.c.checkpoint
-        size = func.coalesce(func.sum(func.length(held)), 0)
+        payload = cast(table.c.checkpoint, Text) if connection.dialect.name == "postgresql" else table.c.checkpoint
+        size = func.coalesce(func.sum(func.length(payload)), 0)
         rows = [connection.execute(select(func.count(), size).where(_earlier(table, cycle))).one() for cycle in cycles]
     return Amount(sum(row[0] for row in rows), sum(row[1] for row in rows))
 
@@ -91,9 +89,9 @@ def forget_steps(settings: Settings, store: Engine, cycles: Sequence[str]) -> Am
 def _earlier(table: Table, cycle: str) -> ColumnElement[bool]:
     """Checkpoints of a cycle but the newest of its own (the root's namespace is empty; ids sort by time)."""
     other = table.alias("newest")
-    newest = select(func.max(other.c.checkpoint_id)).where(other.c.thread_id == cycle, other.c.checkpoint_ns == "")
+    latest = select(func.max(other.c.checkpoint_id)).where(other.c.thread_id == cycle, other.c.checkpoint_ns == "")
     return and_(
-        table.c.thread_id == cycle, or_(table.c.checkpoint_ns != "", table.c.checkpoint_id != newest.scalar_subquery())
+        table.c.thread_id == cycle, or_(table.c.checkpoint_ns != "", table.c.checkpoint_id != latest.scalar_subquery())
     )
 
 
@@ -105,28 +103,28 @@ def _columns(tables: Mapping[str, Table]) -> list[str]:
 def _tables(settings: Settings, store: Engine) -> Iterator[tuple[Connection, dict[str, Table]]]:
     """A connection to where the checkpoints are, and those of LangGraph's tables that are there."""
     file = settings.data_dir / CHECKPOINTS
-    own = store.dialect.name == "sqlite"
-    if own and not file.exists():
+    own_engine = store.dialect.name == "sqlite"
+    if own_engine and not file.exists():
         with store.connect() as connection:
             yield connection, {}
         return
-    engine = connect(sqlite_url(file)) if own else store
+    engine = connect(sqlite_url(file)) if own_engine else store
     try:
         with engine.connect() as connection:
-            there = set(inspect(connection).get_table_names()) & set(KEPT_BY_LANGGRAPH)
+            present = set(inspect(connection).get_table_names()) & set(KEPT_BY_LANGGRAPH)
             metadata = MetaData()
-            tables = {name: Table(name, metadata, autoload_with=connection) for name in sorted(there)}
-            known = {"thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint"} <= {*_columns(tables)}
-            yield connection, tables if known else {}
+            tables = {name: Table(name, metadata, autoload_with=connection) for name in sorted(present)}
+            has_columns = {"thread_id", "checkpoint_ns", "checkpoint_id", "checkpoint"} <= {*_columns(tables)}
+            yield connection, tables if has_columns else {}
     except DBAPIError as error:
-        raise unavailable(engine.url, error) from error
+        raise unavailable_error(engine.url, error) from error
     finally:
-        if own:
+        if own_engine:
             engine.dispose()
 
 
 BATCH = 200  # rows deleted in one transaction
-SHOWN = 20  # names kept of each kind
+NAME_LIMIT = 20  # names kept of each kind
 
 
 @dataclass(frozen=True)
@@ -147,47 +145,35 @@ class _Work:
     now: datetime
     dry_run: bool
 
-    def ended(self, days: int) -> list[str]:
+    def ended_cycles(self, days: int) -> list[str]:
         """The cycles that ended more than ``days`` ago and are not among the newest; none where ``days`` is 0."""
-        before = self.before(days)
-        if before is None:
+        cutoff = self.cutoff(days)
+        if cutoff is None:
             return []
-        with reading(self.store) as opened:
-            return retention.ended_cycles(opened, before, keep=self.settings.retention.keep_cycles)
+        with read_session(self.store) as session:
+            return retention.ended_cycles(session, cutoff, keep=self.settings.retention.keep_cycles)
 
-    def before(self, days: int) -> datetime | None:
+    def cutoff(self, days: int) -> datetime | None:
         """The moment ``days`` ago; None where 0 keeps everything."""
         return self.now - timedelta(days=days) if days else None
 
 
 def prune(settings: Settings, store: Engine, *, now: datetime, owner: str, dry_run: bool = False) -> list[Pruned]:
     """Delete what the settings let go, or with ``dry_run`` only say what that is; one entry for each kind."""
-    work, kept = _Work(settings, store, now, dry_run), settings.retention
-    steps = work.ended(kept.checkpoints_days)
+    work, limits = _Work(settings, store, now, dry_run), settings.retention
+    steps = work.ended_cycles(limits.checkpoints_days)
     return [
-        _rows(work, "token ids", work.ended(kept.turns_days), retention.spare_turns, retention.forget_turns),
-        _rows(
-            work,
-            "trajectories",
-            work.ended(kept.trajectories_days),
-            retention.spare_trajectories,
-            retention.forget_trajectories,
-        ),
-        _rows(
-            work,
-            "model replies",
-            work.ended(kept.trajectories_days),
-            retention.spare_replies,
-            retention.forget_replies,
-        ),
-        _dated(work, "events", kept.events_days, retention.spare_events, retention.forget_events),
-        _dated(work, "attempts", kept.events_days, retention.spare_attempts, retention.forget_attempts),
-        _dated(work, "notices", kept.events_days, retention.spare_notices, retention.forget_notices),
-        _dated(work, "reported", kept.conversations_days, retention.spare_reported, retention.forget_reported),
-        _dated(work, "exchanges", kept.conversations_days, retention.spare_exchanges, retention.forget_exchanges),
-        _dated(work, "decisions", kept.conversations_days, retention.spare_decisions, retention.forget_decisions),
-        _dated(work, "feedback", kept.conversations_days, retention.spare_feedback, retention.forget_feedback),
-        _told("graph steps", (spare_steps if dry_run else forget_steps)(settings, store, steps), steps),
+        _of_cycles(work, "token ids", limits.turns_days, retention.TURNS),
+        _of_cycles(work, "trajectories", limits.trajectories_days, retention.TRAJECTORIES),
+        _of_cycles(work, "model replies", limits.trajectories_days, retention.REPLIES),
+        _by_age(work, "events", limits.events_days, retention.EVENTS),
+        _by_age(work, "attempts", limits.events_days, retention.ATTEMPTS),
+        _by_age(work, "notices", limits.events_days, retention.NOTICES),
+        _by_age(work, "reported", limits.conversations_days, retention.REPORTED),
+        _by_age(work, "exchanges", limits.conversations_days, retention.EXCHANGES),
+        _by_age(work, "decisions", limits.conversations_days, retention.DECISIONS),
+        _by_age(work, "feedback", limits.conversations_days, retention.FEEDBACK),
+        _entry("graph steps", (spare_steps if dry_run else forget_steps)(settings, store, steps), steps),
         _folders(work, "training checkpoints", _checkpoints(work)),
         _folders(work, "run folders", _runs(work)),
         _logs(work),
@@ -195,77 +181,62 @@ def prune(settings: Settings, store: Engine, *, now: datetime, owner: str, dry_r
     ]
 
 
-def _rows(
-    work: _Work,
-    kind: str,
-    cycles: Sequence[str],
-    spare: Callable[[Session, str], Amount],
-    forget: Callable[[Session, str, int], Amount],
-) -> Pruned:
-    found: dict[str, Amount] = {}
-    for cycle in cycles:
-        with reading(work.store) as opened:
-            amount = spare(opened, cycle)
+def _of_cycles(work: _Work, kind: str, days: int, rows: Prunable[str]) -> Pruned:
+    """Delete rows of the cycles that ended more than ``days`` ago."""
+    amounts: dict[str, Amount] = {}
+    for cycle in work.ended_cycles(days):
+        with read_session(work.store) as session:
+            amount = rows.measure(session, cycle)
         if amount.rows:
-            found[cycle] = amount if work.dry_run else _emptied(work, partial(_of_cycle, forget, cycle))
-    total = Amount(sum(one.rows for one in found.values()), sum(one.size for one in found.values()))
-    return _told(kind, total, list(found))
+            amounts[cycle] = amount if work.dry_run else _delete_in_batches(work, rows, cycle)
+    total = Amount(sum(amount.rows for amount in amounts.values()), sum(amount.size for amount in amounts.values()))
+    return _entry(kind, total, list(amounts))
 
 
-def _of_cycle(forget: Callable[[Session, str, int], Amount], cycle: str, opened: Session, limit: int) -> Amount:
-    return forget(opened, cycle, limit)
-
-
-def _dated(
-    work: _Work,
-    kind: str,
-    days: int,
-    spare: Callable[[Session, datetime], Amount],
-    forget: Callable[[Session, datetime, int], Amount],
-) -> Pruned:
-    """What goes by its own age: the service's doings, the router's conversations."""
-    before = work.before(days)
-    if before is None:
+def _by_age(work: _Work, kind: str, days: int, rows: Prunable[datetime]) -> Pruned:
+    """Delete rows older than ``days``: events of the service, conversations of the router."""
+    cutoff = work.cutoff(days)
+    if cutoff is None:
         return Pruned(kind, 0, 0)
     if work.dry_run:
-        with reading(work.store) as opened:
-            return _told(kind, spare(opened, before))
-    return _told(kind, _emptied(work, lambda opened, limit: forget(opened, before, limit)))
+        with read_session(work.store) as session:
+            return _entry(kind, rows.measure(session, cutoff))
+    return _entry(kind, _delete_in_batches(work, rows, cutoff))
 
 
-def _emptied(work: _Work, forget: Callable[[Session, int], Amount]) -> Amount:
-    """Forget batch after batch until nothing is left."""
-    rows = size = 0
+def _delete_in_batches(work: _Work, rows: Prunable[Scope], scope: Scope) -> Amount:
+    """Delete all rows of a scope, each batch in its own transaction."""
+    count = size = 0
     while True:
-        with session(work.store) as opened:
-            gone = forget(opened, BATCH)
-        rows, size = rows + gone.rows, size + gone.size
-        if gone.rows < BATCH:
-            return Amount(rows, size)
+        with write_session(work.store) as session:
+            amount = rows.delete(session, scope, BATCH)
+        count, size = count + amount.rows, size + amount.size
+        if amount.rows < BATCH:
+            return Amount(count, size)
 
 
 def _checkpoints(work: _Work) -> Iterator[Path]:
     """Training checkpoints that nothing will go on from: the adapter is published, or the cycle has ended."""
-    before = work.before(work.settings.retention.checkpoints_days)
+    cutoff = work.cutoff(work.settings.retention.checkpoints_days)
     runs = work.settings.data_dir / "runs"
-    for cycle in work.ended(work.settings.retention.checkpoints_days):
+    for cycle in work.ended_cycles(work.settings.retention.checkpoints_days):
         yield from sorted((runs / cycle / "training").glob("*/checkpoints"))
-    if before is None:
+    if cutoff is None:
         return
-    with reading(work.store) as opened:
-        for adapter in list_adapters(opened):
-            run = get_training_run(opened, adapter.training_run_id)
-            if run.state is RunState.FINISHED and run.finished_at is not None and run.finished_at < before:
+    with read_session(work.store) as session:
+        for adapter in list_adapters(session):
+            run = get_training_run(session, adapter.training_run_id)
+            if run.state is RunState.FINISHED and run.finished_at is not None and run.finished_at < cutoff:
                 name = f"{run.capability}-{run.environment_hash[:12]}"
                 yield runs / run.cycle_id / "training" / name / "checkpoints"
 
 
 def _runs(work: _Work) -> Iterator[Path]:
     """Folders of ended cycles, but for those whose adapter is live: the router's classifier lies there."""
-    with reading(work.store) as opened:
-        serving = [*live_adapters(opened), *(one.promotion for one in trials(opened))]
-        live = {get_adapter(opened, promotion.adapter).cycle_id for promotion in serving}
-    for cycle in work.ended(work.settings.retention.runs_days):
+    with read_session(work.store) as session:
+        serving = [*live_adapters(session), *(trial.promotion for trial in trials(session))]
+        live = {get_adapter(session, promotion.adapter).cycle_id for promotion in serving}
+    for cycle in work.ended_cycles(work.settings.retention.runs_days):
         if cycle not in live:
             yield work.settings.data_dir / "runs" / cycle
 
@@ -278,22 +249,22 @@ def _folders(work: _Work, kind: str, folders: Iterable[Path]) -> Pruned:
             names.append(str(folder.relative_to(work.settings.data_dir)))
             if not work.dry_run:
                 remove_folder(folder)
-    return Pruned(kind, len(names), size, names[:SHOWN])
+    return Pruned(kind, len(names), size, names[:NAME_LIMIT])
 
 
 def _logs(work: _Work) -> Pruned:
-    before = work.before(work.settings.retention.logs_days)
+    cutoff = work.cutoff(work.settings.retention.logs_days)
     size, names = 0, []
     logs = work.settings.data_dir / "logs"
     for file in sorted(logs.rglob("*")):
-        if before is None or not file.is_file() or file.stat().st_mtime >= before.timestamp():
+        if cutoff is None or not file.is_file() or file.stat().st_mtime >= cutoff.timestamp():
             continue
         size += file.stat().st_size
         names.append(str(file.relative_to(logs)))
         if not work.dry_run:
             file.unlink(missing_ok=True)
             _drop_empty(file.parent, logs)
-    return Pruned("logs", len(names), size, names[:SHOWN])
+    return Pruned("logs", len(names), size, names[:NAME_LIMIT])
 
 
 def _drop_empty(folder: Path, logs: Path) -> None:
@@ -308,7 +279,7 @@ def _containers(dry_run: bool, owner: str) -> Pruned:
         names = (find_orphans if dry_run else reap_orphans)(owner)
     except EngineDown as error:
         return Pruned("containers", 0, 0, note=str(error))
-    return Pruned("containers", len(names), 0, names[:SHOWN])
+    return Pruned("containers", len(names), 0, names[:NAME_LIMIT])
 
 
 def remove_folder(folder: Path) -> None:
@@ -316,10 +287,10 @@ def remove_folder(folder: Path) -> None:
     doomed = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(doomed, ignore_errors=True)
     os.rename(folder, doomed)
-    shutil.rmtree(doomed, onerror=gone_is_fine)  # who sweeps (``traced.maintenance.orphans``) may be at it too
+    shutil.rmtree(doomed, onerror=ignore_missing)  # who sweeps (``traced.maintenance.orphans``) may be at it too
 
 
-def gone_is_fine(_call: object, _path: object, raised: "tuple[type[BaseException], BaseException, object]") -> None:
+def ignore_missing(_call: object, _path: object, raised: "tuple[type[BaseException], BaseException, object]") -> None:
     """For ``shutil.rmtree``: what somebody else has removed meanwhile needs no removing."""
     if not isinstance(raised[1], FileNotFoundError):
         raise raised[1]
@@ -330,5 +301,5 @@ def size_of(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _told(kind: str, amount: Amount, names: Sequence[str] = ()) -> Pruned:
-    return Pruned(kind, amount.rows, amount.size, list(names)[:SHOWN] if amount.rows else [])
+def _entry(kind: str, amount: Amount, names: Sequence[str] = ()) -> Pruned:
+    return Pruned(kind, amount.rows, amount.size, list(names)[:NAME_LIMIT] if amount.rows else [])

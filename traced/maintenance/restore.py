@@ -32,7 +32,7 @@ from pathlib import Path
 from store.database import known_revisions
 from traced.config.settings import Settings
 from traced.core.files import free_name
-from traced.core.ownership import CYCLES, FILE_NAME, alone
+from traced.core.ownership import CYCLE_LOCK, SERVICE_LOCK, exclusive_access
 from traced.maintenance import archive
 from traced.maintenance.archive import Manifest
 from traced.maintenance.backup import BACKUPS, SCRIPT, STORE, marked_alive, sqlite_file
@@ -42,29 +42,29 @@ from traced.maintenance.errors import RestoreRefused
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 
-def put_in_place(new: Path, target: Path, aside: Path) -> None:
+def put_in_place(new: Path, target: Path, backup_path: Path) -> None:
     """``new`` becomes ``target``, what was there ``aside``: siblings, of which ``aside`` does not exist."""
     try:
         if _exchange(new, target):
-            os.rename(new, aside)
+            os.rename(new, backup_path)
         else:
-            os.rename(target, aside)
+            os.rename(target, backup_path)
             os.rename(new, target)
     except OSError as error:
-        raise _refused(error, target) from error
+        raise _write_error(error, target) from error
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Swap two names; False where the kernel or the file system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
+    if rename(AT_FDCWD, os.fsencode(first), AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS):
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    raise OSError(number, os.strerror(number), str(second))
 
 
 def mount_point(target: Path) -> RestoreRefused:
@@ -75,7 +75,7 @@ def mount_point(target: Path) -> RestoreRefused:
     )
 
 
-def _refused(error: OSError, target: Path) -> RestoreRefused:
+def _write_error(error: OSError, target: Path) -> RestoreRefused:
     if error.errno == errno.EBUSY:
         return mount_point(target)
     return RestoreRefused(
@@ -83,7 +83,7 @@ def _refused(error: OSError, target: Path) -> RestoreRefused:
     )
 
 
-NOT_DATA = {FILE_NAME, CYCLES, BACKUPS, "logs"}  # what may lie in a directory that holds no data yet
+NOT_DATA = {SERVICE_LOCK, CYCLE_LOCK, BACKUPS, "logs"}  # what may lie in a directory that holds no data yet
 
 
 @dataclass(frozen=True)
@@ -103,27 +103,27 @@ def restore(file: Path, data_dir: Path, settings_of: SettingsOf, *, now: datetim
     """Bring ``file`` back as ``data_dir``; ``force`` moves what is there aside. Raises ``UpkeepError``."""
     if os.path.ismount(data_dir):
         raise mount_point(data_dir)
-    with alone(data_dir, now):
+    with exclusive_access(data_dir, now):
         if not force:
             _refuse_data(data_dir)
-        with _staging(data_dir) as staged:
-            manifest = archive.extract(file, staged)
+        with _staging(data_dir) as staging:
+            manifest = archive.extract(file, staging)
             _refuse_newer(manifest)
             stamp = f"{now:%Y%m%dT%H%M%SZ}"
-            aside = free_name(data_dir.with_name(f"{data_dir.name}.before-{stamp}"))
-            load = _Load(staged, data_dir, settings_of(staged), manifest, f"before_{stamp.lower()}", force)
+            backup_path = free_name(data_dir.with_name(f"{data_dir.name}.before-{stamp}"))
+            load = _Load(staging, data_dir, settings_of(staging), manifest, f"before_{stamp.lower()}", force)
             aside_schema = _load_store(load)
-            _like(data_dir, staged)
-            put_in_place(staged, data_dir, aside)
-            kept = _settle(data_dir, aside)
-    return Restored(data_dir, manifest, aside if kept else None, aside_schema)
+            _like(data_dir, staging)
+            put_in_place(staging, data_dir, backup_path)
+            moved = _settle(data_dir, backup_path)
+    return Restored(data_dir, manifest, backup_path if moved else None, aside_schema)
 
 
 def _refuse_data(data_dir: Path) -> None:
-    there = sorted(path.name for path in data_dir.iterdir() if path.name not in NOT_DATA)
-    if there:
+    entries = sorted(path.name for path in data_dir.iterdir() if path.name not in NOT_DATA)
+    if entries:
         raise RestoreRefused(
-            f"{data_dir} holds data already ({', '.join(there[:5])})",
+            f"{data_dir} holds data already ({', '.join(entries[:5])})",
             hint="another --data-dir, or --force to move it aside",
         )
 
@@ -141,11 +141,11 @@ def _refuse_newer(manifest: Manifest) -> None:
 class _Load:
     """What is loaded, and where: ``aside`` is the schema that PostgreSQL's old tables would go to."""
 
-    staged: Path
+    staging: Path
     data_dir: Path
     settings: Settings
     manifest: Manifest
-    aside: str
+    backup_schema: str
     force: bool
 
     @property
@@ -158,37 +158,37 @@ class _Load:
 def _load_store(load: _Load) -> str | None:
     """Bring the store to its new place; the schema that PostgreSQL's old tables went to, None where there were none."""
     file, target = sqlite_file(load.settings), load.data_dir / STORE
-    wanted = "postgresql" if file is None else "sqlite"
-    if wanted != load.manifest.database:
+    kind = "postgresql" if file is None else "sqlite"
+    if kind != load.manifest.database:
         raise RestoreRefused(
-            f"the backup is of a store on {load.manifest.database}, and the settings name one on {wanted}",
+            f"the backup is of a store on {load.manifest.database}, and the settings name one on {kind}",
             hint="--set store.url=URL of an empty database of that kind",
         )
     if file is None:
         return _load_postgres(load)
-    if file not in (load.staged / STORE, target):
+    if file not in (load.staging / STORE, target):
         raise RestoreRefused(
             f"the settings keep the store in {file}, and a restore writes {target}",
             hint=f"--set store.url=sqlite:///{target}, and the same in traced.toml",
         )
     if load.moves:
-        relocate_sqlite(load.staged / STORE, *load.moves)
+        relocate_sqlite(load.staging / STORE, *load.moves)
     return None
 
 
 def _load_postgres(load: _Load) -> str | None:
-    there = tables_at(load.settings.store_url)
-    if there.namespace != load.manifest.namespace:
+    existing = tables_at(load.settings.store_url)
+    if existing.namespace != load.manifest.namespace:
         raise RestoreRefused(
-            f"the backup's tables are in schema {load.manifest.namespace!r}, the database's in {there.namespace!r}",
+            f"the backup's tables are in schema {load.manifest.namespace!r}, the database's in {existing.namespace!r}",
             hint="set the search_path of the role to the backup's",
         )
-    if there.names and not load.force:
+    if existing.names and not load.force:
         raise RestoreRefused("the database holds tables of traced already", hint="--force to move them aside")
-    script = load.staged / SCRIPT
-    load_dump(load.settings.store_url, script, there, load.aside, load.moves)
+    script = load.staging / SCRIPT
+    load_dump(load.settings.store_url, script, existing, load.backup_schema, load.moves)
     script.unlink()
-    return load.aside if there.names else None
+    return load.backup_schema if existing.names else None
 
 
 @contextmanager
@@ -214,19 +214,19 @@ def staging_prefix(data_dir: Path) -> str:
 
 def _like(old: Path, new: Path) -> None:
     """Give the new directory the mode of the old one and, as root, its owner."""
-    standing = old.stat()
-    new.chmod(standing.st_mode & 0o7777)
+    status = old.stat()
+    new.chmod(status.st_mode & 0o7777)
     if os.geteuid() == 0:
         for path in [new, *new.rglob("*")]:
-            os.chown(path, standing.st_uid, standing.st_gid, follow_symlinks=False)
+            os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)
 
 
-def _settle(data_dir: Path, aside: Path) -> bool:
+def _settle(data_dir: Path, backup_path: Path) -> bool:
     """Keep the backups in the directory; whether ``aside`` still holds anything of worth."""
     for name in (BACKUPS, "logs"):
-        if (aside / name).exists():
-            os.rename(aside / name, data_dir / name)
-    if all(path.name in (FILE_NAME, CYCLES) for path in aside.iterdir()):
-        shutil.rmtree(aside)
+        if (backup_path / name).exists():
+            os.rename(backup_path / name, data_dir / name)
+    if all(path.name in (SERVICE_LOCK, CYCLE_LOCK) for path in backup_path.iterdir()):
+        shutil.rmtree(backup_path)
         return False
     return True

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from store.database import MIGRATIONS, connect, known_revisions, migrate, revision, shown
-from store.schema_version import HEAD, mismatch
+from store.database import MIGRATIONS, connect, known_revisions, migrate, redacted_url, revision
+from store.schema_version import HEAD, version_error
 from traced.config.settings import Settings
-from traced.core.ownership import alone
+from traced.core.ownership import exclusive_access
 from traced.maintenance.backup import back_up, schema_of
 
 
 @dataclass(frozen=True)
-class SchemaStanding:
+class SchemaState:
     """The store's schema and this traced's; ``state`` is "current", "older" (upgrade) or "newer" (upgrade traced)."""
 
     schema: str
@@ -35,26 +35,26 @@ class Upgrade:
     backup: Path | None
 
 
-def schema_standing(settings: Settings) -> SchemaStanding:
+def schema_state(settings: Settings) -> SchemaState:
     """How the store's schema stands; raises ``BackupFailed`` where there is no store."""
-    found = schema_of(settings)
-    if found == HEAD:
-        return SchemaStanding(found, HEAD, "current")
-    return SchemaStanding(found, HEAD, "older" if found in known_revisions() else "newer")
+    revision = schema_of(settings)
+    if revision == HEAD:
+        return SchemaState(revision, HEAD, "current")
+    return SchemaState(revision, HEAD, "older" if revision in known_revisions() else "newer")
 
 
 def upgrade(settings: Settings, *, now: datetime, scripts: Path = MIGRATIONS) -> Upgrade:
     """Bring the store to the newest migration in ``scripts``, after a backup into DIR/backups."""
-    with alone(settings.data_dir, now):
-        before, known = schema_of(settings), known_revisions(scripts)
-        if before == known[-1]:
-            return Upgrade(before, before, None)
+    with exclusive_access(settings.data_dir, now):
+        old_revision, revisions = schema_of(settings), known_revisions(scripts)
+        if old_revision == revisions[-1]:
+            return Upgrade(old_revision, old_revision, None)
         engine = connect(settings.store_url)
         try:
-            if before not in known:
-                raise mismatch(shown(engine.url), before)
-            backup = back_up(settings, now=now, label=f"before-upgrade-{before}")
+            if old_revision not in revisions:
+                raise version_error(redacted_url(engine.url), old_revision)
+            backup = back_up(settings, now=now, label=f"before-upgrade-{old_revision}")
             migrate(engine, scripts=scripts)
-            return Upgrade(before, str(revision(engine)), backup.path)
+            return Upgrade(old_revision, str(revision(engine)), backup.path)
         finally:
             engine.dispose()

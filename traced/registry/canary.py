@@ -71,11 +71,16 @@ def judge(strata: Sequence[Stratum], settings: PromotionSection) -> Judgement:
         return Judgement(Verdict.ROLL_BACK, f"it is worse: {_success_counts(strata)}, evidence {_times(e_values.harm)}")
     current = strata[-1]
     if current.challenger.n < settings.min_samples:
-        return Judgement(Verdict.WAIT, f"{current.challenger.n} of {settings.min_samples} judged at {100 * current.share:g} %")
+        return Judgement(
+            Verdict.WAIT, f"{current.challenger.n} of {settings.min_samples} judged at {100 * current.share:g} %"
+        )
     next_share = next((share for share in sorted(settings.steps) if share > current.share), None)
     if next_share is not None:
         return Judgement(Verdict.STEP, f"no harm seen: {_success_counts(strata)}", next_share)
-    reason = f"{_success_counts(strata)}, evidence {_times(e_values.fine)} that it is within {settings.margin:g} of the control"
+    reason = (
+        f"{_success_counts(strata)}, evidence {_times(e_values.fine)} that it is within {settings.margin:g} "
+        "of the control"
+    )
     return Judgement(Verdict.FINISH if e_values.fine >= e_values.enough else Verdict.WAIT, reason)
 
 

@@ -28,13 +28,13 @@ from store.repositories import attempts
 from store.repositories.adapters import get_adapter, lock_adapter
 from store.repositories.cycles import get_cycle, set_cycle_state
 from store.repositories.events import newest_audit_entries, save_audit, save_event
-from store.repositories.llm_replies import lock_patch, list_patches
+from store.repositories.llm_replies import list_patches, lock_patch
 from store.repositories.promotions import latest_approval, list_promotions, trials
 from store.text import sanitize_line
 from traced.client.models import Done
 from traced.config.cycle_sections import Policy
 from traced.core.errors import PromotionError
-from traced.prompt_optimization.patches import SHORT, enough, named, offered
+from traced.prompt_optimization.patches import SHORT, find_patch, remedy_text, sufficient_patches
 from traced.registry import promotion
 from traced.registry import promotion as further
 
@@ -60,7 +60,10 @@ class PromptDecision:
 def prompt_decisions(session: Session) -> dict[str, PromptDecision]:
     """The decision that counts on each patch, by the patch's id."""
     entries = newest_audit_entries(session, DECISIONS)
-    return {key: PromptDecision(key, DECISIONS[entry.action], entry.who, entry.at, entry.reason) for key, entry in entries.items()}
+    return {
+        key: PromptDecision(key, DECISIONS[entry.action], entry.who, entry.at, entry.reason)
+        for key, entry in entries.items()
+    }
 
 
 def to_decide(session: Session, digits: str, decision: Decision) -> tuple[PromptPatch, PromptDecision | None]:
@@ -68,16 +71,16 @@ def to_decide(session: Session, digits: str, decision: Decision) -> tuple[Prompt
 
     Raises PromotionError for the approval of one that is not offered, unless it was approved while it was.
     """
-    patch = named(session, digits)
+    patch = find_patch(session, digits)
     lock_patch(session, patch.id)
     decision_in_force = prompt_decisions(session).get(patch.id)
     if decision_in_force is not None and decision_in_force.decision is decision:
         return patch, decision_in_force
-    candidates = offered(list_patches(session, cycle_id=patch.cycle_id, capability=patch.capability))
+    candidates = sufficient_patches(list_patches(session, cycle_id=patch.cycle_id, capability=patch.capability))
     if decision is Decision.APPROVED and patch.id not in [candidate.id for candidate in candidates]:
         newer = f", and {candidates[0].id[:SHORT]} is newer" if candidates else ""
         raise PromotionError(
-            f"patch {patch.id[:SHORT]} of {patch.capability} cannot be approved: {enough(patch)}{newer}",
+            f"patch {patch.id[:SHORT]} of {patch.capability} cannot be approved: {remedy_text(patch)}{newer}",
             hint=f"traced show patch {(candidates[0] if candidates else patch).id[:SHORT]}",
         )
     return patch, decision_in_force
@@ -187,7 +190,12 @@ def _decide_on_prompt(session: Session, act: Act, digits: str, action: str) -> D
     message = f"the prompt {short_id} for {patch.capability} is {decision.value}"
     if prompt_decision is earlier_decision:
         message = f"the prompt {short_id} for {patch.capability} was {earlier_decision} before"
-    detail = {"cycle": patch.cycle_id, "capability": patch.capability, "text": patch.text, "decision": asdict(prompt_decision)}
+    detail = {
+        "cycle": patch.cycle_id,
+        "capability": patch.capability,
+        "text": patch.text,
+        "decision": asdict(prompt_decision),
+    }
     return Done(said=message, subject=patch.id, live=promotion.live(session), detail=detail)
 
 
@@ -221,7 +229,9 @@ def release(session: Session, act: Act, parked_id: str) -> Done:
     note(session, act, "release", parked_id, cycle_id=quarantined.cycle_id, what=subject, carries_on=carries_on)
     without_retry = "its cycle went on without it, a later one tries the capability anew"
     consequence = f"{carries_on} is carried on" if carries_on else without_retry
-    return Done(said=f"{parked_id} ({subject}) is released; {consequence}", subject=parked_id, detail={"carries_on": carries_on})
+    return Done(
+        said=f"{parked_id} ({subject}) is released; {consequence}", subject=parked_id, detail={"carries_on": carries_on}
+    )
 
 
 def _promotion_text(promotion: Promotion) -> str:

@@ -89,11 +89,18 @@ def round_limit(cycle: Cycle, rounds: int) -> int:
 def describe_approval(approval: Approval) -> str:
     """A decision as a sentence: who, what and when, and why where they said so."""
     reason_text = f": {approval.reason}" if approval.reason else ""
-    return f"{approval.who} {approval.decision.value} {approval.adapter} on {approval.at:%Y-%m-%d at %H:%M} UTC{reason_text}"
+    return (
+        f"{approval.who} {approval.decision.value} {approval.adapter} on {approval.at:%Y-%m-%d at %H:%M} "
+        f"UTC{reason_text}"
+    )
 
 
 def _next_round(session: Session, adapter: str, cycle: Cycle, rounds: int) -> int:
-    approval, gate, max_rounds = latest_approval(session, adapter), latest_gate(session, adapter), round_limit(cycle, rounds)
+    approval, gate, max_rounds = (
+        latest_approval(session, adapter),
+        latest_gate(session, adapter),
+        round_limit(cycle, rounds),
+    )
     if approval is not None:
         raise PromotionError(describe_approval(approval), hint=f"traced explain {adapter}")
     if gate is None or gate.result.answer is not GateAnswer.PASS:

@@ -77,7 +77,9 @@ def read_manifest(path: Path) -> Published:
     """What the manifest of the version in directory ``path`` says; raises PromotionError when it cannot be read."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
-        return Published(manifest["name"], manifest["capability"], manifest["version"], path, manifest["files"], manifest["origin"])
+        return Published(
+            manifest["name"], manifest["capability"], manifest["version"], path, manifest["files"], manifest["origin"]
+        )
     except (OSError, ValueError, KeyError) as error:
         raise PromotionError(f"{path / MANIFEST} cannot be read: {error!r}", hint="traced doctor") from error
 
