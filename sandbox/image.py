@@ -53,6 +53,17 @@ PRELOADED = [
     *("datetime", "decimal", "fractions", "hashlib", "random", "statistics", "string", "textwrap", "typing"),
 ]
 _PT_INTERP = 3
+REGISTRY_IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
+ENTRYPOINT = ["python3", "-P", "-s", "-S", "-B", "-m", "sandbox.worker"]
+_LABELS = {"traced.sandbox.image": "1", "traced.contract": contract_hash()[:16]}
+# Run by the base image's own interpreter: it writes the byte code that every start needs, and keeps nothing that
+# starts another program.
+_STRIP = (
+    f"import sys; sys.path.insert(0, '/{APP}'); import {', '.join(PRELOADED)}; "
+    "import os, sys, glob; keep = os.path.realpath(sys.executable); "
+    "[os.unlink(p) for d in ('/bin', '/usr/bin', '/sbin', '/usr/sbin', '/usr/local/bin') for p in glob.glob(d + '/*') "
+    "if os.path.lexists(p) and os.path.realpath(p) != keep]"
+)
 
 
 def pack_host() -> bytes:
@@ -182,20 +193,6 @@ def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
     entry.mode = mode
     entry.mtime = 0
     return entry
-
-
-REGISTRY_IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-ENTRYPOINT = ["python3", "-P", "-s", "-S", "-B", "-m", "sandbox.worker"]
-_LABELS = {"traced.sandbox.image": "1", "traced.contract": contract_hash()[:16]}
-
-# Run by the base image's own interpreter: it writes the byte code that every start needs, and keeps nothing that
-# starts another program.
-_STRIP = (
-    f"import sys; sys.path.insert(0, '/{APP}'); import {', '.join(PRELOADED)}; "
-    "import os, sys, glob; keep = os.path.realpath(sys.executable); "
-    "[os.unlink(p) for d in ('/bin', '/usr/bin', '/sbin', '/usr/sbin', '/usr/local/bin') for p in glob.glob(d + '/*') "
-    "if os.path.lexists(p) and os.path.realpath(p) != keep]"
-)
 
 
 @dataclass(frozen=True)

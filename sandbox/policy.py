@@ -47,6 +47,18 @@ GVISOR = "runsc"
 TRAINING_HASH_SEED = 0
 # Files and folders in /tmp: the size alone does not bound their number.
 INODES = 4096
+BOUNDS: dict[str, tuple[float, float]] = {
+    "memory_mb": (32, 16384),
+    "cpus": (0.1, 64),
+    "pids": (4, 1024),
+    "tmp_mb": (1, 1024),
+    "open_files": (16, 4096),
+    "message_kb": (16, 65536),
+    "call_seconds": (0.05, 600),
+    "start_seconds": (1, 600),
+    "episodes": (1, 65536),
+    "restarts": (0, 1000),
+}
 
 
 @dataclass(frozen=True)
@@ -74,20 +86,6 @@ class SandboxLimits:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"sandbox limit {name} is {value}; it must lie within {low} and {high}")
-
-
-BOUNDS: dict[str, tuple[float, float]] = {
-    "memory_mb": (32, 16384),
-    "cpus": (0.1, 64),
-    "pids": (4, 1024),
-    "tmp_mb": (1, 1024),
-    "open_files": (16, 4096),
-    "message_kb": (16, 65536),
-    "call_seconds": (0.05, 600),
-    "start_seconds": (1, 600),
-    "episodes": (1, 65536),
-    "restarts": (0, 1000),
-}
 
 
 def runtime(available: Collection[str]) -> str | None:

@@ -39,6 +39,7 @@ CHECK_NAMES = (
     *("exploits", "slips", "interface", "leak", "latency", "effects", "spread"),
 )
 CheckFunction = Callable[[CheckContext], Awaitable[Verdict]]
+# The lanes of a stage run at once, each in its own container.
 STAGES: tuple[
     tuple[dict[str, CheckFunction], ...], ...
 ] = (  # the lanes of a stage run at once, each in its own container

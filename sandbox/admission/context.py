@@ -19,6 +19,16 @@ from sandbox.errors import EnvironmentFault, SandboxError, clipped
 from sandbox.hashing import environment_hash
 from sandbox.wire import OraclePlay
 
+Verdict = tuple[bool, dict[str, Any]]
+EXAMPLES = 3
+EXAMPLE_MESSAGES = 24
+# Of one text.
+EXAMPLE_CHARACTERS = 600
+T = TypeVar("T")
+LOW_SEED_LIMIT = 200_000
+# Of 200 episodes: 80,000 tokens in each.
+ORACLE_BYTES = 64 * 1024 * 1024
+
 
 @dataclass(frozen=True)
 class Thresholds:
@@ -80,14 +90,6 @@ class Thresholds:
     spread_mixed: float = 0.5
 
 
-Verdict = tuple[bool, dict[str, Any]]
-
-EXAMPLES = 3
-EXAMPLE_MESSAGES = 24
-# Of one text.
-EXAMPLE_CHARACTERS = 600
-
-
 def example(seed: int, description: str, task: Task, messages: list[Message]) -> dict[str, Any]:
     """One episode as evidence; ``description`` is a sentence."""
     chat = [{"role": "system", "content": task.system}, *task.messages, *messages]
@@ -133,13 +135,6 @@ def fault_evidence(error: Exception) -> dict[str, Any]:
     if isinstance(error, EnvironmentFault) and error.traceback:
         evidence["traceback"] = error.traceback
     return evidence
-
-
-T = TypeVar("T")
-
-LOW_SEED_LIMIT = 200_000
-# Of 200 episodes: 80,000 tokens in each.
-ORACLE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass

@@ -1,12 +1,8 @@
-"""Whether seeds make different tasks, or one task in many numbers or many words.
+"""Check that seeds make different tasks, and not one task with other numbers or other words.
 
-What has to be done on a seed, apart from how it is put: two wordings of one errand are one way.
-
-A way is the order of the oracle's calls with the structure of their arguments and of the answers (which keys, of what
-kind, how many items) and what is chosen or made for an argument: truth values, small numbers, and texts without the
-words and numbers that the user or an answer has said before. What is copied from these, and whatever is said in words,
-is no part of it. Pure; its cost is bounded (``CHOICES``, ``structure``).
-Not covered: choices that only greater numbers tell apart; a text that the oracle words by chance counts as a choice.
+A solution signature is the order of the oracle's calls with the structure of their arguments and replies, and what the
+oracle chooses for an argument: truth values, small numbers, and text that neither user nor replies have said before.
+Not covered: choices that only large numbers tell apart; text that the oracle words by chance counts as a choice.
 """
 
 import re
@@ -20,14 +16,16 @@ from sandbox.admission.fingerprint import actions, digest, exact, parsed, shape,
 from sandbox.admission.hidden_information import leaves
 from sandbox.wire import OraclePlay
 
-MAX_CHOICES = 200  # looked at in one episode
-TEXT_CHARACTERS = 400  # characters of a text that are looked at
+# Per episode.
+MAX_CHOICES = 200
+# Of one text.
+TEXT_CHARACTERS = 400
 SMALL_NUMBER = 10
 _PART = re.compile(r"\w+|[^\w\s]")
 
 
 def solution_signature(play: OraclePlay) -> str:
-    """A digest of what the oracle does and what it meets."""
+    """A digest of what the oracle does and what it meets, whatever the wording."""
     seen_parts = {part for message in play.task.messages for part in _parts(str(message.get("content") or ""))}
     choices_left = MAX_CHOICES
     steps: list[Any] = []
@@ -50,7 +48,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _chosen_parts(value: Any, seen_parts: set[str]) -> Any:
-    """What an agent adds to what it has read; "#" for numbers and for what it copies."""
+    """What an agent adds to what it has read; "#" for numbers and for copied words."""
     match value:
         case bool() | None:
             return value
@@ -70,7 +68,7 @@ def _has_digit(part: str) -> bool:
 
 
 async def diversity(context: CheckContext) -> Verdict:
-    """Different seeds differ in more than names, ids and numbers, and in what has to be done beside the wording."""
+    """Seeds differ in more than names, ids and numbers, and in what has to be done, not only in wording."""
     limits = context.thresholds
     plays = await context.oracle_plays(limits.diversity_seeds)
     shapes, signatures = [shape(play) for play in plays], [solution_signature(play) for play in plays]

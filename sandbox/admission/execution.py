@@ -37,6 +37,8 @@ CARELESS_MESSAGES = 6
 WEAR_BATCH = 50
 
 SeededScript = tuple[int, list[Message]]  # a seed and the assistant messages to send
+# A busy machine is no flaw: slow calls are played once more, and the faster time of each call counts.
+LATENCY_ROUNDS = 2
 
 
 async def runs(context: CheckContext) -> Verdict:
@@ -171,10 +173,6 @@ def first_difference(left: str, right: str) -> str:
     index = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     start = max(0, index - 40)
     return f"{left[start : index + 40]!r} against {right[start : index + 40]!r}"
-
-
-# A busy machine is no flaw: slow calls are played once more, and the faster time of each call counts.
-LATENCY_ROUNDS = 2
 
 
 async def effects(context: CheckContext) -> Verdict:

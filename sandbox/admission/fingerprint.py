@@ -1,11 +1,9 @@
-"""How alike two task instances are, once what merely names things is masked.
+"""Digests that tell how alike two episodes are once values are masked.
 
-``exact`` is everything the agent and the oracle see and do. ``actions`` is the order of the oracle's tools. ``shape``
-is both with values masked: ids, numbers in digits or words, dates, amounts, quoted texts, names (every word with a
-capital letter, also at a sentence's start), and every word that stands in a tool call's arguments or a tool's answer.
-What stays is the wording, sentence by sentence in no order, tool use and how answers are built: two seeds of one shape
-differ in parameters alone. What has to be done, apart from the wording, is ``ways.py``'s.
-Pure functions. Not covered: synonyms, and lower-case names that no tool knows.
+``exact`` covers everything the agent and the oracle see and do, ``actions`` the order of the oracle's tools, ``shape``
+the wording (sentences in any order), tool use and structure of replies with values masked: numbers, dates, quoted
+texts, capitalized words, and every word of a call's arguments or a tool's reply. Pure functions. Not covered: synonyms,
+and lower-case names that no tool knows.
 """
 
 import hashlib
@@ -15,8 +13,10 @@ from typing import Any
 
 from sandbox.wire import OraclePlay
 
-MAX_DEPTH, MAX_KEYS = 6, 40  # levels and keys of an answer's structure
-MAX_ITEMS = 6  # of a list; more count as so many
+# Of a reply's structure: an environment chooses the reply, so the cost of its digest is bounded.
+MAX_DEPTH, MAX_KEYS = 6, 40
+# Of a list; longer ones count as this many.
+MAX_ITEMS = 6
 _WORD = re.compile(r"[\w'-]+")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
@@ -88,7 +88,7 @@ def as_data(play: OraclePlay) -> dict[str, Any]:
 
 
 def canonical(value: Any) -> str:
-    """JSON with sorted keys, as compared and hashed."""
+    """JSON with sorted keys, to be compared and hashed."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
@@ -126,7 +126,7 @@ def _arguments(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """What a text holds as JSON; the text itself where it is none."""
+    """The value of a JSON text; the text itself if it is none."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -134,7 +134,7 @@ def parsed(text: str) -> Any:
 
 
 def structure(value: Any) -> Any:
-    """Keys, kinds of values and numbers of items, to a bounded depth and breadth, without the values."""
+    """Keys, types and numbers of items of a value, to a bounded depth and breadth, without the values themselves."""
     return _structure(value, MAX_DEPTH)
 
 
@@ -154,7 +154,7 @@ def _structure(value: Any, depth: int) -> Any:
 
 
 def _values(play: OraclePlay) -> set[str]:
-    """Every word of every value in the oracle's arguments and the tools' answers, in lower case."""
+    """Every word of every value in the oracle's arguments and the tools' replies, in lower case."""
     words: set[str] = set()
     for turn in play.turns:
         for call in turn.message.get("tool_calls") or []:
@@ -177,7 +177,7 @@ def _collect_words(value: Any, words: set[str]) -> None:
 
 
 def masked(text: str, values: set[str]) -> list[str]:
-    """The sentences in alphabetical order, in lower case, with # for each run of values."""
+    """The sentences in alphabetical order and lower case, with # for each run of values."""
     sentences = (_masked_sentence(part, values) for part in _SENTENCE_END.split(_QUOTED.sub(" # ", text)))
     return sorted(sentence for sentence in sentences if sentence)
 
@@ -201,5 +201,5 @@ def _is_value(word: str, values: set[str]) -> bool:
 
 
 def digest(value: Any) -> str:
-    """Sixteen hexadecimal digits."""
+    """Sixteen hexadecimal digits of a SHA-256."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]

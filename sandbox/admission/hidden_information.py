@@ -1,24 +1,13 @@
-"""What an agent can know at one moment of an episode: what it has read, and what one simple step makes of it.
+"""Find values that the oracle uses although nothing before has revealed them.
 
-Simple steps are: a date or time where dates or times were read; a number that is a sum, difference, product, ratio or
-percentage of two read ones, a total of one field over records of an answer, what such a total leaves of a read number,
-or any of these in another unit; a word that shares its stem with a read one, yes and no; words in a text of three or
-more; a code that is read but for its marks and spaces, or put together of read numbers and words ("INV-2026-00123").
-Values of at most two digits are never strange: they can be counted. So this errs towards calling a value known.
+``Observable`` holds what an agent has read and explains a value by one simple step: a date where dates were read; a
+sum, difference, product, ratio or percentage of two read numbers, a total over records, or another unit; a word with
+the stem of a read one; a code that differs in punctuation or is composed of read parts ("INV-2026-00123"). It errs
+towards explaining a value, and its cost is bounded whatever an environment returns.
 
-Its cost is bounded, whatever an environment answers: at most ``JUDGED`` values of an episode are looked for, and what
-pairs of numbers make is reckoned at most ``RECKONED`` times (after that every value is known); at most ``NUMBERS`` of a
-message and ``TOTALS`` totals are kept. Pure.
-
-What the oracle uses that nothing before it tells: codes that nobody could know, and what an agent works out.
-
-A code is refused: a word of letters and digits, a text of digits, a date where none was read, and whatever an argument
-that is named like an identifier (``order_id``, ``code``, ``password``) holds. A number and a plain word may be worked
-out - the middle between two bounds, what an order comes to, a word that was deciphered - and is told as a figure alone;
-so is a number in words, and a text of digits whose argument is named like a quantity (``total``, ``answer``). Neither
-is meant where one simple step leads to the value (``known.py``).
-Not covered: hidden numbers and plain words, which look like those that are worked out, choices among few offered values
-by a hidden coin, for every one of them was read; and codes that must be deciphered, which are called unknown.
+``find_hidden_values`` separates codes, which nobody can guess (words of letters and digits, ids, unread dates), from
+numbers and words that an agent may work out. Pure. Not covered: hidden numbers and plain words, which look like those
+that are worked out; choices by a hidden coin; and codes that must be deciphered, which count as hidden.
 """
 
 import itertools
@@ -32,13 +21,19 @@ from typing import Any
 from sandbox.contract import Message
 from sandbox.wire import OraclePlay
 
-PAIR_NUMBERS = 150  # numbers that are combined with one another
-SUBSET_RECORDS = 12  # of which every selection may be added up
+# The last numbers read, which are combined in pairs.
+PAIR_NUMBERS = 150
+# Of so many records every subset is summed: 4,096 sums; longer lists only count as a whole.
+SUBSET_RECORDS = 12
 MAX_TOTALS = 50_000
-MESSAGE_NUMBERS = 2000  # of one message
+# Of one message.
+MESSAGE_NUMBERS = 2000
+# Pairs are combined anew after every message, at most this often per episode; then every number counts as explained.
 PAIR_ROUNDS = 16
+# Values of an episode that are examined; then every value counts as explained.
 MAX_EXPLAINED_VALUES = 1000
-MAX_NUMBER = 1e15  # beyond it cents are no longer told apart
+# Beyond it a float no longer tells cents apart.
+MAX_NUMBER = 1e15
 _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 _WORD = re.compile(r"[\w.:-]+")
 _DIGIT = re.compile(r"\d")
@@ -52,23 +47,39 @@ _DATE_MENTION = re.compile(
 )
 _COMMON_ANSWERS = frozenset(["yes", "no", "true", "false", "on", "off", "none", "all", "ok"])
 _TIME_MENTION = re.compile(r"\d[:h]\d\d|\d ?[ap]\.?m|noon|midnight|o'clock")
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_IDENTIFIER = re.compile(
+    r"(?:^|_)(?:ids?|uid|uuid|guid|codes?|pin|token|pass(?:word|code|phrase)|secret|serial|sku|iban|account|phone)(?:_|$)"
+    r"|(?:order|account|ticket|invoice|case|customer|client|phone|card|room|flight|booking|reference|tracking|member"
+    r"|policy|contract|record|document)_(?:number|no|nr|num)(?:_|$)"
+)
+_QUANTITY = re.compile(
+    r"(?:^|_)(?:total|sum|amounts?|prices?|costs?|fees?|tax|balance|cents|euros|dollars|counts?|quantity|pieces"
+    r"|results?|answers?|values?|average|mean|median|difference|share|rate|distance|weight|length|width|height|size"
+    r"|days|hours|minutes|seconds|guess)(?:_|$)"
+)
+_MEASURE = re.compile(r"-?[\d.,:]+(?:kg|g|mg|ml|l|cm|mm|m|km|h|min|s|eur|usd|x|st|nd|rd|th)?", re.IGNORECASE)
+_ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*")
 
 
 class Observable:
-    """What was read so far."""
+    """What an agent has read so far."""
 
     def __init__(self) -> None:
         self.text = ""
-        self._compact_text = ""  # the same without marks and spaces
+        # The text without punctuation and spaces.
+        self._compact_text = ""
         self.numbers: dict[float, None] = {}
         self.totals: set[float] = set()
-        self._cents: set[int] = set()  # numbers and totals
-        self._pair_results: set[int] = set()  # what pairs of the last numbers make, in cents; empty until asked for
+        # Numbers and totals, in cents.
+        self._cents: set[int] = set()
+        # What pairs of the last numbers make, in cents; computed on first use.
+        self._pair_results: set[int] = set()
         self._pair_rounds = self._value_count = 0
         self._has_dates = self._has_times = False
 
     def add(self, text: str) -> None:
-        """Take in a message."""
+        """Take in the text of a message."""
         folded = text.casefold()
         self.text += "\n" + folded
         self._compact_text += _MARKS.sub("", folded)
@@ -90,7 +101,7 @@ class Observable:
                 self._cents |= _in_cents(totals)
 
     def explains(self, value: Any) -> bool:
-        """Whether an agent could have come to this argument."""
+        """Whether an agent could have derived every value in this argument."""
         return all(self._explains_leaf(leaf) for _, leaf in leaves(value))
 
     def _explains_leaf(self, value: Any) -> bool:
@@ -110,7 +121,8 @@ class Observable:
         return self._value_count > MAX_EXPLAINED_VALUES
 
     def _explains_text(self, text: str) -> bool:
-        if text.strip().casefold() in self.text or text.startswith("="):  # a formula is the agent's own
+        # A formula is the agent's own.
+        if text.strip().casefold() in self.text or text.startswith("="):
             return True
         words = re.findall(r"[^\W\d_]+", text)
         is_plain = len(words) > 2 or all(self._shares_stem(word) for word in words)
@@ -122,7 +134,7 @@ class Observable:
         return word.casefold() in _COMMON_ANSWERS or word.casefold()[: max(3, len(word) - 3)] in self.text
 
     def _explains_word(self, word: str) -> bool:
-        """A word with a digit: read, short, a date or time, or a decimal number that can be reckoned."""
+        """Whether a word with a digit was read, is short, is a date or time, or is a number that can be computed."""
         folded = word.casefold()
         if folded in self.text or sum(letter.isdigit() for letter in word) <= 2:
             return True
@@ -135,7 +147,7 @@ class Observable:
         return not folded.isdigit() and (_MARKS.sub("", folded) in self._compact_text or self._is_composed(folded))
 
     def _is_composed(self, word: str) -> bool:
-        """Whether every number in it was read, and every word was or is a mere mark of up to three letters."""
+        """Whether every number in it was read, and every word was read or is a mark of up to three letters."""
         runs = _RUN.findall(word)
         return len(runs) > 1 and all(self._explains_run(run) for run in runs)
 
@@ -145,12 +157,13 @@ class Observable:
         return len(run) <= 3 or self._shares_stem(run)
 
     def _is_zero_padded(self, run: str) -> bool:
-        """Whether the number was read without the zeros before it."""
+        """Whether the number was read without its leading zeros."""
         digits = run.lstrip("0")
         return len(digits) > 2 and digits in self.text
 
     def _explains_number(self, number: float) -> bool:
         number = abs(number)
+        # Numbers of two digits can be counted up to.
         if number < 100 or not math.isfinite(number):
             return True
         variants = [number, number * 100, number / 100, number * 60, number / 60, number * 1000, number / 1000]
@@ -180,7 +193,8 @@ def _combine(left: float, right: float) -> Iterator[float]:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The plain values in a JSON value, each with the key that is nearest to it; no depth is too deep."""
+    """Yield every scalar in a JSON value with its nearest key."""
+    # Not recursive: an environment can nest deeper than Python's stack.
     stack = [(name, value)]
     while stack:
         name, value = stack.pop()
@@ -195,7 +209,8 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _as_float(value: float) -> float:
     try:
         return float(value)
-    except OverflowError:  # an integer of hundreds of digits
+    # An integer of hundreds of digits.
+    except OverflowError:
         return math.inf
 
 
@@ -204,12 +219,12 @@ def _in_cents(numbers: Iterable[float]) -> set[int]:
 
 
 def _contains_near(cents: set[int], number: float) -> bool:
-    """Whether the number is among these, or one that differs by a cent."""
+    """Whether the number or one that differs by a cent is among these: both sides are rounded."""
     return abs(number) < MAX_NUMBER and not cents.isdisjoint(round(number * 100) + offset for offset in (-1, 0, 1))
 
 
 def _columns(value: Any) -> dict[str, list[float]]:
-    """The numbers of an answer by their key."""
+    """The numbers of a reply by their key."""
     columns: dict[str, list[float]] = {}
 
     def gather(key: str, item: Any) -> None:
@@ -229,7 +244,7 @@ def _columns(value: Any) -> dict[str, list[float]]:
 
 
 def _sums(column: list[float]) -> set[float]:
-    """What adding up some of the records gives: any selection of a few, else all of them, and their mean."""
+    """Sums of some records: of every subset of a few, else the total and the mean."""
     total = {sum(column), sum(column) / len(column)}
     if len(column) > SUBSET_RECORDS:
         return total
@@ -239,31 +254,16 @@ def _sums(column: list[float]) -> set[float]:
     return total | subset_sums
 
 
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_IDENTIFIER = re.compile(
-    r"(?:^|_)(?:ids?|uid|uuid|guid|codes?|pin|token|pass(?:word|code|phrase)|secret|serial|sku|iban|account|phone)(?:_|$)"
-    r"|(?:order|account|ticket|invoice|case|customer|client|phone|card|room|flight|booking|reference|tracking|member"
-    r"|policy|contract|record|document)_(?:number|no|nr|num)(?:_|$)"
-)
-_QUANTITY = re.compile(
-    r"(?:^|_)(?:total|sum|amounts?|prices?|costs?|fees?|tax|balance|cents|euros|dollars|counts?|quantity|pieces"
-    r"|results?|answers?|values?|average|mean|median|difference|share|rate|distance|weight|length|width|height|size"
-    r"|days|hours|minutes|seconds|guess)(?:_|$)"
-)
-_MEASURE = re.compile(r"-?[\d.,:]+(?:kg|g|mg|ml|l|cm|mm|m|km|h|min|s|eur|usd|x|st|nd|rd|th)?", re.IGNORECASE)
-_ISO_DATE = re.compile(r"\d{4}-\d\d?-\d\d?.*")
-
-
 @dataclass(frozen=True)
 class HiddenValues:
-    """What of one episode nothing tells, each in words."""
+    """Values of one episode that nothing reveals, each in words."""
 
     codes: list[str] = field(default_factory=list)
     worked_out: list[str] = field(default_factory=list)
 
 
 def find_hidden_values(play: OraclePlay) -> HiddenValues:
-    """What the oracle's arguments and words hold beyond what an agent has read by then."""
+    """What the oracle's arguments and text hold beyond what an agent has read by then."""
     observable = Observable()
     observable.add(play.task.system)
     observable.add(json.dumps(play.task.tools, ensure_ascii=False))
@@ -279,7 +279,7 @@ def find_hidden_values(play: OraclePlay) -> HiddenValues:
 
 
 def _hidden_texts(message: Message, observable: Observable) -> Iterator[tuple[str, bool]]:
-    """What is not explained, and whether it is a code."""
+    """Yield the unexplained values, each with whether it is a code."""
     for call in message.get("tool_calls") or []:
         tool = call["function"]["name"]
         for name, value in leaves(_parsed(call["function"]["arguments"])):
@@ -290,7 +290,7 @@ def _hidden_texts(message: Message, observable: Observable) -> Iterator[tuple[st
 
 
 def _is_code(name: str, value: Any, observable: Observable) -> bool:
-    """Whether nobody could work this out."""
+    """Whether nobody could work this value out."""
     snake = _CAMEL.sub("_", name).lower()
     if _IDENTIFIER.search(snake):
         return True

@@ -1,23 +1,12 @@
-"""Whether the oracle's answer is given away, and whether it uses what nobody could know.
+"""Check that nothing gives the oracle's solution away, and that the oracle uses nothing that nobody could know.
 
-A leak in the prompt is: the oracle's arguments word for word (as JSON, however spaced), what it says, its whole
-sequence of tools, or a sentence that names a tool and every argument of its call. The same, and a code with the rest of
-its call, leak in what the tools' descriptions say on this seed and not on most others (``offered.py``). In an answer it
-is the name and the arguments of a call still to come, or these arguments again and again and no others of their kind. A
-user who names an order's id leaks nothing. A code is unseen when neither the prompt, the tools' schemas nor an answer
-so far holds it and no simple step leads to it (``known.py``); numbers and words that an agent may work out are counted
-and told, and refuse nothing (``untold.py``).
-Not covered: a choice among what was read that follows a hidden coin - a decision of an enumeration, one of three
-records - for no episode shows that no rule leads to it. The base model's rewards show it: they are all zero.
+A leak in the prompt is: a call's arguments as JSON, the oracle's text, its whole sequence of tools, or a sentence with
+a tool and all its arguments. Tool descriptions that differ by seed can leak in the same ways; text that most seeds
+share cannot. A reply leaks a later call if it holds its name and arguments, or repeats its arguments and no others of
+that kind. Hidden codes refuse as well (``hidden_information.py``); values to be worked out are only counted.
 
-What the tools' own texts tell of a seed: a description, a default or an example that holds the answer.
-
-A tool is described for all seeds alike; what is said on fewer than half of them (``Offered``) may be the answer to this
-one. It is given away where such a sentence holds the arguments of a call of the oracle, a code among them that the
-prompt does not name, or where an argument's own default, constant, example or description holds its code. Texts that
-offer as many other codes of the same form are a choice and tell nothing; so does an enumeration of more than one value.
-What a reading call takes may stand there.
-Pure. Not covered: an answer in plain words, but as JSON or in a sentence that names the tool.
+Not covered: a choice by a hidden coin among values that were read (the base model's rewards show it: all zero), and
+tool descriptions that answer in plain words.
 """
 
 import asyncio
@@ -37,18 +26,26 @@ from sandbox.errors import clipped
 from sandbox.wire import OraclePlay, OracleTurn
 
 TEXT_KEYS = ("title", "description", "default", "const", "example", "examples", "pattern")
-MAX_SCHEMA_DEPTH = 12  # levels of a schema
-MAX_SENTENCES = 300  # of one seed that are looked at
-MAX_CODES = 400  # looked at in one text
+# An environment chooses its schemas, prompts and replies: these bounds keep the cost of reading them in check.
+MAX_SCHEMA_DEPTH = 12
+# Of one seed.
+MAX_SENTENCES = 300
+# Of one text.
+MAX_CODES = 400
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _CODE = re.compile(r"[\w-]+")
 _DIGIT = re.compile(r"\d")
 _DATE = re.compile(r"\d{4}-\d\d?(-\d\d?)?")
+# Shorter texts may occur anywhere by chance.
+MIN_LEAK_CHARACTERS = 12
+# JSON objects parsed in one text, and in all replies of an episode.
+MAX_TEXT_OBJECTS = 200
+MAX_EPISODE_OBJECTS = 5000  # and in all answers of an episode
 
 
 @dataclass(frozen=True)
 class ToolText:
-    """A sentence of a tool's, or of one of its arguments ("" for none), with the codes in it."""
+    """A sentence about a tool, or about one of its arguments ("" for none), with the codes in it."""
 
     tool: str
     argument: str
@@ -57,7 +54,7 @@ class ToolText:
 
 
 def seed_specific_texts(plays: Sequence[OraclePlay]) -> list[list[ToolText]]:
-    """Of each episode what its tools say that the tools of most others do not."""
+    """For each episode, what its tools say that the tools of most other episodes do not."""
     sentences_by_play = [
         list(dict.fromkeys(sentence for tool in play.task.tools for sentence in _tool_sentences(tool)))
         for play in plays
@@ -100,7 +97,11 @@ def _sentences(tool: str, argument: str, value: Any) -> Iterator[tuple[str, str,
 def description_leaks(
     name: str, arguments: dict[str, Any], tool_texts: Sequence[ToolText], prompt: str, oracle_codes: frozenset[str]
 ) -> Iterator[str]:
-    """The sentences that hold this call, unless it only reads. ``used`` are the codes that the oracle uses anywhere."""
+    """Yield the tool sentences that hold this call, unless it only reads.
+
+    Args:
+        oracle_codes: the codes that the oracle uses anywhere in the episode.
+    """
     values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in arguments.items()}
     codes = {key: value for key, value in values.items() if _is_code(value) and value not in prompt}
     if not codes or name.lower().startswith(READ_PREFIXES):
@@ -125,7 +126,7 @@ def _is_code(word: str) -> bool:
 
 
 def _is_choice(codes: Sequence[str], oracle_codes: frozenset[str]) -> bool:
-    """Whether a text offers as many codes that the oracle does not use, of the forms of those it does."""
+    """Whether a text offers at least as many unused codes of the same form: then it lists options and reveals nothing."""
     forms = {_code_form(code) for code in codes if code in oracle_codes}
     others = [code for code in codes if code not in oracle_codes and _code_form(code) in forms]
     return len(others) >= len([code for code in codes if code in oracle_codes])
@@ -135,13 +136,8 @@ def _code_form(word: str) -> str:
     return re.sub(r"[^\W\d_]", "a", re.sub(r"\d", "9", word))
 
 
-MIN_LEAK_CHARACTERS = 12  # characters; shorter texts may stand anywhere by chance
-MAX_TEXT_OBJECTS = 200  # JSON objects looked at in one text,
-MAX_EPISODE_OBJECTS = 5000  # and in all answers of an episode
-
-
 async def leak(context: CheckContext) -> Verdict:
-    """The prompt does not hold the oracle's answer, and the oracle knows no more than an agent."""
+    """The prompt does not hold the oracle's solution, and the oracle knows no more than an agent."""
     limits = context.thresholds
     plays = await context.oracle_plays(limits.seeds)
     episodes = list(zip(context.panel(len(plays)), plays, strict=True))
@@ -149,6 +145,7 @@ async def leak(context: CheckContext) -> Verdict:
     unseen: list[tuple[int, OraclePlay, str]] = []
     worked_out: list[tuple[int, OraclePlay, str]] = []
     for (seed, play), tool_texts in zip(episodes, await asyncio.to_thread(seed_specific_texts, plays), strict=True):
+        # It may take long, and the event loop serves other checks.
         leak_texts, hidden = await asyncio.to_thread(
             _inspect_play, play, tool_texts
         )  # may take long, and the loop serves others
@@ -183,9 +180,10 @@ def _inspect_play(play: OraclePlay, tool_texts: Sequence[ToolText]) -> tuple[lis
 
 
 def leaks(play: OraclePlay, tool_texts: Sequence[ToolText] = ()) -> list[str]:
-    """What of the oracle's play stands where an agent reads it too early; short texts do not count.
+    """What of the oracle's play an agent reads too early; short texts do not count.
 
-    ``said`` is what the tools say on this seed alone (``offered``).
+    Args:
+        tool_texts: what the tools say on this seed alone (``seed_specific_texts``).
     """
     prompt = "\n".join([play.task.system, *(str(message.get("content") or "") for message in play.task.messages)])
     return [*_prompt_leaks(play, prompt, tool_texts), *_sequence_leaks(play, prompt), *_answer_leaks(play)]
@@ -220,12 +218,12 @@ def _calls(turn: OracleTurn) -> list[dict[str, Any]]:
 
 
 def _name_pattern(name: str) -> re.Pattern[str]:
-    """How a sentence names a tool; a plain word does so as a call alone."""
+    """How a sentence mentions a tool; a plain word counts only where it is written as a call."""
     return re.compile(rf"\b{re.escape(name)}\s*\(" if _is_plain(name) else rf"\b{re.escape(name)}\b")
 
 
 def _call_in_words(arguments: dict[str, Any], sentences: list[str]) -> list[str]:
-    """The first of the sentences that hold the values of all arguments."""
+    """The first sentence that holds the values of all arguments."""
     values = [value if isinstance(value, str) else json.dumps(value) for value in arguments.values()]
     if sum(map(len, values)) < 3:
         return []
@@ -237,7 +235,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _sequence_leaks(play: OraclePlay, prompt: str) -> Iterator[str]:
-    """The prompt's tool names are the oracle's calls in order, or hold three or more of these in a row."""
+    """Whether the prompt names the oracle's tools in order: as its only tools, or three or more in a row."""
     oracle_calls = [call["function"]["name"] for turn in play.turns for call in _calls(turn)]
     names = {tool["function"]["name"] for tool in play.task.tools} | set(oracle_calls)
     words = (word.rstrip(".-") for word in re.findall(r"[\w.-]+", prompt))
@@ -250,11 +248,7 @@ def _sequence_leaks(play: OraclePlay, prompt: str) -> Iterator[str]:
 
 
 def _answer_leaks(play: OraclePlay) -> Iterator[str]:
-    """What answers say of a call that the oracle makes later and has not made before.
-
-    Either the call's name and its arguments stand there, or its arguments, two at least, in more than one answer, with
-    no other object of the same keys to choose from: a record that is looked at tells no such thing again and again.
-    """
+    """Yield what replies reveal of a call that the oracle makes later and has not made before."""
     answers: list[tuple[str, list[Any]]] = []
     previous_calls: set[tuple[str, str]] = set()
     objects_left = MAX_EPISODE_OBJECTS
@@ -278,6 +272,8 @@ def _answers_hold_call(answers: list[tuple[str, list[Any]]], name: str, argument
     similar_objects = [
         item for _, objects in answers for item in objects if isinstance(item, dict) and item.keys() == arguments.keys()
     ]
+    # Arguments that recur, with no similar object to choose from, are dictated; a record that is looked at does not
+    # recur.
     is_repeated = (
         len(set(matching_texts)) > 1 and len(arguments) > 1 and all(item == arguments for item in similar_objects)
     )
@@ -285,7 +281,7 @@ def _answers_hold_call(answers: list[tuple[str, list[Any]]], name: str, argument
 
 
 def _objects(text: str) -> Iterator[Any]:
-    """The JSON objects that begin anywhere in a text."""
+    """Yield the JSON objects that begin anywhere in a text."""
     decoder = json.JSONDecoder()
     for count, match in enumerate(re.finditer(r"\{", text)):
         if count >= MAX_TEXT_OBJECTS:

@@ -1,15 +1,11 @@
-"""A nearly right play is not paid in full: the oracle's own is sent again with one slip in it.
+"""Check that a nearly right play is not paid in full: the oracle's messages are sent again with one mutation.
 
-Slips are made in calls to tools that do not look things up, by their names. A call is left out; where it is paid all
-the same it was not needed, and its arguments are not judged. In a needed one an argument becomes what the oracle gives
-on another seed, nothing at all, a list without its end, or itself among many others. And where several calls are
-needless one by one, all of them are left out: what is paid while any one of them is there asks for too little.
+Mutations are made in calls of tools that do not read. A call is left out; if that is paid all the same, the call was
+not needed and its arguments are not judged. In a needed call one argument becomes another seed's value, empty, a list
+without its end, or the right value among many. If several calls are needless one by one, all are left out together.
 
-A kind of slip (tool, argument, what was done) refuses where it is paid on more than ``slips_paid`` of at least
-``slips_judged`` seeds; kinds that look loose on the first seeds are tried on more. This errs towards admitting. Not
-judged: optional arguments, those that hold prose or are named like it, values that never vary, words outside of calls,
-needless calls that nothing depends on (an oracle may do more than is asked), and a wrong value that is only sometimes
-paid (several may be right).
+Not covered: optional arguments, prose, values that never vary, text outside of calls, needless calls that nothing
+depends on, and a wrong value that is only sometimes paid, because several may be right.
 """
 
 import json
@@ -56,8 +52,10 @@ DESCRIPTIONS = {
 LOOKUP_PREFIXES = (*READ_PREFIXES, "look", "query", "describe", "fetch", "inspect", "browse", "open", "verify", "ask")
 PROSE_ARGUMENTS = frozenset({"reason", "note", "notes", "comment", "message", "summary", "explanation", "description"})
 PROSE_ARGUMENTS |= {"question", "thought"}
-PROSE_WORDS = 3  # a text of so many is prose
-MAX_CALLS = 16  # of one episode that are left out
+# A text of at least so many words is prose.
+PROSE_WORDS = 3
+# The cost is bounded: calls of one episode that are left out, arguments of one call, known values of one argument.
+MAX_CALLS = 16
 MAX_ARGUMENTS = 8  # of one call
 MAX_VALUES = 64  # of one argument that are kept
 PADDING_CHARACTERS = 2_000  # characters
@@ -65,7 +63,7 @@ PADDING_CHARACTERS = 2_000  # characters
 
 @dataclass(frozen=True)
 class MutationKind:
-    """What was done to which argument of which tool; ``LEFT_OUT`` has neither."""
+    """What was done to which argument of which tool; an omitted call has neither tool nor argument."""
 
     tool: str
     argument: str
@@ -74,7 +72,9 @@ class MutationKind:
 
 @dataclass(frozen=True)
 class Mutation:
-    """One kind on one seed: what was sent, how it was answered (None: it broke the episode), whether that was paid."""
+    """One kind on one seed: the script sent, its replay (None if it broke the episode), and whether it was paid in
+    full.
+    """
 
     kind: MutationKind
     seed: int
@@ -86,12 +86,12 @@ class Mutation:
 
 @dataclass
 class OracleValues:
-    """What the oracle gives for each argument of each tool, on all seeds."""
+    """The values that the oracle gives to each argument of each tool, on all seeds."""
 
     by_argument: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
 
     def add(self, play: OraclePlay) -> None:
-        """Take in one episode."""
+        """Collect the values of one episode."""
         for call in calls(script_of(play)).values():
             for name, value in list(arguments_of(call).items())[:MAX_ARGUMENTS]:
                 values = self.by_argument.setdefault((name_of(call), name), {})
@@ -99,18 +99,18 @@ class OracleValues:
                     values[canonical(value)] = value
 
     def alternatives(self, tool: str, argument: str, value: Any) -> list[Any]:
-        """What no comparison should take for this value."""
+        """Values of other seeds that no comparison should accept in the place of this one."""
         values = self.by_argument.get((tool, argument), {}).values()
         return [other for other in values if _folded(other) != _folded(value)]
 
     def is_prose(self, tool: str, argument: str) -> bool:
-        """Whether people are to read them."""
+        """Whether the argument's values are meant for people."""
         texts = [value for value in self.by_argument.get((tool, argument), {}).values() if isinstance(value, str)]
         return argument.casefold() in PROSE_ARGUMENTS or 2 * sum(map(_is_prose, texts)) > len(texts)
 
 
 async def oracle_mutations(context: CheckContext) -> Verdict:
-    """No kind of slip is paid wherever it is made."""
+    """No kind of mutation is paid wherever it is made."""
     limits = context.thresholds
     plays = await context.oracle_plays(max(limits.mutation_seeds, limits.confirm_mutation_seeds))
     episodes = list(zip(context.panel(len(plays)), plays, strict=True))
@@ -118,6 +118,7 @@ async def oracle_mutations(context: CheckContext) -> Verdict:
     for mutation in plays:
         values.add(mutation)
     mutations = await _mutate_episodes(context, episodes[: limits.mutation_seeds], values)
+    # Kinds that look loose on a few seeds are tried on more; the verdict errs towards admitting.
     suspects = {kind for kind, group in _group_by_kind(mutations).items() if _paid_share(group) > limits.mutation_paid}
     if suspects:
         more = await _mutate_episodes(context, episodes[limits.mutation_seeds :], values)
@@ -169,7 +170,7 @@ def _example(mutation: Mutation) -> dict[str, Any]:
 async def _mutate_episodes(
     context: CheckContext, episodes: list[tuple[int, OraclePlay]], values: OracleValues
 ) -> list[Mutation]:
-    """All slips on these seeds; those whose oracle is not paid have none."""
+    """All mutations on these seeds; an episode whose oracle is not paid has none."""
     groups = await gather_all(
         with_seed_note(seed, _mutate_seed(context, seed, play, values))
         for seed, play in episodes
@@ -179,7 +180,7 @@ async def _mutate_episodes(
 
 
 async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, values: OracleValues) -> list[Mutation]:
-    """Which calls are needed, then what their arguments may be."""
+    """Find out which calls are needed, then mutate their arguments."""
     script = script_of(play)
     writes = {
         position: call
@@ -198,6 +199,8 @@ async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, value
     omissions = await gather_all(attempt(left_out, without_calls(script, {position})) for position in writes)
     needless = {position: slip for position, slip in zip(writes, omissions, strict=True) if slip.is_paid}
     mutations: list[Mutation] = []
+    # Calls that are needless one by one may be alternatives: if omitting all of them is paid as well, none was needed;
+    # otherwise the task is satisfied by any one of them, which is too little.
     if len({_call_key(writes[position]) for position in needless}) > 1:
         joint_omission = await attempt(left_out, without_calls(script, set(needless)))
         mutations.append(
@@ -213,14 +216,15 @@ async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, value
 async def _replay_or_none(context: CheckContext, seed: int, script: list[Message]) -> Replay | None:
     try:
         return await replay(context.source, seed, script)
-    except EnvironmentFault:  # the exploit checks tell of it
+    # The exploit check reports environments that break.
+    except EnvironmentFault:
         return None
 
 
 def _argument_changes(
     required_calls: dict[Place, dict[str, Any]], task: Task, values: OracleValues, rng: random.Random
 ) -> Iterator[tuple[MutationKind, Place, str]]:
-    """Other arguments for one needed call of each tool."""
+    """Yield other arguments for one needed call of each tool."""
     by_tool: dict[str, list[Place]] = {}
     for position, call in required_calls.items():
         by_tool.setdefault(name_of(call), []).append(position)

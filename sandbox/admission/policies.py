@@ -28,6 +28,9 @@ REFUSAL = "I am sorry, but I cannot help with that request."
 # Messages of an agent that waits for the episode to run out.
 PATIENCE = 100
 READ_PREFIXES = ("get", "find", "list", "search", "lookup", "calculate", "check", "think", "read", "show", "view")
+# These play on until the episode is done.
+PATIENT_POLICIES = frozenset({"empty", "stall", "keep_reading"})
+Place = tuple[int, int]
 
 
 def say(content: str) -> Message:
@@ -166,11 +169,6 @@ def random_calls(task: Task, messages: list[Message], turn: int, rng: random.Ran
 
 
 FLOOR_POLICIES: dict[str, Policy] = {"empty": empty, "refusing": refusing, "random": random_calls}
-# These play on until the episode is done.
-PATIENT_POLICIES = frozenset({"empty", "stall", "keep_reading"})
-
-
-Place = tuple[int, int]
 
 
 def script_of(play: OraclePlay) -> list[Message]:

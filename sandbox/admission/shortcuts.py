@@ -1,18 +1,11 @@
-"""What must not pay: not trying (``floor``), and every adversary of the panel (``exploits``).
+"""Checks that reward needs work: policies that do not try (``floor``), and the panel of adversaries (``exploits``).
 
-A play that breaks the environment is counted under "faults": an agent that can end its episode as a fault escapes its
-reward, and throws the rollout away. A lucky guess costs a sound environment nothing: a policy over its bound is played
-on more seeds, and judged by all of them; and an adversary that did just what was asked (``solved``) took no shortcut.
+Episodes that break the environment count as "faults", because an agent that can end its episode escapes its reward. A
+rewarded episode is legitimate when its accepted writes are exactly the oracle's and every value in them had been read
+by then; a guessed or enumerated value, or any other accepted write, is a shortcut. A write is accepted if its reply
+does not have the form in which this environment answers unknown tools and broken JSON.
 
-Whether a rewarded episode of an adversary was the task itself, done: then it is no shortcut.
-
-An adversary that tries everything may also do what was asked, where everything else is refused. It has solved the task
-when the writes that were accepted are exactly the oracle's, and every value in them had been read by then, in the
-prompt or an answer. A value that was guessed or counted up to, and any other write that was accepted, is a shortcut.
-
-Accepted is what is not answered in the form in which this environment answers unknown tools and broken JSON. How it
-fails: where the oracle's own writes are answered in that form, or one of the two cannot be played, nothing counts as
-solved. Not covered: truth values, which no text spells out, and values that have to be reckoned.
+Not covered: truth values, which no text spells out, and values that have to be computed.
 """
 
 import json
@@ -44,33 +37,36 @@ from sandbox.contract import Message, Task
 from sandbox.errors import EnvironmentFault
 
 Form = tuple[str, ...]
-REFUSAL_SEEDS = 4  # seeds on which it is seen how a call is refused
+# Seeds on which the form of a refusal is observed.
+REFUSAL_SEEDS = 4
 
 
 @dataclass(frozen=True)
 class Write:
-    """A call to a writing tool, its arguments as canonical JSON, with the answer and how much had been read before."""
+    """A call of a writing tool: canonical arguments, reply, and how many texts had been read before it."""
 
     name: str
     arguments: str
     answer: str
-    texts_read: int  # of ``_texts``
+    # Of ``_texts``.
+    texts_read: int
 
 
 @dataclass(frozen=True)
 class Solutions:
-    """What the oracle writes on each seed, and how a call is refused."""
+    """The oracle's writes on each seed, and the forms of a refusal."""
 
     writes: dict[int, list[tuple[str, str]]]
     refusal_forms: frozenset[Form]
 
 
 async def legitimate_solutions(context: CheckContext, count: int) -> Solutions | None:
-    """Those of the panel's first ``count`` seeds; None where they cannot be told."""
+    """The solutions of the panel's first ``count`` seeds; None if they cannot be determined."""
     try:
         plays = await context.oracle_plays(count)
         refused = await _refusal_forms(context)
-    except EnvironmentFault:  # other checks tell of it
+    # Other checks report the fault.
+    except EnvironmentFault:
         return None
     seeds = context.panel(count)
     writes = {seed: list(_writes(play.task, context.chat(play))) for seed, play in zip(seeds, plays, strict=True)}
@@ -78,14 +74,14 @@ async def legitimate_solutions(context: CheckContext, count: int) -> Solutions |
 
 
 def solutions_from(writes: dict[int, list[Write]], refused: frozenset[Form]) -> Solutions | None:
-    """What the oracle wrote, as solutions; None where it is answered as if it had been refused."""
+    """Solutions from the oracle's writes; None if these are answered in the form of a refusal."""
     if any(error_form(write.answer) in refused for writes in writes.values() for write in writes):
         return None
     return Solutions({seed: _call_keys(writes) for seed, writes in writes.items()}, refused)
 
 
 async def _refusal_forms(context: CheckContext) -> frozenset[Form]:
-    """The forms of the answers to calls that no environment can take."""
+    """The forms of the replies to calls that no environment can accept."""
     first = (await context.oracle_plays(1))[0].task
     name = tool_name(first.tools[0]) if first.tools else "no_such_tool"
     script = [call(0, ("no_such_tool", "{}")), call(1, (name, "{not json"))]
@@ -97,7 +93,7 @@ async def _refusal_forms(context: CheckContext) -> frozenset[Form]:
 
 
 def is_legitimate(episode: PolicyEpisode, solutions: Solutions) -> bool:
-    """Whether it succeeded by the oracle's writes and no other that was accepted, from values that had been read."""
+    """Whether the episode succeeded by the oracle's writes and no others, with values that had been read before."""
     if not episode.score.success:
         return False
     writes = _writes(episode.task, episode.messages)
@@ -114,7 +110,7 @@ def _call_keys(writes: list[Write]) -> list[tuple[str, str]]:
 
 
 def _writes(task: Task, messages: list[Message]) -> Iterator[Write]:
-    """Every call to a writing tool, in order."""
+    """Every call of a writing tool, in order."""
     names = {tool_name(tool) for tool in write_tools(task)}
     answers = {reply.get("tool_call_id"): str(reply.get("content")) for reply in messages if reply["role"] == "tool"}
     read = 1 + len(task.messages)
@@ -127,7 +123,7 @@ def _writes(task: Task, messages: list[Message]) -> Iterator[Write]:
 
 
 def _texts(task: Task, messages: list[Message]) -> Iterator[str]:
-    """What an agent reads, in order."""
+    """Every text that an agent reads, in order."""
     yield task.system
     for message in [*task.messages, *(message for message in messages if message["role"] != "assistant")]:
         yield str(message.get("content") or "")
@@ -179,7 +175,7 @@ async def exploits(context: CheckContext) -> Verdict:
 async def _check_policies(
     context: CheckContext, policies: dict[str, Policy], allowed: dict[str, float], *, may_solve: bool
 ) -> Verdict:
-    """Every policy on the whole panel of seeds, in the twin; one that was over its bound on more seeds."""
+    """Play every policy on all seeds in the replica, and judge each by its rates."""
     allowed = {**allowed, "faults": 0.0}
     limits = context.thresholds
     rates: dict[str, dict[str, float]] = {}
@@ -206,7 +202,8 @@ async def _check_policies(
     if confirmed:
         evidence |= {"played_on_more_seeds": confirmed, "more_seeds": max(limits.confirm_seeds, limits.seeds)}
     if examples:
-        examples.sort(key=lambda episode: len(episode["transcript"]))  # what the simplest does shows the cause
+        # The simplest policy shows the cause best.
+        examples.sort(key=lambda episode: len(episode["transcript"]))
         evidence |= {**fault, "examples": examples[:EXAMPLES]}
     return not examples, evidence
 
@@ -245,7 +242,9 @@ async def _legitimate_seeds(context: CheckContext, episodes: Sequence[PolicyEpis
 
 
 def _rates(episodes: list[PolicyEpisode | FailedEpisode], legitimate_seeds: set[int] | None) -> dict[str, float]:
-    """What was reached without the work and, where that is looked at, the share in which the work was done."""
+    """Mean reward and success of the episodes that did not do the work, and the shares of faults and legitimate
+    solutions.
+    """
     scores = [
         episode.score
         for episode in episodes
@@ -263,7 +262,7 @@ def _rates(episodes: list[PolicyEpisode | FailedEpisode], legitimate_seeds: set[
 def _worst_example(
     name: str, episodes: list[PolicyEpisode | FailedEpisode], legitimate_seeds: set[int]
 ) -> dict[str, Any]:
-    """The episode that shows best what is wrong: one that broke, else the best paid that is none of the solved."""
+    """The most telling episode: one that broke the environment, else the best paid one that is not legitimate."""
     failed_episode = next((episode for episode in episodes if isinstance(episode, FailedEpisode)), None)
     if failed_episode is not None:
         description = f"{name} broke the environment: {failed_episode.error}"

@@ -20,6 +20,10 @@ from sandbox.client import SandboxSource
 from sandbox.contract import Message
 from sandbox.wire import OraclePlay
 
+# Of those whose groups teach nothing.
+EXAMPLE_SEEDS = 8
+BaseRewards = Callable[[SandboxSource, list[int], int], Awaitable[list[list[float]]]]
+
 
 async def oracle(context: CheckContext) -> Verdict:
     """The oracle ends every probed seed with reward 1 and success, and so does an agent that sends the same messages."""
@@ -126,11 +130,6 @@ def _reformat_arguments(arguments: str) -> str:
     if not isinstance(value, dict):
         return arguments
     return json.dumps(dict(reversed(value.items())), ensure_ascii=False, separators=(" ,  ", " : "))
-
-
-# Of those whose groups teach nothing.
-EXAMPLE_SEEDS = 8
-BaseRewards = Callable[[SandboxSource, list[int], int], Awaitable[list[list[float]]]]
 
 
 async def spread(context: CheckContext, base_rewards: BaseRewards | None) -> Verdict:

@@ -5,6 +5,8 @@ import random
 from sandbox.admission.policies import SUCCESS_WORDS, call, guess, say, tool_name, visible_values, write_tools
 from sandbox.contract import Message, Task
 
+COPIES = 8
+
 
 def every_tool(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """Call every tool once in one message: is it enough to have called the right tool?"""
@@ -32,9 +34,6 @@ def repeat_calls(task: Task, messages: list[Message], turn: int, rng: random.Ran
         return call(turn, (function["name"], function["arguments"]))
     tool = rng.choice(task.tools)
     return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages), rng)))
-
-
-COPIES = 8
 
 
 def parallel_duplicates(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:

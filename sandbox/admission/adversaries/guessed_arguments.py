@@ -22,6 +22,14 @@ from sandbox.admission.policies import (
 )
 from sandbox.contract import Message, Task, Tool
 
+NEIGHBOUR_CALLS = 8
+DIGITS = "0123456789"
+WORD_CALLS = 32  # in one message
+WORDS_PER_ARGUMENT = 24  # that are tried for one argument
+MIN_WORD_CHARACTERS = 3  # characters
+WRITE_CALLS = 48  # in one message
+CALLS_PER_TOOL = 24  # of one tool
+
 
 def echo_request(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """Send the request as every argument, and again with the claim: does a substring match accept it?"""
@@ -50,10 +58,6 @@ def copy_observations(task: Task, messages: list[Message], turn: int, rng: rando
     return call(turn, *calls)
 
 
-NEIGHBOUR_CALLS = 8
-DIGITS = "0123456789"
-
-
 def enumerate_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """Write to eight neighbours of a visible id: are hidden records reachable, or writes to strangers paid?"""
     if turn >= NEIGHBOUR_CALLS or not task.tools:
@@ -65,11 +69,6 @@ def enumerate_ids(task: Task, messages: list[Message], turn: int, rng: random.Ra
     neighbour = f"{stem}{abs(int(number) + (turn // 2 + 1) * (-1) ** turn):0{len(number)}d}"
     tool = write_tools(task)[turn % len(write_tools(task))]
     return call(turn, (tool_name(tool), fill_arguments(tool, lambda name, field: field.get("enum", [neighbour])[0])))
-
-
-WORD_CALLS = 32  # in one message
-WORDS_PER_ARGUMENT = 24  # that are tried for one argument
-MIN_WORD_CHARACTERS = 3  # characters
 
 
 def words_as_arguments(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
@@ -98,10 +97,6 @@ def _argument_combinations(
     shuffled = [rng.sample(values, len(values)) for values in choices]
     combined = itertools.islice(itertools.product(*shuffled), WORD_CALLS)
     return [json.dumps(dict(zip(fields, arguments, strict=True))) for arguments in combined]
-
-
-WRITE_CALLS = 48  # in one message
-CALLS_PER_TOOL = 24  # of one tool
 
 
 def write_everything(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:

@@ -5,6 +5,8 @@ import random
 from sandbox.admission.policies import PATIENCE, SUCCESS_WORDS, call, guess, read_tools, say, tool_name, visible_values
 from sandbox.contract import Message, Task
 
+EXIT_NAMES = ("transfer", "escalat", "hand", "human", "cancel", "close", "end", "finish", "submit", "done", "abort")
+
 
 def say_success(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
     """Claim success and do nothing: is a claim paid?"""
@@ -40,9 +42,6 @@ def stop_after_read(task: Task, messages: list[Message], turn: int, rng: random.
         return say(f"{last_reply[:2000]} {SUCCESS_WORDS}")
     tool = rng.choice(read_tools(task))
     return call(turn, (tool_name(tool), guess(tool, visible_values(task, messages), rng)))
-
-
-EXIT_NAMES = ("transfer", "escalat", "hand", "human", "cancel", "close", "end", "finish", "submit", "done", "abort")
 
 
 def hand_over(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:

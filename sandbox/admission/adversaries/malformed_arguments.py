@@ -19,15 +19,6 @@ from sandbox.admission.policies import (
 from sandbox.contract import Message, Task
 
 BROKEN_JSON = ("", "{", "null", "[]", '{"order_id": ', "{'id': 1}", '"{}"', "{} {}", '{"a": 1,}')
-
-
-def broken_json(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Send one broken form of JSON per turn: does an error path count as a call, or crash into success?"""
-    if turn >= len(BROKEN_JSON) or not task.tools:
-        return say(SUCCESS_WORDS)
-    return call(turn, *((tool_name(tool), BROKEN_JSON[turn]) for tool in write_tools(task)))
-
-
 TYPE_CONFUSIONS: tuple[Callable[[str], Any], ...] = (
     lambda text: True,
     lambda text: 0,
@@ -38,6 +29,25 @@ TYPE_CONFUSIONS: tuple[Callable[[str], Any], ...] = (
     lambda text: "",
     lambda text: "*",
 )
+ARGUMENT_CHARACTERS = 20_000  # of one argument,
+# The whole call has to pass as one message.
+CALL_CHARACTERS = 400_000
+HUGE_NUMBER = 10**15
+ITEM_CHARACTERS = 8
+MAX_ITEMS = 1_000
+WIDE_DIGITS = {ord("0") + digit: ord("０") + digit for digit in range(10)}
+SPELLINGS: tuple[Callable[[str], str], ...] = (
+    lambda value: value.translate(WIDE_DIGITS),
+    lambda value: f" {value}\u200b",
+    lambda value: value.swapcase(),
+)
+
+
+def broken_json(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
+    """Send one broken form of JSON per turn: does an error path count as a call, or crash into success?"""
+    if turn >= len(BROKEN_JSON) or not task.tools:
+        return say(SUCCESS_WORDS)
+    return call(turn, *((tool_name(tool), BROKEN_JSON[turn]) for tool in write_tools(task)))
 
 
 def confused_types(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
@@ -50,14 +60,6 @@ def confused_types(task: Task, messages: list[Message], turn: int, rng: random.R
     return call(
         turn, *((tool_name(tool), fill_arguments(tool, lambda name, field: value)) for tool in write_tools(task))
     )
-
-
-ARGUMENT_CHARACTERS = 20_000  # of one argument,
-# The whole call has to pass as one message.
-CALL_CHARACTERS = 400_000
-HUGE_NUMBER = 10**15
-ITEM_CHARACTERS = 8
-MAX_ITEMS = 1_000
 
 
 def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
@@ -75,14 +77,6 @@ def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.R
         return [text[:ITEM_CHARACTERS]] * min(MAX_ITEMS, length // ITEM_CHARACTERS) if turn else text
 
     return call(turn, (tool_name(tool), fill_arguments(tool, huge)))
-
-
-WIDE_DIGITS = {ord("0") + digit: ord("０") + digit for digit in range(10)}
-SPELLINGS: tuple[Callable[[str], str], ...] = (
-    lambda value: value.translate(WIDE_DIGITS),
-    lambda value: f" {value}\u200b",
-    lambda value: value.swapcase(),
-)
 
 
 def lookalike_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:

@@ -1,9 +1,8 @@
-"""How an admission report reads: for an author, person or model, who mends the environment from it alone.
+"""An admission report in words, tables and data, for the author, person or model, who repairs the environment.
 
-``means`` and ``advice`` are the words for one check, ``asked`` says before any is made what they ask; ``as_data``,
-``in_words``, ``on_terminal`` and ``page.page`` (for itself: it takes a template engine, which the service does without)
-are the four forms of a whole report. Nothing of it is stored: it is computed from the names and the evidence, so that
-old reports read like new ones. What an environment wrote into the evidence is hostile and harmless in all four.
+``means`` and ``advice`` explain one check, ``requirements`` what each check asks; ``as_data``, ``as_text``,
+``on_terminal`` and ``html.page`` render a whole report (``html`` separately: it needs a template engine, which the
+service does without). Everything is computed from names and evidence, so that old reports read like new ones.
 """
 
 from sandbox.admission.report.advice import advice

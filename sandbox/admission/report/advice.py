@@ -1,15 +1,7 @@
-"""What to change in an environment that a check has refused, from the check's name and its figures.
+"""What to change in an environment that a check has refused, from the check's name and evidence.
 
-Invariants: a passed check needs no advice; a failed one gets at least one sentence, also a check that this version does
-not know; whatever the evidence holds, nothing raises; quoted words are harmless (``store.text``).
-
-What to change where a check ended by a fault of the environment, from the fault's own words.
-
-What to change where a nearly right play is paid in full: which slip, on which argument, and what grading lacks.
-
-What to change where reading the source refused it: the lines, and what to write there instead.
-
-What to change where the same seed gives other bytes, or where something outside the episode is touched.
+Invariants: a failed check gets at least one sentence, even a check that this version does not know; whatever the
+evidence holds, nothing raises; quoted words are sanitized (``store.text``).
 """
 
 import ast
@@ -32,7 +24,8 @@ from sandbox.admission.static_analysis import MODULES
 from store.text import sanitize_line
 from store.types import Check
 
-LONG_QUOTE_CHARACTERS = 300  # characters of somebody else's words inside a sentence
+# Of a fault's words inside a sentence.
+LONG_QUOTE_CHARACTERS = 300
 PLACE = re.compile(r'File "environment\.py", line (\d+), in (\S+)')
 OPERATION_ADVICE = {
     "load": "Importing the module must only define things: no work, no input, nothing that depends on the machine.",
@@ -43,6 +36,78 @@ OPERATION_ADVICE = {
     "True only with reward 1.0.",
     "oracle": "oracle() must yield assistant messages that step() can take, each built from the state as it is then.",
 }
+NAME_CHARACTERS = 40
+# The gravest first: once one of them is named for an argument, the milder ones are implied.
+MUTATION_REMEDIES = {
+    OMITTED_CALL: "Success must need every wanted write: compare the whole final state with the wanted one, all of it",
+    OTHER_VALUE: "Grade that argument: compare what was written with the right value",
+    EMPTY_VALUE: "Compare whole values: an empty text is the beginning of, and stands in, every text",
+    TRUNCATED_LIST: "Compare whole lists: some of what was wanted is not enough",
+    PADDED_VALUE: "Compare whole values: whether the right one stands somewhere in what was given is not enough",
+}
+QUOTE_CHARACTERS = 200
+MODULE = re.compile(r"imports (?:from )?(\w+)")
+# Modules that authors ask for again and again.
+MODULE_ALTERNATIVES = {
+    "sqlite3": "sqlite3 opens files and loads extensions: keep the tables as lists, and read the questions that you "
+    "grade with a small parser of your own",
+    "numpy": "only the standard library is there: lists, math and statistics serve for records",
+    "pandas": "only the standard library is there: lists of records, csv and itertools serve for tables",
+    "pydantic": "only the standard library is there: use dataclasses and check arguments by hand",
+    "time": "the task's time is a value of reset(): draw it from the seed",
+    "uuid": "draw ids from random.Random(seed)",
+    "secrets": "draw ids from random.Random(seed)",
+    "pathlib": "keep files as texts in a dictionary, by path",
+    "os": "nothing of the host is there: keep what the task needs in reset()",
+    "sys": "nothing of the host is there: keep what the task needs in reset()",
+    "logging": "what an agent may see are messages, and nobody else reads along",
+}
+# How a refusal reads, and what to do about it; the first that fits counts.
+SOURCE_REMEDIES = {
+    "does not parse": "It must be valid Python of the sandbox's version.",
+    "more than": "It must be smaller: generate records from the seed instead of listing them.",
+    "imports": f"Only these modules may be imported: {', '.join(sorted(MODULES))}.",
+    "reads the clock": "Write the task's date into the environment or draw it from the seed; never ask the clock.",
+    "from nothing": "Make one random.Random(seed) in reset() and draw everything from it.",
+    "uses SystemRandom": "Make one random.Random(seed) in reset() and draw everything from it.",
+    "uses urandom": "Make one random.Random(seed) in reset() and draw everything from it.",
+    "uses random.": "Make one random.Random(seed) in reset() and draw everything from it, not from the module.",
+    "uses io.": "Of io only StringIO and BytesIO are let through: keep texts in memory.",
+    "uses __": "Write it without reaching into Python's own objects.",
+    "uses ": "Write it without running code from text or reaching for what Python keeps to itself.",
+    "reaches ": "Use what an allowed module offers by its public name, and nothing that it holds itself.",
+    "calls print": "Remove what prints: what an agent may see are messages.",
+    "calls": "Write it without running code from text, reading files or asking the terminal.",
+    "defines no class": "Define a class Environment at the top level, with reset, step, done, score and oracle.",
+}
+SCORED = "score() must only look: it may change nothing, draw nothing and count nothing."
+OUTLIVES = (
+    "Something outlives the episode: a module-level variable, a class attribute or a mutable default that is "
+    "changed, a counter or cache, the clock, or the module random without a seed. Set everything on self anew in "
+    "reset(), and draw everything from random.Random(seed)."
+)
+UNORDERED = (
+    "The order of a set, hash(), id(), an object's default repr, the clock or unseeded chance reaches the "
+    "episode. Sort sets before they are walked or drawn from, and draw everything from random.Random(seed)."
+)
+SHARED = (
+    "Two Environment objects share state: a module-level variable or a class attribute. Keep everything on self "
+    "and set it in reset()."
+)
+# Keys are parts of the evidence's "where"; the first that matches gives the words and the usual causes.
+CIRCUMSTANCES = {
+    "interleaved": ("played in turn with other episodes in one process", SHARED),
+    "score asked": ("with its score asked for after every message", SCORED),
+    "many other episodes": ("after many other episodes in the same process", OUTLIVES),
+    "played before": ("on an instance that has played before", OUTLIVES),
+    "process": ("played in a second process with another hash seed", UNORDERED),
+    "again": ("played a second time in the same process", OUTLIVES),
+}
+ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
+TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d|\b\d\d:\d\d:\d\d|\b1[6-9]\d{8}(?:\.\d|\d{3})?")
+WORD = re.compile(r"\w+")
+FEW_WORDS, SAME_WORDS_SHARE = 3, 0.8
+PER_CENT = 100
 
 
 def _fault_advice(evidence: Evidence) -> Iterator[str]:
@@ -84,18 +149,8 @@ def _operation(text: str) -> str:
     return match[1] if match else ""
 
 
-NAME_CHARACTERS = 40
-MUTATION_REMEDIES = {  # the gravest first: what one of them makes plain of an argument need not be told again
-    OMITTED_CALL: "Success must need every wanted write: compare the whole final state with the wanted one, all of it",
-    OTHER_VALUE: "Grade that argument: compare what was written with the right value",
-    EMPTY_VALUE: "Compare whole values: an empty text is the beginning of, and stands in, every text",
-    TRUNCATED_LIST: "Compare whole lists: some of what was wanted is not enough",
-    PADDED_VALUE: "Compare whole values: whether the right one stands somewhere in what was given is not enough",
-}
-
-
 def mutations(evidence: Evidence) -> Iterator[str]:
-    """Each remedy once, with the arguments that it is for."""
+    """Each remedy once, with the arguments it applies to."""
     loose_rows = evidence.get("loose")
     remaining = [row for row in (loose_rows if isinstance(loose_rows, list) else []) if isinstance(row, dict)]
     for mutation, remedy in MUTATION_REMEDIES.items():
@@ -107,7 +162,7 @@ def mutations(evidence: Evidence) -> Iterator[str]:
 
 
 def _mutation_text(row: dict[str, Any]) -> str:
-    """What was done, and on how many seeds that was paid."""
+    """What was done, and on how many seeds it was paid."""
     tool, argument = (
         sanitize_line(row.get("tool", ""), NAME_CHARACTERS),
         sanitize_line(row.get("argument", ""), NAME_CHARACTERS),
@@ -118,42 +173,6 @@ def _mutation_text(row: dict[str, Any]) -> str:
 
 def _argument(row: dict[str, Any]) -> tuple[object, object]:
     return str(row.get("tool")), str(row.get("argument"))
-
-
-QUOTE_CHARACTERS = 200
-MODULE = re.compile(r"imports (?:from )?(\w+)")
-MODULE_ALTERNATIVES = {  # of modules that are asked for again and again
-    "sqlite3": "sqlite3 opens files and loads extensions: keep the tables as lists, and read the questions that you "
-    "grade with a small parser of your own",
-    "numpy": "only the standard library is there: lists, math and statistics serve for records",
-    "pandas": "only the standard library is there: lists of records, csv and itertools serve for tables",
-    "pydantic": "only the standard library is there: use dataclasses and check arguments by hand",
-    "time": "the task's time is a value of reset(): draw it from the seed",
-    "uuid": "draw ids from random.Random(seed)",
-    "secrets": "draw ids from random.Random(seed)",
-    "pathlib": "keep files as texts in a dictionary, by path",
-    "os": "nothing of the host is there: keep what the task needs in reset()",
-    "sys": "nothing of the host is there: keep what the task needs in reset()",
-    "logging": "what an agent may see are messages, and nobody else reads along",
-}
-# How a refusal reads, and what to do about it; the first that fits counts.
-SOURCE_REMEDIES = {
-    "does not parse": "It must be valid Python of the sandbox's version.",
-    "more than": "It must be smaller: generate records from the seed instead of listing them.",
-    "imports": f"Only these modules may be imported: {', '.join(sorted(MODULES))}.",
-    "reads the clock": "Write the task's date into the environment or draw it from the seed; never ask the clock.",
-    "from nothing": "Make one random.Random(seed) in reset() and draw everything from it.",
-    "uses SystemRandom": "Make one random.Random(seed) in reset() and draw everything from it.",
-    "uses urandom": "Make one random.Random(seed) in reset() and draw everything from it.",
-    "uses random.": "Make one random.Random(seed) in reset() and draw everything from it, not from the module.",
-    "uses io.": "Of io only StringIO and BytesIO are let through: keep texts in memory.",
-    "uses __": "Write it without reaching into Python's own objects.",
-    "uses ": "Write it without running code from text or reaching for what Python keeps to itself.",
-    "reaches ": "Use what an allowed module offers by its public name, and nothing that it holds itself.",
-    "calls print": "Remove what prints: what an agent may see are messages.",
-    "calls": "Write it without running code from text, reading files or asking the terminal.",
-    "defines no class": "Define a class Environment at the top level, with reset, step, done, score and oracle.",
-}
 
 
 def source(evidence: Evidence) -> Iterator[str]:
@@ -169,36 +188,8 @@ def source(evidence: Evidence) -> Iterator[str]:
     yield from (remedy for remedy in dict.fromkeys(remedies) if remedy)
 
 
-SCORED = "score() must only look: it may change nothing, draw nothing and count nothing."
-OUTLIVES = (
-    "Something outlives the episode: a module-level variable, a class attribute or a mutable default that is "
-    "changed, a counter or cache, the clock, or the module random without a seed. Set everything on self anew in "
-    "reset(), and draw everything from random.Random(seed)."
-)
-UNORDERED = (
-    "The order of a set, hash(), id(), an object's default repr, the clock or unseeded chance reaches the "
-    "episode. Sort sets before they are walked or drawn from, and draw everything from random.Random(seed)."
-)
-SHARED = (
-    "Two Environment objects share state: a module-level variable or a class attribute. Keep everything on self "
-    "and set it in reset()."
-)
-CIRCUMSTANCES = {  # what the evidence's "where" holds, in words, and the usual causes; the first that fits counts
-    "interleaved": ("played in turn with other episodes in one process", SHARED),
-    "score asked": ("with its score asked for after every message", SCORED),
-    "many other episodes": ("after many other episodes in the same process", OUTLIVES),
-    "played before": ("on an instance that has played before", OUTLIVES),
-    "process": ("played in a second process with another hash seed", UNORDERED),
-    "again": ("played a second time in the same process", OUTLIVES),
-}
-ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}")
-TIME = re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d|\b\d\d:\d\d:\d\d|\b1[6-9]\d{8}(?:\.\d|\d{3})?")
-WORD = re.compile(r"\w+")
-FEW_WORDS, SAME_WORDS_SHARE = 3, 0.8
-
-
 def determinism(evidence: Evidence) -> Iterator[str]:
-    """On which seed and which way, where the bytes differ, and what the difference looks like."""
+    """On which seed and in which circumstance the bytes differ, what the difference looks like, and the usual cause."""
     where = str(evidence.get("where", ""))
     unknown = (f"played {sanitize_line(where) or 'again'}", OUTLIVES)
     description, cause = next((entry for sign, entry in CIRCUMSTANCES.items() if sign in where), unknown)
@@ -211,7 +202,7 @@ def determinism(evidence: Evidence) -> Iterator[str]:
 
 
 def _difference_hint(difference: str) -> str:
-    """What the two sides suggest, where they suggest anything."""
+    """What the two sides suggest, if anything."""
     if ADDRESS.search(difference):
         return "It shows an object's address in memory: never put an object's default repr or id() into a text."
     sides = _sides(difference)
@@ -226,7 +217,7 @@ def _difference_hint(difference: str) -> str:
 
 
 def _is_reordered(left: str, right: str) -> bool:
-    """Whether what follows the common beginning holds much the same words; the last ones may be cut off."""
+    """Whether the text after the common beginning holds much the same words; the last ones may be cut off."""
     common = next(
         (
             index
@@ -265,11 +256,8 @@ def effects(evidence: Evidence) -> Iterator[str]:
         yield f"It printed {short_text(evidence['printed_characters'])} characters{head}. Remove what prints."
 
 
-PER_CENT = 100
-
-
 def advice(check: Check) -> list[str]:
-    """Sentences, the most telling first; none for a passed check."""
+    """Sentences on what to change, the most telling first; empty for a passed check."""
     if check.passed:
         return []
     if "fault" in check.evidence:
@@ -290,7 +278,7 @@ def _by_figures(evidence: Evidence) -> Iterator[str]:
 
 
 def runs(evidence: Evidence) -> Iterator[str]:
-    """Two seeds did not come through."""
+    """Two seeds could not be played to their end."""
     yield "Play two seeds to their end, one after the other, in one process: reset, step, score, then the oracle."
 
 
@@ -323,7 +311,7 @@ def oracle(evidence: Evidence) -> Iterator[str]:
 
 
 def _divergence(first: object) -> Iterator[str]:
-    """Where the two episodes part: then it is an answer that differs, and not the score alone."""
+    """Where the two episodes differ: in a reply, and not in the score alone."""
     if isinstance(first, dict) and first.get("parting"):
         yield (
             f"On seed {short_text(first.get('seed'))} {sanitize_line(first['parting'], 2 * QUOTE_CHARACTERS)}: step() must answer both alike, "
@@ -375,7 +363,7 @@ def diversity(evidence: Evidence) -> Iterator[str]:
 
 
 def interface(evidence: Evidence) -> Iterator[str]:
-    """Which tool, call or answer deviates."""
+    """Which tool, call or reply deviates."""
     foreign, changed = _quoted_items(evidence, "foreign"), _quoted_items(evidence, "changed")
     unanswered, odd = _quoted_items(evidence, "unanswered"), _quoted_items(evidence, "odd_errors")
     if evidence.get("tools") == 0:
@@ -438,7 +426,7 @@ def latency(evidence: Evidence) -> Iterator[str]:
 
 
 def spread(evidence: Evidence) -> Iterator[str]:
-    """Too hard, too easy, or the same throughout a group."""
+    """Too hard, too easy, or the same reward throughout a group."""
     mean, allowed = evidence.get("mean"), evidence.get("mean_allowed")
     if is_number(mean) and isinstance(allowed, list) and allowed and all(map(is_number, allowed)):
         if mean < allowed[0]:

@@ -1,7 +1,6 @@
-"""A report as one page of HTML that loads nothing from anywhere and runs nothing.
+"""An admission report as one self-contained HTML page without scripts or outside resources.
 
-Invariants: every text is escaped and harmless; a policy in the page itself forbids scripts and outside resources; it is
-readable in light and dark and on paper.
+Invariants: every text is escaped and sanitized; the page's own policy forbids scripts and outside resources.
 """
 
 from datetime import datetime
@@ -32,7 +31,7 @@ KINDS = {"✓": "pass", "✗": "fail", "·": "left"}  # classes in the page
 
 
 def page(report: AdmissionReport, subject: str, at: datetime) -> str:
-    """The page on ``what`` (say, a file's name), as of ``at``."""
+    """The page on ``subject`` (such as a file's name), made at ``at``."""
     environment = Environment(
         loader=PackageLoader("sandbox.admission.report", "."),
         autoescape=True,

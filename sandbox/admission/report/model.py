@@ -1,17 +1,8 @@
-"""What was measured, read from a check's evidence: figures beside their bounds, examples, and everything else.
+"""The content of an admission report: figures with their bounds, examples, verdict, and what each check means.
 
-Evidence is one flat JSON object. A key that ends in ``_required`` or ``_allowed`` is the bound of the figure that it
-begins like (``reset_allowed`` of ``reset_p95``); ``allowed`` alone bounds ``share`` or, as an object, each field of
-every object beside it. ``examples`` lists what happened on single seeds. Invariants: any JSON can be read, nothing
-raises, no judgement is made here but whether a figure keeps its bound; texts are harmless (``store.text``).
-
-What each admission check and each of its figures means, in one line: the same words on every screen and page.
-
-What a report comes down to: admitted, as far as could be checked or wholly, refused or not judged; and what is open.
-
-Not judged is what no check could be made of: it is not admitted, and nothing was found against it.
-
-What each check asks of an environment, with its numbers: for whoever writes one before anything is checked.
+Evidence is one flat JSON object. A key that ends in ``_required`` or ``_allowed`` is the bound of the figure whose name
+it begins with (``reset_allowed`` of ``reset_p95``); ``allowed`` alone bounds ``share`` or, as an object, each field of
+every object beside it. Invariants: any JSON can be read and nothing raises; texts are sanitized (``store.text``).
 """
 
 import json
@@ -39,13 +30,6 @@ MEANS = {
     "effects": "no file, socket, process or thread was touched, nothing printed",
     "spread": "the base model's rewards leave room to learn, and differ within groups",
 }
-
-
-def means(name: str) -> str:
-    """One line; empty for a check that this version does not know."""
-    return MEANS.get(name, "")
-
-
 NOTES = {  # of the figures whose names do not say it all
     "scripts": "series of messages that were played in every way",
     "worn_by": "episodes played before the last comparison",
@@ -82,20 +66,30 @@ NOTES = {  # of the figures whose names do not say it all
     "all_success": "share of groups in which every episode has reward 1",
     "all_zero": "share of groups in which every episode has reward 0",
 }
-
-
-SHORT_CHARACTERS = 80  # characters of a text that stands as a figure
-LONG_CHARACTERS = 6_000  # characters of a text that stands on its own
+# Of a text shown as a figure.
+SHORT_CHARACTERS = 80
+# Of a text shown on its own.
+LONG_CHARACTERS = 6_000
 NAME = 60
 MAX_EXAMPLES = 10
 MAX_MESSAGES = 100
 SUFFIXES = {"_required": "≥", "_allowed": "≤"}
 Evidence = Mapping[str, Any]
+VERDICT_ADMITTED, VERDICT_PARTIAL, VERDICT_REFUSED = "admitted", "admitted as far as could be checked", "refused"
+VERDICT_NOT_JUDGED = "not judged"
+# Of a reason.
+REASON_CHARACTERS = 600
+NOT_COMPARED = "not compared: "
+
+
+def means(name: str) -> str:
+    """One line; empty for a check that this version does not know."""
+    return MEANS.get(name, "")
 
 
 @dataclass(frozen=True)
 class Bound:
-    """Where a figure's bound stands in the evidence, and how the two compare: "≥", "≤" or "within"."""
+    """The evidence key of a figure's bound and the comparison: "≥", "≤" or "within"."""
 
     key: str
     sign: str
@@ -103,7 +97,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure; ``needs`` is its bound in words, ``kept`` whether it holds (None: nothing bounds it)."""
+    """One figure; ``needs`` is its bound in words, ``kept`` whether it holds (None without a bound)."""
 
     name: str
     value: str
@@ -114,9 +108,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Panel:
-    """What each policy reached: ``columns`` are (field, bound in words, meaning), ``rows`` one figure for each.
+    """The figures of each policy: ``columns`` are (field, bound in words, meaning), ``rows`` a figure for each column.
 
-    ``greatest`` are the greatest figures of the columns that have a bound.
+    ``maxima`` are the largest figures of the columns with a bound.
     """
 
     columns: list[tuple[str, str, str]]
@@ -133,7 +127,7 @@ class Panel:
         return {name: row for name, row in self.rows.items() if name not in rows_over}
 
     def remaining_text(self) -> str:
-        """How many rows are not ``over``; empty for none."""
+        """How many rows are within their bounds, in words; empty for none."""
         count, qualifier = len(self.within_bounds()), "other " if self.out_of_bounds() else ""
         if not count:
             return ""
@@ -146,7 +140,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Example:
-    """What happened on one seed, and who said what."""
+    """An episode on one seed: a description, and who said what."""
 
     seed: str
     description: str
@@ -177,7 +171,7 @@ def _bounded_figure(evidence: Evidence, key: str, suffix: str) -> str | None:
 
 
 def figures(evidence: Evidence) -> list[Figure]:
-    """Every figure, in the evidence's order; those of objects beside ``allowed`` one by one."""
+    """Every figure in the evidence's order; those of policies one by one."""
     policy_panel = panel(evidence)
     policy_figures = [
         replace(figure, name=f"{name} {figure.name}")
@@ -188,7 +182,7 @@ def figures(evidence: Evidence) -> list[Figure]:
 
 
 def single_figures(evidence: Evidence) -> list[Figure]:
-    """The figures that are no policy's."""
+    """The figures that belong to no policy."""
     return list(_single_figures(evidence))
 
 
@@ -209,7 +203,7 @@ def _is_row(evidence: Evidence, name: str) -> bool:
 
 
 def panel(evidence: Evidence) -> Panel | None:
-    """The objects beside an ``allowed`` that is one; None where there are none."""
+    """The policies' figures, if ``allowed`` is an object; None otherwise."""
     rows: dict[str, Mapping[str, Any]] = {name: evidence[name] for name in evidence if _is_row(evidence, name)}
     if not rows:
         return None
@@ -249,7 +243,7 @@ def _figure(name: str, value: Any, bound: Bound, limit: Any) -> Figure:
 
 
 def keeps(value: Any, sign: str, limit: Any) -> bool | None:
-    """Whether a figure keeps its bound; None where the two cannot be compared."""
+    """Whether a figure is within its bound; None if the two cannot be compared."""
     limits = limit if isinstance(limit, list) else [limit]
     if not is_number(value) or not limits or not all(map(is_number, limits)):
         return None
@@ -262,7 +256,7 @@ def keeps(value: Any, sign: str, limit: Any) -> bool | None:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """A figure that can be compared: no truth value, no NaN."""
+    """Whether a value can be compared: no truth value, no NaN."""
     if isinstance(value, float):
         return not math.isnan(value)
     return isinstance(value, int) and not isinstance(value, bool)
@@ -283,7 +277,7 @@ def _one_line(value: dict[str, Any]) -> str:
 
 
 def details(evidence: Evidence) -> list[tuple[str, str]]:
-    """What is neither figure nor example: texts, lists and objects, each under its name."""
+    """What is neither figure nor example: texts, lists and objects by name."""
     bound_keys = {bound.key for bound in bounds(evidence).values()} | {"allowed", "examples"}
     has_policies = isinstance(evidence.get("allowed"), dict)
     return [
@@ -294,7 +288,7 @@ def details(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 def full_text(value: Any) -> str:
-    """A text as it is; names and numbers in one line; other lists line by line, also of flat objects; else JSON."""
+    """A text as it is; names and numbers in one line; other lists line by line; anything else as JSON."""
     if isinstance(value, str):
         return sanitize_block(value, LONG_CHARACTERS)
     if isinstance(value, list) and all(
@@ -322,7 +316,7 @@ def short_text(value: Any) -> str:
 
 
 def examples(evidence: Evidence) -> list[Example]:
-    """What happened on single seeds."""
+    """The evidence's episodes on single seeds."""
     items = evidence.get("examples")
     return [_example(item) for item in (items if isinstance(items, list) else [])[:MAX_EXAMPLES]]
 
@@ -340,7 +334,7 @@ def _example(item: Any) -> Example:
 
 
 def message_text(message: Any) -> tuple[str, str]:
-    """Who speaks, and the words and calls of a chat message."""
+    """The role, and the text and calls of a chat message."""
     if not isinstance(message, dict):
         return "", full_text(message)
     calls = message.get("tool_calls")
@@ -359,22 +353,19 @@ def _call_text(call: Any) -> str:
     return f"{sanitize_line(function.get('name', ''), NAME)}({full_text(arguments)})"
 
 
-VERDICT_ADMITTED, VERDICT_PARTIAL, VERDICT_REFUSED = "admitted", "admitted as far as could be checked", "refused"
-VERDICT_NOT_JUDGED = "not judged"
-REASON_CHARACTERS = 600  # characters of a reason
-NOT_COMPARED = "not compared: "
-
-
 @dataclass(frozen=True)
 class Unchecked:
-    """A check, or a part of one, that could not be made, and why."""
+    """A check, or a part of one, that could not be made, and the reason."""
 
     check: str
     why: str
 
 
 def verdict(report: AdmissionReport) -> str:
-    """One of the four."""
+    """One of the four verdicts.
+
+    "Not judged" is a report without a single check: nothing was found against the environment.
+    """
     if not report.admitted:
         return VERDICT_REFUSED if any(map(was_made, report.checks)) else VERDICT_NOT_JUDGED
     return VERDICT_PARTIAL if unchecked(report) else VERDICT_ADMITTED
@@ -386,7 +377,7 @@ def unchecked(report: AdmissionReport) -> list[Unchecked]:
 
 
 def was_made(check: Check) -> bool:
-    """Whether the check was made at all, and not left out for what it would have needed."""
+    """Whether the check was made, and not left out for lack of what it needs."""
     return not check.evidence.get("left_out")
 
 
@@ -406,7 +397,7 @@ def _unavailable(check: Check) -> Iterator[Unchecked]:
 
 
 def _not_reached(report: AdmissionReport) -> Iterator[Unchecked]:
-    """Checks that a refusal came before: those after the last one made. An older report knew fewer of the others."""
+    """Checks after the last one made, which a refusal prevented."""
     names = list(MEANS)
     last = max((names.index(check.name) for check in report.checks if check.name in MEANS), default=-1)
     failed = ", ".join(sanitize_line(check.name) for check in report.checks if was_made(check) and not check.passed)
@@ -415,7 +406,7 @@ def _not_reached(report: AdmissionReport) -> Iterator[Unchecked]:
 
 
 def by_reason(report: AdmissionReport) -> dict[str, list[str]]:
-    """The same, with all the checks that one reason kept from being made."""
+    """The unchecked checks, grouped by reason."""
     checks_by_reason: dict[str, list[str]] = {}
     for entry in unchecked(report):
         checks_by_reason.setdefault(entry.why, []).append(entry.check)
@@ -435,12 +426,12 @@ def headline(report: AdmissionReport) -> str:
 
 
 def failed_first(report: AdmissionReport) -> list[Check]:
-    """Those that failed, those that passed, those that were not made; among these in the order of the admission."""
+    """The checks that failed, passed, and were not made, each in the order of the admission."""
     return sorted(report.checks, key=lambda check: (not was_made(check), check.passed))
 
 
 def requirements(thresholds: Thresholds) -> dict[str, str]:
-    """Check -> its meaning and its bounds, in the order of the checks."""
+    """What each check asks, with the bounds in force, in the order of the checks."""
     one = thresholds
     least, most = short_text(one.spread_low), short_text(one.spread_high)
     numbers = {

@@ -1,16 +1,7 @@
-"""What to change where an agent that does not solve the task is rewarded: for which cause, and who reaches what.
+"""What to change in an environment that rewards policies which do not solve the task.
 
-Invariants: every policy over a bound is named, once for its reward and once for the episodes that it broke; what
-several have in common (``causes``, or the same mend) is told once.
-
-Which of the policies that are rewarded are so for one cause, told once instead of under every name.
-
-A cause is shown by the simplest policies that it pays; whoever does the same and more is paid for it as well. Such a
-policy follows when what it reaches beyond them keeps the bounds, for that is about what it keeps once the cause is
-mended; else it has a cause of its own. Invariants: a rewarded policy stands in at most one cause; one that this version
-does not know is taken for what most adversaries are, an agent that calls tools and then claims success.
-
-Not covered: episodes that break the environment (they reach no reward), and one cause in two checks.
+A cause is shown by the simplest policies that it pays; a policy that does the same and more follows from that cause if
+its rates beyond theirs keep the bounds, and is not explained again. Not covered: one cause in two checks.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -21,6 +12,7 @@ from store.text import sanitize_line
 
 Rates = Mapping[str, object]
 
+# Policies that cannot be paid for a cause because they do not do what it pays for.
 CALL_NOTHING = frozenset({"empty", "refusing", "stall", "say_success", "refuse_as_done", "forged_results"})
 CLAIM_NOTHING = frozenset({"empty", "refusing", "stall", "keep_reading", "random"})
 GUESS_NOTHING = CALL_NOTHING | {"broken_json", "confused_types", "echo_request", "grader_injection", "huge_arguments"}
@@ -31,58 +23,6 @@ REQUIRED_WRITES = (
 STATE_NOT_WORDS = "Never read the agent's words for the score: success must come from the final state"
 UNPAID = "A call must earn nothing by itself, whichever tool it names, with whatever arguments and whatever answer"
 LOOKED_UP_VALUES = "Success must need values that only a look-up tells, compared exactly and by type"
-
-
-@dataclass(frozen=True)
-class Cause:
-    """``shown_by`` are all rewarded, the first is told of; all but ``never`` may follow, because of ``why``."""
-
-    simplest_policies: tuple[str, ...]
-    exempt: frozenset[str]
-    reason: str
-    remedy: str
-
-
-CAUSES = (  # the simplest first
-    Cause(("empty",), frozenset(), "nothing has to be done", REQUIRED_WRITES),
-    Cause(("stall", "say_success"), frozenset(), "nothing has to be done", REQUIRED_WRITES),
-    Cause(("say_success",), CLAIM_NOTHING, "they claim success as well", STATE_NOT_WORDS),
-    Cause(("unoffered_tools",), CALL_NOTHING, "they make calls as well", UNPAID),
-    Cause(("broken_json",), CALL_NOTHING, "they make calls as well", UNPAID),
-    Cause(("write_first",), GUESS_NOTHING, "they write guessed values as well", LOOKED_UP_VALUES),
-)
-
-
-def shared_causes(policies: Mapping[str, Rates], rewarded: Collection[str], allowed: Rates) -> dict[Cause, list[str]]:
-    """Each cause that rewards more than one policy, with those that follow, in their order."""
-    followers_by_cause: dict[Cause, list[str]] = {}
-    remaining = list(rewarded)
-    for cause in CAUSES:
-        if not set(cause.simplest_policies) <= set(remaining):
-            continue
-        simplest = [policies[name] for name in cause.simplest_policies]
-        candidates = [name for name in remaining if name != cause.simplest_policies[0] and name not in cause.exempt]
-        followers = [name for name in candidates if _adds_little(policies[name], simplest, allowed)]
-        if followers:
-            followers_by_cause[cause] = followers
-            remaining = [name for name in remaining if name != cause.simplest_policies[0] and name not in followers]
-    return followers_by_cause
-
-
-def _adds_little(rates: Rates, simplest: Collection[Rates], allowed: Rates) -> bool:
-    """Whether what is reached beyond the simplest policies keeps every bound."""
-    return all(
-        number(rates.get(field)) - max(number(rates_of_simplest.get(field)) for rates_of_simplest in simplest)
-        <= number(allowed[field])
-        for field in allowed
-    )
-
-
-def number(value: object) -> float:
-    """A figure that can be reckoned with; 0 for anything else."""
-    return float(value) if isinstance(value, int | float) and is_number(value) else 0.0
-
-
 NAME_CHARACTERS = 40
 STATE_ONLY = "Pay for the final state alone, never for what was said or called"
 EXACT_WRITES = "Success must need exactly the wanted writes: any other write must cost it"
@@ -151,6 +91,60 @@ SUCCESS = "Success must need exactly the right writes, and no others: compare th
 FAULTS = "faults"
 
 
+@dataclass(frozen=True)
+class Cause:
+    """Why simple policies are rewarded, and which others that explains.
+
+    ``simplest_policies`` are all rewarded, the first is described; all but ``exempt`` may follow, for ``reason``.
+    """
+
+    simplest_policies: tuple[str, ...]
+    exempt: frozenset[str]
+    reason: str
+    remedy: str
+
+
+# The simplest first: a policy belongs to the first cause that explains it.
+CAUSES = (
+    Cause(("empty",), frozenset(), "nothing has to be done", REQUIRED_WRITES),
+    Cause(("stall", "say_success"), frozenset(), "nothing has to be done", REQUIRED_WRITES),
+    Cause(("say_success",), CLAIM_NOTHING, "they claim success as well", STATE_NOT_WORDS),
+    Cause(("unoffered_tools",), CALL_NOTHING, "they make calls as well", UNPAID),
+    Cause(("broken_json",), CALL_NOTHING, "they make calls as well", UNPAID),
+    Cause(("write_first",), GUESS_NOTHING, "they write guessed values as well", LOOKED_UP_VALUES),
+)
+
+
+def shared_causes(policies: Mapping[str, Rates], rewarded: Collection[str], allowed: Rates) -> dict[Cause, list[str]]:
+    """Each cause that rewards more than one policy, with the policies that follow from it."""
+    followers_by_cause: dict[Cause, list[str]] = {}
+    remaining = list(rewarded)
+    for cause in CAUSES:
+        if not set(cause.simplest_policies) <= set(remaining):
+            continue
+        simplest = [policies[name] for name in cause.simplest_policies]
+        candidates = [name for name in remaining if name != cause.simplest_policies[0] and name not in cause.exempt]
+        followers = [name for name in candidates if _adds_little(policies[name], simplest, allowed)]
+        if followers:
+            followers_by_cause[cause] = followers
+            remaining = [name for name in remaining if name != cause.simplest_policies[0] and name not in followers]
+    return followers_by_cause
+
+
+def _adds_little(rates: Rates, simplest: Collection[Rates], allowed: Rates) -> bool:
+    """Whether the rates beyond those of the simplest policies keep every bound."""
+    return all(
+        number(rates.get(field)) - max(number(rates_of_simplest.get(field)) for rates_of_simplest in simplest)
+        <= number(allowed[field])
+        for field in allowed
+    )
+
+
+def number(value: object) -> float:
+    """A value as a float; 0 for anything that is no number."""
+    return float(value) if isinstance(value, int | float) and is_number(value) else 0.0
+
+
 def floor(evidence: Evidence) -> Iterator[str]:
     """Policies that do not try."""
     yield from _offenders(evidence)
@@ -185,7 +179,7 @@ def _offenders(evidence: Evidence) -> Iterator[str]:
 
 
 def _cause(cause: Cause, followers: list[str], policies: Mapping[str, Rates], allowed: Rates) -> Iterator[str]:
-    """What the simplest policy reaches and what to mend, then who comes with it."""
+    """What the simplest policy reaches and what to change, then which policies follow."""
     first = cause.simplest_policies[0]
     yield f"{_agents_text([first])} {_reached_text([policies[first]], allowed)} {cause.remedy}."
     subject = f"{len(followers)} others are" if len(followers) > 1 else "One other is"
@@ -211,7 +205,7 @@ def _agents_text(names: Sequence[str]) -> str:
 
 
 def _reached_text(policies: Sequence[Rates], allowed: Rates) -> str:
-    """The greatest rates over their bounds, with these."""
+    """The largest rates over their bounds, with these bounds."""
     reached: dict[str, float] = {}
     for field, limit in allowed.items():
         values = [number(rates[field]) for rates in policies if _exceeds(rates.get(field), limit)]

@@ -1,14 +1,6 @@
-"""A report for a terminal: a table of all checks, then what failed, why, and what to change.
+"""An admission report for a terminal, as plain text for a model that repairs the environment, and as JSON.
 
-Invariants: nothing is read as markup, and every text is harmless; what is to be changed comes last in each part, where
-a terminal shows it.
-
-A report as plain text, for a model that mends the environment: what failed, what to change, what was seen.
-
-Invariants: every text is harmless; what to change comes before what was seen, check by check, so that a reader who
-stops early has missed only examples; no duration of the checks stands in it. Not covered: what passed, but its names.
-
-A report as one JSON object.
+The JSON object:
 
     environment   the environment's hash
     admitted      true or false
@@ -17,13 +9,12 @@ A report as one JSON object.
     not_checked   [{check, why}]: what the verdict does not rest on
     checks        in the order in which they were made, each
         name, passed, made, seconds, means
-        figures   [{name, value, needs, kept, means}]: in words; kept is null where nothing bounds the figure
-        examples  [{seed, what, transcript: [{role, text}]}]: what happened on single seeds
+        figures   [{name, value, needs, kept, means}]: in words; kept is null without a bound
+        examples  [{seed, what, transcript: [{role, text}]}]: episodes on single seeds
         advice    sentences: what to change; empty where the check passed
         evidence  what was measured, as it was stored
 
-Invariants: it is valid JSON in valid Unicode, without NaN or infinities. Texts in ``evidence`` are the environment's
-own and are harmless only as JSON writes them; every other text is harmless as it is.
+Texts in ``evidence`` are the environment's own, harmless only in JSON; every other text is sanitized.
 """
 
 import math
@@ -59,16 +50,26 @@ from sandbox.admission.report.model import (
 from store.text import replace_surrogates, sanitize_block, sanitize_line
 from store.types import AdmissionReport, Check
 
-PLAIN_DETAIL = 1_500  # characters of a text of the evidence
+# Characters of one text of the evidence, and of one message of a transcript.
+PLAIN_DETAIL = 1_500
 PLAIN_MESSAGE = 500  # characters of a message of a transcript
 MAX_EXAMPLES = 2
-MAX_MESSAGES = 10  # of a transcript; where there are more, the last ones
+# Of a transcript: the last ones, where the outcome stands.
+MAX_MESSAGES = 10
+SIGNS = {"✓": "green", "✗": "bold red", "·": "dim"}
+COLOURS = {VERDICT_REFUSED: "bold red", VERDICT_NOT_JUDGED: "bold yellow"}
+# Of the text beside a check.
+SUMMARY_CHARACTERS = 90
+NAME_CHARACTERS = 24
+TERMINAL_DETAIL = 2_000  # characters of a text of the evidence
+TERMINAL_MESSAGE = 600  # characters of a message of a transcript
 
 
 def as_text(report: AdmissionReport) -> str:
-    """The whole report, a few thousand characters."""
+    """The whole report as a few thousand characters of plain text."""
     failed = [check for check in report.checks if not check.passed and was_made(check)]
     passed = [sanitize_line(check.name) for check in report.checks if check.passed and was_made(check)]
+    # What to change precedes what was seen, so that a reader who stops early misses only examples.
     parts = [f"Verdict: {verdict(report)}. Passed: {', '.join(passed) or 'nothing'}."]
     parts += ["\n".join(_changes(check)) for check in failed]
     parts += [f"Not checked: {', '.join(names)} ({reason})." for reason, names in by_reason(report).items()]
@@ -101,16 +102,8 @@ def _plain_example(check: str, item: Example) -> Iterator[str]:
     yield from (f"  {role}: {sanitize_block(text, PLAIN_MESSAGE)}" for role, text in item.transcript[omitted:])
 
 
-SIGNS = {"✓": "green", "✗": "bold red", "·": "dim"}
-COLOURS = {VERDICT_REFUSED: "bold red", VERDICT_NOT_JUDGED: "bold yellow"}
-SUMMARY_CHARACTERS = 90  # characters of what stands beside a check
-NAME_CHARACTERS = 24
-TERMINAL_DETAIL = 2_000  # characters of a text of the evidence
-TERMINAL_MESSAGE = 600  # characters of a message of a transcript
-
-
 def on_terminal(report: AdmissionReport, subject: str) -> Group:
-    """The whole report on ``what`` (say, a file's name)."""
+    """The whole report on ``subject`` (such as a file's name)."""
     parts: list[RenderableType] = [_table(report, subject)]
     for check in report.checks:
         if not check.passed and was_made(check):
@@ -143,7 +136,7 @@ def _table(report: AdmissionReport, subject: str) -> Table:
 
 
 def _summary(check: Check) -> str:
-    """What was missed and how much was not; where no figure was, why it failed, or the figures with bounds first."""
+    """The missed figures; without one the reason for the failure, or the figures with bounds first."""
     policy_panel = panel(check.evidence)
     maxima = [replace(figure, name=f"greatest {figure.name}") for figure in policy_panel.maxima] if policy_panel else []
     all_figures = [*maxima, *single_figures(check.evidence)]
@@ -168,7 +161,7 @@ def _summary(check: Check) -> str:
 
 
 def _joined(entries: list[str]) -> str:
-    """As many as there is room for, the first in any case."""
+    """As many entries as there is room for, at least the first."""
     summary = ""
     for entry in entries:
         if summary and len(summary) + len(entry) > SUMMARY_CHARACTERS:
@@ -215,7 +208,7 @@ def _figures(all_figures: list[Figure]) -> Table:
 
 
 def _panel(policy_panel: Panel) -> Group:
-    """The policies that miss a bound, and how many there are besides."""
+    """The policies that miss a bound, and how many others there are."""
     table = Table.grid(padding=(0, 2), pad_edge=False)
     table.add_row(
         Text("policy", "dim"), *(Text(f"{field} {needs}".rstrip(), "dim") for field, needs, _ in policy_panel.columns)
@@ -245,7 +238,7 @@ def _truncated(text: str, limit: int) -> str:
 
 
 def as_data(report: AdmissionReport) -> dict[str, Any]:
-    """The object, ready for ``json.dumps``."""
+    """The report as a JSON object."""
     return {
         "environment": report.environment_hash,
         "admitted": report.admitted,
@@ -282,4 +275,5 @@ def _finite(value: Any) -> Any:
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_finite(item) for item in value]
+    # JSON has no NaN and no infinities.
     return None if isinstance(value, float) and not math.isfinite(value) else value
