@@ -107,9 +107,9 @@ def contrast(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> list[C
             f"labels of the runs {sorted(runs)} were given together; pass one run, or call retained()"
         )
     table = _table(labels, outcomes)
-    mined = {key for key, outcome in outcomes.items() if outcome.judged}
+    judged = {key for key, outcome in outcomes.items() if outcome.is_judged}
     return [
-        Contrast(capability, run, *_sides({key: row[key] for key in row.keys() & mined}, outcomes))
+        Contrast(capability, run, *_side_counts({key: row[key] for key in row.keys() & judged}, outcomes))
         for (capability, run), row in sorted(table.items())
     ]
 
@@ -133,16 +133,16 @@ def retained(
         by_run[label.run].append(label)
     by_capability: dict[str, list[Contrast]] = defaultdict(list)
     for run in sorted(by_run):
-        for one in contrast(by_run[run], outcomes):
-            by_capability[one.capability].append(one)
-    judged = [label for label in labels if outcomes[label.trajectory_id].judged]
-    kept = []
+        for entry in contrast(by_run[run], outcomes):
+            by_capability[entry.capability].append(entry)
+    judged_labels = [label for label in labels if outcomes[label.trajectory_id].is_judged]
+    results = []
     for capability, contrasts in by_capability.items():
-        passed = sum(one.passes(delta, rho) for one in contrasts)
+        passed = sum(entry.passes(delta, rho) for entry in contrasts)
         if passed and passed >= Fraction(str(consistency)) * len(by_run):
-            kept.append(_retained(capability, passed, len(by_run), contrasts, agreement(judged, capability)))
-    kept = [one for one in kept if one.agreement is None or one.agreement >= Fraction(str(min_agreement))]
-    return sorted(kept, key=lambda one: (-one.delta, one.capability))
+            results.append(_retained(capability, passed, len(by_run), contrasts, agreement(judged_labels, capability)))
+    results = [entry for entry in results if entry.agreement is None or entry.agreement >= Fraction(str(min_agreement))]
+    return sorted(results, key=lambda entry: (-entry.delta, entry.capability))
 
 
 def agreement(labels: Sequence[Label], capability: str | None = None) -> Fraction | None:
@@ -174,8 +174,8 @@ def _retained(name: str, passed: int, runs: int, contrasts: list[Contrast], agre
         capability=name,
         passed=passed,
         runs=runs,
-        delta=_mean([one.delta for one in contrasts if one.delta is not None]),
-        coverage=_mean([one.coverage for one in contrasts if one.coverage is not None]),
+        delta=_mean([entry.delta for entry in contrasts if entry.delta is not None]),
+        coverage=_mean([entry.coverage for entry in contrasts if entry.coverage is not None]),
         contrasts=contrasts,
         agreement=agreement,
     )
@@ -198,7 +198,7 @@ def _table(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> dict[tup
             )
         row[label.trajectory_id] = label.verdict
     for (capability, run), row in table.items():
-        missing = sorted(key for key in outcomes if key not in row and outcomes[key].judged)
+        missing = sorted(key for key in outcomes if key not in row and outcomes[key].is_judged)
         if missing:
             raise LabelTableError(
                 f"run {run} has no label of {capability!r} for {len(missing)} trajectories, first {missing[0]!r}; "
@@ -207,7 +207,7 @@ def _table(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> dict[tup
     return table
 
 
-def _sides(row: Mapping[str, Verdict], outcomes: Mapping[str, Outcome]) -> tuple[Counts, Counts]:
+def _side_counts(row: Mapping[str, Verdict], outcomes: Mapping[str, Outcome]) -> tuple[Counts, Counts]:
     def side(outcome: Outcome) -> Counts:
         verdicts = Counter(verdict for key, verdict in row.items() if outcomes[key] is outcome)
         return Counts(
@@ -240,15 +240,18 @@ def intervals(labels: Sequence[Label], outcomes: Mapping[str, Outcome], seed: in
 
     names = sorted({label.capability for label in labels})
     success, failure = (_cells(labels, names, outcomes, side) for side in (Outcome.SUCCESS, Outcome.FAILURE))
-    whole = _figures(success.sum(1)[:, None], failure.sum(1)[:, None], failure.shape[1])
+    estimates = _gap_and_coverage(success.sum(1)[:, None], failure.sum(1)[:, None], failure.shape[1])
     rng = np.random.default_rng(seed)
-    drawn = [
-        _figures(_resampled(success, rng), _resampled(failure, rng), failure.shape[1])
+    resamples = [
+        _gap_and_coverage(_resampled(success, rng), _resampled(failure, rng), failure.shape[1])
         for _ in range(RESAMPLES // CHUNK)
     ]
-    gaps, covered = (np.concatenate([part[of] for part in drawn]) for of in (0, 1))
+    gaps, coverages = (np.concatenate([part[index] for part in resamples]) for index in (0, 1))
     return {
-        name: Intervals(_middle(gaps[:, place], whole[0][0, place]), _middle(covered[:, place], whole[1][0, place]))
+        name: Intervals(
+            _percentile_interval(gaps[:, place], estimates[0][0, place]),
+            _percentile_interval(coverages[:, place], estimates[1][0, place]),
+        )
         for place, name in enumerate(names)
     }
 
@@ -261,7 +264,7 @@ def _cells(
 
     runs = sorted({label.run for label in labels})
     keys = sorted({label.trajectory_id for label in labels if outcomes[label.trajectory_id] is side})
-    places = ({one: place for place, one in enumerate(ones)} for ones in (keys, names, runs))
+    places = ({key: place for place, key in enumerate(keys_of_axis)} for keys_of_axis in (keys, names, runs))
     row, column, layer = places
     cells = np.zeros((2, len(keys), len(names), len(runs)))
     for label in labels:
@@ -279,17 +282,17 @@ def _resampled(cells: "CountArray", rng: "np.random.Generator") -> "CountArray":
     kinds, size, names, runs = cells.shape
     if not size:
         return np.zeros((kinds, CHUNK, names, runs))
-    drawn = rng.integers(0, size, (CHUNK, size)) + size * np.arange(CHUNK)[:, None]
-    times = np.bincount(drawn.ravel(), minlength=CHUNK * size).reshape(CHUNK, size).astype(float)
-    return np.stack([(times @ kind.reshape(size, -1)).reshape(CHUNK, names, runs) for kind in cells])
+    indices = rng.integers(0, size, (CHUNK, size)) + size * np.arange(CHUNK)[:, None]
+    multiplicities = np.bincount(indices.ravel(), minlength=CHUNK * size).reshape(CHUNK, size).astype(float)
+    return np.stack([(multiplicities @ kind.reshape(size, -1)).reshape(CHUNK, names, runs) for kind in cells])
 
 
-def _figures(success: "CountArray", failure: "CountArray", failures: int) -> "tuple[CountArray, CountArray]":
+def _gap_and_coverage(success: "CountArray", failure: "CountArray", failures: int) -> "tuple[CountArray, CountArray]":
     """The mean gap and the mean coverage over the runs, by resample and capability; NaN where not defined."""
     import numpy as np
 
-    def rate(part: "CountArray", of: "CountArray") -> "CountArray":
-        return np.divide(part, of, out=np.full_like(part, np.nan), where=of > 0)
+    def rate(part: "CountArray", total: "CountArray") -> "CountArray":
+        return np.divide(part, total, out=np.full_like(part, np.nan), where=total > 0)
 
     def mean(values: "CountArray") -> "CountArray":
         defined = ~np.isnan(values)
@@ -299,11 +302,11 @@ def _figures(success: "CountArray", failure: "CountArray", failures: int) -> "tu
     return mean(gap), mean(rate(failure[1], np.full_like(failure[1], failures)))
 
 
-def _middle(resampled: "CountArray", whole: float) -> Interval | None:
+def _percentile_interval(figures: "CountArray", estimate: float) -> Interval | None:
     import numpy as np
 
-    defined = resampled[~np.isnan(resampled)]
-    if np.isnan(whole) or not defined.size:
+    defined = figures[~np.isnan(figures)]
+    if np.isnan(estimate) or not defined.size:
         return None
     outside = (1 - LEVEL) / 2
     low, high = np.quantile(defined, [outside, 1 - outside])

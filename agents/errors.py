@@ -1,33 +1,33 @@
-"""What can go wrong in analysis and synthesis, attributed once.
+"""Errors of analysis and synthesis.
 
     AgentsError
-    ├── TranscriptError    a recorded message list is not a conversation
-    ├── LabelTableError    a labelling table is incomplete, doubled, or speaks of unknown trajectories
-    ├── SynthesisError     no environment can be written for a capability from the given trajectories
-    └── ModelError         a language model was asked in vain
-        ├── ModelUnavailable   it did not answer for longer than allowed: no connection, 5xx, silence, 429
-        ├── ModelRefused       asking again makes no sense: a question that is too long, a bad request
-        │   └── ModelDenied    nor does asking anything else: no key, no permission, no money, no such model
-        ├── OutOfForm          it answered, but never in the form that was asked for, repairs included
-        └── BudgetSpent        the tokens, the money or the minutes that were allowed are used up
+    ├── TranscriptError    recorded messages do not form a conversation
+    ├── LabelTableError    a label table is incomplete, has duplicates, or names unknown trajectories
+    ├── SynthesisError     no environment can be written for a capability from these trajectories
+    └── ModelError         no usable answer from a language model
+        ├── ModelUnavailable   no answer within the patience: no connection, 5xx, silence, 429
+        ├── ModelRefused       the server rejects this request: too long, malformed
+        │   └── ModelDenied    the server rejects every request: key, permission, credit, unknown model
+        ├── OutOfForm          no answer matched the requested schema, repairs included
+        └── BudgetSpent        the allowed tokens, money or minutes are used up
 
-A malformed tool call made by the agent is none of these: it is data, and a detector's business.
+A malformed tool call of the recorded agent is data, not an error.
 """
 
 from typing import Self
 
 
 class AgentsError(Exception):
-    """Analysis or synthesis could not be carried out; ``hint`` says what to try, where there is something."""
+    """Analysis or synthesis failed; ``hint`` names the next thing to try, if there is one."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
 
-    def within(self, what: str, *, hint: str) -> Self:
-        """The same error as it concerns ``what``: of its kind, which says whose failure it is."""
-        return type(self)(f"{what}: {self.message}", hint=hint)
+    def with_context(self, subject: str, *, hint: str) -> Self:
+        """A copy of this error, same class, whose message starts with ``subject``."""
+        return type(self)(f"{subject}: {self.message}", hint=hint)
 
     def __str__(self) -> str:
         return f"{self.message} (try: {self.hint})" if self.hint else self.message
@@ -38,32 +38,32 @@ class TranscriptError(AgentsError):
 
 
 class LabelTableError(AgentsError):
-    """A labelling table breaks the rule that each (trajectory, capability, run) cell is filled exactly once."""
+    """A label table does not have exactly one cell per trajectory, capability and run."""
 
 
 class SynthesisError(AgentsError):
-    """No environment can be written for a capability from the trajectories that were given."""
+    """No environment can be written for a capability from the given trajectories."""
 
 
 class ModelError(AgentsError):
-    """A language model was asked in vain."""
+    """A language model gave no usable answer."""
 
 
 class ModelUnavailable(ModelError):
-    """The model's server did not answer for longer than is allowed."""
+    """The model's server did not answer within the allowed time."""
 
 
 class ModelRefused(ModelError):
-    """The model's server will not answer this, however often it is asked."""
+    """The model's server rejects this request, and a retry would not help."""
 
 
 class ModelDenied(ModelRefused):
-    """The model's server will answer nothing that is asked this way: the key, the account, the model or the address."""
+    """The model's server rejects every request: the key, the account, the model or the address is wrong."""
 
 
 class OutOfForm(ModelError):
-    """The model answered, but never in the form that it was asked for."""
+    """The model answered, but never in the requested schema."""
 
 
 class BudgetSpent(ModelError):
-    """The tokens, the money or the minutes that were allowed are used up."""
+    """The allowed tokens, money or minutes are used up."""

@@ -47,7 +47,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Said:
+class Utterance:
     """A text message of the user or the agent."""
 
     index: int
@@ -60,15 +60,15 @@ class Transcript:
 
     trajectory_id: str
     system: str
-    user: list[Said]
-    agent: list[Said]
+    user: list[Utterance]
+    agent: list[Utterance]
     calls: list[Call]
     tools: list[Tool]
     length: int
 
-    def user_before(self, index: int) -> list[Said]:
+    def user_before(self, index: int) -> list[Utterance]:
         """What the user had said before message ``index``."""
-        return [said for said in self.user if said.index < index]
+        return [utterance for utterance in self.user if utterance.index < index]
 
     def observations_before(self, index: int) -> list[Observation]:
         """The tool answers that had come before message ``index``."""
@@ -78,7 +78,7 @@ class Transcript:
 def transcript(trajectory: Trajectory) -> Transcript:
     """Read a trajectory; raises ``TranscriptError`` when a message has no role."""
     system: list[str] = []
-    said: dict[str, list[Said]] = {"user": [], "assistant": []}
+    utterances: dict[str, list[Utterance]] = {"user": [], "assistant": []}
     open_calls: list[tuple[int, str, str, str]] = []
     answers: dict[int, Observation] = {}
     for index, message in enumerate(trajectory.messages):
@@ -86,13 +86,13 @@ def transcript(trajectory: Trajectory) -> Transcript:
         if role in ("system", "developer"):
             system.append(text)
         elif role == "tool":
-            position = _answered(open_calls, answers, message.get("tool_call_id"))
+            position = _answered_call(open_calls, answers, message.get("tool_call_id"))
             if position is not None:
                 answers[position] = observation(index, text)
-        elif role in said:
+        elif role in utterances:
             text = _STOP_MARK.sub("", text).strip()
             if text:
-                said[role].append(Said(index, text))
+                utterances[role].append(Utterance(index, text))
             open_calls += [(index, *_function(call)) for call in _calls(trajectory.id, index, message)]
     calls = [
         Call(index, name, _arguments(raw), raw, answers.get(position))
@@ -101,8 +101,8 @@ def transcript(trajectory: Trajectory) -> Transcript:
     return Transcript(
         trajectory_id=trajectory.id,
         system="\n".join(system),
-        user=said["user"],
-        agent=said["assistant"],
+        user=utterances["user"],
+        agent=utterances["assistant"],
         calls=calls,
         tools=trajectory.tools,
         length=len(trajectory.messages),
@@ -149,7 +149,7 @@ def _role(trajectory_id: str, index: int, message: Message) -> str:
 
 def _calls(trajectory_id: str, index: int, message: Message) -> list[dict[str, Any]]:
     calls = message.get("tool_calls") or []
-    if isinstance(calls, list) and all(_is_call(one) for one in calls):
+    if isinstance(calls, list) and all(_is_call(call) for call in calls):
         return calls
     raise TranscriptError(
         f"trajectory {trajectory_id}: message {index} has tool calls that are none, {str(calls)[:80]!r}; "
@@ -157,8 +157,8 @@ def _calls(trajectory_id: str, index: int, message: Message) -> list[dict[str, A
     )
 
 
-def _is_call(told: object) -> bool:
-    return isinstance(told, dict) and isinstance(told.get("function") or {}, dict)
+def _is_call(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("function") or {}, dict)
 
 
 def _text(message: Message) -> str:
@@ -184,7 +184,9 @@ def _arguments(raw: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _answered(calls: list[tuple[int, str, str, str]], answers: dict[int, Observation], call_id: object) -> int | None:
-    waiting = [position for position in range(len(calls)) if position not in answers]
-    named = [position for position in waiting if call_id and calls[position][1] == call_id]
-    return next(iter(named or waiting), None)
+def _answered_call(
+    calls: list[tuple[int, str, str, str]], answers: dict[int, Observation], call_id: object
+) -> int | None:
+    unanswered = [position for position in range(len(calls)) if position not in answers]
+    matching = [position for position in unanswered if call_id and calls[position][1] == call_id]
+    return next(iter(matching or unanswered), None)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from agents.llm.structured_output import habits
+from agents.llm.structured_output import server_capabilities
 
 USAGE = (11, 3)
 PIECE = 40  # characters of a streamed piece
@@ -174,7 +174,7 @@ def served(
     key: str | None = None,
 ) -> Iterator[Scripted]:
     """Serve as long as the body runs; ``key`` is the only one that is accepted, where given."""
-    habits.cache_clear()  # another server may have had this port
+    server_capabilities.cache_clear()  # another server may have had this port
     answer: Script = script if callable(script) else lambda body, nth: script
     made = Scripted(answer, canaries, models, key=key)
 

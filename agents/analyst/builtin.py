@@ -139,7 +139,7 @@ DETECTORS: dict[str, Detector] = {capability.name: detector for detector, capabi
 
 SAMPLE = 0.8
 MAX_CANDIDATES = 10
-_APPLIES_TO_FEW = 3
+_MIN_APPLICABLE = 3
 
 
 def discover(trajectories: Sequence[Trajectory], *, seed: int) -> list[Capability]:
@@ -147,17 +147,17 @@ def discover(trajectories: Sequence[Trajectory], *, seed: int) -> list[Capabilit
 
     Deterministic; ``seed`` is that of the labelling runs, and discovery mines what run 0 mines.
     """
-    seen = _minable(trajectories)
-    spoken = views(seen)
-    corpus = _mine_sample(seen, spoken, run=0, seed=seed)
+    judged = _judged(trajectories)
+    conversations = views(judged)
+    corpus = _mine_sample(judged, conversations, run=0, seed=seed)
     applies = Counter(
         capability.name
         for capability in CANDIDATES
-        for one in spoken
-        if DETECTORS[capability.name](one, corpus).verdict is not Verdict.NA
+        for conversation in conversations
+        if DETECTORS[capability.name](conversation, corpus).verdict is not Verdict.NA
     )
-    found = [capability for capability in CANDIDATES if applies[capability.name] >= _APPLIES_TO_FEW]
-    return found[:MAX_CANDIDATES]
+    capabilities = [capability for capability in CANDIDATES if applies[capability.name] >= _MIN_APPLICABLE]
+    return capabilities[:MAX_CANDIDATES]
 
 
 def label(
@@ -177,35 +177,39 @@ def label_runs(
             f"the builtin analyst has no detector for {unknown[0]!r}, only for {', '.join(DETECTORS)}; "
             "label it with the analyst that discovered it"
         )
-    seen = _minable(trajectories)
-    spoken = views(seen)
+    judged = _judged(trajectories)
+    conversations = views(judged)
     labels = []
     for run in runs:
-        corpus = _mine_sample(seen, spoken, run=run, seed=seed)
-        labels += [_label(one, capability, corpus, run) for one in spoken for capability in capabilities]
+        corpus = _mine_sample(judged, conversations, run=run, seed=seed)
+        labels += [
+            _label(conversation, capability, corpus, run)
+            for conversation in conversations
+            for capability in capabilities
+        ]
         labels += [
             Label(trajectory.id, capability.name, run, Verdict.NA)
             for trajectory in trajectories
-            if not trajectory.outcome.judged
+            if not trajectory.outcome.is_judged
             for capability in capabilities
         ]
     return labels
 
 
-def _label(one: View, capability: Capability, corpus: Corpus, run: int) -> Label:
-    finding = DETECTORS[capability.name](one, corpus)
-    return Label(one.spoken.trajectory_id, capability.name, run, finding.verdict, finding.index)
+def _label(view: View, capability: Capability, corpus: Corpus, run: int) -> Label:
+    finding = DETECTORS[capability.name](view, corpus)
+    return Label(view.spoken.trajectory_id, capability.name, run, finding.verdict, finding.index)
 
 
-def _minable(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    return [trajectory for trajectory in trajectories if trajectory.outcome.judged]
+def _judged(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    return [trajectory for trajectory in trajectories if trajectory.outcome.is_judged]
 
 
-def _mine_sample(trajectories: Sequence[Trajectory], spoken: Sequence[View], *, run: int, seed: int) -> Corpus:
+def _mine_sample(trajectories: Sequence[Trajectory], views: Sequence[View], *, run: int, seed: int) -> Corpus:
     rng = random.Random(f"analyst:{seed}:{run}")
-    size = min(len(spoken), max(1, round(SAMPLE * len(spoken))))
-    chosen = sorted(rng.sample(range(len(spoken)), size))
-    return mine([spoken[place] for place in chosen], [trajectories[place].outcome for place in chosen])
+    size = min(len(views), max(1, round(SAMPLE * len(views))))
+    indices = sorted(rng.sample(range(len(views)), size))
+    return mine([views[index] for index in indices], [trajectories[index].outcome for index in indices])
 
 
 @dataclass(frozen=True)
@@ -220,16 +224,16 @@ def hints(trajectories: Sequence[Trajectory], seed: int) -> list[Hint]:
     """Those that apply to some of the trajectories."""
     capabilities = discover(trajectories, seed=seed)
     labels = label_runs(trajectories, capabilities, runs=[0], seed=seed)
-    told = {one.capability: one for one in contrast(labels, {one.id: one.outcome for one in trajectories})}
-    return [Hint(capability, told[capability.name]) for capability in capabilities if capability.name in told]
+    contrasts = {item.capability: item for item in contrast(labels, {item.id: item.outcome for item in trajectories})}
+    return [Hint(capability, contrasts[capability.name]) for capability in capabilities if capability.name in contrasts]
 
 
-def as_text(found: Sequence[Hint]) -> str:
+def as_text(findings: Sequence[Hint]) -> str:
     """A line for each; "" where there are none."""
-    return "\n".join(map(_line, found))
+    return "\n".join(map(_line, findings))
 
 
 def _line(hint: Hint) -> str:
     sides = (("failures", hint.found.failure), ("successes", hint.found.success))
-    told = (f"of {side.total} {name} {side.needed} needed it and {side.lacking} lacked it" for name, side in sides)
-    return f"- {hint.capability.name} ({hint.capability.description}): {'; '.join(told)}"
+    figures = (f"of {side.total} {name} {side.needed} needed it and {side.lacking} lacked it" for name, side in sides)
+    return f"- {hint.capability.name} ({hint.capability.description}): {'; '.join(figures)}"

@@ -19,10 +19,10 @@ from agents.transcript import Call
 from store.types import Outcome, Tool
 
 Parameter = tuple[str, str]  # tool, path
-_FEW = 8  # a string parameter with at most so many values, often repeated, is a choice
-_MOSTLY = 0.6
+_MAX_CHOICES = 8  # a string parameter with at most so many values, often repeated, is a choice
+_MAJORITY = 0.6
 _CODE = re.compile(r"(?=\S*\d)\S+")
-_FEWEST = 5
+_MIN_USES = 5
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Corpus:
 
 def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
     """Mine a sample; ``outcomes`` stands beside ``views``."""
-    spoken = [view.spoken for view in views]
-    declared = functions(spoken)
-    kinds = classify(declared, spoken)
+    transcripts = [view.spoken for view in views]
+    declared = functions(transcripts)
+    kinds = classify(declared, transcripts)
     intents = learn_intents(views, declared, kinds)
     uses = _uses(views, declared)
     return Corpus(
@@ -60,9 +60,9 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
         validators=validators(declared),
         kinds=kinds,
         choices=_choices(declared, uses),
-        copied={parameter for parameter, seen in uses.items() if _copied(seen)},
-        dated={parameter for parameter, seen in uses.items() if _share(is_date(use.value) for use in seen) > 0.5},
-        described=_described(views),
+        copied={parameter for parameter, values in uses.items() if _is_copied(values)},
+        dated={parameter for parameter, values in uses.items() if _share(is_date(use.value) for use in values) > 0.5},
+        described=_described_parameters(views),
         links=mine_links(views, outcomes, kinds, declared, intents),
         intents=intents,
     )
@@ -87,11 +87,13 @@ def _uses(views: Sequence[View], declared: dict[str, Tool]) -> dict[Parameter, l
 
 def _choices(declared: dict[str, Tool], uses: dict[Parameter, list[_Use]]) -> dict[Parameter, list[str]]:
     choices = dict(_enums(declared))
-    for (tool, path), seen in uses.items():
-        if declared[tool] or len(seen) < 10 or not all(isinstance(use.value, str) for use in seen):
+    for (tool, path), recorded in uses.items():
+        if declared[tool] or len(recorded) < 10 or not all(isinstance(use.value, str) for use in recorded):
             continue
-        values = Counter(str(use.value) for use in seen)
-        if 2 <= len(values) <= _FEW and all(value.replace("_", "").isalpha() and value.islower() for value in values):
+        values = Counter(str(use.value) for use in recorded)
+        if 2 <= len(values) <= _MAX_CHOICES and all(
+            value.replace("_", "").isalpha() and value.islower() for value in values
+        ):
             choices[tool, path] = sorted(values)
     return choices
 
@@ -105,23 +107,25 @@ def _enums(declared: dict[str, Tool]) -> Iterator[tuple[Parameter, list[str]]]:
                 yield (name, path), values
 
 
-def _copied(seen: Sequence[_Use]) -> bool:
+def _is_copied(recorded: Sequence[_Use]) -> bool:
     """Whether the values are codes (texts with digits) that mostly stood in an earlier text."""
-    if _share(isinstance(use.value, str) and bool(_CODE.fullmatch(use.value)) for use in seen) < _MOSTLY:
+    if _share(isinstance(use.value, str) and bool(_CODE.fullmatch(use.value)) for use in recorded) < _MAJORITY:
         return False
-    return _share(not is_date(use.value) and use.view.grounded(use.value, use.call.index) for use in seen) >= _MOSTLY
+    return (
+        _share(not is_date(use.value) and use.view.grounded(use.value, use.call.index) for use in recorded) >= _MAJORITY
+    )
 
 
-def _described(views: Sequence[View]) -> set[Parameter]:
+def _described_parameters(views: Sequence[View]) -> set[Parameter]:
     """The parameters that, whenever they are filled, mostly pick a record that the user described."""
-    told: dict[Parameter, list[bool]] = defaultdict(list)
+    verdicts: dict[Parameter, list[bool]] = defaultdict(list)
     for view in views:
         for call, picks in zip(view.spoken.calls, view.picks, strict=True):
             for pick in picks:
-                told[call.name, pick.path].append(pick.right is not None)
-    return {parameter for parameter, flags in told.items() if len(flags) >= _FEWEST and _share(iter(flags)) > 0.5}
+                verdicts[call.name, pick.path].append(pick.right is not None)
+    return {parameter for parameter, flags in verdicts.items() if len(flags) >= _MIN_USES and _share(iter(flags)) > 0.5}
 
 
 def _share(flags: Iterator[bool]) -> float:
-    every = list(flags)
-    return sum(every) / len(every) if every else 0.0
+    values = list(flags)
+    return sum(values) / len(values) if values else 0.0

@@ -97,22 +97,22 @@ def lacking(index: int) -> Finding:
     return Finding(Verdict.LACKING, index)
 
 
-_COUNT = 10
+_MAX_COUNT = 10
 
 
 def detect_supported_amounts(view: View, corpus: Corpus) -> Finding:
     """Judge one conversation."""
-    given = [
+    amounts = [
         (call.index, value)
         for call in corpus.writes(view)
         for _, value in leaves(call.arguments or {})
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) > _COUNT
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) > _MAX_COUNT
     ]
-    for index, value in given:
-        whole = int(value) if float(value).is_integer() else value
-        if not view.grounded(whole, index):
+    for index, value in amounts:
+        number = int(value) if float(value).is_integer() else value
+        if not view.grounded(number, index):
             return lacking(index)
-    return present(given[-1][0]) if given else NOT_NEEDED
+    return present(amounts[-1][0]) if amounts else NOT_NEEDED
 
 
 def detect_date_reasoning(view: View, corpus: Corpus) -> Finding:
@@ -120,26 +120,28 @@ def detect_date_reasoning(view: View, corpus: Corpus) -> Finding:
     today = today_in(view.spoken.system) or _today_observed(view)
     if today is None:
         return NOT_NEEDED
-    dated = [(call, days) for call in view.spoken.calls if (days := _dates(call, corpus))]
-    written = [call for call, _ in dated if corpus.kinds[call.name] is ToolKind.WRITE]
-    if not dated or (_writes_dates(corpus) and not written):
+    dated_calls = [(call, days) for call in view.spoken.calls if (days := _dates(call, corpus))]
+    write_calls = [call for call, _ in dated_calls if corpus.kinds[call.name] is ToolKind.WRITE]
+    if not dated_calls or (_writes_dates(corpus) and not write_calls):
         return NOT_NEEDED
-    right = _meant(view, today, dated[0][0].index)
-    if not right:
+    valid_dates = _intended_dates(view, today, dated_calls[0][0].index)
+    if not valid_dates:
         return NOT_NEEDED
-    for place, (call, days) in enumerate(dated):
-        if (place == 0 or call in written) and not days & (right | _meant(view, today, call.index)):
+    for position, (call, days) in enumerate(dated_calls):
+        if (position == 0 or call in write_calls) and not days & (
+            valid_dates | _intended_dates(view, today, call.index)
+        ):
             return lacking(call.index)
-        if days & right and call.result is not None:
-            right |= {day for _, value in leaves(call.result.value) for day in ISO_DATE.findall(str(value))}
-    return present(dated[-1][0].index)
+        if days & valid_dates and call.result is not None:
+            valid_dates |= {day for _, value in leaves(call.result.value) for day in ISO_DATE.findall(str(value))}
+    return present(dated_calls[-1][0].index)
 
 
-def _meant(view: View, today: date, before: int) -> set[str]:
+def _intended_dates(view: View, today: date, index: int) -> set[str]:
     """The dates that relative expressions may mean and, if there are any, the dates that the user wrote out."""
-    said = "\n".join(one.text for one in view.spoken.user_before(before))
-    relative = {day.isoformat() for day in resolve(said, today)}
-    return relative | set(ISO_DATE.findall(said)) if relative else set()
+    text = "\n".join(message.text for message in view.spoken.user_before(index))
+    relative = {day.isoformat() for day in resolve(text, today)}
+    return relative | set(ISO_DATE.findall(text)) if relative else set()
 
 
 def _dates(call: Call, corpus: Corpus) -> set[str]:
@@ -162,22 +164,22 @@ def detect_error_recovery(view: View, corpus: Corpus) -> Finding:
     failed = [call for call in view.spoken.calls if call.result is not None and call.result.error]
     if not failed:
         return NOT_NEEDED
-    ends = [(call, _way_out(call, view, corpus)) for call in failed]
+    ends = [(call, _recovery(call, view, corpus)) for call in failed]
     unresolved = [call for call, way_out in ends if way_out is None]
     if unresolved:
         return lacking(min(unresolved[-1].index + 2, view.spoken.length - 1))
     return present(max(way_out.index for _, way_out in ends if way_out is not None))
 
 
-def _way_out(failed: Call, view: View, corpus: Corpus) -> Call | None:
+def _recovery(failed: Call, view: View, corpus: Corpus) -> Call | None:
     """The later call that got through, or the hand-over that followed another attempt."""
     later = [call for call in view.spoken.calls if call.index > failed.index]
     for call in later:
         if call.name == failed.name and call.succeeded:
             return call
     different = [call for call in later if (call.name, call.raw) != (failed.name, failed.raw)]
-    handed = corpus.handoffs(view)
-    return next((hand for hand in handed if any(call.index < hand.index for call in different)), None)
+    handoffs = corpus.handoffs(view)
+    return next((handoff for handoff in handoffs if any(call.index < handoff.index for call in different)), None)
 
 
 _WANTS_PERSON = re.compile(r"\b(human|real person|representative|supervisor|manager|someone else)\b", re.IGNORECASE)
@@ -185,13 +187,13 @@ _WANTS_PERSON = re.compile(r"\b(human|real person|representative|supervisor|mana
 
 def detect_handoff(view: View, corpus: Corpus) -> Finding:
     """Judge one conversation."""
-    handed, writes = corpus.handoffs(view), corpus.writes(view)
-    if not handed:
+    handoffs, writes = corpus.handoffs(view), corpus.writes(view)
+    if not handoffs:
         return present(writes[-1].index) if writes else NOT_NEEDED
-    first = handed[0].index
-    if any(_WANTS_PERSON.search(said.text) for said in view.spoken.user_before(first)):
+    first = handoffs[0].index
+    if any(_WANTS_PERSON.search(message.text) for message in view.spoken.user_before(first)):
         return NOT_NEEDED
-    declined = any(REFUSAL.search(said.text) for said in view.spoken.agent if said.index < first)
+    declined = any(REFUSAL.search(message.text) for message in view.spoken.agent if message.index < first)
     if declined or any(call.index < first for call in writes):
         return present(first)
     return lacking(first)
@@ -202,55 +204,55 @@ def detect_multi_step_completion(view: View, corpus: Corpus) -> Finding:
     requests = corpus.intents.requests(view)
     if len(requests) < 2:
         return NOT_NEEDED
-    left = [request for request in requests if not _served(request, requests, view, corpus)]
-    standing = [request for request in left if not _taken_back(request, view)]
-    if standing:
-        return lacking(view.spoken.agent[-1].index if view.spoken.agent else standing[0].index)
-    if len(requests) - len(left) < 2:
+    unserved = [request for request in requests if not _is_served(request, requests, view, corpus)]
+    pending = [request for request in unserved if not _is_retracted(request, view)]
+    if pending:
+        return lacking(view.spoken.agent[-1].index if view.spoken.agent else pending[0].index)
+    if len(requests) - len(unserved) < 2:
         return NOT_NEEDED
     return present(max((call.index for call in view.spoken.calls), default=requests[-1].index))
 
 
-def _served(request: Request, requests: Sequence[Request], view: View, corpus: Corpus) -> bool:
+def _is_served(request: Request, requests: Sequence[Request], view: View, corpus: Corpus) -> bool:
     handed_over = any(call.index > request.index for call in corpus.handoffs(view))
     if handed_over or any(True for _ in refusals(view, request)):
         return True
     if request.tool is None:
-        return any(_touches(call, request) for call in view.spoken.calls) or _answered(request, requests, view)
-    others = [other for other in requests if other is not request]
-    return any(_serves(call, request, others) for call in corpus.writes(view))
+        return any(_names_object(call, request) for call in view.spoken.calls) or _is_answered(request, requests, view)
+    other_requests = [other for other in requests if other is not request]
+    return any(_fulfils(call, request, other_requests) for call in corpus.writes(view))
 
 
-def _serves(call: Call, request: Request, others: Sequence[Request]) -> bool:
+def _fulfils(call: Call, request: Request, other_requests: Sequence[Request]) -> bool:
     if call.index < request.index:
         return False
     if call.name == request.tool:
-        return not request.objects or _touches(call, request) or not _about_records(call, others)
-    claimed = any(other.tool == call.name or other.objects & request.objects for other in others)
-    return not claimed and _touches(call, request)
+        return not request.objects or _names_object(call, request) or not _about_records(call, other_requests)
+    belongs_elsewhere = any(other.tool == call.name or other.objects & request.objects for other in other_requests)
+    return not belongs_elsewhere and _names_object(call, request)
 
 
-def _about_records(call: Call, others: Sequence[Request]) -> bool:
+def _about_records(call: Call, other_requests: Sequence[Request]) -> bool:
     """Whether the call is on the object of another request for the same tool."""
-    return any(other.tool == call.name and _touches(call, other) for other in others)
+    return any(other.tool == call.name and _names_object(call, other) for other in other_requests)
 
 
-def _touches(call: Call, request: Request) -> bool:
+def _names_object(call: Call, request: Request) -> bool:
     return any(str(value) in request.objects for _, value in leaves(call.arguments or {}))
 
 
-def _answered(request: Request, requests: Sequence[Request], view: View) -> bool:
+def _is_answered(request: Request, requests: Sequence[Request], view: View) -> bool:
     """Whether the agent named the object afterwards, or replied to a message that held no other request."""
-    alone = not any(other.index == request.index for other in requests if other is not request)
-    later = [said for said in view.spoken.agent if said.index > request.index]
-    return any(alone or request.objects & identifiers(said.text) for said in later)
+    is_only_request = not any(other.index == request.index for other in requests if other is not request)
+    replies = [message for message in view.spoken.agent if message.index > request.index]
+    return any(is_only_request or request.objects & identifiers(message.text) for message in replies)
 
 
-def _taken_back(request: Request, view: View) -> bool:
-    return any(RETRACTION.search(said.text) for said in view.spoken.user if said.index > request.index)
+def _is_retracted(request: Request, view: View) -> bool:
+    return any(RETRACTION.search(message.text) for message in view.spoken.user if message.index > request.index)
 
 
-_UNSAID = frozenset({"yes", "no", "true", "false", "none"})
+_IMPLICIT_CHOICES = frozenset({"yes", "no", "true", "false", "none"})
 _MARGIN = 0.5
 
 
@@ -264,14 +266,14 @@ def detect_call_precision(view: View, corpus: Corpus) -> Finding:
     for call in calls:
         if (
             not fits_schema(call, corpus.validators)
-            or not _sourced(call, view, corpus)
-            or not _chosen(call, view, corpus)
+            or not _codes_are_grounded(call, view, corpus)
+            or not _choices_agree(call, view, corpus)
         ):
             return lacking(call.index)
     return present(calls[-1].index) if calls else NOT_NEEDED
 
 
-def _sourced(call: Call, view: View, corpus: Corpus) -> bool:
+def _codes_are_grounded(call: Call, view: View, corpus: Corpus) -> bool:
     return all(
         view.grounded(value, call.index)
         for path, value in leaves(call.arguments or {})
@@ -279,58 +281,62 @@ def _sourced(call: Call, view: View, corpus: Corpus) -> bool:
     )
 
 
-def _chosen(call: Call, view: View, corpus: Corpus) -> bool:
-    said = " \n ".join(one.text for one in view.spoken.user_before(call.index))
+def _choices_agree(call: Call, view: View, corpus: Corpus) -> bool:
+    text = " \n ".join(message.text for message in view.spoken.user_before(call.index))
     for path, value in leaves(call.arguments or {}):
         choices = corpus.choices.get((call.name, path))
-        if choices and value in choices and not _agrees(str(value), choices, said):
+        if choices and value in choices and not _choice_agrees(str(value), choices, text):
             return False
     return True
 
 
-def _agrees(value: str, choices: Sequence[str], said: str) -> bool:
+def _choice_agrees(value: str, choices: Sequence[str], text: str) -> bool:
     """Whether the user's words point to no other choice more clearly than to ``value``."""
-    if _UNSAID & set(choices):
+    if _IMPLICIT_CHOICES & set(choices):
         return True
-    spoken = words(said)
-    stemmed = [stem(word) for word in spoken]
-    scores = {choice: _pointed(choice, said, spoken, stemmed) for choice in choices}
+    spoken_words = words(text)
+    spoken_stems = [stem(word) for word in spoken_words]
+    scores = {choice: _mention_score(choice, text, spoken_words, spoken_stems) for choice in choices}
     return max(scores.values()) - scores[value] < _MARGIN
 
 
-def _pointed(choice: str, said: str, spoken: Sequence[str], stemmed: Sequence[str]) -> float:
+def _mention_score(choice: str, text: str, spoken_words: Sequence[str], spoken_stems: Sequence[str]) -> float:
     """How clearly the words point to a choice: 1 said in so many words, 0.5 in part or by a related word, else 0."""
-    if last_mention(said, choice) is not None:
+    if last_mention(text, choice) is not None:
         return 1.0
     parts = [stem(word) for word in words(choice)]
-    if all(part in stemmed for part in parts):
+    if all(part in spoken_stems for part in parts):
         return 1.0
-    if any(related(part, one) for part in parts for one in stemmed if len(one) > 3):
+    if any(related(part, spoken_stem) for part in parts for spoken_stem in spoken_stems if len(spoken_stem) > 3):
         return 0.5
-    within = any(len(word) >= 4 and len(part) > len(word) and part.endswith(word) for part in parts for word in spoken)
-    return 0.5 if within else 0.0
+    is_suffix = any(
+        len(word) >= 4 and len(part) > len(word) and part.endswith(word) for part in parts for word in spoken_words
+    )
+    return 0.5 if is_suffix else 0.0
 
 
 def detect_precondition_verification(view: View, corpus: Corpus) -> Finding:
     """Judge one conversation."""
-    written = [(call, link) for call in view.spoken.calls for link in corpus.links if link.write == call.name]
-    for call, link in written:
+    writes = [(call, link) for call in view.spoken.calls for link in corpus.links if link.write == call.name]
+    for call, link in writes:
         if not satisfied(link, view.spoken.calls, call):
             return lacking(call.index)
-    if written:
-        return present(written[-1][0].index)
+    if writes:
+        return present(writes[-1][0].index)
     requests = corpus.intents.requests(view)
-    refused = [place for link in corpus.links if (place := _refused_after_reading(link, view, requests)) is not None]
-    return present(min(refused)) if refused else NOT_NEEDED
+    refusal_indices = [
+        index for link in corpus.links if (index := _refusal_after_read(link, view, requests)) is not None
+    ]
+    return present(min(refusal_indices)) if refusal_indices else NOT_NEEDED
 
 
-def _refused_after_reading(link: Link, view: View, requests: Sequence[Request]) -> int | None:
-    read = [call.index for call in view.spoken.calls if call.name == link.read and call.succeeded]
-    if not read:
+def _refusal_after_read(link: Link, view: View, requests: Sequence[Request]) -> int | None:
+    read_indices = [call.index for call in view.spoken.calls if call.name == link.texts_read and call.succeeded]
+    if not read_indices:
         return None
-    wanted = [request for request in requests if request.tool == link.write]
-    found = [place for request in wanted for place in refusals(view, request) if place > read[0]]
-    return min(found, default=None)
+    write_requests = [request for request in requests if request.tool == link.write]
+    indices = [index for request in write_requests for index in refusals(view, request) if index > read_indices[0]]
+    return min(indices, default=None)
 
 
 def detect_repetition(view: View, corpus: Corpus) -> Finding:
@@ -338,12 +344,16 @@ def detect_repetition(view: View, corpus: Corpus) -> Finding:
     calls = view.spoken.calls
     if len(calls) < 2:
         return NOT_NEEDED
-    users = [said.index for said in view.spoken.user]
+    user_indices = [message.index for message in view.spoken.user]
     last: dict[tuple[str, str], int] = {}
     changed = -1
     for call in calls:
-        before = last.get((call.name, call.raw))
-        if before is not None and before >= changed and not any(before < index < call.index for index in users):
+        previous = last.get((call.name, call.raw))
+        if (
+            previous is not None
+            and previous >= changed
+            and not any(previous < index < call.index for index in user_indices)
+        ):
             return lacking(call.index)
         last[call.name, call.raw] = call.index
         if corpus.kinds.get(call.name) is ToolKind.WRITE and call.succeeded:
@@ -355,7 +365,7 @@ def detect_structured_reasoning(view: View, corpus: Corpus) -> Finding:
     """Judge one conversation; of several writes by one tool on one object the last one counts."""
     last = {(call.name, _object(call)): (call, picks) for call, picks in _writes(view, corpus)}
     verdicts = [
-        (call.index, right) for call, picks in last.values() if (right := _right(call, picks, corpus)) is not None
+        (call.index, right) for call, picks in last.values() if (right := _chose_right(call, picks, corpus)) is not None
     ]
     for index, right in verdicts:
         if not right:
@@ -369,11 +379,11 @@ def _writes(view: View, corpus: Corpus) -> Iterator[tuple[Call, list[Pick]]]:
             yield call, picks
 
 
-def _right(call: Call, picks: Sequence[Pick], corpus: Corpus) -> bool | None:
+def _chose_right(call: Call, picks: Sequence[Pick], corpus: Corpus) -> bool | None:
     """Whether the described records were chosen well; None where the call chose none."""
-    rights = [pick.right for pick in picks if pick.right is not None]
-    rights += [False for pick in picks if not pick.observed and (call.name, pick.path) in corpus.described]
-    return all(rights) if rights else None
+    verdicts = [pick.right for pick in picks if pick.right is not None]
+    verdicts += [False for pick in picks if not pick.observed and (call.name, pick.path) in corpus.described]
+    return all(verdicts) if verdicts else None
 
 
 def _object(call: Call) -> str:

@@ -29,8 +29,8 @@ _QUESTION = re.compile(
     re.I,
 )
 _DECLINES = re.compile(r"\b(do not|don't|won't) (want|need|wish|like) (?!it\b|them\b|this\b|that\b)|\bwithout\b", re.I)
-_RARE, _LIKELY, _USUAL, _LIFT, _FEW = 0.3, 0.4, 0.4, 3.0, 8
-_IDLE = 0.15  # a name word that leads to a call less often than this points to nothing
+_MAX_SPREAD, _MIN_PRECISION, _MIN_RECALL, _MIN_LIFT, _MIN_COUNT = 0.3, 0.4, 0.4, 3.0, 8
+_IDLE_RATE = 0.15  # a name word that leads to a call less often than this points to nothing
 
 
 @dataclass(frozen=True)
@@ -61,30 +61,30 @@ class Intents:
 
     def requests(self, view: View) -> list[Request]:
         """The distinct requests of a conversation, in the order in which they came up."""
-        found: list[Request] = []
+        requests: list[Request] = []
         for clause in view.clauses:
-            for request in self._read(clause):
-                if not any(_same(request, known) for known in found):
-                    found.append(request)
-        return found
+            for request in self._requests_in(clause):
+                if not any(_is_same_request(request, earlier) for earlier in requests):
+                    requests.append(request)
+        return requests
 
-    def _read(self, clause: Clause) -> Iterator[Request]:
-        tool, cues = self._served_by(clause)
+    def _requests_in(self, clause: Clause) -> Iterator[Request]:
+        tool, cues = self._best_tool(clause)
         first = {stem(word) for word in words(clause.text)[:1]}
         asks = (_ASKS.search(clause.text) and not _DECLINES.search(clause.text)) or any(
-            related(one, cue) for one in first for cue in cues
+            related(word_stem, cue) for word_stem in first for cue in cues
         )
         if tool is not None and asks:
-            for objects in _each(clause.codes):
+            for objects in _objects_of_requests(clause.codes):
                 yield Request(clause.index, tool, objects, cues, clause.stems)
         elif _QUESTION.search(clause.text) and clause.codes:
             yield Request(clause.index, None, clause.codes, frozenset(), clause.stems)
 
-    def _served_by(self, clause: Clause) -> tuple[str | None, frozenset[str]]:
+    def _best_tool(self, clause: Clause) -> tuple[str | None, frozenset[str]]:
         matched: dict[str, set[str]] = defaultdict(set)
-        for one in clause.stems | clause.deeds:
-            for tool, cue in self._pointed(one):
-                if one in clause.deeds or cue in self.nouns[tool]:
+        for word_stem in clause.stems | clause.deeds:
+            for tool, cue in self._cues_of_stem(word_stem):
+                if word_stem in clause.deeds or cue in self.nouns[tool]:
                     matched[tool].add(cue)
         for tool, cues in self.cues.items():
             matched[tool].update(clause.pairs & cues.keys())
@@ -92,12 +92,14 @@ class Intents:
         best = max(weights, key=lambda tool: (weights[tool], tool), default=None)
         return (best, frozenset(matched[best])) if best is not None and matched[best] else (None, frozenset())
 
-    def _pointed(self, one: str) -> list[tuple[str, str]]:
-        if any(character.isdigit() for character in one):
+    def _cues_of_stem(self, word_stem: str) -> list[tuple[str, str]]:
+        if any(character.isdigit() for character in word_stem):
             return []
-        if one not in self.pointers:
-            self.pointers[one] = [(tool, cue) for tool, cues in self.cues.items() for cue in cues if related(cue, one)]
-        return self.pointers[one]
+        if word_stem not in self.pointers:
+            self.pointers[word_stem] = [
+                (tool, cue) for tool, cues in self.cues.items() for cue in cues if related(cue, word_stem)
+            ]
+        return self.pointers[word_stem]
 
 
 def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Mapping[str, ToolKind]) -> Intents:
@@ -107,31 +109,37 @@ def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Ma
         name: {stem(word) for word in words(f"{name} {declared[name].get('description', '')}")} for name in declared
     }
     spread = Counter(word for text in texts.values() for word in text)
-    named = Counter(stem(word) for name in declared for word in set(words(name)))
+    name_counts = Counter(stem(word) for name in declared for word in set(words(name)))
     usage = _usage(views, writes)
-    filled = _parameter_words(views, writes)
+    parameter_words = _parameter_words(views, writes)
     cues: dict[str, dict[str, float]] = {name: {} for name in writes}
     nouns: dict[str, frozenset[str]] = {}
     for name in writes:
         for part in dict.fromkeys(stem(word) for word in words(name)):
-            if named[part] == 1 and spread[part] <= max(2, _RARE * len(declared)) and not usage.idle(name, part):
+            if (
+                name_counts[part] == 1
+                and spread[part] <= max(2, _MAX_SPREAD * len(declared))
+                and not usage.is_idle(name, part)
+            ):
                 cues[name][part] = math.log(1 + len(declared) / spread[part])
         nouns[name] = frozenset(cues[name]) - {stem(words(name)[0])}
-        elsewhere = {word for other in writes if other != name for word in filled[other]}
+        elsewhere = {word for other in writes if other != name for word in parameter_words[other]}
         for word, weight in usage.companions(name):
-            if not any(related(word, taken) for taken in elsewhere):
+            if not any(related(word, other_word) for other_word in elsewhere):
                 cues[name].setdefault(word, weight)
     return Intents(cues, nouns)
 
 
 def _parameter_words(views: Sequence[View], writes: Sequence[str]) -> dict[str, set[str]]:
     """The words in the names of the parameters that each write was called with."""
-    found: dict[str, set[str]] = {name: set() for name in writes}
+    words_of_tool: dict[str, set[str]] = {name: set() for name in writes}
     for view in views:
         for call in view.spoken.calls:
-            if call.name in found:
-                found[call.name].update(stem(word) for path, _ in leaves(call.arguments or {}) for word in words(path))
-    return found
+            if call.name in words_of_tool:
+                words_of_tool[call.name].update(
+                    stem(word) for path, _ in leaves(call.arguments or {}) for word in words(path)
+                )
+    return words_of_tool
 
 
 @dataclass(frozen=True)
@@ -139,43 +147,45 @@ class _Usage:
     """In how many of ``size`` conversations the user used a word, a tool was called, and both."""
 
     size: int
-    said: Counter[str]
-    called: Counter[str]
-    together: dict[str, Counter[str]]
+    word_counts: Counter[str]
+    call_counts: Counter[str]
+    joint_counts: dict[str, Counter[str]]
 
-    def idle(self, tool: str, word: str) -> bool:
+    def is_idle(self, tool: str, word: str) -> bool:
         """Whether users say the word often and the tool is hardly ever called then."""
-        return self.said[word] >= _FEW and self.together[tool][word] < _IDLE * self.said[word]
+        return (
+            self.word_counts[word] >= _MIN_COUNT and self.joint_counts[tool][word] < _IDLE_RATE * self.word_counts[word]
+        )
 
     def companions(self, tool: str) -> Iterator[tuple[str, float]]:
         """Words that usually come with calls of the tool; the logarithm of how much likelier they make one."""
-        for word, both in sorted(self.together[tool].items()):
-            without = max(0.5, self.called[tool] - both) / max(1, self.size - self.said[word])
-            lift = both / self.said[word] / without
-            usual = both >= max(_FEW, _USUAL * self.called[tool])
-            if usual and both >= _LIKELY * self.said[word] and lift >= _LIFT:
-                yield word, math.log(lift)
+        for word, joint in sorted(self.joint_counts[tool].items()):
+            base_rate = max(0.5, self.call_counts[tool] - joint) / max(1, self.size - self.word_counts[word])
+            ratio = joint / self.word_counts[word] / base_rate
+            frequent = joint >= max(_MIN_COUNT, _MIN_RECALL * self.call_counts[tool])
+            if frequent and joint >= _MIN_PRECISION * self.word_counts[word] and ratio >= _MIN_LIFT:
+                yield word, math.log(ratio)
 
 
 def _usage(views: Sequence[View], writes: Sequence[str]) -> _Usage:
     usage = _Usage(len(views), Counter(), Counter(), defaultdict(Counter))
     for view in views:
-        said = {one for user in view.spoken.user for one in stems(user.text) if one.isalpha()}
+        spoken = {word_stem for user in view.spoken.user for word_stem in stems(user.text) if word_stem.isalpha()}
         tools = {call.name for call in view.spoken.calls} & set(writes)
-        usage.said.update(said)
-        usage.called.update(tools)
+        usage.word_counts.update(spoken)
+        usage.call_counts.update(tools)
         for tool in tools:
-            usage.together[tool].update(said)
+            usage.joint_counts[tool].update(spoken)
     return usage
 
 
-def _same(one: Request, other: Request) -> bool:
-    if one.tool != other.tool:
-        return one.tool is None and bool(one.objects & other.objects)
-    return not one.objects or not other.objects or bool(one.objects & other.objects)
+def _is_same_request(first: Request, other: Request) -> bool:
+    if first.tool != other.tool:
+        return first.tool is None and bool(first.objects & other.objects)
+    return not first.objects or not other.objects or bool(first.objects & other.objects)
 
 
-def _each(codes: frozenset[str]) -> list[frozenset[str]]:
+def _objects_of_requests(codes: frozenset[str]) -> list[frozenset[str]]:
     """One set of objects per code where several codes look alike ("cancel A1B2 and C3D4"), else all in one set."""
     shapes = {re.sub(r"\d", "9", re.sub(r"[A-Za-z]", "a", code)) for code in codes}
     if len(codes) > 1 and len(shapes) == 1:
@@ -188,19 +198,21 @@ _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 def refusals(view: View, request: Request) -> Iterator[int]:
     """The messages with a sentence that refuses ``request``: it names the object, or the deed and no other object."""
-    for said in view.spoken.agent:
-        if said.index <= request.index:
+    for message in view.spoken.agent:
+        if message.index <= request.index:
             continue
-        for sentence in _SENTENCE.split(said.text):
+        for sentence in _SENTENCE.split(message.text):
             if REFUSAL.search(sentence) and _concerns(sentence, request):
-                yield said.index
+                yield message.index
                 break
 
 
 def _concerns(sentence: str, request: Request) -> bool:
-    named = identifiers(sentence)
-    if request.objects and named:
-        return bool(named & request.objects)
-    present = set(stems(sentence))
-    pointed = any(related(cue, one) for one in present for cue in request.cues) or request.cues & pairs(sentence)
-    return len(present & request.stems) >= 2 or bool(pointed)
+    codes = identifiers(sentence)
+    if request.objects and codes:
+        return bool(codes & request.objects)
+    sentence_stems = set(stems(sentence))
+    has_cue = any(
+        related(cue, word_stem) for word_stem in sentence_stems for cue in request.cues
+    ) or request.cues & pairs(sentence)
+    return len(sentence_stems & request.stems) >= 2 or bool(has_cue)

@@ -37,11 +37,11 @@ _JOINT = re.compile(
     re.IGNORECASE,
 )
 _ORDINAL = re.compile(r"\d+(st|nd|rd|th|am|pm|x|k|kg|lb|lbs)$", re.IGNORECASE)
-_NOT_MEANT = re.compile(
+_EXCLUSION = re.compile(
     r"(?:instead of|rather than|not|other than|than|from)\s+(?:the|a|an|my|any)?\s*$", re.IGNORECASE
 )
 _NOUN = re.compile(r"(ed|tion|tions|ment|ments|[^s]s)$")
-_OWNED = frozenset(WORD.findall("my the this that your a an his her our their original current"))
+_DETERMINERS = frozenset(WORD.findall("my the this that your a an his her our their original current"))
 STOP = frozenset(
     WORD.findall(
         "a about after all also am an and any are as at be been before but by can could did do does for from had has "
@@ -76,22 +76,24 @@ def pairs(text: str) -> set[str]:
 
 def deeds(text: str) -> set[str]:
     """Stems of words that may be verbs of a wish: no past forms, no plurals, no "my booking" or "flight booking"."""
-    every = words(text)
-    return {stem(word) for word, last in zip(every, ["", *every], strict=False) if _wished(word, last)}
+    all_words = words(text)
+    return {
+        stem(word) for word, previous in zip(all_words, ["", *all_words], strict=False) if _may_be_verb(word, previous)
+    }
 
 
-def _wished(word: str, last: str) -> bool:
-    if word in STOP or last in _OWNED or _NOUN.search(word):
+def _may_be_verb(word: str, previous: str) -> bool:
+    if word in STOP or previous in _DETERMINERS or _NOUN.search(word):
         return False
-    return not word.endswith("ing") or not last or last in STOP
+    return not word.endswith("ing") or not previous or previous in STOP
 
 
-def related(one: str, other: str) -> bool:
+def related(first: str, other: str) -> bool:
     """Whether two stems are the same, or one continues the other ("pay", "payment")."""
-    if one == other:
+    if first == other:
         return True
-    short, long = sorted((one, other), key=len)
-    return len(short) >= 3 and long.startswith(short) and len(long) - len(short) <= 5 and long.isalpha()
+    shorter, longer = sorted((first, other), key=len)
+    return len(shorter) >= 3 and longer.startswith(shorter) and len(longer) - len(shorter) <= 5 and longer.isalpha()
 
 
 def clauses(text: str) -> list[str]:
@@ -112,11 +114,11 @@ def last_mention(text: str, phrase: str) -> int | None:
     if not parts:
         return None
     pattern = r"(?<![a-z0-9])" + r"[\W_]+".join(map(re.escape, parts)) + r"(?![a-z0-9])"
-    found = None
+    position = None
     for match in re.finditer(pattern, text.lower()):
-        if not _NOT_MEANT.search(text[: match.start()][-24:]):
-            found = match.start()
-    return found
+        if not _EXCLUSION.search(text[: match.start()][-24:]):
+            position = match.start()
+    return position
 
 
 _TODAY = re.compile(
@@ -126,14 +128,14 @@ _UNITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight"
 _NUMBERS = {word: n for n, word in enumerate(_UNITS)}
 _NUMBERS |= {"a": 1, "an": 1, "eleven": 11, "twelve": 12, "fourteen": 14, "fifteen": 15, "twenty": 20, "thirty": 30}
 _COUNT = r"(\d{1,3}|" + "|".join(_NUMBERS) + r")(?:\s+(?:more|full|business))?"
-_IN = re.compile(
+_RELATIVE_SPAN = re.compile(
     rf"\bin (?:exactly )?{_COUNT} (day|week|fortnight|month|year)s?\b"
     rf"|\b{_COUNT} (day|week|fortnight|month|year)s? (?:from (?:now|today)|hence|ahead)\b",
     re.IGNORECASE,
 )
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _WEEKDAY = re.compile(rf"\b(?:(next|this|coming|on)\s+)?({'|'.join(_WEEKDAYS)})\b", re.IGNORECASE)
-_FIXED = (
+_FIXED_SHIFTS = (
     (re.compile(r"\bday after tomorrow\b", re.IGNORECASE), relativedelta(days=2)),
     (re.compile(r"(?<!day after )\btomorrow\b", re.IGNORECASE), relativedelta(days=1)),
     (re.compile(r"\b(?<!from )today\b", re.IGNORECASE), relativedelta()),
@@ -156,16 +158,16 @@ def today_in(text: str) -> date | None:
 
 def resolve(text: str, today: date) -> set[date]:
     """Every date that the relative expressions of ``text`` may mean; empty when there is none."""
-    found = {today + shift for pattern, shift in _FIXED if pattern.search(text)}
-    for match in _IN.finditer(text):
+    dates = {today + shift for pattern, shift in _FIXED_SHIFTS if pattern.search(text)}
+    for match in _RELATIVE_SPAN.finditer(text):
         count, unit = (match[1], match[2]) if match[1] else (match[3], match[4])
-        found.add(today + _shift(count.lower(), unit.lower()))
+        dates.add(today + _shift(count.lower(), unit.lower()))
     for match in _WEEKDAY.finditer(text):
-        found |= _weekday(today, _WEEKDAYS.index(match[2].lower()), (match[1] or "").lower())
+        dates |= _weekday(today, _WEEKDAYS.index(match[2].lower()), (match[1] or "").lower())
     for match in _MONTH_END.finditer(text):
         month = today + relativedelta(months=1) if match[1].lower() == "next" else today
-        found.add(month.replace(day=monthrange(month.year, month.month)[1]))
-    return found
+        dates.add(month.replace(day=monthrange(month.year, month.month)[1]))
+    return dates
 
 
 def _shift(count: str, unit: str) -> relativedelta:

@@ -29,10 +29,10 @@ class ToolKind(StrEnum):
     PURE = "pure"
 
 
-_READ = frozenset(
+_READ_VERBS = frozenset(
     words("get list search find lookup look read fetch show check query view retrieve describe browse count see")
 )
-_WRITE = frozenset(
+_WRITE_VERBS = frozenset(
     words(
         "create update cancel book return exchange set add remove delete send schedule change modify order make place "
         "submit pay refund issue open close reset turn enable disable toggle write edit insert post put move rename "
@@ -40,40 +40,40 @@ _WRITE = frozenset(
         "suspend resume charge activate deactivate upgrade downgrade"
     )
 )
-_PURE = frozenset(words("calculate compute think reason plan note convert reflect sum"))
-_HANDOFF = frozenset(words("transfer escalate handoff hand handover"))
-_PEOPLE = frozenset(words("human humans person people operator representative agent agents staff"))
+_PURE_VERBS = frozenset(words("calculate compute think reason plan note convert reflect sum"))
+_HANDOFF_VERBS = frozenset(words("transfer escalate handoff hand handover"))
+_PEOPLE_WORDS = frozenset(words("human humans person people operator representative agent agents staff"))
 
 
-def functions(spoken: Sequence[Transcript]) -> dict[str, Tool]:
+def functions(conversations: Sequence[Transcript]) -> dict[str, Tool]:
     """The function schema of every tool that is declared, by name; tools that are only called get an empty one."""
-    found: dict[str, Tool] = {}
-    for one in spoken:
-        for tool in one.tools:
+    schemas: dict[str, Tool] = {}
+    for conversation in conversations:
+        for tool in conversation.tools:
             function = tool_function(tool)
-            found.setdefault(str(function.get("name", "")), function)
-    declared = {name for name in found if name}
-    called = {call.name for one in spoken for call in one.calls if call.succeeded}
-    return {name: found.get(name, {}) for name in sorted(declared | (called if not declared else set()))}
+            schemas.setdefault(str(function.get("name", "")), function)
+    declared = {name for name in schemas if name}
+    called_names = {call.name for conversation in conversations for call in conversation.calls if call.succeeded}
+    return {name: schemas.get(name, {}) for name in sorted(declared | (called_names if not declared else set()))}
 
 
-def classify(declared: dict[str, Tool], spoken: Sequence[Transcript]) -> dict[str, ToolKind]:
+def classify(declared: dict[str, Tool], conversations: Sequence[Transcript]) -> dict[str, ToolKind]:
     """The kind of every declared tool."""
-    answered: dict[str, list[Call]] = defaultdict(list)
-    for one in spoken:
-        for call in one.calls:
+    answered_calls: dict[str, list[Call]] = defaultdict(list)
+    for conversation in conversations:
+        for call in conversation.calls:
             if call.succeeded:
-                answered[call.name].append(call)
+                answered_calls[call.name].append(call)
     return {
-        name: _kind(words(name), words(str(function.get("description", ""))), answered[name])
+        name: _kind(words(name), words(str(function.get("description", ""))), answered_calls[name])
         for name, function in declared.items()
     }
 
 
 def _kind(name: list[str], description: list[str], calls: Sequence[Call]) -> ToolKind:
-    if _HANDOFF & set(name[:2]) and _PEOPLE & {*name, *description}:
+    if _HANDOFF_VERBS & set(name[:2]) and _PEOPLE_WORDS & {*name, *description}:
         return ToolKind.HANDOFF
-    if _PURE & set(name[:1]):
+    if _PURE_VERBS & set(name[:1]):
         return ToolKind.PURE
     weight = 2.0 * _leaning(name[:1]) + 1.0 * _leaning(description[:1]) + _behaviour(calls)
     if weight == 0:
@@ -81,12 +81,12 @@ def _kind(name: list[str], description: list[str], calls: Sequence[Call]) -> Too
     return ToolKind.READ if weight > 0 else ToolKind.WRITE
 
 
-def _leaning(named: Sequence[str]) -> int:
+def _leaning(tool_words: Sequence[str]) -> int:
     """Positive for a verb of reading, negative for one of writing; the first verb counts."""
-    for word in named:
-        if word in _READ:
+    for word in tool_words:
+        if word in _READ_VERBS:
             return 1
-        if word in _WRITE:
+        if word in _WRITE_VERBS:
             return -1
     return 0
 
@@ -108,11 +108,11 @@ def validators(declared: dict[str, Tool]) -> Validators:
     return {name: _validator(function.get("parameters")) for name, function in declared.items()}
 
 
-def fits_schema(call: Call, known: Validators) -> bool:
+def fits_schema(call: Call, tool_validators: Validators) -> bool:
     """Whether the tool exists, and its arguments are a JSON object that its schema allows."""
-    if call.name not in known or call.arguments is None:
+    if call.name not in tool_validators or call.arguments is None:
         return False
-    validator = known[call.name]
+    validator = tool_validators[call.name]
     if validator is None:
         return True
     return set(call.arguments) <= set(validator.schema["properties"]) and bool(validator.is_valid(call.arguments))

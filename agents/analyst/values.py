@@ -14,7 +14,7 @@ from agents.transcript import Transcript
 
 ISO_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _CODE = re.compile(r"(?=\w*\d)[A-Za-z][\w-]*")
-_NAMING = re.compile(r"(^|_|\.)(id|ids|name|title|label|number|code|key)$", re.IGNORECASE)
+_NAMING_FIELD = re.compile(r"(^|_|\.)(id|ids|name|title|label|number|code|key)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,17 @@ def siblings(value: Any) -> Iterator[list[Record]]:
 def _records(rows: list[tuple[Any, dict[str, Any]]]) -> list[Record]:
     """A field names its record by its own name (an id, a title), or because it holds a code that no sibling shares."""
     paths = sorted({path for _, fields in rows for path in fields})
-    naming = {
-        path for path in paths if _NAMING.search(path) or _distinct_codes([fields.get(path) for _, fields in rows])
+    naming_paths = {
+        path
+        for path in paths
+        if _NAMING_FIELD.search(path) or _distinct_codes([fields.get(path) for _, fields in rows])
     }
     return [
         Record(
             handles=frozenset(
-                {str(fields[path]) for path in naming if fields.get(path) is not None} | ({key} if key else set())
+                {str(fields[path]) for path in naming_paths if fields.get(path) is not None} | ({key} if key else set())
             ),
-            fields={path: value for path, value in fields.items() if path not in naming},
+            fields={path: value for path, value in fields.items() if path not in naming_paths},
         )
         for key, fields in rows
     ]
@@ -88,20 +90,20 @@ def tokens(value: object) -> list[str]:
     return WORD.findall(str(value).lower())
 
 
-def first_seen(spoken: Transcript) -> dict[str, int]:
+def first_seen(conversation: Transcript) -> dict[str, int]:
     """For each word of the system prompt, the user and the observations: the index where it first appeared.
 
     The agent's own words are no source. Words of the system prompt have index -1.
     """
-    seen: dict[str, int] = dict.fromkeys(tokens(spoken.system), -1)
-    texts = [(said.index, said.text) for said in spoken.user]
-    texts += [(call.result.index, call.result.text) for call in spoken.calls if call.result is not None]
+    first_index: dict[str, int] = dict.fromkeys(tokens(conversation.system), -1)
+    texts = [(message.index, message.text) for message in conversation.user]
+    texts += [(call.result.index, call.result.text) for call in conversation.calls if call.result is not None]
     for index, text in sorted(texts):
         for word in set(tokens(text)):
-            seen.setdefault(word, index)
-    return seen
+            first_index.setdefault(word, index)
+    return first_index
 
 
-def grounded(value: object, before: int, seen: dict[str, int]) -> bool:
+def grounded(value: object, index: int, first_index: dict[str, int]) -> bool:
     """Whether every word of ``value`` had appeared in a source before message ``before``."""
-    return all(seen.get(word, before) < before for word in tokens(value))
+    return all(first_index.get(word, index) < index for word in tokens(value))

@@ -19,10 +19,10 @@ from typing import Any
 
 from agents.analyst.language import clauses, deeds, identifiers, last_mention, pairs, stem, stems, words
 from agents.analyst.values import Record, first_seen, grounded, leaves, siblings
-from agents.transcript import Call, Said, Transcript, transcript
+from agents.transcript import Call, Utterance, Transcript, transcript
 from store.types import Trajectory
 
-Wish = tuple[tuple[int, int], set[int]]  # when it was said (message, offset), and the records that fulfil it
+Constraint = tuple[tuple[int, int], set[int]]  # when it was said (message, offset), and the records that fulfil it
 _MAX_GROUP = 60
 _PRICE = frozenset(map(stem, ("price", "prices", "cost", "fare", "amount", "fee", "total")))
 _TIME = frozenset(map(stem, ("time", "date", "departure", "arrival", "created", "day", "year")))
@@ -46,8 +46,8 @@ class Group:
 
     def position(self, value: str) -> int | None:
         """The record that ``value`` means, or None when it means none or several."""
-        found = [place for place, record in enumerate(self.records) if value in record.handles]
-        return found[0] if len(found) == 1 else None
+        positions = [position for position, record in enumerate(self.records) if value in record.handles]
+        return positions[0] if len(positions) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -62,25 +62,30 @@ class Pick:
     right: bool | None
 
 
-def groups(spoken: Transcript) -> list[Group]:
+def groups(conversation: Transcript) -> list[Group]:
     """Every group of sibling records that the tools answered with, in order."""
     return [
         Group(call.result.index, records)
-        for call in spoken.calls
+        for call in conversation.calls
         if call.result is not None and not call.result.error
         for records in siblings(call.result.value)
         if len(records) <= _MAX_GROUP
     ]
 
 
-def picks(spoken: Transcript, known: Sequence[Group]) -> list[list[Pick]]:
+def picks(conversation: Transcript, sibling_groups: Sequence[Group]) -> list[list[Pick]]:
     """For each call, what its text parameters picked from the sibling records seen before it."""
     return [
         [
-            _pick(path, values, [g for g in known if g.index < call.index], spoken.user_before(call.index))
+            _pick(
+                path,
+                values,
+                [group for group in sibling_groups if group.index < call.index],
+                conversation.user_before(call.index),
+            )
             for path, values in _texts(call).items()
         ]
-        for call in spoken.calls
+        for call in conversation.calls
     ]
 
 
@@ -92,79 +97,91 @@ def _texts(call: Call) -> dict[str, list[str]]:
     return values
 
 
-def _pick(path: str, values: Sequence[str], known: Sequence[Group], said: Sequence[Said]) -> Pick:
-    taken: dict[int, set[int]] = defaultdict(set)
+def _pick(path: str, values: Sequence[str], sibling_groups: Sequence[Group], messages: Sequence[Utterance]) -> Pick:
+    taken_positions: dict[int, set[int]] = defaultdict(set)
     for value in values:
-        found = [(number, place) for number, one in enumerate(known) if (place := one.position(value)) is not None]
-        if found:
-            number, place = found[-1]
-            taken[number].add(place)
-    observed = sum(len(places) for places in taken.values()) >= len(set(values))
-    verdicts = [right for number, places in taken.items() if (right := _fits(known[number], places, said)) is not None]
-    several = path.count("[]") > 0 and len(taken) > 1  # a list put together from several answers is no choice
-    return Pick(path, observed, all(verdicts) if verdicts and not several else None)
+        matches = [
+            (number, position)
+            for number, group in enumerate(sibling_groups)
+            if (position := group.position(value)) is not None
+        ]
+        if matches:
+            number, position = matches[-1]
+            taken_positions[number].add(position)
+    observed = sum(len(places) for places in taken_positions.values()) >= len(set(values))
+    verdicts = [
+        right
+        for number, places in taken_positions.items()
+        if (right := _fits_description(sibling_groups[number], places, messages)) is not None
+    ]
+    from_several = (
+        path.count("[]") > 0 and len(taken_positions) > 1
+    )  # a list put together from several answers is no choice
+    return Pick(path, observed, all(verdicts) if verdicts and not from_several else None)
 
 
-def _fits(group: Group, taken: set[int], said: Sequence[Said]) -> bool | None:
+def _fits_description(group: Group, taken_positions: set[int], messages: Sequence[Utterance]) -> bool | None:
     """Whether a record that fits the user's words was among those taken; None unless the words tell records apart.
 
     Where no record fits all the wishes, the later ones win.
     """
-    if len(taken) == len(group.records) or _named(group, said):
+    if len(taken_positions) == len(group.records) or _is_named(group, messages):
         return None
-    wishes = [*_wished_values(group, said), *_wished_extremes(group, said)]
+    constraints = [*_value_constraints(group, messages), *_extreme_constraints(group, messages)]
     fitting = set(range(len(group.records)))
-    for _, fulfilled in sorted(wishes, key=_place, reverse=True):
+    for _, fulfilled in sorted(constraints, key=_place, reverse=True):
         fitting = fitting & fulfilled or fitting
-    return bool(fitting & taken) if len(fitting) < len(group.records) else None
+    return bool(fitting & taken_positions) if len(fitting) < len(group.records) else None
 
 
-def _named(group: Group, said: Sequence[Said]) -> bool:
+def _is_named(group: Group, messages: Sequence[Utterance]) -> bool:
     handles = {handle for record in group.records for handle in record.handles}
-    return any(last_mention(one.text, handle) is not None for one in said for handle in handles)
+    return any(last_mention(message.text, handle) is not None for message in messages for handle in handles)
 
 
-def _wished_values(group: Group, said: Sequence[Said]) -> Iterator[Wish]:
+def _value_constraints(group: Group, messages: Sequence[Utterance]) -> Iterator[Constraint]:
     """For each describing field: the records that carry the value which the user mentioned last."""
     for path in sorted({path for record in group.records for path in record.fields}):
-        carried = [record.fields.get(path) for record in group.records]
-        places = {value: _last(said, value) for value in {str(one) for one in carried if _mentionable(one)}}
-        mentioned = [(place, value) for value, place in places.items() if place is not None]
+        values = [record.fields.get(path) for record in group.records]
+        mentions = {
+            value: _last_mention(messages, value) for value in {str(value) for value in values if _mentionable(value)}
+        }
+        mentioned = [(position, value) for value, position in mentions.items() if position is not None]
         if mentioned:
-            when, wanted = max(mentioned)
-            yield when, {place for place, value in enumerate(carried) if str(value) == wanted}
+            mention, target = max(mentioned)
+            yield mention, {position for position, value in enumerate(values) if str(value) == target}
 
 
-def _wished_extremes(group: Group, said: Sequence[Said]) -> Iterator[Wish]:
-    last: dict[frozenset[str], tuple[tuple[int, int], Callable[[list[Any]], Any]]] = {}
-    for one in said:
+def _extreme_constraints(group: Group, messages: Sequence[Utterance]) -> Iterator[Constraint]:
+    last_extremes: dict[frozenset[str], tuple[tuple[int, int], Callable[[list[Any]], Any]]] = {}
+    for message in messages:
         for pattern, field, extreme in _SUPERLATIVES:
-            for match in pattern.finditer(one.text):
-                last[field] = max(
-                    last.get(field, ((-1, -1), extreme)), ((one.index, match.start()), extreme), key=_place
+            for match in pattern.finditer(message.text):
+                last_extremes[field] = max(
+                    last_extremes.get(field, ((-1, -1), extreme)), ((message.index, match.start()), extreme), key=_place
                 )
-    for field, (when, extreme) in last.items():
-        values = _comparable(group, field, said)
+    for field, (mention, extreme) in last_extremes.items():
+        values = _comparable(group, field, messages)
         if values:
-            wanted = extreme(list(values.values()))
-            yield when, {place for place, value in values.items() if value == wanted}
+            target = extreme(list(values.values()))
+            yield mention, {position for position, value in values.items() if value == target}
 
 
 def _place(entry: tuple[tuple[int, int], Any]) -> tuple[int, int]:
     return entry[0]
 
 
-def _comparable(group: Group, field: frozenset[str], said: Sequence[Said]) -> dict[int, Any]:
+def _comparable(group: Group, field: frozenset[str], messages: Sequence[Utterance]) -> dict[int, Any]:
     """The values of the one path of a field's kind, by record; empty when there is none or no telling which."""
     paths = {path for record in group.records for path in record.fields if field & {stem(word) for word in words(path)}}
     if len(paths) > 1:
-        paths = {path for path in paths if _last(said, path.split(".")[-1]) is not None}
+        paths = {path for path in paths if _last_mention(messages, path.split(".")[-1]) is not None}
     if len(paths) != 1:
         return {}
     path = paths.pop()
-    values = {place: record.fields[path] for place, record in enumerate(group.records) if path in record.fields}
+    values = {position: record.fields[path] for position, record in enumerate(group.records) if path in record.fields}
     kinds = {isinstance(value, str) for value in values.values() if value is not None}
-    return {place: value for place, value in values.items() if value is not None} if len(kinds) == 1 else {}
+    return {position: value for position, value in values.items() if value is not None} if len(kinds) == 1 else {}
 
 
 def _mentionable(value: object) -> bool:
@@ -174,11 +191,11 @@ def _mentionable(value: object) -> bool:
     return any(c.isalpha() for c in text) if not text.isdigit() else len(text) >= 3
 
 
-def _last(said: Sequence[Said], value: str) -> tuple[int, int] | None:
-    for one in reversed(said):
-        place = last_mention(one.text, value)
-        if place is not None:
-            return one.index, place
+def _last_mention(messages: Sequence[Utterance], value: str) -> tuple[int, int] | None:
+    for message in reversed(messages):
+        position = last_mention(message.text, value)
+        if position is not None:
+            return message.index, position
     return None
 
 
@@ -210,20 +227,20 @@ class View:
 
 def view(trajectory: Trajectory) -> View:
     """The view of a trajectory."""
-    spoken = transcript(trajectory)
-    said = [
+    conversation = transcript(trajectory)
+    user_clauses = [
         Clause(
-            index=one.index,
+            index=message.index,
             text=text,
             stems=frozenset(stems(text)),
             deeds=frozenset(deeds(text)),
             pairs=frozenset(pairs(text)),
             codes=frozenset(identifiers(text)),
         )
-        for one in spoken.user
-        for text in clauses(one.text)
+        for message in conversation.user
+        for text in clauses(message.text)
     ]
-    return View(spoken, said, first_seen(spoken), picks(spoken, groups(spoken)))
+    return View(conversation, user_clauses, first_seen(conversation), picks(conversation, groups(conversation)))
 
 
 def views(trajectories: Sequence[Trajectory]) -> list[View]:

@@ -1,8 +1,7 @@
-"""What may be spent for one purpose: checked before each request against what was spent and what is in flight.
+"""Spending limits per purpose, checked before each request.
 
-Invariants: a request is sent only while less than the budget is spent, and while what was spent and what those in
-flight may still take together stay below it; one that has to wait for these waits. So a budget is overrun by less than
-one reply. How it fails: ``BudgetSpent`` names what was spent of what.
+A request is sent only if the usage so far plus the upper bounds of all requests in flight stays below the budget;
+otherwise it waits for these. A budget is therefore exceeded by less than one reply.
 """
 
 import asyncio
@@ -11,70 +10,76 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agents.errors import BudgetSpent
-from agents.llm.question import Ledger, Purpose, Spent
+from agents.llm.question import Ledger, Purpose, Usage
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Bounds for a purpose: tokens (prompt and completion), money, seconds of waiting for replies; 0 is no bound."""
+    """Limits for one purpose: tokens (prompt and completion), money, seconds of waiting; 0 means no limit."""
 
     tokens: int = 0
     cost: float = 0.0
     seconds: float = 0.0
 
     @property
-    def bound(self) -> bool:
-        """Whether it bounds anything."""
+    def is_limited(self) -> bool:
+        """Whether any limit is set."""
         return bool(self.tokens or self.cost or self.seconds)
 
-    def used_up(self, spent: Spent) -> str:
-        """What of it is used up, in words; "" where nothing is."""
-        tokens = spent.prompt_tokens + spent.completion_tokens
-        told = []
+    def exhausted_limits(self, usage: Usage) -> str:
+        """The limits that this usage reaches, as text; empty if none is reached."""
+        tokens = usage.prompt_tokens + usage.completion_tokens
+        limits = []
         if 0 < self.tokens <= tokens:
-            told.append(f"{tokens} tokens of {self.tokens}")
-        if 0 < self.cost <= spent.cost:
-            told.append(f"{spent.cost:.4g} of {self.cost:g} in money")
-        if 0 < self.seconds <= spent.seconds:
-            told.append(f"{spent.seconds:.0f} of {self.seconds:g} seconds")
-        return ", ".join(told)
+            limits.append(f"{tokens} tokens of {self.tokens}")
+        if 0 < self.cost <= usage.cost:
+            limits.append(f"{usage.cost:.4g} of {self.cost:g} in money")
+        if 0 < self.seconds <= usage.seconds:
+            limits.append(f"{usage.seconds:.0f} of {self.seconds:g} seconds")
+        return ", ".join(limits)
 
 
-class InFlight:
-    """What requests that were sent and are not answered may take, by purpose."""
+class InFlightUsage:
+    """Upper bounds of the requests that are sent and not yet answered, by purpose."""
 
     def __init__(self) -> None:
-        self._held: list[tuple[Purpose, Spent]] = []
-        self._landed = asyncio.Event()
+        self._reservations: list[tuple[Purpose, Usage]] = []
+        self._released = asyncio.Event()
 
     @asynccontextmanager
-    async def within(self, budget: Budget, ledger: Ledger, purpose: Purpose, most: Spent) -> AsyncIterator[None]:
-        """Hold ``most`` for a request as long as the body runs; raises ``BudgetSpent`` where there is nothing left."""
-        while budget.bound:
-            spent = ledger.spent(purpose)
-            if told := budget.used_up(spent):
+    async def reserve(
+        self, budget: Budget, ledger: Ledger, purpose: Purpose, upper_bound: Usage
+    ) -> AsyncIterator[None]:
+        """Reserve ``upper_bound`` for one request while the body runs.
+
+        Raises:
+            BudgetSpent: a limit is already reached.
+        """
+        while budget.is_limited:
+            usage = ledger.usage(purpose)
+            if exceeded := budget.exhausted_limits(usage):
                 raise BudgetSpent(
-                    f"{told} spent on {_named(purpose)}, in {spent.calls} replies; those are kept",
-                    hint="raise the budget; what was answered is not asked again",
+                    f"{exceeded} spent on {_purpose_name(purpose)}, in {usage.calls} replies, which are stored",
+                    hint="raise the budget; stored replies are reused",
                 )
-            if not budget.used_up(self._on_top_of(spent, purpose)):
+            if not budget.exhausted_limits(self._with_reservations(usage, purpose)):
                 break
-            await self._landed.wait()
-        entry = (purpose, most)
-        self._held.append(entry)
+            await self._released.wait()
+        entry = (purpose, upper_bound)
+        self._reservations.append(entry)
         try:
             yield
         finally:
-            self._held.remove(entry)
-            self._landed.set()
-            self._landed = asyncio.Event()
+            self._reservations.remove(entry)
+            self._released.set()
+            self._released = asyncio.Event()
 
-    def _on_top_of(self, spent: Spent, purpose: Purpose) -> Spent:
-        for other, most in self._held:
+    def _with_reservations(self, usage: Usage, purpose: Purpose) -> Usage:
+        for other, upper_bound in self._reservations:
             if purpose.covers(other):
-                spent = spent.plus(most)
-        return spent
+                usage = usage.combined(upper_bound)
+        return usage
 
 
-def _named(purpose: Purpose) -> str:
+def _purpose_name(purpose: Purpose) -> str:
     return f"{purpose.stage} of {purpose.capability}" if purpose.capability else purpose.stage

@@ -1,7 +1,6 @@
-"""A server and a model on it: where it is, how it may be asked, what it costs; and how long a text is, by estimate.
+"""A model behind an OpenAI-compatible server: address, key, limits and prices; and token estimates.
 
-Invariant: the key appears in no repr, log or error; what comes from the server has it struck out (``Endpoint.clean``).
-Not covered: exact token counts, which only the server has.
+The key appears in no repr, log or error; ``Endpoint.clean`` removes it from the server's texts.
 """
 
 import math
@@ -12,67 +11,74 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from agents.llm.question import Said
+from agents.llm.question import ChatMessage
 
-BYTES_PER_TOKEN = 3.5  # of UTF-8: English prose has 4 and more, code and JSON 3
+# Bytes of UTF-8: English prose has four and more per token, code and JSON three.
+BYTES_PER_TOKEN = 3.5
 TOKENS_PER_MESSAGE = 4
-STRUCK = "***"
-SHORTEST_KEY = 8  # what is shorter ("none", "EMPTY") is no secret, and striking it out would spoil texts
+REDACTED = "***"
+# Shorter keys ("none", "EMPTY") are placeholders; redacting them would damage ordinary texts.
+MIN_KEY_LENGTH = 8
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A model behind an OpenAI-compatible server; prices are per million tokens, and a bound of 0 is none."""
+    """A model and how to reach it; prices are per million tokens, a limit of 0 means none."""
 
     base_url: str
     model: str
     key: SecretStr
-    timeout_s: float = 600.0  # for a whole answer
+    # For the whole answer.
+    timeout_s: float = 600.0
     prompt_price: float = 0.0
     completion_price: float = 0.0
-    silence_s: float = 120.0  # between two pieces of an answer, and before the first
+    # Between two chunks of an answer, and before the first.
+    silence_s: float = 120.0
     connect_s: float = 10.0
-    patience_s: float = 300.0  # for how long a request that fails is tried again
+    # How long a failing request is retried.
+    patience_s: float = 300.0
     concurrency: int = 8
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
-    context_tokens: int = 0  # of a prompt and its answer together; 0 is not known
-    section: str = "llm"  # of the settings, for hints
+    # Prompt and answer together; 0 is unknown.
+    context_tokens: int = 0
+    # The section of the settings that hints refer to.
+    section: str = "llm"
 
     @property
     def name(self) -> str:
-        """How errors call it."""
+        """The name used in error messages."""
         return f"the model {self.model} at {self.base_url}"
 
     @property
-    def is_here(self) -> bool:
-        """Whether its server is on this machine."""
+    def is_local(self) -> bool:
+        """Whether the server is on this machine."""
         host = urlsplit(self.base_url).hostname or ""
         try:
             return host == "localhost" or ip_address(host).is_loopback
         except ValueError:
             return False
 
-    def holds_key(self, text: str) -> bool:
-        """Whether a text has the key in it."""
+    def contains_key(self, text: str) -> bool:
+        """Whether a text contains the API key."""
         key = self.key.get_secret_value()
-        return len(key) >= SHORTEST_KEY and key in text
+        return len(key) >= MIN_KEY_LENGTH and key in text
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """What so many tokens cost."""
+        """The price of these tokens."""
         return (prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6
 
     def clean(self, text: str) -> str:
-        """Others' text as it may be kept and shown: without the key, NUL and halves of characters."""
-        told = text.replace(self.key.get_secret_value(), STRUCK) if self.holds_key(text) else text
-        return told.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        """Text of a server, safe to store and to display: without the key, NUL characters and lone surrogates."""
+        redacted = text.replace(self.key.get_secret_value(), REDACTED) if self.contains_key(text) else text
+        return redacted.replace("\0", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def estimated_tokens(text: str) -> int:
-    """About how many tokens a text has."""
+    """An estimate of the tokens in a text."""
     return math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN)
 
 
-def prompt_tokens(said: Iterable[Said]) -> int:
-    """About how many tokens a dialogue has."""
-    return sum(estimated_tokens(one.text) + TOKENS_PER_MESSAGE for one in said)
+def prompt_tokens(messages: Iterable[ChatMessage]) -> int:
+    """An estimate of the tokens in a dialogue."""
+    return sum(estimated_tokens(message.text) + TOKENS_PER_MESSAGE for message in messages)

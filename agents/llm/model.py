@@ -1,9 +1,8 @@
-"""A language model behind an OpenAI-compatible server, asked for answers in a form, within bounds.
+"""A language model that answers in a schema, with repairs, a reply ledger and a budget.
 
-Invariants: a reply is kept before it is used, and a request that was answered once is never sent again, nor is one that
-is being asked at this moment; an answer out of form, or one that ``wrong`` objects to, goes back with the complaint at
-most ``repairs`` times, a refusal too; one that was cut off is asked for once more, with twice the tokens.
-How it fails: ``ModelUnavailable``, ``ModelRefused``, ``OutOfForm``, ``BudgetSpent`` (``agents.errors``).
+Invariants: a reply is stored before it is used, and a stored or running request is never sent a second time. An invalid
+answer goes back with the objection at most ``repairs`` times; a truncated one is requested once more with twice the
+tokens. Failures are the ``ModelError`` classes of ``agents.errors``.
 """
 
 import asyncio
@@ -18,18 +17,19 @@ from agents.errors import OutOfForm
 from agents.llm.budget import Budget
 from agents.llm.endpoint import Endpoint as Endpoint
 from agents.llm.endpoint import prompt_tokens
-from agents.llm.question import Ledger, Purpose, Question, Reply, Spent
-from agents.llm.structured_output import KEPT, Schema, Unreadable, object_in
-from agents.llm.transport import Line
+from agents.llm.question import Ledger, Purpose, Question, Reply, Usage
+from agents.llm.structured_output import NO_MODE, Schema, Unreadable, parse_object
+from agents.llm.transport import Transport
 
 Answer = TypeVar("Answer", bound=BaseModel)
 
-CITED = 2000  # characters of a failed answer that go back, and of the complaint with it
+# Characters of a failed answer that go back to the model, and of the objection.
+MAX_EXCERPT = 2000
 LENGTH, REFUSAL, FILTERED = "length", "refusal", "content_filter"
 
 
 class Model:
-    """An endpoint with the ledger of what it answered; ``async with`` gives all its requests one connection pool."""
+    """An endpoint and the ledger of its replies; ``async with`` shares one connection pool between all requests."""
 
     def __init__(
         self,
@@ -38,112 +38,130 @@ class Model:
         *,
         repairs: int = 2,
         budget: Budget | None = None,
-        line: Line | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self.endpoint, self.ledger, self.repairs = endpoint, ledger, repairs
         self.budget = budget or Budget()
-        self.line = line or Line(endpoint)
-        self._opened = AsyncExitStack()
+        self.transport = transport or Transport(endpoint)
+        self._exit_stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        await self._opened.enter_async_context(self.line.open())
+        await self._exit_stack.enter_async_context(self.transport.open())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._opened.aclose()
+        await self._exit_stack.aclose()
 
-    def within(self, budget: Budget) -> "Model":
-        """The same model over the same line, for whom no more than this is spent for any one purpose."""
-        return Model(self.endpoint, self.ledger, repairs=self.repairs, budget=budget, line=self.line)
+    def with_budget(self, budget: Budget) -> "Model":
+        """The same model over the same transport with another budget."""
+        return Model(self.endpoint, self.ledger, repairs=self.repairs, budget=budget, transport=self.transport)
 
-    def spent(self, purpose: Purpose) -> Spent:
-        """What was spent for a purpose so far."""
-        return self.ledger.spent(purpose)
+    def usage(self, purpose: Purpose) -> Usage:
+        """The usage counted for a purpose."""
+        return self.ledger.usage(purpose)
 
     async def ask(
-        self, question: Question, form: type[Answer], wrong: Callable[[Answer], str | None] = lambda answer: None
+        self,
+        question: Question,
+        form: type[Answer],
+        find_objection: Callable[[Answer], str | None] = lambda answer: None,
     ) -> Answer:
-        """An answer in ``form`` to which ``wrong`` does not object (it says what is wrong, in words for the model).
+        """Ask for an answer in the schema of ``form``.
 
-        Raises ``OutOfForm`` when the repairs are used up; the last complaint is in the error.
+        Args:
+            find_objection: returns what is wrong with an answer, in words for the model, or None.
+
+        Raises:
+            OutOfForm: all repairs failed; the message holds the last objection.
         """
         schema = form.model_json_schema()
-        complaint, cut = "", 0
+        complaint, truncations = "", 0
         for _ in range(1 + self.repairs):
-            reply, way = await self._reply(question, schema)
+            reply, mode = await self._reply(question, schema)
             try:
-                told = json.dumps(object_in(reply.text), ensure_ascii=False)
-                answer = form.model_validate_json(self.endpoint.clean(told))  # escapes hold halves of characters
+                payload = json.dumps(parse_object(reply.text), ensure_ascii=False)
+                # JSON escapes may hold lone surrogates, so the text is cleaned after parsing.
+                answer = form.model_validate_json(self.endpoint.clean(payload))
             except (Unreadable, ValidationError) as error:
-                complaint = _complaint(reply, error)[:CITED]
+                complaint = _complaint(reply, error)[:MAX_EXCERPT]
+                # A truncated or filtered answer says nothing about whether the server supports the mode.
                 if reply.finish_reason not in (LENGTH, REFUSAL, FILTERED):
-                    self.line.habits.ignored(way)
+                    self.transport.capabilities.record_failure(mode)
             else:
-                self.line.habits.worked(way)
-                objection = wrong(answer)
+                self.transport.capabilities.record_success(mode)
+                objection = find_objection(answer)
                 if objection is None:
                     return answer
                 complaint = objection
-            if reply.finish_reason == FILTERED or (reply.finish_reason == LENGTH and cut):
+            if reply.finish_reason == FILTERED or (reply.finish_reason == LENGTH and truncations):
                 break
             if reply.finish_reason == LENGTH:
-                cut += 1
+                truncations += 1
                 question = question.with_tokens(2 * question.max_tokens)
-            question = question.going_on(_shortened(reply.text), _asked_again(complaint, schema))
+            question = question.with_correction(_excerpt(reply.text), _correction_request(complaint, schema))
         raise OutOfForm(
             f"{self.endpoint.name} gave no usable answer for {question.purpose.stage}: {complaint}",
-            hint=f"another {self.endpoint.section}.model; what this one said is kept, and not asked for again",
+            hint=f"another {self.endpoint.section}.model; the replies of this one are stored",
         )
 
     async def write(self, question: Question) -> str:
-        """The model's words, in no form (a file, a text); raises ``OutOfForm`` where it refuses or never ends."""
+        """Ask for free text (a file, a prompt).
+
+        Raises:
+            OutOfForm: the model refused or the text was truncated twice.
+        """
         reply, _ = await self._reply(question, None)
         if reply.finish_reason == LENGTH:
             reply, _ = await self._reply(question.with_tokens(2 * question.max_tokens), None)
         if reply.finish_reason in (LENGTH, REFUSAL, FILTERED):
-            raise OutOfForm(f"{self.endpoint.name} wrote nothing for {question.purpose.stage}: {_why(reply)}")
+            raise OutOfForm(
+                f"{self.endpoint.name} wrote nothing for {question.purpose.stage}: {_failure_reason(reply)}"
+            )
         return reply.text
 
     async def _reply(self, question: Question, form: Schema | None) -> tuple[Reply, int]:
-        """The reply, and the way by which it was asked for."""
+        """The reply, and the output mode that produced it."""
         key = question.key(self.endpoint.model, form)
-        if found := self.ledger.find(key):
-            return found, KEPT
-        async with self.line.asking.setdefault(key, asyncio.Lock()):
-            if found := self.ledger.find(key):
-                return found, KEPT
-            async with self.line.in_flight.within(self.budget, self.ledger, question.purpose, self._most(question)):
-                reply, way = await self.line.send(question, form)
+        if stored := self.ledger.find(key):
+            return stored, NO_MODE
+        # Equal questions that run at the same time wait here, so that only the first one is paid for.
+        async with self.transport.question_locks.setdefault(key, asyncio.Lock()):
+            if stored := self.ledger.find(key):
+                return stored, NO_MODE
+            async with self.transport.in_flight.reserve(
+                self.budget, self.ledger, question.purpose, self._upper_bound(question)
+            ):
+                reply, mode = await self.transport.send(question, form)
                 self.ledger.keep(key, question, self.endpoint.model, reply)
-        return reply, way
+        return reply, mode
 
-    def _most(self, question: Question) -> Spent:
-        prompt = prompt_tokens(question.said)
-        return Spent(1, prompt, question.max_tokens, self.endpoint.cost(prompt, question.max_tokens))
+    def _upper_bound(self, question: Question) -> Usage:
+        prompt = prompt_tokens(question.messages)
+        return Usage(1, prompt, question.max_tokens, self.endpoint.cost(prompt, question.max_tokens))
 
 
 def _complaint(reply: Reply, error: Unreadable | ValidationError) -> str:
     if reply.finish_reason in (LENGTH, REFUSAL, FILTERED):
-        return _why(reply)
+        return _failure_reason(reply)
     if isinstance(error, Unreadable):
         return str(error)
-    return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']}" for one in error.errors())
+    return "; ".join(f"{'.'.join(map(str, problem['loc'])) or 'it'}: {problem['msg']}" for problem in error.errors())
 
 
-def _why(reply: Reply) -> str:
+def _failure_reason(reply: Reply) -> str:
     if reply.finish_reason == LENGTH:
         return f"the answer was cut off after {reply.completion_tokens} tokens"
     if reply.finish_reason == FILTERED:
         return "the server's content filter stopped the answer"
-    return f"it refused: {reply.text[:CITED]}"
+    return f"it refused: {reply.text[:MAX_EXCERPT]}"
 
 
-def _asked_again(complaint: str, schema: Schema) -> str:
+def _correction_request(complaint: str, schema: Schema) -> str:
     return (
         f"That was not right ({complaint}). Answer again, in full but briefly: "
         f"one JSON object and no other words. It fits this JSON Schema:\n{json.dumps(schema)}"
     )
 
 
-def _shortened(text: str) -> str:
-    return f"{text[:CITED]} [...]" if len(text) > CITED else text or "(nothing)"
+def _excerpt(text: str) -> str:
+    return f"{text[:MAX_EXCERPT]} [...]" if len(text) > MAX_EXCERPT else text or "(nothing)"

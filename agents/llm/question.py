@@ -1,14 +1,8 @@
-"""A question for a language model, and what came back: the words that every part of ``agents.llm`` speaks.
+"""Questions to a language model, replies, usage, and the ledger protocol.
 
-Invariants: a question's ``key`` is a hash of everything that the answer depends on (the model, what is said, the form,
-how it is sampled, and ``variant``, which tells questions apart that are asked several times on purpose), so that a
-stored answer is that question's. Not covered: where answers are kept (``Ledger``'s implementations).
-
-Others' words inside a prompt: delimited so that they cannot end themselves, and named as data.
-
-Invariants: the marks hold a number that depends on the text, so the text cannot contain them (a text that held its own
-number would have another one). Not covered: a model that believes what it reads between the marks; that costs an
-answer's worth, never correctness, because every answer is checked against what exists.
+``Question.key`` hashes everything an answer depends on, so a stored reply belongs to exactly one request. ``marked``
+delimits untrusted text inside a prompt: the delimiter holds a hash of the text, so the text cannot contain it. A model
+that obeys text between the marks can only waste an answer, because every answer is validated.
 """
 
 import hashlib
@@ -20,7 +14,7 @@ Role = Literal["system", "user", "assistant"]
 
 
 @dataclass(frozen=True)
-class Said:
+class ChatMessage:
     """One message of a dialogue with a model."""
 
     role: Role
@@ -29,53 +23,55 @@ class Said:
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a question is asked for: tokens and money are counted under it, budgets are held by it."""
+    """What a request is for; usage is counted and budgets apply per purpose."""
 
     cycle_id: str
-    stage: str  # "analyze", "synthesize", "optimize-prompt", "check"
+    # "analyze", "synthesize", "optimize-prompt" or "check".
+    stage: str
     capability: str = ""
 
     def covers(self, other: "Purpose") -> bool:
-        """Whether what is spent for the other is spent for this one: one without a capability is the whole stage."""
-        same = (self.cycle_id, self.stage) == (other.cycle_id, other.stage)
-        return same and self.capability in ("", other.capability)
+        """Whether usage for ``other`` counts towards this purpose; without a capability it is the whole stage."""
+        same_stage = (self.cycle_id, self.stage) == (other.cycle_id, other.stage)
+        return same_stage and self.capability in ("", other.capability)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is said to a model; ``variant`` is the number of a deliberate repetition (a labelling run, a candidate)."""
+    """A request to a model; ``variant`` numbers deliberate repetitions (a labelling run, a candidate)."""
 
     purpose: Purpose
-    said: tuple[Said, ...]
+    messages: tuple[ChatMessage, ...]
     variant: int = 0
     temperature: float = 0.0
     max_tokens: int = 4096
 
     def key(self, model: str, form: dict[str, Any] | None) -> str:
-        """SHA-256 (hex) of the request; the purpose is no part of it, so the same request is paid for once."""
-        told = [model, [[one.role, one.text] for one in self.said], form]
-        sampled = [self.variant, self.temperature, self.max_tokens]
-        return hashlib.sha256(json.dumps([told, sampled], sort_keys=True).encode()).hexdigest()
+        """SHA-256 (hex) of the request; the purpose is left out, so the same request is paid for once."""
+        request = [model, [[message.role, message.text] for message in self.messages], form]
+        sampling = [self.variant, self.temperature, self.max_tokens]
+        return hashlib.sha256(json.dumps([request, sampling], sort_keys=True).encode()).hexdigest()
 
-    def with_tokens(self, most: int) -> "Question":
-        """The same question, with at most so many tokens for the answer."""
-        return replace(self, max_tokens=most)
+    def with_tokens(self, limit: int) -> "Question":
+        """The same question with another limit for the answer."""
+        return replace(self, max_tokens=limit)
 
-    def going_on(self, answer: str, complaint: str) -> "Question":
-        """The same dialogue with an answer and what is wrong with it."""
-        more = (Said("assistant", answer), Said("user", complaint))
-        return replace(self, said=self.said + more)
+    def with_correction(self, answer: str, objection: str) -> "Question":
+        """The same dialogue, continued with an answer and the objection to it."""
+        additions = (ChatMessage("assistant", answer), ChatMessage("user", objection))
+        return replace(self, messages=self.messages + additions)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A model's answer as it came; ``seconds`` is the time that was waited for it, failed tries included.
+    """A model's answer; ``seconds`` includes failed attempts.
 
-    ``estimated``: the server told no token counts, and these are by the length of the texts.
+    ``estimated`` is true if the server reported no token counts, and they come from the length of the texts.
     """
 
     text: str
-    finish_reason: str  # "stop", "length", "refusal", "content_filter"; a tool call's is "stop"
+    # "stop" (tool calls included), "length", "refusal" or "content_filter".
+    finish_reason: str
     prompt_tokens: int
     completion_tokens: int
     cost: float  # by the endpoint's prices, in their currency
@@ -84,8 +80,8 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What replies took together."""
+class Usage:
+    """Accumulated calls, tokens, cost and waiting time of replies."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -93,9 +89,9 @@ class Spent:
     cost: float = 0.0
     seconds: float = 0.0
 
-    def plus(self, other: "Spent") -> "Spent":
-        """Both together."""
-        return Spent(
+    def combined(self, other: "Usage") -> "Usage":
+        """The sum of both."""
+        return Usage(
             self.calls + other.calls,
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
@@ -103,33 +99,33 @@ class Spent:
             self.seconds + other.seconds,
         )
 
-    def and_(self, reply: Reply) -> "Spent":
-        """With one reply more."""
-        return self.plus(Spent(1, reply.prompt_tokens, reply.completion_tokens, reply.cost, reply.seconds))
+    def with_reply(self, reply: Reply) -> "Usage":
+        """The sum with one more reply."""
+        return self.combined(Usage(1, reply.prompt_tokens, reply.completion_tokens, reply.cost, reply.seconds))
 
 
 class Ledger(Protocol):
-    """Where replies are kept so that none is paid for twice; kept before it is used. Called on the event loop."""
+    """Storage of replies, so that no request is paid for twice; called on the event loop."""
 
     def find(self, key: str) -> Reply | None:
-        """The reply to a request that was made before, None if it never was."""
+        """The stored reply to a request, None if there is none."""
         ...
 
     def keep(self, key: str, question: Question, model: str, reply: Reply) -> None:
-        """Keep a reply for good."""
+        """Store a reply permanently."""
         ...
 
-    def spent(self, purpose: Purpose) -> Spent:
-        """What was spent for a purpose (all capabilities of the stage where it names none)."""
+    def usage(self, purpose: Purpose) -> Usage:
+        """The usage counted for a purpose; all capabilities of the stage if it names none."""
         ...
 
 
-class InMemory:
-    """A ledger for one process: what a test, or a look that stores nothing, works on."""
+class InMemoryLedger:
+    """A ledger for one process, for tests and for requests that are not stored."""
 
     def __init__(self) -> None:
         self.replies: dict[str, Reply] = {}
-        self.kept: list[tuple[Question, Reply]] = []
+        self.entries: list[tuple[Question, Reply]] = []
 
     def find(self, key: str) -> Reply | None:
         """See ``Ledger``."""
@@ -139,14 +135,14 @@ class InMemory:
         """See ``Ledger``."""
         if key not in self.replies:
             self.replies[key] = reply
-            self.kept.append((question, reply))
+            self.entries.append((question, reply))
 
-    def spent(self, purpose: Purpose) -> Spent:
+    def usage(self, purpose: Purpose) -> Usage:
         """See ``Ledger``."""
-        total = Spent()
-        for question, reply in self.kept:
+        total = Usage()
+        for question, reply in self.entries:
             if purpose.covers(question.purpose):
-                total = total.and_(reply)
+                total = total.with_reply(reply)
         return total
 
 
@@ -157,6 +153,6 @@ IS_DATA = (
 
 
 def marked(name: str, text: str) -> str:
-    """``text`` between marks of its own."""
+    """The text between delimiters that it cannot contain itself."""
     number = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return f"<{name} {number}>\n{text}\n</{name} {number}>"

@@ -1,19 +1,9 @@
-"""How often a server may be asked: requests and tokens a minute, and a pause that it asked for.
+"""Rate limiter and circuit breaker for a language model server.
 
-Invariants: in any minute no more than the allowed requests begin, and no more than the allowed tokens (counted by
-estimate until the reply tells) unless a single request has more; whoever came first goes first. With a ``file`` that
-holds for all processes on this machine that share it (a process that is killed leaves what it began, for its minute,
-and its place in the row for ``GONE_S``). A pause that another process was told is heeded for ``OTHERS_PAUSE_S`` at
-most: it may have been about another key. Clock and sleep are passed in; with a file the clock is the machine's. How it
-fails: ``Held``, for a caller who has no patience for the pause that the server asked for; ``OSError`` of the file. Not
-covered: other machines that share an account; what the server then says (429) is heeded.
-
-A circuit breaker: a server that failed many times in a row, whoever asked, is left alone for a while.
-
-Invariants: it opens after ``FAILURES`` failures in a row over all callers; while it is open nobody asks, but after a
-pause one caller does, and only that one; its success closes it, its failure lengthens the pause (to ``LONGEST_S`` at
-most). A probe that is given up, neither answered nor failed, leaves the place to the next. How it fails: ``Open``, for
-a caller whose patience ends before the pause does.
+``RateLimiter`` bounds requests and tokens per minute, first come first served, and holds the pause that a server asked
+for. With a file it does so for all processes of this machine. ``CircuitBreaker`` stops requests after repeated failures
+and then admits one probe at a time. Clock and sleep are passed in; with a file the clock must be the machine's. Other
+machines that use the same account are not coordinated: their effect shows as 429.
 """
 
 import asyncio
@@ -30,173 +20,203 @@ from pathlib import Path
 from uuid import uuid4
 
 MINUTE = 60.0
-LOOK_AGAIN_S = 1.0  # replies may turn out shorter than was feared
-NEXT_S = 0.05  # between looks while another process is first in the row
-GONE_S = 5.0  # who has not looked for so long does not wait any more
-OTHERS_PAUSE_S = 600.0
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+# Replies may turn out shorter than estimated, which frees tokens before the computed moment.
+RECHECK_S = 1.0
+# Between checks while another process is first in the queue.
+QUEUE_POLL_S = 0.05
+# A waiter that has not polled for this long is considered dead.
+STALE_WAITER_S = 5.0
+# A pause recorded by another process may concern another key, so it counts for at most this long.
+MAX_SHARED_PAUSE_S = 600.0
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 Clock = Callable[[], float]
 Sleep = Callable[[float], Awaitable[object]]
 
 
-class Held(Exception):
-    """The server asked to be left alone for longer than the caller has patience."""
+class PauseTooLong(Exception):
+    """The server asked for a pause that is longer than the caller's patience."""
 
 
 @dataclass
-class Turn:
-    """A request that began ``at`` a moment, and the tokens that it took or may take."""
+class Permit:
+    """A request that started ``at`` a moment, and the tokens that it used or may use."""
 
     at: float
     tokens: int
     id: str = field(default_factory=lambda: uuid4().hex)
 
 
-class Pace:
-    """Gives out turns; 0 is no limit."""
+class RateLimiter:
+    """Grants permits for requests; a limit of 0 means none.
+
+    Invariants: within any minute no more than the allowed requests start, and no more than the allowed tokens
+    (estimated until the reply arrives) unless a single request exceeds them. A killed process leaves its permits behind
+    for a minute and its place in the queue for ``STALE_WAITER_S``. Fails with ``PauseTooLong``, and ``OSError`` of the
+    file.
+    """
 
     def __init__(self, requests: int, tokens: int, clock: Clock, sleep: Sleep, file: Path | None = None) -> None:
         self._requests, self._tokens = requests, tokens
         self._clock, self._sleep = clock, sleep
         self._file = file
-        self._begun: deque[Turn] = deque()
-        self._waiting: dict[str, tuple[float, float]] = {}  # since when, and when last seen
-        self._not_before = 0.0
-        self._why = ""
+        self._permits: deque[Permit] = deque()
+        # Permit id -> (queued at, last seen).
+        self._waiting: dict[str, tuple[float, float]] = {}
+        self._paused_until = 0.0
+        self._pause_reason = ""
         self._queue = asyncio.Lock()
 
-    async def turn(self, tokens: int, patience: float = math.inf) -> Turn:
-        """Wait for a turn for a request of about so many tokens; raises ``Held``."""
+    async def acquire(self, tokens: int, patience: float = math.inf) -> Permit:
+        """Wait for a permit for a request of about ``tokens`` tokens; raises ``PauseTooLong``."""
         async with self._queue:
-            begun, since = Turn(0.0, tokens), self._clock()
+            permit, queued_at = Permit(0.0, tokens), self._clock()
             while True:
                 with self._shared():
-                    begun.at = self._clock()
+                    permit.at = self._clock()
                     wait = self._wait(tokens)
-                    if (held := self._not_before - begun.at) > patience:
-                        self._waiting.pop(begun.id, None)
-                        raise Held(f"it asked to be left alone, for {held:.0f} s more: {self._why}")
-                    if not self._is_first(begun, since):
-                        wait = NEXT_S
+                    if (remaining := self._paused_until - permit.at) > patience:
+                        self._waiting.pop(permit.id, None)
+                        raise PauseTooLong(
+                            f"the server asked for a pause of another {remaining:.0f} s: {self._pause_reason}"
+                        )
+                    if not self._is_first(permit, queued_at):
+                        wait = QUEUE_POLL_S
                     elif wait <= 0:
-                        del self._waiting[begun.id]
+                        del self._waiting[permit.id]
                         if self._requests or self._tokens:
-                            self._begun.append(begun)
-                        return begun
-                await self._sleep(min(wait, LOOK_AGAIN_S))
+                            self._permits.append(permit)
+                        return permit
+                await self._sleep(min(wait, RECHECK_S))
 
-    def _is_first(self, turn: Turn, since: float) -> bool:
-        """Whether nobody who still waits came before; the turn waits from now on."""
-        self._waiting = {key: times for key, times in self._waiting.items() if 0 <= turn.at - times[1] < GONE_S}
-        self._waiting[turn.id] = (since, turn.at)
-        return min(self._waiting, key=lambda key: (self._waiting[key][0], key)) == turn.id
+    def _is_first(self, permit: Permit, queued_at: float) -> bool:
+        """Whether no live waiter is ahead; registers the permit as waiting."""
+        self._waiting = {
+            key: times for key, times in self._waiting.items() if 0 <= permit.at - times[1] < STALE_WAITER_S
+        }
+        self._waiting[permit.id] = (queued_at, permit.at)
+        return min(self._waiting, key=lambda key: (self._waiting[key][0], key)) == permit.id
 
-    def took(self, turn: Turn, tokens: int) -> None:
-        """A turn's request took so many tokens; where that cannot be written, the estimate stands."""
+    def record_tokens(self, finished: Permit, tokens: int) -> None:
+        """Replace the estimate of a permit by the tokens it really took; the estimate stays if the file cannot be
+        written.
+        """
         with suppress(OSError), self._shared():
-            for one in self._begun:
-                if one.id == turn.id:
-                    one.tokens = tokens
+            for permit in self._permits:
+                if permit.id == finished.id:
+                    permit.tokens = tokens
 
-    def hold(self, seconds: float, why: str) -> None:
-        """Give out no turn for so long: the server said so."""
+    def pause(self, seconds: float, reason: str) -> None:
+        """Grant no permit for this long, because the server said so."""
         with self._shared():
-            until = self._clock() + seconds
-            if until > self._not_before:
-                self._not_before, self._why = until, why
+            pause_end = self._clock() + seconds
+            if pause_end > self._paused_until:
+                self._paused_until, self._pause_reason = pause_end, reason
 
     def _wait(self, tokens: int) -> float:
         now = self._clock()
-        while self._begun and self._begun[0].at + MINUTE <= now:
-            self._begun.popleft()
-        wait = self._not_before - now
-        if self._requests and len(self._begun) >= self._requests:
-            wait = max(wait, self._begun[-self._requests].at + MINUTE - now)
+        while self._permits and self._permits[0].at + MINUTE <= now:
+            self._permits.popleft()
+        wait = self._paused_until - now
+        if self._requests and len(self._permits) >= self._requests:
+            wait = max(wait, self._permits[-self._requests].at + MINUTE - now)
         return max(wait, self._until_tokens_fit(tokens, now))
 
     def _until_tokens_fit(self, tokens: int, now: float) -> float:
-        over = sum(turn.tokens for turn in self._begun) + tokens - self._tokens
-        if not self._tokens or over <= 0:
+        excess = sum(permit.tokens for permit in self._permits) + tokens - self._tokens
+        if not self._tokens or excess <= 0:
             return 0.0
-        for turn in self._begun:
-            over -= turn.tokens
-            if over <= 0:
-                return turn.at + MINUTE - now
-        return self._begun[-1].at + MINUTE - now if self._begun else 0.0
+        for permit in self._permits:
+            excess -= permit.tokens
+            if excess <= 0:
+                return permit.at + MINUTE - now
+        return self._permits[-1].at + MINUTE - now if self._permits else 0.0
 
     @contextmanager
     def _shared(self) -> Iterator[None]:
-        """What all who share the pace know, to read and to change."""
+        """Hold the state that all users of the limiter share, for reading and changing."""
         if self._file is None:
             yield
             return
-        with open(os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8") as opened:
-            fcntl.flock(opened, fcntl.LOCK_EX)
-            self._read(opened.read())
+        with open(os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600), "r+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._load(file.read())
             try:
                 yield
             finally:
-                opened.seek(0)
-                opened.write(self._written())  # in one piece; what is left of an older text behind it is not read
-                opened.truncate()
+                file.seek(0)
+                # Written in one piece and truncated after it, so a reader sees a whole JSON document at the start of
+                # the file.
+                file.write(self._serialized())
+                file.truncate()
 
-    def _written(self) -> str:
-        begun = [(one.at, one.tokens, one.id) for one in self._begun]
-        pause = {"not_before": self._not_before, "why": self._why}
-        return json.dumps({"boot": _boot(), "begun": begun, "waiting": self._waiting, **pause})
+    def _serialized(self) -> str:
+        permits = [(permit.at, permit.tokens, permit.id) for permit in self._permits]
+        pause = {"not_before": self._paused_until, "why": self._pause_reason}
+        return json.dumps({"boot": _boot_id(), "begun": permits, "waiting": self._waiting, **pause})
 
-    def _read(self, text: str) -> None:
-        """Take over what is written; nothing where it was cut off, or is from before the machine's clock began anew."""
-        own = self._not_before
-        self._begun, self._waiting, self._not_before = deque(), {}, own
+    def _load(self, text: str) -> None:
+        """Load the shared state; ignores a truncated file and one from before the last reboot."""
+        own_pause = self._paused_until
+        self._permits, self._waiting, self._paused_until = deque(), {}, own_pause
         with suppress(ValueError, TypeError, KeyError, AttributeError):
-            told, _ = json.JSONDecoder().raw_decode(text)
-            if told["boot"] == _boot():
+            state, _ = json.JSONDecoder().raw_decode(text)
+            # A monotonic clock restarts at boot: moments of an earlier boot would be in the future.
+            if state["boot"] == _boot_id():
                 now = self._clock()
-                self._begun = deque(one for one in (Turn(*one) for one in told["begun"]) if one.at <= now)
-                self._waiting = {key: (since, seen) for key, (since, seen) in told["waiting"].items()}
-                others = min(float(told["not_before"]), now + OTHERS_PAUSE_S)
-                if others > own:
-                    self._not_before, self._why = others, str(told["why"])
+                self._permits = deque(
+                    permit for permit in (Permit(*permit) for permit in state["begun"]) if permit.at <= now
+                )
+                self._waiting = {
+                    key: (queued_at, last_seen) for key, (queued_at, last_seen) in state["waiting"].items()
+                }
+                shared_pause = min(float(state["not_before"]), now + MAX_SHARED_PAUSE_S)
+                if shared_pause > own_pause:
+                    self._paused_until, self._pause_reason = shared_pause, str(state["why"])
 
 
 @cache
-def _boot() -> str:
+def _boot_id() -> str:
     try:
-        return BOOT.read_text()
+        return BOOT_ID_FILE.read_text()
     except OSError:
         return ""
 
 
-FAILURES = 8
-PAUSE_S = 15.0
-LONGEST_S = 120.0
+FAILURE_THRESHOLD = 8
+FIRST_OPEN_S = 15.0
+MAX_OPEN_S = 120.0
 
 
-class Open(Exception):
-    """The server is left alone, and for longer than the caller has patience."""
+class CircuitOpen(Exception):
+    """The server is not asked again within the caller's patience."""
 
 
-class Breaker:
-    """Lets requests pass, one at a time where a server has failed too often."""
+class CircuitBreaker:
+    """Lets requests pass while the server works, and one probe at a time after repeated failures.
+
+    Invariants: it opens after ``FAILURE_THRESHOLD`` failures in a row over all callers. While it is open, one caller
+    may probe after a pause: success closes it, failure doubles the pause up to ``MAX_OPEN_S``. A probe that is
+    cancelled leaves its place to the next caller. Fails with ``CircuitOpen``.
+    """
 
     def __init__(self, clock: Clock, sleep: Sleep) -> None:
         self._clock, self._sleep = clock, sleep
         self._failures = 0
-        self._last = ""
-        self._pause = 0.0  # 0 while closed
-        self._until = 0.0
+        self._last_failure = ""
+        # 0 while closed.
+        self._open_s = 0.0
+        self._open_until = 0.0
         self._probe: asyncio.Event | None = None
 
     @asynccontextmanager
-    async def passed(
+    async def guard(
         self, deadline: float, *, failed: type[Exception], answered: tuple[type[Exception], ...]
     ) -> AsyncIterator[None]:
-        """Run the body when asking is allowed. Raises ``Open``.
+        """Run the body if a request is allowed; raises ``CircuitOpen``.
 
-        An exception ``failed`` is a failure of the server, one of ``answered`` an answer of it; any other, a defect of
-        ours say, tells nothing of the server.
+        An exception of class ``failed`` counts as a failure of the server, one of ``answered`` as a sign of life. Any
+        other, a defect of ours for example, says nothing about the server.
         """
         probe = await self._enter(deadline)
         try:
@@ -215,29 +235,29 @@ class Breaker:
                 probe.set()
 
     async def _enter(self, deadline: float) -> asyncio.Event | None:
-        """Wait until asking is allowed; returns the probe that the caller is, None where it is one of many."""
-        while self._pause:
+        """Wait until a request is allowed; returns the probe event if the caller is the probe."""
+        while self._open_s:
             if self._probe is not None:
                 await self._probe.wait()
                 continue
             now = self._clock()
-            if now >= self._until:
+            if now >= self._open_until:
                 self._probe = asyncio.Event()
                 return self._probe
-            if self._until > deadline:
-                raise Open(
-                    f"it failed {self._failures} times in a row and is left alone for {self._until - now:.0f} s more, "
-                    f"then one request will try it; the last failure: {self._last}"
+            if self._open_until > deadline:
+                raise CircuitOpen(
+                    f"it failed {self._failures} times in a row; the next attempt is in {self._open_until - now:.0f} s, by one "
+                    f"request; last failure: {self._last_failure}"
                 )
-            await self._sleep(self._until - now)
+            await self._sleep(self._open_until - now)
         return None
 
-    def _failed(self, said: str, *, probing: bool) -> None:
+    def _failed(self, message: str, *, probing: bool) -> None:
         self._failures += 1
-        self._last = said
-        if probing or (not self._pause and self._failures >= FAILURES):
-            self._pause = min(LONGEST_S, 2 * self._pause or PAUSE_S)
-            self._until = self._clock() + self._pause
+        self._last_failure = message
+        if probing or (not self._open_s and self._failures >= FAILURE_THRESHOLD):
+            self._open_s = min(MAX_OPEN_S, 2 * self._open_s or FIRST_OPEN_S)
+            self._open_until = self._clock() + self._open_s
 
     def _close(self) -> None:
-        self._failures, self._pause = 0, 0.0
+        self._failures, self._open_s = 0, 0.0

@@ -1,15 +1,10 @@
-"""How an endpoint is asked for an answer in a form: by a JSON schema, by a tool to call, or in words.
+"""Answers in a JSON schema: the request parameters that ask for one, and the parser that reads it.
 
-Invariants: what an endpoint takes is found out once in a process and remembered (``habits``): a way that it refuses, or
-by which it has never yet answered in form, gives way to the next; one that has worked stays. Parameters that an
-endpoint does not know are left out from then on. Sources: OpenAI's API reference for chat completions
-(``response_format``, ``tools``, ``max_completion_tokens``), which vLLM, llama.cpp and others follow in part.
-
-The JSON object in a model's answer: prose around it, code fences, thoughts before it, commas too many.
-
-Invariants: nothing is guessed. An object is taken where the answer holds exactly one, as it stands or without trailing
-commas; two keys of the same name, NaN and infinities are no JSON. How it fails: ``Unreadable`` says why, in words for
-the model. Not covered: single quotes, comments, objects that are cut off: those go back.
+A server is asked by ``response_format``, by a tool call, or in words, whichever it supports; what it supports is
+learned once per process (``ServerCapabilities``). Parameters are those of OpenAI's chat completions, which vLLM,
+llama.cpp and others implement in part. The parser takes exactly one JSON object, also inside prose, code fences or
+after reasoning; it tolerates trailing commas and nothing else. Duplicate keys, NaN and truncated objects are
+``Unreadable``.
 """
 
 import functools
@@ -19,15 +14,18 @@ from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agents.llm.question import Question, Said
+from agents.llm.question import ChatMessage, Question
 
 Schema = dict[str, Any]
 
-WAYS = ("json_schema", "tool call", "JSON in text")
-IN_WORDS = len(WAYS) - 1
-KEPT = -1  # no way: the reply was there already
-DISPENSABLE = ("stream_options", "temperature", "max_completion_tokens")  # left out, or called otherwise
-NOT_THIS_WAY = (400, 415, 422, 501)  # statuses of a request that the server does not understand
+OUTPUT_MODES = ("json_schema", "tool call", "JSON in text")
+PROMPT_MODE = len(OUTPUT_MODES) - 1
+# The reply came from the ledger.
+NO_MODE = -1
+# Parameters a request can do without; ``max_completion_tokens`` has the older name ``max_tokens``.
+OPTIONAL_PARAMETERS = ("stream_options", "temperature", "max_completion_tokens")
+# Statuses of servers that do not understand a request.
+NOT_THIS_WAY = (400, 415, 422, 501)
 TOO_LONG = re.compile(
     r"context.{0,20}(length|window|size|limit)|maximum.{0,20}context|max_model_len|too many tokens|prompt is too long"
     r"|context_length_exceeded|string_above_max_length",
@@ -36,63 +34,64 @@ TOO_LONG = re.compile(
 
 
 @dataclass
-class Habits:
-    """What is known of an endpoint: the first way that it is not known to refuse, and what it cannot be sent."""
+class ServerCapabilities:
+    """What an endpoint supports: the first output mode that it does not refuse, and the parameters it rejects."""
 
-    way: int = 0
-    proven: bool = False
-    without: set[str] = field(default_factory=set)
+    mode: int = 0
+    confirmed: bool = False
+    unsupported: set[str] = field(default_factory=set)
 
-    def worked(self, way: int) -> None:
-        """An answer in form came this way."""
-        if not self.proven and way != KEPT:
-            self.way, self.proven = way, True
+    def record_success(self, mode: int) -> None:
+        """A valid answer arrived in this mode, which is kept from now on."""
+        if not self.confirmed and mode != NO_MODE:
+            self.mode, self.confirmed = mode, True
 
-    def ignored(self, way: int) -> None:
-        """An answer out of form came this way: before it has ever worked, the next is tried."""
-        if not self.proven and way == self.way:
-            self.way = min(way + 1, IN_WORDS)
+    def record_failure(self, mode: int) -> None:
+        """An invalid answer arrived in this mode: the next mode is tried unless this one has worked before."""
+        if not self.confirmed and mode == self.mode:
+            self.mode = min(mode + 1, PROMPT_MODE)
 
 
 @functools.cache
-def habits(base_url: str, model: str) -> Habits:
-    """What this process knows of an endpoint."""
-    return Habits()
+def server_capabilities(base_url: str, model: str) -> ServerCapabilities:
+    """The capabilities of an endpoint, shared by the whole process."""
+    return ServerCapabilities()
 
 
-def dispensable(param: str, complaint: str, without: Set[str]) -> str:
-    """The parameter that a server complains of and that it can do without; "" where it is none of these.
+def unsupported_parameter(param: str, complaint: str, unsupported: Set[str]) -> str:
+    """The optional parameter that the server complains about, empty if there is none.
 
-    ``param`` is the one that it names as such, "" where it names none and only the text may tell.
+    Args:
+        param: the parameter named in the error, empty if only the text may name it.
     """
-    left = [name for name in DISPENSABLE if name not in without]
-    return next((name for name in left if (name == param if param else name in complaint)), "")
+    candidates = [name for name in OPTIONAL_PARAMETERS if name not in unsupported]
+    return next((name for name in candidates if (name == param if param else name in complaint)), "")
 
 
-def request(question: Question, form: Schema | None, way: int, without: Set[str]) -> dict[str, Any]:
-    """What a request says beside the dialogue."""
-    limit = "max_tokens" if "max_completion_tokens" in without else "max_completion_tokens"
-    asked: dict[str, Any] = {limit: question.max_tokens}
-    if "stream_options" not in without:
-        asked["stream_options"] = {"include_usage": True}
-    if "temperature" not in without:
-        asked["temperature"] = question.temperature
-    if form is not None and WAYS[way] == "json_schema":
-        named = {"name": _name(form), "schema": form, "strict": True}
-        asked["response_format"] = {"type": "json_schema", "json_schema": named}
-    elif form is not None and WAYS[way] == "tool call":
+def request_body(question: Question, form: Schema | None, mode: int, unsupported: Set[str]) -> dict[str, Any]:
+    """The fields of a request besides the messages."""
+    limit = "max_tokens" if "max_completion_tokens" in unsupported else "max_completion_tokens"
+    body: dict[str, Any] = {limit: question.max_tokens}
+    if "stream_options" not in unsupported:
+        body["stream_options"] = {"include_usage": True}
+    if "temperature" not in unsupported:
+        body["temperature"] = question.temperature
+    if form is not None and OUTPUT_MODES[mode] == "json_schema":
+        schema = {"name": _name(form), "schema": form, "strict": True}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif form is not None and OUTPUT_MODES[mode] == "tool call":
         function = {"name": _name(form), "description": "Give your answer.", "parameters": form}
-        asked["tools"] = [{"type": "function", "function": function}]
-        asked["tool_choice"] = {"type": "function", "function": {"name": _name(form)}}
-    return asked
+        body["tools"] = [{"type": "function", "function": function}]
+        body["tool_choice"] = {"type": "function", "function": {"name": _name(form)}}
+    return body
 
 
-def dialogue(said: tuple[Said, ...], form: Schema | None, way: int) -> tuple[Said, ...]:
-    """What is said; where the form is asked for in words, these end it."""
-    if form is None or way != IN_WORDS:
-        return said
-    words = f"Answer with one JSON object and no other words. It fits this JSON Schema:\n{json.dumps(form)}"
-    return (*said[:-1], replace(said[-1], text=f"{said[-1].text}\n\n{words}"))
+def with_schema_prompt(messages: tuple[ChatMessage, ...], form: Schema | None, mode: int) -> tuple[ChatMessage, ...]:
+    """The messages; in prompt mode the last one ends with the schema."""
+    if form is None or mode != PROMPT_MODE:
+        return messages
+    instruction = f"Answer with one JSON object and no other words. It fits this JSON Schema:\n{json.dumps(form)}"
+    return (*messages[:-1], replace(messages[-1], text=f"{messages[-1].text}\n\n{instruction}"))
 
 
 def _name(form: Schema) -> str:
@@ -100,60 +99,63 @@ def _name(form: Schema) -> str:
 
 
 THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
-OPENING = re.compile(r'\{\s*["}]')  # of an object, not of a set in prose
+# The brace of an object, not of a set in prose.
+OBJECT_START = re.compile(r'\{\s*["}]')
 STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
-LONGEST = 4_000_000  # characters
+# Longer answers are not parsed.
+MAX_CHARACTERS = 4_000_000
 
 
 class Unreadable(ValueError):
-    """There is not exactly one JSON object in the answer."""
+    """The answer does not hold exactly one JSON object."""
 
 
-def object_in(answer: str) -> dict[str, Any]:
-    """The one JSON object of an answer."""
-    if len(answer) > LONGEST:
+def parse_object(answer: str) -> dict[str, Any]:
+    """The one JSON object of an answer; raises ``Unreadable``."""
+    if len(answer) > MAX_CHARACTERS:
         raise Unreadable(f"the answer has {len(answer)} characters, which is too long")
-    told = THOUGHTS.sub("", answer, count=1).strip()
-    opening = OPENING.search(told)
-    if opening is None or told.startswith("["):
+    text = THOUGHTS.sub("", answer, count=1).strip()
+    start = OBJECT_START.search(text)
+    if start is None or text.startswith("["):
         raise Unreadable("there is no JSON object in the answer")
-    told = told[opening.start() :]
+    text = text[start.start() :]
     try:
-        found = _objects(told)
+        objects = _objects(text)
     except Unreadable:
-        found = _objects(STRING_OR_COMMA.sub(lambda matched: matched.group(1) or "", told))
-    if len(found) > 1:
-        raise Unreadable(f"there are {len(found)} JSON objects in the answer; give one")
-    return found[0]
+        # Trailing commas are the one repair that cannot change a value.
+        objects = _objects(STRING_OR_COMMA.sub(lambda matched: matched.group(1) or "", text))
+    if len(objects) > 1:
+        raise Unreadable(f"there are {len(objects)} JSON objects in the answer; give one")
+    return objects[0]
 
 
 def _objects(text: str) -> list[dict[str, Any]]:
-    """The objects of a text that begins with one; what is inside of one that cannot be read is not looked for."""
-    found = []
-    opening = OPENING.search(text)
-    while opening is not None:
+    """All objects of a text that starts with one; objects inside an unreadable one are not searched."""
+    objects = []
+    start = OBJECT_START.search(text)
+    while start is not None:
         try:
-            value, end = DECODER.raw_decode(text, opening.start())
+            value, end = DECODER.raw_decode(text, start.start())
         except RecursionError:
             raise Unreadable("the JSON is nested too deeply") from None
         except ValueError as error:
             raise Unreadable(f"the JSON cannot be read: {error}") from None
-        found.append(value)
-        opening = OPENING.search(text, end)
-    return found
+        objects.append(value)
+        start = OBJECT_START.search(text, end)
+    return objects
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping: dict[str, Any] = {}
     for key, value in pairs:
-        if key in made:
+        if key in mapping:
             raise ValueError(f"the key {key!r} is there twice")
-        made[key] = value
-    return made
+        mapping[key] = value
+    return mapping
 
 
-def _no_constant(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_constant)
+DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_reject_constant)

@@ -1,12 +1,10 @@
-"""The line to an endpoint, shared by all who ask: pool, slots, pace, breaker, retries, what it takes.
+"""Sends questions to one endpoint: connection pool, concurrency, rate limit, circuit breaker, retries.
 
-Invariants: at most ``concurrency`` requests are under way at once; a request that failed is tried again, after a pause
-by full jitter or by what the server said, until its patience (counted from its first failure) ends; a server that is
-busy (429) is not asked by anybody before the moment that it named, and nobody waits for one that is further away than
-that patience. Waiting between tries holds no slot.
-How it fails: ``ModelUnavailable`` with the last failure and the setting to raise; ``ModelRefused``. Clock, sleep and
-chance are passed in. Not covered: what a dropped answer cost, which no server tells.
-Source of full jitter: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+Invariants: at most ``concurrency`` requests run at once, and waiting between attempts holds no slot. A failed request
+is retried with full jitter, or after the server's own delay, until the patience (counted from the first failure) ends.
+After a 429 nobody sends before the moment that the server named, and nobody waits for a moment beyond the patience.
+Fails with ``ModelUnavailable``, which names the last failure and the setting to raise, and ``ModelRefused``. Full
+jitter: M. Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
 """
 
 import asyncio
@@ -22,38 +20,41 @@ from weakref import WeakValueDictionary
 
 from agents.errors import ModelRefused, ModelUnavailable
 from agents.llm import server, structured_output
-from agents.llm.budget import InFlight
+from agents.llm.budget import InFlightUsage
 from agents.llm.endpoint import Endpoint, estimated_tokens, prompt_tokens
-from agents.llm.question import Question, Reply, Said
-from agents.llm.rate_limit import Breaker, Clock, Held, Open, Pace, Sleep
-from agents.llm.server import Broken, Heard, Misunderstood, Transient
-from agents.llm.structured_output import IN_WORDS, Schema
+from agents.llm.question import ChatMessage, Question, Reply
+from agents.llm.rate_limit import CircuitBreaker, CircuitOpen, Clock, PauseTooLong, RateLimiter, Sleep
+from agents.llm.server import ConnectionLost, RawResponse, Transient, UnsupportedRequest
+from agents.llm.structured_output import PROMPT_MODE, Schema
 
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI
 
 FIRST_PAUSE_S = 1.0
-LONGEST_PAUSE_S = 60.0
-FEWEST_TOKENS = 16  # of an answer that is worth asking for
-MARGIN = 0.05  # of the context, for what the estimate of a prompt is wrong by
+MAX_PAUSE_S = 60.0
+# An answer below this is not worth a request.
+MIN_ANSWER_TOKENS = 16
+# Share of the context reserved for errors of the prompt estimate.
+MARGIN = 0.05
 FOREVER = float("inf")
-ANSWERED = (Transient, Misunderstood, ModelRefused)  # the server is there, whatever it said; ``Broken`` is told before
+# The server is up, whatever it answered. ``ConnectionLost`` is a ``Transient`` too; the breaker checks it first.
+SERVER_RESPONDED = (Transient, UnsupportedRequest, ModelRefused)
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Asked:
-    """A request: what is said, what is asked for beside it, the most tokens of an answer, when it was first sent."""
+class _Request:
+    """The messages and body of one request; ``started`` is set on the first attempt."""
 
-    said: tuple[Said, ...]
+    messages: tuple[ChatMessage, ...]
     body: dict[str, Any]
-    most: int
-    begun: float | None = None
+    max_tokens: int
+    started: float | None = None
 
 
-class Line:
-    """Sends questions to an endpoint, as fast as it may and as long as there is patience."""
+class Transport:
+    """The shared path of all requests to one endpoint."""
 
     def __init__(
         self,
@@ -61,27 +62,28 @@ class Line:
         *,
         clock: Clock = time.monotonic,
         sleep: Sleep = asyncio.sleep,
-        chance: random.Random | None = None,
-        pace_file: Path | None = None,
+        rng: random.Random | None = None,
+        rate_limit_file: Path | None = None,
     ) -> None:
         self.endpoint = endpoint
-        self.habits = structured_output.habits(endpoint.base_url, endpoint.model)
-        self.in_flight = InFlight()
-        self.asking: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # who asks the same waits
-        self._clock, self._sleep, self._chance = clock, sleep, chance or random.Random()
+        self.capabilities = structured_output.server_capabilities(endpoint.base_url, endpoint.model)
+        self.in_flight = InFlightUsage()
+        # One lock per question key: callers of the same question wait for the first one's reply.
+        self.question_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._clock, self._sleep, self._rng = clock, sleep, rng or random.Random()
         self._slots = asyncio.Semaphore(endpoint.concurrency)
         a_minute = (endpoint.requests_per_minute, endpoint.tokens_per_minute)
-        self._pace = Pace(*a_minute, clock, sleep, pace_file if any(a_minute) else None)
-        self._breaker = Breaker(clock, sleep)
-        self._opening = asyncio.Lock()
+        self._rate_limiter = RateLimiter(*a_minute, clock, sleep, rate_limit_file if any(a_minute) else None)
+        self._breaker = CircuitBreaker(clock, sleep)
+        self._client_lock = asyncio.Lock()
         self._users = 0
         self._pool = contextlib.AsyncExitStack()
         self._chat: ChatOpenAI | None = None
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """One connection pool for all requests as long as anybody's body runs; without it each request has its own."""
-        async with self._opening:
+        """Share one connection pool while any caller's body runs; without it each request opens its own."""
+        async with self._client_lock:
             if not self._users:
                 self._chat = await self._pool.enter_async_context(server.open_client(self.endpoint))
             self._users += 1
@@ -94,65 +96,73 @@ class Line:
                 await pool.aclose()
 
     async def send(self, question: Question, form: Schema | None) -> tuple[Reply, int]:
-        """The reply to a question, and the way (``forms.WAYS``) by which it was asked for."""
-        way = self.habits.way
+        """The reply to a question, and the index in ``OUTPUT_MODES`` of the mode that worked."""
+        mode = self.capabilities.mode
         while True:
             try:
-                reply, _ = await self.send_by(way, question, form)
-            except Misunderstood as error:
-                if form is None or way == IN_WORDS:
+                reply, _ = await self.send_in_mode(mode, question, form)
+            except UnsupportedRequest as error:
+                if form is None or mode == PROMPT_MODE:
                     raise ModelRefused(str(error), hint=f"traced llm check; {self.endpoint.section}.model") from None
-                way += 1
+                mode += 1
             else:
-                return reply, way
+                return reply, mode
 
-    async def send_by(self, way: int, question: Question, form: Schema | None) -> tuple[Reply, Heard]:
-        """The reply to a question that is asked one way; raises ``Misunderstood`` where the server does not take it."""
-        question, without = self._fitted(question), set(self.habits.without)
-        said = structured_output.dialogue(question.said, form, way)
+    async def send_in_mode(self, mode: int, question: Question, form: Schema | None) -> tuple[Reply, RawResponse]:
+        """The reply to a question in one output mode; raises ``UnsupportedRequest`` if the server rejects it."""
+        question, unsupported = self._fit_to_context(question), set(self.capabilities.unsupported)
+        messages = structured_output.with_schema_prompt(question.messages, form, mode)
         while True:
-            asked = _Asked(said, structured_output.request(question, form, way, without), question.max_tokens)
+            request = _Request(
+                messages, structured_output.request_body(question, form, mode, unsupported), question.max_tokens
+            )
             try:
-                heard = await self._patiently(asked)
-            except Misunderstood as error:
-                lacking = structured_output.dispensable(error.param, str(error), without)
-                if not lacking:
+                response = await self._send_with_retries(request)
+            except UnsupportedRequest as error:
+                parameter = structured_output.unsupported_parameter(error.param, str(error), unsupported)
+                if not parameter:
                     raise
-                without.add(lacking)
+                unsupported.add(parameter)
             else:
-                self.habits.without |= without
-                return self._reply(heard, said, self._clock() - (asked.begun or 0.0)), heard
+                # Recorded only after a success: a complaint about a parameter may have had another cause.
+                self.capabilities.unsupported |= unsupported
+                return self._reply(response, messages, self._clock() - (request.started or 0.0)), response
 
-    async def _patiently(self, asked: "_Asked") -> Heard:
-        """One request, tried again as long as there is patience."""
+    async def _send_with_retries(self, request: "_Request") -> RawResponse:
+        """One request, retried until the endpoint's patience ends."""
         deadline, failures = FOREVER, 0
         while True:
             try:
                 async with self._slots:
-                    return await self._once(asked, deadline)
-            except (Open, Held) as error:
-                raise self._gave_up(str(error)) from None
+                    return await self._send_once(request, deadline)
+            except (CircuitOpen, PauseTooLong) as error:
+                raise self._unavailable(str(error)) from None
             except Transient as error:
                 failures += 1
                 now = self._clock()
                 deadline = min(deadline, now + self.endpoint.patience_s)
-                pause = self._pause(failures, error)
+                pause = self._retry_delay(failures, error)
                 if now + pause > deadline:
                     often = f"tried {failures} times, the last: " if failures > 1 else ""
-                    raise self._gave_up(f"{often}{error}") from None
+                    raise self._unavailable(f"{often}{error}") from None
                 log.info("%s: try %d failed (%s); again in %.1f s", self.endpoint.name, failures, error, pause)
             await self._sleep(pause)
 
-    async def _once(self, asked: "_Asked", deadline: float) -> Heard:
+    async def _send_once(self, request: "_Request", deadline: float) -> RawResponse:
         deadline = min(deadline, self._clock() + self.endpoint.patience_s)
-        async with self._breaker.passed(deadline, failed=Broken, answered=ANSWERED):
-            turn = await self._pace.turn(prompt_tokens(asked.said) + asked.most, self.endpoint.patience_s)
-            asked.begun = asked.begun or self._clock()
-            async with self._client() as chat:
-                heard = await server.hear(chat, self.endpoint, asked.said, asked.body, asked.most)
-            took = (heard.prompt_tokens or prompt_tokens(asked.said)) + (heard.completion_tokens or 0)
-            self._pace.took(turn, took)
-            return heard
+        async with self._breaker.guard(deadline, failed=ConnectionLost, answered=SERVER_RESPONDED):
+            permit = await self._rate_limiter.acquire(
+                prompt_tokens(request.messages) + request.max_tokens, self.endpoint.patience_s
+            )
+            # Retries keep the first moment, so that the reply's seconds include failed attempts.
+            request.started = request.started or self._clock()
+            async with self._client() as client:
+                response = await server.request_completion(
+                    client, self.endpoint, request.messages, request.body, request.max_tokens
+                )
+            tokens = (response.prompt_tokens or prompt_tokens(request.messages)) + (response.completion_tokens or 0)
+            self._rate_limiter.record_tokens(permit, tokens)
+            return response
 
     @contextlib.asynccontextmanager
     async def _client(self) -> "AsyncIterator[ChatOpenAI]":
@@ -162,45 +172,45 @@ class Line:
             async with server.open_client(self.endpoint) as chat:
                 yield chat
 
-    def _pause(self, failures: int, error: Transient) -> float:
-        jitter = self._chance.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1)))
-        if isinstance(error, Broken):
-            return max(jitter, error.after or 0.0)
-        if error.after is not None:
-            self._pace.hold(error.after, str(error))
-            return error.after + jitter
+    def _retry_delay(self, failures: int, error: Transient) -> float:
+        jitter = self._rng.uniform(0, min(MAX_PAUSE_S, FIRST_PAUSE_S * 2 ** (failures - 1)))
+        if isinstance(error, ConnectionLost):
+            return max(jitter, error.retry_after or 0.0)
+        if error.retry_after is not None:
+            self._rate_limiter.pause(error.retry_after, str(error))
+            return error.retry_after + jitter
         return jitter
 
-    def _gave_up(self, why: str) -> ModelUnavailable:
+    def _unavailable(self, reason: str) -> ModelUnavailable:
         return ModelUnavailable(
-            f"{self.endpoint.name} is not available: {why}",
-            hint=f"traced llm check; {self.endpoint.section}.patience_s is how long a request is tried again",
+            f"{self.endpoint.name} is not available: {reason}",
+            hint=f"traced llm check; {self.endpoint.section}.patience_s is how long a request is retried",
         )
 
-    def _fitted(self, question: Question) -> Question:
-        """With as many tokens for the answer as the context leaves, where it is known."""
+    def _fit_to_context(self, question: Question) -> Question:
+        """The question with its answer limit reduced to what the context leaves, if the context is known."""
         context = self.endpoint.context_tokens
         if not context:
             return question
-        asked = prompt_tokens(question.said)
-        left = int(context * (1 - MARGIN)) - asked
-        if left < FEWEST_TOKENS:
+        prompt = prompt_tokens(question.messages)
+        left = int(context * (1 - MARGIN)) - prompt
+        if left < MIN_ANSWER_TOKENS:
             raise ModelRefused(
-                f"a question of about {asked} tokens does not fit the {context} of {self.endpoint.name}",
+                f"a question of about {prompt} tokens does not fit the {context} of {self.endpoint.name}",
                 hint=f"a model with a longer context, or {self.endpoint.section}.context_tokens if that is wrong",
             )
         return question if question.max_tokens <= left else question.with_tokens(left)
 
-    def _reply(self, heard: Heard, said: tuple[Said, ...], seconds: float) -> Reply:
-        text = heard.refusal or heard.said
-        reason = "refusal" if heard.refusal else heard.finish_reason
-        prompt, completion = heard.prompt_tokens, heard.completion_tokens
+    def _reply(self, response: RawResponse, messages: tuple[ChatMessage, ...], seconds: float) -> Reply:
+        text = response.refusal or response.content
+        reason = "refusal" if response.refusal else response.finish_reason
+        prompt, completion = response.prompt_tokens, response.completion_tokens
         estimated = prompt is None or completion is None
-        prompt = prompt_tokens(said) if prompt is None else prompt
+        prompt = prompt_tokens(messages) if prompt is None else prompt
         completion = estimated_tokens(text) if completion is None else completion
         cost = self.endpoint.cost(prompt, completion)
-        return Reply(text, _plain(reason), prompt, completion, cost, seconds, estimated)
+        return Reply(text, _normalized_reason(reason), prompt, completion, cost, seconds, estimated)
 
 
-def _plain(reason: str) -> str:
+def _normalized_reason(reason: str) -> str:
     return {"tool_calls": "stop", "function_call": "stop", "eos": "stop", "end_turn": "stop"}.get(reason, reason)

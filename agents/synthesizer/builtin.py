@@ -100,7 +100,7 @@ def synthesize(
     Raises ``SynthesisError`` when fewer than ``MINIMUM_TEMPLATES`` conversations give a template that can be solved.
     """
     rng = random.Random(f"synthesize:{capability.name}:{seed}")
-    kept = sorted((t for t in trajectories if t.outcome.judged), key=lambda t: t.id)
+    kept = sorted((t for t in trajectories if t.outcome.is_judged), key=lambda t: t.id)
     sources = _sources(kept, labels, capability.name)
     corpus = read_corpus(transcripts(kept), {t.trajectory_id for t in [*sources.present, *sources.controls]})
     lifted, refused = _lift_all(sources.present, corpus)

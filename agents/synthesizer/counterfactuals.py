@@ -32,7 +32,7 @@ _ALIKE = 0.5  # of the masked words of two openings that ask for the same thing
 class _Refusal:
     """A read, of one argument, on which a refusal rests, the field that decided, and the words of the request."""
 
-    read: dict[str, Any]
+    texts_read: dict[str, Any]
     state: str  # key of the deciding field
     template: Template
     asked: set[str]
@@ -45,7 +45,7 @@ def twins(
     refusals = [found for template in exemplary if template["refusal"] for found in _refusals(template)]
     made = []
     for tool, group in _by_write(unread).items():
-        same = [r for r in refusals if set(r.read["args"]) <= set(group[0][1]["args"]) and _asks_alike(r, group)]
+        same = [r for r in refusals if set(r.texts_read["args"]) <= set(group[0][1]["args"]) and _asks_alike(r, group)]
         for state in sorted({refusal.state for refusal in same}):
             basis = [refusal for refusal in same if refusal.state == state]
             if _rules(basis, state, tool, exemplary, corpus):
@@ -78,13 +78,15 @@ def _asks_alike(refusal: _Refusal, group: Sequence[tuple[Template, Any]]) -> boo
 
 def _rules(refusals: Sequence[_Refusal], state: str, tool: str, exemplary: Sequence[Template], corpus: Corpus) -> bool:
     """Whether every conversation bears the rule out: named where it was written, unnamed where it was refused."""
-    refused = [r.read["result"][state] in allowed(r.template["system"], tool, state, corpus) for r in refusals]
+    refused = [r.texts_read["result"][state] in allowed(r.template["system"], tool, state, corpus) for r in refusals]
     written = [
         call["result"][state] in allowed(template["system"], tool, state, corpus)
         for template in exemplary
         if any(call["tool"] == tool and call["kind"] == "write" for call in calls_of(template["steps"]))
         for call in calls_of(template["steps"])
-        if call["tool"] == refusals[0].read["tool"] and isinstance(call["result"], dict) and state in call["result"]
+        if call["tool"] == refusals[0].texts_read["tool"]
+        and isinstance(call["result"], dict)
+        and state in call["result"]
     ]
     return len(refused) >= _FEWEST_REFUSALS and not any(refused) and all(written)
 
@@ -104,7 +106,7 @@ def _values(state: str, corpus: Corpus) -> list[str]:
 
 def _restated(refusal: _Refusal, tool: str, corpus: Corpus) -> Iterator[Template]:
     """The refusal in every other state that its policy leaves out."""
-    template, old = refusal.template, refusal.read["result"][refusal.state]
+    template, old = refusal.template, refusal.texts_read["result"][refusal.state]
     named = allowed(template["system"], tool, refusal.state, corpus)
     for new in (value for value in _values(refusal.state, corpus) if value not in {old, *named}):
         said = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
@@ -120,7 +122,7 @@ def _restated(refusal: _Refusal, tool: str, corpus: Corpus) -> Iterator[Template
 
 
 def _with_state(call: dict[str, Any], refusal: _Refusal, new: str) -> dict[str, Any]:
-    return {**call, "result": {**call["result"], refusal.state: new}} if call == refusal.read else call
+    return {**call, "result": {**call["result"], refusal.state: new}} if call == refusal.texts_read else call
 
 
 def _twin(
@@ -130,10 +132,12 @@ def _twin(
     states = allowed(template["system"], call["tool"], refusal.state, corpus)
     if not states:
         return None
-    result = {**refusal.read["result"], refusal.state: rng.choice(states)}
-    text = json.dumps(result, separators=(",", ":") if refusal.read["style"] == "compact" else None, ensure_ascii=False)
-    (argument,) = refusal.read["args"]
-    donor = Record(refusal.read["tool"], refusal.read["args"], text, result, (), "")
+    result = {**refusal.texts_read["result"], refusal.state: rng.choice(states)}
+    text = json.dumps(
+        result, separators=(",", ":") if refusal.texts_read["style"] == "compact" else None, ensure_ascii=False
+    )
+    (argument,) = refusal.texts_read["args"]
+    donor = Record(refusal.texts_read["tool"], refusal.texts_read["args"], text, result, (), "")
     read = lend(donor, (argument, call["args"][argument]), template, rng)
     steps = list(template["steps"])
     at = next(place for place, step in enumerate(steps) if step["calls"])

@@ -54,7 +54,7 @@ class Analysis:
     @property
     def spared(self) -> set[str]:
         """The failures that are not the agent's."""
-        return {one.trajectory_id for one in self.faults if one.fault != "agent"}
+        return {fault.trajectory_id for fault in self.faults if fault.fault != "agent"}
 
     @property
     def not_mined(self) -> set[str]:
@@ -74,37 +74,41 @@ async def analyse(
     tell: Tell,
 ) -> Analysis:
     """The analysis of judged trajectories; ``known`` capabilities keep their names and texts, newest texts first."""
-    judged = [one for one in trajectories if one.outcome.judged]
-    failures = [one for one in judged if one.outcome is Outcome.FAILURE]
-    ahead = len(failures) + runs * len(judged)
-    asking = asking_of(model, purpose, context, after(tell, 0, ahead))
-    said = await faults(asking, failures)
-    spared = {one.trajectory_id for one in said if one.fault != "agent"}
-    mined = [one for one in judged if one.id not in spared]
+    judged_trajectories = [item for item in trajectories if item.outcome.is_judged]
+    failures = [item for item in judged_trajectories if item.outcome is Outcome.FAILURE]
+    total_steps = len(failures) + runs * len(judged_trajectories)
+    asking = asking_of(model, purpose, context, after(tell, 0, total_steps))
+    attributions = await faults(asking, failures)
+    spared = {item.trajectory_id for item in attributions if item.fault != "agent"}
+    agent_trajectories = [item for item in judged_trajectories if item.id not in spared]
     figures: dict[str, Any] = {
-        "faults": dict(sorted(Counter(one.fault for one in said).items())),
-        "faults nobody said": sum(one.message_index is None for one in said),
-        "mined": len(mined),
+        "faults": dict(sorted(Counter(item.fault for item in attributions).items())),
+        "faults nobody said": sum(item.message_index is None for item in attributions),
+        "mined": len(agent_trajectories),
     }
-    sides = {one.outcome for one in mined}
+    sides = {item.outcome for item in agent_trajectories}
     if sides != {Outcome.SUCCESS, Outcome.FAILURE}:
-        lacking = "no failure is the agent's" if Outcome.FAILURE not in sides else "there is no success"
-        return Analysis([], [], said, figures=figures | {"no contrast": lacking})
-    ahead = len(failures) + runs * len(mined)
-    asking = replace(asking, tell=lambda what, *_: tell(what, len(failures), ahead))
-    counted = await asyncio.to_thread(hints, mined, seed)
-    told = await discover(asking, mined, as_text(counted), seed)
-    names = {one.name for one in known}
-    catalogue = [one for one in CANDIDATES if one.name not in names]
-    found = await matched(asking, await merged(asking, told.candidates), [*known, *catalogue])
-    capabilities = [one.capability for one in found]
-    asking = replace(asking, tell=after(tell, len(failures), ahead))
-    made = await labelled(asking, capabilities, mined, runs=runs, seed=seed)
-    figures |= {"read for discovery": told.read, "parts": told.parts, "unusable parts": told.unusable}
-    figures |= {"named": told.named, "with evidence": len(told.candidates)}
-    cited = [Citation(one.capability.name, *place) for one in found for place in one.cited]
-    figures |= {"runs made again": made.again, "left out": made.left_out}
-    return Analysis(capabilities, made.labels, said, cited, made.left_out, figures)
+        missing_side = "no failure is the agent's" if Outcome.FAILURE not in sides else "there is no success"
+        return Analysis([], [], attributions, figures=figures | {"no contrast": missing_side})
+    total_steps = len(failures) + runs * len(agent_trajectories)
+    asking = replace(asking, tell=lambda text, *_: tell(text, len(failures), total_steps))
+    builtin_hints = await asyncio.to_thread(hints, agent_trajectories, seed)
+    discovery = await discover(asking, agent_trajectories, as_text(builtin_hints), seed)
+    names = {item.name for item in known}
+    catalogue = [item for item in CANDIDATES if item.name not in names]
+    matches = await matched(asking, await merged(asking, discovery.candidates), [*known, *catalogue])
+    capabilities = [item.capability for item in matches]
+    asking = replace(asking, tell=after(tell, len(failures), total_steps))
+    labelling = await labelled(asking, capabilities, agent_trajectories, runs=runs, seed=seed)
+    figures |= {
+        "read for discovery": discovery.texts_read,
+        "parts": discovery.parts,
+        "unusable parts": discovery.unusable,
+    }
+    figures |= {"named": discovery.named, "with evidence": len(discovery.candidates)}
+    citations = [Citation(item.capability.name, *place) for item in matches for place in item.cited]
+    figures |= {"runs made again": labelling.again, "left out": labelling.left_out}
+    return Analysis(capabilities, labelling.labels, attributions, citations, labelling.left_out, figures)
 
 
 async def label(
@@ -119,5 +123,5 @@ async def label(
 ) -> list[Label]:
     """One run's labels of the judged ones among any trajectories, for who needs no contrast."""
     asking = asking_of(model, purpose, context, tell)
-    judged = [one for one in trajectories if one.outcome.judged]
-    return (await labelled(asking, capabilities, judged, runs=1, seed=seed)).labels
+    judged_trajectories = [trajectory for trajectory in trajectories if trajectory.outcome.is_judged]
+    return (await labelled(asking, capabilities, judged_trajectories, runs=1, seed=seed)).labels

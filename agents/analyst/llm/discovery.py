@@ -33,54 +33,60 @@ def sampled(trajectories: Sequence[Trajectory], size: int, seed: int) -> list[Gr
     rng = random.Random(f"discovery:{seed}")
     shuffled = rng.sample(trajectories, len(trajectories))
     of_task: dict[tuple[str, str], dict[Outcome, Trajectory]] = defaultdict(dict)
-    for one in shuffled:
-        if one.task_id and one.outcome.judged:
-            of_task[one.source, one.task_id].setdefault(one.outcome, one)
+    for trajectory in shuffled:
+        if trajectory.task_id and trajectory.outcome.is_judged:
+            of_task[trajectory.source, trajectory.task_id].setdefault(trajectory.outcome, trajectory)
     pairs = [
         (sides[Outcome.FAILURE], sides[Outcome.SUCCESS])
         for sides in of_task.values()
         if {Outcome.FAILURE, Outcome.SUCCESS} <= set(sides)
     ]
-    paired = {one.id for one in chain(*pairs)}
-    alone = [one for one in shuffled if one.id not in paired]
-    failures = [one for one in alone if one.outcome is Outcome.FAILURE]
-    successes = [one for one in alone if one.outcome is Outcome.SUCCESS]
-    beside: list[Group] = list(zip(failures, successes, strict=False))
-    rest: list[Group] = [(one,) for one in [*failures[len(beside) :], *successes[len(beside) :]]]
-    chosen: list[Group] = []
-    left = size
-    for group in [*pairs, *beside, *rest]:
-        if len(group) > left:
+    paired = {trajectory.id for trajectory in chain(*pairs)}
+    unpaired = [trajectory for trajectory in shuffled if trajectory.id not in paired]
+    failures = [trajectory for trajectory in unpaired if trajectory.outcome is Outcome.FAILURE]
+    successes = [trajectory for trajectory in unpaired if trajectory.outcome is Outcome.SUCCESS]
+    mixed_pairs: list[Group] = list(zip(failures, successes, strict=False))
+    singles: list[Group] = [
+        (trajectory,) for trajectory in [*failures[len(mixed_pairs) :], *successes[len(mixed_pairs) :]]
+    ]
+    sample: list[Group] = []
+    remaining = size
+    for group in [*pairs, *mixed_pairs, *singles]:
+        if len(group) > remaining:
             break  # a later one that fits would tip the sides
-        chosen.append(group)
-        left -= len(group)
-    return chosen
+        sample.append(group)
+        remaining -= len(group)
+    return sample
 
 
 def same_task(group: Group) -> bool:
     """Whether a group's conversations are about the same task."""
-    return len(group) > 1 and len({(one.source, one.task_id) for one in group}) == 1 and bool(group[0].task_id)
+    return (
+        len(group) > 1
+        and len({(trajectory.source, trajectory.task_id) for trajectory in group}) == 1
+        and bool(group[0].task_id)
+    )
 
 
-def batches(sizes: Sequence[int], room: int) -> list[list[int]]:
+def batches(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Places of things of these sizes, in order, in as few lists as fill ``room`` one after the other."""
-    packed: list[list[int]] = []
-    left = 0
-    for place, size in enumerate(sizes):
-        if not packed or size > left:
-            packed.append([])
-            left = room
-        packed[-1].append(place)
-        left -= size
-    return packed
+    groups: list[list[int]] = []
+    remaining = 0
+    for position, size in enumerate(sizes):
+        if not groups or size > remaining:
+            groups.append([])
+            remaining = capacity
+        groups[-1].append(position)
+        remaining -= size
+    return groups
 
 
-SAMPLE = 60  # conversations
-EACH = 4000  # tokens of one conversation, at most
+SAMPLE_SIZE = 60  # conversations
+MAX_CONVERSATION_TOKENS = 4000  # tokens of one conversation, at most
 MAX_CANDIDATES = 10
-TITLE, DESCRIPTION, TEXT = 80, 240, 600  # characters
-COMPLAINTS = 8  # told at once
-HEADING = 40  # tokens around a conversation
+MAX_TITLE, MAX_DESCRIPTION, MAX_TEXT = 80, 240, 600  # characters
+MAX_OBJECTIONS = 8  # told at once
+HEADING_TOKENS = 40  # tokens around a conversation
 
 Place = tuple[str, int]  # trajectory and index of a message
 
@@ -129,107 +135,120 @@ class Discovered:
 
     candidates: list[Found]
     named: int
-    read: int
+    texts_read: int
     parts: int
     unusable: int
 
 
 async def discover(asking: Asking, trajectories: Sequence[Trajectory], evidence: str, seed: int) -> Discovered:
     """Candidates from a sample; the same capability may come more than once."""
-    groups = sampled(trajectories, SAMPLE, seed)
-    fixed = [instructions("discover"), marked("statistics", evidence) if evidence else ""]
-    around = surroundings(list(chain(*groups)), asking.room(*fixed) // 4)
-    room = asking.room(*fixed, around)
-    read = {one.id: shown(one, min(EACH, room // 2 - HEADING)) for one in chain(*groups)}
-    sizes = [sum(tokens(read[one.id].text) + HEADING for one in group) for group in groups]
-    parts = [[groups[place] for place in part] for part in batches(sizes, room)]
-    beginning = f"{around}\n{fixed[1]}"
-    answers = await asking.each("discovery", [partial(_part, asking, part, read, beginning) for part in parts])
+    groups = sampled(trajectories, SAMPLE_SIZE, seed)
+    fixed_texts = [instructions("discover"), marked("statistics", evidence) if evidence else ""]
+    context = surroundings(list(chain(*groups)), asking.room(*fixed_texts) // 4)
+    budget = asking.room(*fixed_texts, context)
+    rendered = {
+        item.id: shown(item, min(MAX_CONVERSATION_TOKENS, budget // 2 - HEADING_TOKENS)) for item in chain(*groups)
+    }
+    sizes = [sum(tokens(rendered[item.id].text) + HEADING_TOKENS for item in group) for group in groups]
+    parts = [[groups[position] for position in part] for part in batches(sizes, budget)]
+    preamble = f"{context}\n{fixed_texts[1]}"
+    answers = await asking.each(
+        "discovery", [partial(_discover_part, asking, part, rendered, preamble) for part in parts]
+    )
     failed = [answer for answer in answers if isinstance(answer, OutOfForm)]
     if answers and len(failed) == len(answers):
         raise reason(failed[0])
     usable = [answer for answer in answers if not isinstance(answer, OutOfForm)]
-    found = [one for answer in usable for one in _sound(*answer)]
-    named = sum(len(answer.candidates) for answer, _ in usable)
-    return Discovered(found, named, len(read), len(parts), len(failed))
+    candidates = [item for answer in usable for item in _valid_candidates(*answer)]
+    candidate_count = sum(len(answer.candidates) for answer, _ in usable)
+    return Discovered(candidates, candidate_count, len(rendered), len(parts), len(failed))
 
 
-async def _part(
-    asking: Asking, groups: Sequence[Group], read: Mapping[str, Shown], beginning: str
-) -> "tuple[Candidates, Places] | OutOfForm":
+async def _discover_part(
+    asking: Asking, groups: Sequence[Group], rendered: Mapping[str, Shown], preamble: str
+) -> "tuple[Candidates, ConversationIndex] | OutOfForm":
     """What a model names in some groups, and what the ids in it mean."""
-    ids = {f"t{number}": one for number, one in enumerate(chain(*groups), 1)}
-    called = {one.id: name for name, one in ids.items()}
-    places = {name: (one.id, read[one.id]) for name, one in ids.items()}
-    told = [_headed(one, group, called, read[one.id]) for group in groups for one in group]
-    last: list[Candidates] = []
+    ids = {f"t{number}": trajectory for number, trajectory in enumerate(chain(*groups), 1)}
+    names = {trajectory.id: name for name, trajectory in ids.items()}
+    index = {name: (trajectory.id, rendered[trajectory.id]) for name, trajectory in ids.items()}
+    conversations = [
+        _with_heading(trajectory, group, names, rendered[trajectory.id]) for group in groups for trajectory in group
+    ]
+    answers: list[Candidates] = []
 
     def wrong(answer: Candidates) -> str | None:
-        last.append(answer)
-        return "; ".join(list(_complaints(answer, places))[:COMPLAINTS]) or None
+        answers.append(answer)
+        return "; ".join(list(_objections(answer, index))[:MAX_OBJECTIONS]) or None
 
-    text = "\n\n".join([beginning, *told, "Which capabilities do the failures lack?"])
+    text = "\n\n".join([preamble, *conversations, "Which capabilities do the failures lack?"])
     try:
         answer = await asking.ask(asking.question("discover", text), Candidates, wrong)
     except OutOfForm as error:
-        if not last:
+        if not answers:
             return error
-        answer = last[-1]
-    return answer, places
+        answer = answers[-1]
+    return answer, index
 
 
-def _headed(one: Trajectory, group: Group, called: Mapping[str, str], read: Shown) -> str:
-    outcome = "success" if one.outcome is Outcome.SUCCESS else "failure"
-    others = [called[other.id] for other in group if other is not one] if same_task(group) else []
-    told = f", the same task as {others[0]}" if others else ""
-    return f"Conversation {called[one.id]}, a {outcome}{told}:\n{marked('conversation', read.text)}"
+def _with_heading(trajectory: Trajectory, group: Group, names: Mapping[str, str], rendering: Shown) -> str:
+    outcome = "success" if trajectory.outcome is Outcome.SUCCESS else "failure"
+    siblings = [names[other.id] for other in group if other is not trajectory] if same_task(group) else []
+    relation = f", the same task as {siblings[0]}" if siblings else ""
+    return f"Conversation {names[trajectory.id]}, a {outcome}{relation}:\n{marked('conversation', rendering.text)}"
 
 
-Places = Mapping[str, tuple[str, Shown]]
+ConversationIndex = Mapping[str, tuple[str, Shown]]
 
 
-def _complaints(answer: Candidates, places: Places) -> "list[str]":
-    told = []
+def _objections(answer: Candidates, index: ConversationIndex) -> "list[str]":
+    objections = []
     if len(answer.candidates) > MAX_CANDIDATES:
-        told.append(f"{len(answer.candidates)} candidates are too many, {MAX_CANDIDATES} is the most")
-    names = [one.name for one in answer.candidates]
-    told += [f"the name {name[:40]!r} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
-    for one in answer.candidates:
-        if not is_name(one.name):
-            told.append(f"{one.name[:40]!r} is no name of two to five lower-case words joined by hyphens")
-        told += [f"{one.name[:40]}: {name} is empty" for name, text in _texts(one).items() if not text.strip()]
-        if len(one.description) > DESCRIPTION:
-            told.append(f"{one.name[:40]}: the description is longer than 200 characters")
-        if not one.cited:
-            told.append(f"{one.name[:40]} cites no message")
-        told += [
-            f"{one.name[:40]}: there is no message {cited.message[:20]!r} in a conversation {cited.conversation[:20]!r}"
-            for cited in one.cited
-            if _place(cited, places) is None
+        objections.append(f"{len(answer.candidates)} candidates are too many, {MAX_CANDIDATES} is the most")
+    names = [candidate.name for candidate in answer.candidates]
+    objections += [f"the name {name[:40]!r} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    for candidate in answer.candidates:
+        if not is_name(candidate.name):
+            objections.append(f"{candidate.name[:40]!r} is no name of two to five lower-case words joined by hyphens")
+        objections += [
+            f"{candidate.name[:40]}: {name} is empty" for name, text in _texts(candidate).items() if not text.strip()
         ]
-    return told
+        if len(candidate.description) > MAX_DESCRIPTION:
+            objections.append(f"{candidate.name[:40]}: the description is longer than 200 characters")
+        if not candidate.cited:
+            objections.append(f"{candidate.name[:40]} cites no message")
+        objections += [
+            f"{candidate.name[:40]}: there is no message {citation.message[:20]!r} in a conversation {citation.conversation[:20]!r}"
+            for citation in candidate.cited
+            if _citation(citation, index) is None
+        ]
+    return objections
 
 
-def _sound(answer: Candidates, places: Places) -> list[Found]:
+def _valid_candidates(answer: Candidates, index: ConversationIndex) -> list[Found]:
     """What can be kept of an answer, objections or not."""
-    found: dict[str, Found] = {}
-    for one in answer.candidates:
-        name = one.name if is_name(one.name) else as_name(one.name)
-        cited = [place for each in one.cited if (place := _place(each, places)) is not None]
-        texts = _texts(one)
-        if not name or not cited or name in found or not all(one_line(text, TEXT) for text in texts.values()):
+    capabilities: dict[str, Found] = {}
+    for candidate in answer.candidates:
+        name = candidate.name if is_name(candidate.name) else as_name(candidate.name)
+        citations = [citation for reference in candidate.cited if (citation := _citation(reference, index)) is not None]
+        texts = _texts(candidate)
+        if (
+            not name
+            or not citations
+            or name in capabilities
+            or not all(one_line(text, MAX_TEXT) for text in texts.values())
+        ):
             continue
-        bounds = {"title": TITLE, "description": DESCRIPTION}
-        kept = {part: one_line(text, bounds.get(part, TEXT)) for part, text in texts.items()}
-        found[name] = Found(Capability(name, **kept), tuple(dict.fromkeys(cited)))
-    return list(found.values())[:MAX_CANDIDATES]
+        bounds = {"title": MAX_TITLE, "description": MAX_DESCRIPTION}
+        fields = {part: one_line(text, bounds.get(part, MAX_TEXT)) for part, text in texts.items()}
+        capabilities[name] = Found(Capability(name, **fields), tuple(dict.fromkeys(citations)))
+    return list(capabilities.values())[:MAX_CANDIDATES]
 
 
-def _place(cited: Cited, places: Places) -> Place | None:
-    key, read = places.get(cited.conversation.strip(), ("", None))
-    index = None if read is None else read.cited(cited.message)
-    return None if index is None else (key, index)
+def _citation(reference: Cited, places: ConversationIndex) -> Place | None:
+    trajectory_id, rendering = places.get(reference.conversation.strip(), ("", None))
+    message_index = None if rendering is None else rendering.cited(reference.message)
+    return None if message_index is None else (trajectory_id, message_index)
 
 
-def _texts(one: Candidate) -> dict[str, str]:
-    return {part: getattr(one, part) for part in ("title", "description", "when_needed", "exercised", "lacking")}
+def _texts(candidate: Candidate) -> dict[str, str]:
+    return {part: getattr(candidate, part) for part in ("title", "description", "when_needed", "exercised", "lacking")}

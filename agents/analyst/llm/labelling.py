@@ -28,16 +28,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from agents.analyst.llm.discovery import TEXT
-from agents.analyst.llm.prompting import LEAST, Asking, Form, all_of, instructions, reason
+from agents.analyst.llm.discovery import MAX_TEXT
+from agents.analyst.llm.prompting import MIN_CONVERSATION_TOKENS, Asking, Form, all_of, instructions, reason
 from agents.analyst.llm.rendering import Shown, one_line, shown, surroundings, tokens
 from agents.errors import ModelError, OutOfForm
 from agents.llm.question import marked
 from store.types import Capability, Label, Trajectory, Verdict
 
-EACH = 12_000  # tokens of one conversation, at most
-FAULT_REASON = 500  # characters
-MARKS = 100  # tokens, with the few words beside them
+MAX_CONVERSATION_TOKENS = 12_000  # tokens of one conversation, at most
+MAX_FAULT_REASON = 500  # characters
+MARK_TOKENS = 100  # tokens, with the few words beside them
 
 FaultName = Literal["agent", "simulator", "infrastructure", "task"]
 
@@ -62,42 +62,44 @@ class Fault:
 
 async def faults(asking: Asking, failures: Sequence[Trajectory]) -> list[Fault]:
     """One for each failure, in order."""
-    return await asking.each("faults", [partial(_fault, asking, one) for one in failures])
+    return await asking.each("faults", [partial(_fault, asking, failure) for failure in failures])
 
 
 async def _fault(asking: Asking, failure: Trajectory) -> Fault:
-    about, read = conversation(asking, failure, "blame")
+    conversation_text, rendering = conversation(asking, failure, "blame")
 
     def wrong(answer: Blame) -> str | None:
-        if read.cited(answer.message) is None:
+        if rendering.cited(answer.message) is None:
             return f"there is no message {answer.message[:40]!r} in what you were shown; cite one by its id, such as m4"
         return None
 
     try:
-        answer = await asking.ask(asking.question("blame", f"{about}\nWhose fault is it?"), Blame, wrong)
+        answer = await asking.ask(asking.question("blame", f"{conversation_text}\nWhose fault is it?"), Blame, wrong)
     except OutOfForm as error:
-        return Fault(failure.id, "agent", None, one_line(f"nobody said: {error.message}", FAULT_REASON))
-    return Fault(failure.id, answer.fault, read.cited(answer.message), one_line(answer.why, FAULT_REASON))
+        return Fault(failure.id, "agent", None, one_line(f"nobody said: {error.message}", MAX_FAULT_REASON))
+    return Fault(failure.id, answer.fault, rendering.cited(answer.message), one_line(answer.why, MAX_FAULT_REASON))
 
 
-def conversation(asking: Asking, trajectory: Trajectory, kind: str, *beside: str) -> tuple[str, Shown]:
+def conversation(asking: Asking, trajectory: Trajectory, kind: str, *other_texts: str) -> tuple[str, Shown]:
     """One conversation with what surrounds it, as large as a question of this kind has room for beside other texts."""
-    room = asking.room(instructions(kind), *beside)
-    around = surroundings([trajectory], max(min(room // 3, room - LEAST - MARKS), 0))
-    read = shown(trajectory, min(EACH, asking.room(instructions(kind), around, *beside) - MARKS))
-    return f"{around}\n{marked('conversation', read.text)}", read
+    budget = asking.room(instructions(kind), *other_texts)
+    context = surroundings([trajectory], max(min(budget // 3, budget - MIN_CONVERSATION_TOKENS - MARK_TOKENS), 0))
+    rendering = shown(
+        trajectory, min(MAX_CONVERSATION_TOKENS, asking.room(instructions(kind), context, *other_texts) - MARK_TOKENS)
+    )
+    return f"{context}\n{marked('conversation', rendering.text)}", rendering
 
 
-REPEATS = 2
-APART = 1000  # variants of a run's repetitions: run, run + 1000, run + 2000
+MAX_REPETITIONS = 2
+VARIANT_STEP = 1000  # variants of a run's repetitions: run, run + 1000, run + 2000
 TEMPERATURE = 1.0  # as the model itself is: at 0 the runs would be one run
-COMPLAINTS = 8
-LEFT_OUT = 10  # of so many conversations one may be left out
-HOPELESS = 10  # first conversations without any usable row that end it
-LABEL_REASON = 300  # characters
-SHORTEST = 40  # characters that a capability's text keeps
+MAX_OBJECTIONS = 8
+LEFT_OUT_DIVISOR = 10  # of so many conversations one may be left out
+MAX_FIRST_FAILURES = 10  # first conversations without any usable row that end it
+MAX_LABEL_REASON = 300  # characters
+MIN_TEXT = 40  # characters that a capability's text keeps
 
-Read = tuple[str, Shown]  # a conversation with what surrounds it, and what can be cited of it
+ConversationText = tuple[str, Shown]  # a conversation with what surrounds it, and what can be cited of it
 
 
 class Cell(Form):
@@ -129,21 +131,23 @@ class Void:
         """One more; raises where that was one too many."""
         self.in_vain[key] += 1
         self.why[key] = error
-        if not self.answered and len(self.in_vain) >= min(HOPELESS, self.conversations):
-            raise self._given_up(f"none of the first {len(self.in_vain)} conversations could be labelled", key)
-        if self.in_vain[key] > REPEATS and key not in self.answered:
+        if not self.answered and len(self.in_vain) >= min(MAX_FIRST_FAILURES, self.conversations):
+            raise self._failure(f"none of the first {len(self.in_vain)} conversations could be labelled", key)
+        if self.in_vain[key] > MAX_REPETITIONS and key not in self.answered:
             self.leave_out(key)
 
     def leave_out(self, key: str) -> None:
         """Ask no more about a conversation; raises where more than a tenth are left out."""
-        self.left_out[key] = one_line(self.why[key].message, LABEL_REASON)
-        if len(self.left_out) * LEFT_OUT > self.conversations:
-            many = f"{len(self.left_out)} of {self.conversations} conversations"
-            raise self._given_up(f"{many} could not be labelled, which is more than one in {LEFT_OUT}", key)
+        self.left_out[key] = one_line(self.why[key].message, MAX_LABEL_REASON)
+        if len(self.left_out) * LEFT_OUT_DIVISOR > self.conversations:
+            proportion = f"{len(self.left_out)} of {self.conversations} conversations"
+            raise self._failure(
+                f"{proportion} could not be labelled, which is more than one in {LEFT_OUT_DIVISOR}", key
+            )
 
-    def _given_up(self, what: str, key: str) -> ModelError:
+    def _failure(self, summary: str, key: str) -> ModelError:
         error = reason(self.why[key])
-        return type(error)(f"{what}; the last of them, trajectory {key}: {error.message}", hint=error.hint)
+        return type(error)(f"{summary}; the last of them, trajectory {key}: {error.message}", hint=error.hint)
 
 
 @dataclass(frozen=True)
@@ -161,20 +165,23 @@ async def labelled(
     """The labels of all runs."""
     if not capabilities or not trajectories:
         return Labelled([])
-    listed = _listed(asking, capabilities)
-    read = {one.id: await asyncio.to_thread(conversation, asking, one, "label", listed) for one in trajectories}
-    made = _Labelling(asking, capabilities, read, seed, Void(len(read)))
-    done: dict[int, int] = {}
+    capability_text = _capability_list(asking, capabilities)
+    conversations = {
+        trajectory.id: await asyncio.to_thread(conversation, asking, trajectory, "label", capability_text)
+        for trajectory in trajectories
+    }
+    labeller = _Labelling(asking, capabilities, conversations, seed, Void(len(conversations)))
+    rows_done: dict[int, int] = {}
 
     def tell(run: int, rows: int) -> None:
-        done[run] = rows
-        in_all, of = sum(done.values()), len(read) * runs
-        asking.tell(f"labels: {in_all} of {of}", in_all, of)
+        rows_done[run] = rows
+        rows_total, total = sum(rows_done.values()), len(conversations) * runs
+        asking.tell(f"labels: {rows_total} of {total}", rows_total, total)
 
-    of_runs = await all_of(made.run(run, partial(tell, run)) for run in range(runs))
-    left_out = made.void.left_out
-    labels = [label for of, _ in of_runs for label in of if label.trajectory_id not in left_out]
-    return Labelled(labels, sum(again for _, again in of_runs), dict(sorted(left_out.items())))
+    results = await all_of(labeller.run(run, partial(tell, run)) for run in range(runs))
+    left_out = labeller.void.left_out
+    labels = [label for run_labels, _ in results for label in run_labels if label.trajectory_id not in left_out]
+    return Labelled(labels, sum(repeated for _, repeated in results), dict(sorted(left_out.items())))
 
 
 @dataclass(frozen=True)
@@ -183,84 +190,92 @@ class _Labelling:
 
     asking: Asking
     capabilities: Sequence[Capability]
-    read: Mapping[str, Read]
+    texts_read: Mapping[str, ConversationText]
     seed: int
     void: Void
 
     async def run(self, run: int, tell: Callable[[int], None]) -> tuple[list[Label], int]:
         """A run's labels, and how often it was made again."""
-        rows = await self._rows((run, 0), self.read, tell)
-        again = 0
-        for repetition in range(1, REPEATS + 1):
-            missing = self.read.keys() - rows.keys() - self.void.left_out.keys()
-            if mended := await self._rows((run, repetition), missing, tell):
-                others = self.read.keys() - missing
-                rows |= mended | await self._rows((run, repetition), others, tell)
-                again += 1
-        for key in self.read.keys() - rows.keys() - self.void.left_out.keys():
+        rows = await self._rows((run, 0), self.texts_read, tell)
+        repeated = 0
+        for repetition in range(1, MAX_REPETITIONS + 1):
+            missing = self.texts_read.keys() - rows.keys() - self.void.left_out.keys()
+            if repaired := await self._rows((run, repetition), missing, tell):
+                unchanged = self.texts_read.keys() - missing
+                rows |= repaired | await self._rows((run, repetition), unchanged, tell)
+                repeated += 1
+        for key in self.texts_read.keys() - rows.keys() - self.void.left_out.keys():
             self.void.leave_out(key)
-        return [label for key in self.read for label in rows.get(key, [])], again
+        return [label for key in self.texts_read for label in rows.get(key, [])], repeated
 
     async def _rows(
-        self, of: tuple[int, int], wanted: Collection[str], tell: Callable[[int], None]
+        self, attempt: tuple[int, int], wanted_keys: Collection[str], tell: Callable[[int], None]
     ) -> dict[str, list[Label]]:
         """The usable ones among the wanted rows of a run's repetition."""
-        rng = random.Random(f"label:{self.seed}:{of[0]}:{of[1]}")
+        rng = random.Random(f"label:{self.seed}:{attempt[0]}:{attempt[1]}")
         order = rng.sample(self.capabilities, len(self.capabilities))
-        keys = [key for key in rng.sample(list(self.read), len(self.read)) if key in wanted]
-        before = len(self.read) - len(keys)
-        asking = replace(self.asking, tell=lambda _, done, of: tell(before + done))
-        rows = await asking.each("labels", [partial(self._row, order, key, of) for key in keys])
+        keys = [key for key in rng.sample(list(self.texts_read), len(self.texts_read)) if key in wanted_keys]
+        skipped = len(self.texts_read) - len(keys)
+        asking = replace(self.asking, tell=lambda _, done, attempt: tell(skipped + done))
+        rows = await asking.each("labels", [partial(self._row, order, key, attempt) for key in keys])
         return {key: row for key, row in zip(keys, rows, strict=True) if row}
 
-    async def _row(self, order: Sequence[Capability], key: str, of: tuple[int, int]) -> list[Label]:
+    async def _row(self, order: Sequence[Capability], key: str, attempt: tuple[int, int]) -> list[Label]:
         """One conversation's labels in a run's repetition; none where the model gave no usable row."""
-        (run, repetition), (about, read) = of, self.read[key]
-        names = [one.name for one in order]
+        (run, repetition), (conversation_text, rendering) = attempt, self.texts_read[key]
+        names = [capability.name for capability in order]
         if key in self.void.left_out:
             return []
 
         def wrong(answer: Row) -> str | None:
-            return "; ".join(_complaints(answer, names, read)[:COMPLAINTS]) or None
+            return "; ".join(_objections(answer, names, rendering)[:MAX_OBJECTIONS]) or None
 
-        listed = _listed(self.asking, order)
-        text = f"{about}\n{listed}\nHow does each of the {len(names)} capabilities stand in this conversation?"
+        capability_text = _capability_list(self.asking, order)
+        text = f"{conversation_text}\n{capability_text}\nHow does each of the {len(names)} capabilities stand in this conversation?"
         try:
-            asked = self.asking.question("label", text, run + APART * repetition, TEMPERATURE)
-            answer = await self.asking.ask(asked, Row, wrong)
+            question = self.asking.question("label", text, run + VARIANT_STEP * repetition, TEMPERATURE)
+            answer = await self.asking.ask(question, Row, wrong)
         except OutOfForm as error:
             self.void.add(key, error)
             return []
         self.void.answered.add(key)
         return [
-            Label(key, cell.capability, run, Verdict(cell.verdict.lower()), _cited(cell, read)) for cell in answer.cells
+            Label(key, cell.capability, run, Verdict(cell.verdict.lower()), _cited_message(cell, rendering))
+            for cell in answer.cells
         ]
 
 
-def _complaints(answer: Row, names: Sequence[str], read: Shown) -> list[str]:
-    given = [cell.capability for cell in answer.cells]
-    told = [f"{name[:40]!r} is not in the list" for name in given if name not in names]
-    told += [f"{name} has {given.count(name)} entries, not one" for name in names if given.count(name) != 1]
-    return told + [
+def _objections(answer: Row, names: Sequence[str], rendering: Shown) -> list[str]:
+    listed_names = [cell.capability for cell in answer.cells]
+    objections = [f"{name[:40]!r} is not in the list" for name in listed_names if name not in names]
+    objections += [
+        f"{name} has {listed_names.count(name)} entries, not one" for name in names if listed_names.count(name) != 1
+    ]
+    return objections + [
         f"{cell.capability[:40]} is {cell.verdict} and cites {cell.message[:20]!r}, which is no message that you were "
         "shown"
         for cell in answer.cells
-        if cell.verdict != "NA" and _cited(cell, read) is None
+        if cell.verdict != "NA" and _cited_message(cell, rendering) is None
     ]
 
 
-def _cited(cell: Cell, read: Shown) -> int | None:
-    return None if cell.verdict == "NA" else read.cited(cell.message)
+def _cited_message(cell: Cell, rendering: Shown) -> int | None:
+    return None if cell.verdict == "NA" else rendering.cited(cell.message)
 
 
-def _listed(asking: Asking, capabilities: Sequence[Capability]) -> str:
+def _capability_list(asking: Asking, capabilities: Sequence[Capability]) -> str:
     """What they mean, in at most a third of the room; where it is narrow each text is cut alike, in whatever order."""
-    room, limit = asking.room(instructions("label")) // 3, TEXT
-    while tokens(told := "\n".join(_told(one, limit) for one in capabilities)) > room and limit > SHORTEST:
-        limit = max(limit * 3 // 4, SHORTEST)
-    return marked("capabilities", told)
+    budget, limit = asking.room(instructions("label")) // 3, MAX_TEXT
+    while (
+        tokens(text := "\n".join(_capability_line(capability, limit) for capability in capabilities)) > budget
+        and limit > MIN_TEXT
+    ):
+        limit = max(limit * 3 // 4, MIN_TEXT)
+    return marked("capabilities", text)
 
 
-def _told(one: Capability, limit: int) -> str:
-    needed, exercised, lacking = (one_line(text, limit) for text in (one.when_needed, one.exercised, one.lacking))
-    return f"- {one.name}: needed: {needed} exercised: {exercised} lacking: {lacking}"
+def _capability_line(capability: Capability, limit: int) -> str:
+    needed, exercised, lacking = (
+        one_line(text, limit) for text in (capability.when_needed, capability.exercised, capability.lacking)
+    )
+    return f"- {capability.name}: needed: {needed} exercised: {exercised} lacking: {lacking}"

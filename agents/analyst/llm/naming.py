@@ -44,108 +44,124 @@ class Matches(Form):
     matches: list[Match]
 
 
-async def merged(asking: Asking, found: Sequence[Found]) -> list[Found]:
+async def merged(asking: Asking, candidates: Sequence[Found]) -> list[Found]:
     """The candidates without duplicates, at most 10 of them, the most telling first."""
-    apart = _by_name(found)
-    if len(apart) < 2:
-        return apart
-    room = asking.room(instructions("merge"))
-    if sum(tokens(_told(one.capability)) for one in apart) > room and len(apart) > 3:
-        half = len(apart) // 2
-        first, second = await merged(asking, apart[:half]), await merged(asking, apart[half:])
-        if len(first) + len(second) == len(apart):  # it would not end
-            return apart[:MAX_CANDIDATES]
+    distinct = _without_duplicates(candidates)
+    if len(distinct) < 2:
+        return distinct
+    budget = asking.room(instructions("merge"))
+    if sum(tokens(_capability_line(candidate.capability)) for candidate in distinct) > budget and len(distinct) > 3:
+        half = len(distinct) // 2
+        first, second = await merged(asking, distinct[:half]), await merged(asking, distinct[half:])
+        if len(first) + len(second) == len(distinct):  # it would not end
+            return distinct[:MAX_CANDIDATES]
         return await merged(asking, [*first, *second])
-    by_name = {one.capability.name: one for one in apart}
+    by_name = {candidate.capability.name: candidate for candidate in distinct}
 
     def wrong(answer: Groups) -> str | None:
-        return _not_once((name for group in answer.groups for name in (group.keep, *group.same)), list(by_name))
+        return _name_objection((name for group in answer.groups for name in (group.keep, *group.same)), list(by_name))
 
-    text = f"{_listed('capabilities', [one.capability for one in apart])}\nWhich of them are the same?"
+    text = (
+        f"{_marked_list('capabilities', [candidate.capability for candidate in distinct])}\nWhich of them are the same?"
+    )
     try:
         answer = await asking.ask(asking.question("merge", text), Groups, wrong)
     except OutOfForm:
-        return sorted(apart, key=lambda one: -len(one.cited))[:MAX_CANDIDATES]
-    return [_together([by_name[name] for name in (group.keep, *group.same)]) for group in answer.groups][
-        :MAX_CANDIDATES
-    ]
+        return sorted(distinct, key=lambda candidate: -len(candidate.cited))[:MAX_CANDIDATES]
+    return [_union([by_name[name] for name in (group.keep, *group.same)]) for group in answer.groups][:MAX_CANDIDATES]
 
 
-async def matched(asking: Asking, found: Sequence[Found], known: Sequence[Capability]) -> list[Found]:
+async def matched(asking: Asking, candidates: Sequence[Found], known: Sequence[Capability]) -> list[Found]:
     """The candidates, those that are known under their known names and texts."""
-    named = [_named(one, _of_that_name(one.capability.name, known)) for one in found]
-    names = {old.name for old in known}
-    new = [one.capability for one in named if one.capability.name not in names]
-    taken = {one.capability.name for one in named} & names
-    free = _fitting(asking, [old for old in known if old.name not in taken], new)
-    if not new or not free:
-        return _by_name(named)
-    fresh, old_ones = {one.name for one in new}, {one.name: one for one in free}
+    renamed = [_renamed(candidate, _known_match(candidate.capability.name, known)) for candidate in candidates]
+    names = {capability.name for capability in known}
+    new = [candidate.capability for candidate in renamed if candidate.capability.name not in names]
+    matched_names = {candidate.capability.name for candidate in renamed} & names
+    unmatched = _fitting_known(
+        asking, [capability for capability in known if capability.name not in matched_names], new
+    )
+    if not new or not unmatched:
+        return _without_duplicates(renamed)
+    new_names, known_by_name = (
+        {candidate.name for candidate in new},
+        {candidate.name: candidate for candidate in unmatched},
+    )
 
     def wrong(answer: Matches) -> str | None:
-        unknown = [match.known for match in answer.matches if match.known not in ("", *old_ones)]
-        told = f"{unknown[0][:40]!r} is none of the known ones" if unknown else None
-        return _not_once((match.new for match in answer.matches), sorted(fresh)) or told
+        unknown_names = [match.known for match in answer.matches if match.known not in ("", *known_by_name)]
+        objection = f"{unknown_names[0][:40]!r} is none of the known ones" if unknown_names else None
+        return _name_objection((match.new for match in answer.matches), sorted(new_names)) or objection
 
-    text = f"{_listed('known', free)}\n{_listed('new', new)}\nWhich known one is each new one?"
+    text = f"{_marked_list('known', unmatched)}\n{_marked_list('new', new)}\nWhich known one is each new one?"
     try:
         answer = await asking.ask(asking.question("match", text), Matches, wrong)
     except OutOfForm:
-        return _by_name(named)
-    of = {match.new: old_ones[match.known] for match in answer.matches if match.known}
-    return _by_name(_named(one, of.get(one.capability.name)) for one in named)
+        return _without_duplicates(renamed)
+    match_of = {match.new: known_by_name[match.known] for match in answer.matches if match.known}
+    return _without_duplicates(_renamed(candidate, match_of.get(candidate.capability.name)) for candidate in renamed)
 
 
-def _by_name(found: Iterable[Found]) -> list[Found]:
+def _without_duplicates(candidates: Iterable[Found]) -> list[Found]:
     """Those whose names are nearly the same as one, the first."""
-    apart: list[Found] = []
-    for one in found:
-        at = next((n for n, old in enumerate(apart) if near(old.capability.name, one.capability.name)), None)
-        if at is None:
-            apart.append(one)
+    distinct: list[Found] = []
+    for candidate in candidates:
+        duplicate_of = next(
+            (
+                position
+                for position, earlier in enumerate(distinct)
+                if near(earlier.capability.name, candidate.capability.name)
+            ),
+            None,
+        )
+        if duplicate_of is None:
+            distinct.append(candidate)
         else:
-            apart[at] = apart[at].beside(one)
-    return apart
+            distinct[duplicate_of] = distinct[duplicate_of].beside(candidate)
+    return distinct
 
 
-def _together(found: Sequence[Found]) -> Found:
-    first = found[0]
-    for other in found[1:]:
-        first = first.beside(other)
-    return first
+def _union(candidates: Sequence[Found]) -> Found:
+    combined = candidates[0]
+    for other in candidates[1:]:
+        combined = combined.beside(other)
+    return combined
 
 
-def _of_that_name(name: str, known: Sequence[Capability]) -> Capability | None:
-    exact = (old for old in known if old.name == name)
-    return next(exact, None) or next((old for old in known if near(name, old.name)), None)
+def _known_match(name: str, known: Sequence[Capability]) -> Capability | None:
+    exact = (capability for capability in known if capability.name == name)
+    return next(exact, None) or next((capability for capability in known if near(name, capability.name)), None)
 
 
-def _named(found: Found, known: Capability | None) -> Found:
-    return found if known is None else Found(known, found.cited)
+def _renamed(candidate: Found, known: Capability | None) -> Found:
+    return candidate if known is None else Found(known, candidate.cited)
 
 
-def _not_once(given: Iterable[str], wanted: Sequence[str]) -> str | None:
+def _name_objection(answered_names: Iterable[str], expected: Sequence[str]) -> str | None:
     """What is wrong with names that should be exactly the wanted ones, each once."""
-    names = list(given)
-    told = [f"{name[:40]!r} is not in the list" for name in names if name not in wanted][:3]
-    told += [f"{name!r} stands there {names.count(name)} times" for name in wanted if names.count(name) != 1][:5]
-    return "; ".join(told) or None
+    names = list(answered_names)
+    objections = [f"{name[:40]!r} is not in the list" for name in names if name not in expected][:3]
+    objections += [f"{name!r} stands there {names.count(name)} times" for name in expected if names.count(name) != 1][
+        :5
+    ]
+    return "; ".join(objections) or None
 
 
-def _fitting(asking: Asking, known: Sequence[Capability], new: Sequence[Capability]) -> list[Capability]:
+def _fitting_known(asking: Asking, known: Sequence[Capability], new: Sequence[Capability]) -> list[Capability]:
     """As many of the known ones as fit beside the new ones, the first first."""
-    room = asking.room(instructions("match")) - sum(tokens(_told(one)) for one in new)
-    kept = []
-    for one in known:
-        room -= tokens(_told(one))
-        if room > 0:
-            kept.append(one)
-    return kept
+    budget = asking.room(instructions("match")) - sum(tokens(_capability_line(capability)) for capability in new)
+    fitting = []
+    for capability in known:
+        budget -= tokens(_capability_line(capability))
+        if budget > 0:
+            fitting.append(capability)
+    return fitting
 
 
-def _listed(name: str, capabilities: Iterable[Capability]) -> str:
-    return marked(name, "\n".join(map(_told, capabilities)))
+def _marked_list(name: str, capabilities: Iterable[Capability]) -> str:
+    return marked(name, "\n".join(map(_capability_line, capabilities)))
 
 
-def _told(one: Capability) -> str:
-    return f"- {one.name}: {one.description} Needed: {one.when_needed} Lacking: {one.lacking}"
+def _capability_line(capability: Capability) -> str:
+    return (
+        f"- {capability.name}: {capability.description} Needed: {capability.when_needed} Lacking: {capability.lacking}"
+    )

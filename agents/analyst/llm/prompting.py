@@ -18,12 +18,14 @@ from pydantic import BaseModel, ConfigDict
 from agents.analyst.llm.rendering import tokens
 from agents.errors import AgentsError, ModelDenied, ModelError, ModelRefused, OutOfForm
 from agents.llm.model import Model
-from agents.llm.question import IS_DATA, Purpose, Question, Said
+from agents.llm.question import IS_DATA, Purpose, Question, ChatMessage
 
-MOST = 3000  # tokens of one answer, at most
-GOING_BACK = 3500  # tokens of two answers that go back with complaints, and of one more
-LEAST = 1000  # tokens that a conversation needs to be worth reading
-AHEAD = 2  # questions under way or waiting for a slot, for each slot: what waits longer hears what came before
+MAX_ANSWER_TOKENS = 3000  # tokens of one answer, at most
+REPAIR_TOKENS = 3500  # tokens of two answers that go back with complaints, and of one more
+MIN_CONVERSATION_TOKENS = 1000  # tokens that a conversation needs to be worth reading
+QUESTIONS_PER_SLOT = (
+    2  # questions under way or waiting for a slot, for each slot: what waits longer hears what came before
+)
 
 Tell = Callable[
     [str, int, int], None
@@ -51,48 +53,51 @@ class Asking:
     @property
     def answer(self) -> int:
         """Tokens of one answer."""
-        return min(MOST, self.context // 8)
+        return min(MAX_ANSWER_TOKENS, self.context // 8)
 
     def room(self, *texts: str) -> int:
         """Tokens that are left for conversations beside these texts, an answer, and answers that go back."""
-        left = self.context - max(2 * self.answer, GOING_BACK) - sum(map(tokens, texts))
-        if left < LEAST:
+        remaining = self.context - max(2 * self.answer, REPAIR_TOKENS) - sum(map(tokens, texts))
+        if remaining < MIN_CONVERSATION_TOKENS:
             raise AgentsError(
-                f"a context of {self.context} tokens leaves {max(left, 0)} for conversations, and {LEAST} is the least",
+                f"a context of {self.context} tokens leaves {max(remaining, 0)} for conversations, and {MIN_CONVERSATION_TOKENS} is the least",
                 hint="raise llm.context_tokens, with a model that has such a context",
             )
-        return left
+        return remaining
 
     def question(self, kind: str, text: str, variant: int = 0, temperature: float = 0.0) -> Question:
         """A question of a kind ("label") about others' words."""
-        said = (Said("system", instructions(kind)), Said("user", text))
-        return Question(self.purpose, said, variant, temperature, self.answer)
+        messages = (ChatMessage("system", instructions(kind)), ChatMessage("user", text))
+        return Question(self.purpose, messages, variant, temperature, self.answer)
 
     async def ask(
-        self, question: Question, form: type[Answer], wrong: Callable[[Answer], str | None] = lambda answer: None
+        self,
+        question: Question,
+        form: type[Answer],
+        find_objection: Callable[[Answer], str | None] = lambda answer: None,
     ) -> Answer:
         """As ``Model.ask``; what a server will not answer because of the words in it is out of form, too."""
         try:
-            return await self.model.ask(question, form, wrong)
+            return await self.model.ask(question, form, find_objection)
         except ModelDenied:
             raise
         except ModelRefused as error:
             raise OutOfForm(error.message, hint=error.hint) from error
 
-    async def each(self, what: str, jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+    async def each(self, task: str, jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
         """What the jobs answer, in their order; the first that fails stops the others."""
-        waiting = list(jobs)
+        pending = list(jobs)
         done = 0
 
-        async def one(job: Callable[[], Awaitable[T]]) -> T:
+        async def run_job(job: Callable[[], Awaitable[T]]) -> T:
             nonlocal done
             async with self.places:
                 answer = await job()
             done += 1
-            self.tell(f"{what}: {done} of {len(waiting)}", done, len(waiting))
+            self.tell(f"{task}: {done} of {len(pending)}", done, len(pending))
             return answer
 
-        return await all_of([one(job) for job in waiting])
+        return await all_of([run_job(job) for job in pending])
 
 
 def reason(error: OutOfForm) -> ModelError:
@@ -102,12 +107,12 @@ def reason(error: OutOfForm) -> ModelError:
 
 def asking(model: Model, purpose: Purpose, context: int, tell: Tell) -> Asking:
     """Who is asked, with as many questions ahead as keep the model busy."""
-    return Asking(model, purpose, context, tell, asyncio.Semaphore(AHEAD * model.endpoint.concurrency))
+    return Asking(model, purpose, context, tell, asyncio.Semaphore(QUESTIONS_PER_SLOT * model.endpoint.concurrency))
 
 
-def after(tell: Tell, done: int, of: int) -> Tell:
+def after(tell: Tell, done: int, total: int) -> Tell:
     """A part's own telling, as one that begins when so much of so much is done."""
-    return lambda what, part, _: tell(what, min(done + part, of), of)
+    return lambda text, part, _: tell(text, min(done + part, total), total)
 
 
 async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:

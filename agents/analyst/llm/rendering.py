@@ -27,9 +27,9 @@ from agents.transcript import Transcript, tool_function, transcript
 from store.types import Trajectory
 
 BYTES_PER_TOKEN = 3
-SHORTEST = 240  # bytes that a message keeps before whole messages go
-FIRST, LAST = 3, 6  # messages at either end that go last
-GAP = "[...]"
+MIN_MESSAGE_BYTES = 240  # bytes that a message keeps before whole messages go
+HEAD_MESSAGES, TAIL_MESSAGES = 3, 6  # messages at either end that go last
+GAP_MARK = "[...]"
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Shown:
     text: str
     messages: frozenset[int]
 
-    def cited(self, told: str) -> int | None:
+    def cited(self, citation: str) -> int | None:
         """The index that a citation such as "m4" names; None where no such message was shown."""
-        number = told.strip().removeprefix("m")
+        number = citation.strip().removeprefix("m")
         index = int(number) if number.isdecimal() and len(number) < 8 else -1
         return index if index in self.messages else None
 
@@ -61,51 +61,57 @@ def tokens(text: str) -> int:
 def shown(trajectory: Trajectory, budget: int) -> Shown:
     """The conversation without policy and tools, in at most ``budget`` tokens."""
     lines = _lines(transcript(trajectory))
-    room = budget * BYTES_PER_TOKEN
+    byte_budget = budget * BYTES_PER_TOKEN
     limit = max((len(_bytes(line.text)) for line in lines), default=0)
-    while limit > SHORTEST and _size(lines, limit) > room:
-        limit = max(limit * 3 // 4, SHORTEST)
-    whole = _size(lines, limit) <= room
-    kept = set(range(len(lines))) if whole else _most_telling(lines, limit, room)
-    told: list[str] = []
-    for place, line in enumerate(lines):
-        if place in kept:
-            told.append(_clipped(line.text, limit))
-        elif place == 0 or place - 1 in kept:
-            told.append(GAP)
-    return Shown("\n".join(told), frozenset(lines[place].index for place in kept))
+    while limit > MIN_MESSAGE_BYTES and _size(lines, limit) > byte_budget:
+        limit = max(limit * 3 // 4, MIN_MESSAGE_BYTES)
+    fits = _size(lines, limit) <= byte_budget
+    selected = set(range(len(lines))) if fits else _selected_lines(lines, limit, byte_budget)
+    output: list[str] = []
+    for position, line in enumerate(lines):
+        if position in selected:
+            output.append(_clip(line.text, limit))
+        elif position == 0 or position - 1 in selected:
+            output.append(GAP_MARK)
+    return Shown("\n".join(output), frozenset(lines[position].index for position in selected))
 
 
 def surroundings(trajectories: Sequence[Trajectory], budget: int) -> str:
     """What the agents were told and offered, each text once, in at most ``budget`` tokens, between marks."""
-    read = [transcript(trajectory) for trajectory in trajectories]
-    policies = list(dict.fromkeys(one.system.strip() for one in read if one.system.strip()))
-    offered = list(dict.fromkeys(json.dumps(one.tools, sort_keys=True) for one in read if one.tools))
-    tools = [line for told in offered for line in map(_tool, json.loads(told))]
-    room = budget * BYTES_PER_TOKEN // 2
+    conversations = [transcript(trajectory) for trajectory in trajectories]
+    policies = list(
+        dict.fromkeys(conversation.system.strip() for conversation in conversations if conversation.system.strip())
+    )
+    tool_lists = list(
+        dict.fromkeys(
+            json.dumps(conversation.tools, sort_keys=True) for conversation in conversations if conversation.tools
+        )
+    )
+    tools = [line for tool_list in tool_lists for line in map(_tool_line, json.loads(tool_list))]
+    byte_budget = budget * BYTES_PER_TOKEN // 2
     parts = []
     if policies:
-        parts.append(marked("policy", _clipped("\n\n".join(policies), room)))
+        parts.append(marked("policy", _clip("\n\n".join(policies), byte_budget)))
     if tools:
-        parts.append(marked("tools", _clipped("\n".join(dict.fromkeys(tools)), room)))
+        parts.append(marked("tools", _clip("\n".join(dict.fromkeys(tools)), byte_budget)))
     return "\n".join(parts)
 
 
-def _lines(spoken: Transcript) -> list[_Line]:
+def _lines(conversation: Transcript) -> list[_Line]:
     """A line for every text, call and answer, in the order of the messages."""
-    told = [_Line(said.index, _line(said.index, "user", said.text)) for said in spoken.user]
-    told += [_Line(said.index, _line(said.index, "agent", said.text)) for said in spoken.agent]
-    for call in spoken.calls:
-        failed = call.result is not None and call.result.error
-        told.append(_Line(call.index, _line(call.index, "agent calls", f"{call.name}({call.raw})"), failed))
+    lines = [_Line(message.index, _line(message.index, "user", message.text)) for message in conversation.user]
+    lines += [_Line(message.index, _line(message.index, "agent", message.text)) for message in conversation.agent]
+    for call in conversation.calls:
+        is_error = call.result is not None and call.result.error
+        lines.append(_Line(call.index, _line(call.index, "agent calls", f"{call.name}({call.raw})"), is_error))
         if call.result is not None:
-            said = _line(call.result.index, f"{call.name} answers", call.result.text)
-            told.append(_Line(call.result.index, said, failed))
-    return sorted(told, key=lambda line: line.index)
+            message = _line(call.result.index, f"{call.name} answers", call.result.text)
+            lines.append(_Line(call.result.index, message, is_error))
+    return sorted(lines, key=lambda line: line.index)
 
 
-def _line(index: int, who: str, text: str) -> str:
-    return _indented(f"m{index} {' '.join(who.split())}: {text}")
+def _line(index: int, speaker: str, text: str) -> str:
+    return _indented(f"m{index} {' '.join(speaker.split())}: {text}")
 
 
 def _indented(text: str) -> str:
@@ -113,42 +119,42 @@ def _indented(text: str) -> str:
     return "\n    ".join(_bytes(text).decode().splitlines())
 
 
-def _tool(tool: object) -> str:
+def _tool_line(tool: object) -> str:
     function = tool_function(tool) if isinstance(tool, dict) else {}
     parameters = json.dumps(function.get("parameters", {}), ensure_ascii=False)
     return _indented(f"{function.get('name', '')}: {function.get('description', '')} {parameters}")
 
 
-def _most_telling(lines: Sequence[_Line], limit: int, room: int) -> set[int]:
+def _selected_lines(lines: Sequence[_Line], limit: int, byte_budget: int) -> set[int]:
     """The places of as many lines as fit: what began it, the ends, then errors, then from the end to the beginning."""
 
-    def weight(place: int) -> tuple[int, int]:
-        if place == 0:
+    def weight(position: int) -> tuple[int, int]:
+        if position == 0:
             return 0, 0
-        at_an_end = place < FIRST or place >= len(lines) - LAST
-        return (1 if at_an_end else 2 if lines[place].error else 3), -place
+        at_an_end = position < HEAD_MESSAGES or position >= len(lines) - TAIL_MESSAGES
+        return (1 if at_an_end else 2 if lines[position].error else 3), -position
 
-    kept: set[int] = set()
-    for place in sorted(range(len(lines)), key=weight):
-        size = _size([lines[place]], limit) + len(GAP) + 1
-        if size <= room:
-            kept.add(place)
-            room -= size
-    return kept
+    selected: set[int] = set()
+    for position in sorted(range(len(lines)), key=weight):
+        size = _size([lines[position]], limit) + len(GAP_MARK) + 1
+        if size <= byte_budget:
+            selected.add(position)
+            byte_budget -= size
+    return selected
 
 
 def _size(lines: Sequence[_Line], limit: int) -> int:
     return sum(min(len(_bytes(line.text)), limit) + 1 for line in lines)
 
 
-def _clipped(text: str, limit: int) -> str:
+def _clip(text: str, limit: int) -> str:
     """At most ``limit`` bytes of a text, from its beginning and its end."""
-    told = _bytes(text)
-    if len(told) <= limit:
+    encoded = _bytes(text)
+    if len(encoded) <= limit:
         return text
-    missing = f" [... {len(told) - limit} bytes left out ...] "
-    room = max(limit - len(missing), 0)
-    head, tail = told[: room * 2 // 3], told[len(told) - room // 3 :]
+    missing = f" [... {len(encoded) - limit} bytes left out ...] "
+    byte_budget = max(limit - len(missing), 0)
+    head, tail = encoded[: byte_budget * 2 // 3], encoded[len(encoded) - byte_budget // 3 :]
     return head.decode("utf-8", "ignore") + missing + tail.decode("utf-8", "ignore")
 
 
@@ -158,20 +164,20 @@ def _bytes(text: str) -> bytes:
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+){1,4}")
 LONGEST_NAME = 60
-TAKEN = frozenset({"grpo-on-target"})  # what a cycle compares its adapters with
-_EMPTY = frozenset({"a", "an", "and", "before", "for", "from", "in", "of", "on", "or", "the", "to", "with"})
+RESERVED_NAMES = frozenset({"grpo-on-target"})  # what a cycle compares its adapters with
+_STOP_WORDS = frozenset({"a", "an", "and", "before", "for", "from", "in", "of", "on", "or", "the", "to", "with"})
 
 
 def one_line(text: str, limit: int) -> str:
     """A text without line breaks and control characters, cut where it is longer."""
-    plain = "".join(sign if sign.isprintable() else " " for sign in text)
-    line = " ".join(plain.split())
+    printable = "".join(character if character.isprintable() else " " for character in text)
+    line = " ".join(printable.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
 def is_name(text: str) -> bool:
     """Whether a capability may be called that."""
-    return len(text) <= LONGEST_NAME and NAME.fullmatch(text) is not None and text not in TAKEN
+    return len(text) <= LONGEST_NAME and NAME.fullmatch(text) is not None and text not in RESERVED_NAMES
 
 
 def as_name(text: str) -> str:
@@ -181,10 +187,10 @@ def as_name(text: str) -> str:
     return name if is_name(name) else ""
 
 
-def near(one: str, other: str) -> bool:
+def near(first: str, other: str) -> bool:
     """Whether two names are the same but for the order and the forms of their words, small words and hyphens."""
-    return _words(one) == _words(other) or one.replace("-", "") == other.replace("-", "")
+    return _name_stems(first) == _name_stems(other) or first.replace("-", "") == other.replace("-", "")
 
 
-def _words(name: str) -> frozenset[str]:
-    return frozenset(stem(word) for word in name.split("-") if word not in _EMPTY)
+def _name_stems(name: str) -> frozenset[str]:
+    return frozenset(stem(word) for word in name.split("-") if word not in _STOP_WORDS)

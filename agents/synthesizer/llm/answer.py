@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterator
 
-from store.text import in_unicode
+from store.text import replace_surrogates
 
 LARGEST = 512 * 1024  # characters that are parsed here at all
 CUTS = 6  # lines of prose after a bare file that are tried as its end
@@ -25,7 +25,7 @@ _BEGINNING = re.compile(r"^(?:\"\"\"|'''|#|import |from \w|class |def |@|[A-Z_]+
 
 def file_in(answer: str) -> str:
     """The file, or all that was said where there is none."""
-    text = in_unicode(answer).replace("\r\n", "\n").replace("\0", "\ufffd").removeprefix("\ufeff")
+    text = replace_surrogates(answer).replace("\r\n", "\n").replace("\0", "\ufffd").removeprefix("\ufeff")
     said = text.rpartition("</think>")[2]
     said = said if said.strip() else text
     fenced = [block for block in _fenced(said) if holds_environment(block)]

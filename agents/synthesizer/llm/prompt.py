@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from agents.llm.question import IS_DATA, Said, marked
+from agents.llm.question import IS_DATA, ChatMessage, marked
 from agents.synthesizer.builtin import majority
 from agents.synthesizer.llm.answer import holds_environment
 from agents.transcript import Call, tool_function, transcripts
 from sandbox import contract
-from store.text import in_unicode
+from store.text import replace_surrogates
 from store.types import Capability, Label, Message, Outcome, Tool, Trajectory, Verdict
 
 POLICIES = 3  # system messages that are shown; they may differ from task to task
@@ -209,7 +209,7 @@ class Refused:
 
 def asking(
     capability: Capability, trajectories: Sequence[Trajectory], labels: Sequence[Label], rules: Rules
-) -> tuple[Said, ...]:
+) -> tuple[ChatMessage, ...]:
     """The dialogue that asks for a first file."""
     wanted = {
         "name": capability.name,
@@ -244,10 +244,12 @@ def asking(
         "# Your answer",
         _text("answer"),
     ]
-    return (Said("system", f"{_text('system')}\n\n{IS_DATA}"), Said("user", "\n\n".join(parts)))
+    return (ChatMessage("system", f"{_text('system')}\n\n{IS_DATA}"), ChatMessage("user", "\n\n".join(parts)))
 
 
-def mending(asked: Sequence[Said], base: Refused, since: Refused | None, before: Sequence[str]) -> tuple[Said, ...]:
+def mending(
+    asked: Sequence[ChatMessage], base: Refused, since: Refused | None, before: Sequence[str]
+) -> tuple[ChatMessage, ...]:
     """The same dialogue with a file that was refused, and the report on it.
 
     ``since`` is what was answered after ``base`` and was no file at all; ``before`` says of each earlier attempt which
@@ -266,7 +268,7 @@ def mending(asked: Sequence[Said], base: Refused, since: Refused | None, before:
     parts.append(_text("answer"))
     said = clipped(base.source.strip(), SOURCE)
     file = f"```python\n{said}\n```" if holds_environment(said) else said
-    return (*asked, Said("assistant", file), Said("user", "\n\n".join(parts)))
+    return (*asked, ChatMessage("assistant", file), ChatMessage("user", "\n\n".join(parts)))
 
 
 def example() -> str:
@@ -276,7 +278,7 @@ def example() -> str:
 
 def _data(name: str, text: str) -> str:
     """Others' words, as any request can hold them."""
-    return marked(name, in_unicode(text))
+    return marked(name, replace_surrogates(text))
 
 
 def _checks(rules: Rules) -> str:

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 
 from agents.llm.budget import Budget
 from agents.llm.model import Endpoint, Model
-from agents.llm.question import InMemory, Ledger, Purpose, Question, Said
-from agents.llm.transport import Line
+from agents.llm.question import ChatMessage, InMemoryLedger, Ledger, Purpose, Question
+from agents.llm.transport import Transport
 from tests.scripted_model import Scripted
 from tests.virtual_time import VirtualTime
 
@@ -32,7 +32,7 @@ ANSWER = Fault(fault="agent", message=3)
 
 
 def question(text: str = "Whose fault was it?", variant: int = 0, most: int = 100) -> Question:
-    said = (Said("system", "You judge. {braces} are text."), Said("user", text))
+    said = (ChatMessage("system", "You judge. {braces} are text."), ChatMessage("user", text))
     return Question(PURPOSE, said, variant, 0.5, most)
 
 
@@ -49,8 +49,8 @@ def model(
     **changes: Any,
 ) -> Model:
     time, of = time or VirtualTime(), endpoint(server, **changes)
-    line = Line(of, clock=time.clock, sleep=time.sleep, chance=random.Random(7))
-    return Model(of, ledger or InMemory(), budget=budget, line=line)
+    line = Transport(of, clock=time.clock, sleep=time.sleep, rng=random.Random(7))
+    return Model(of, ledger or InMemoryLedger(), budget=budget, transport=line)
 
 
 def run(model: Model, act: Callable[[Model], Coroutine[Any, Any, Any]]) -> Any:

@@ -20,9 +20,9 @@ from pydantic import BaseModel, SecretStr
 
 from agents.errors import ModelError
 from agents.llm.endpoint import Endpoint
-from agents.llm.question import Purpose, Question, Reply, Said
-from agents.llm.server import Heard, Misunderstood
-from agents.llm.transport import Line
+from agents.llm.question import ChatMessage, Purpose, Question, Reply
+from agents.llm.server import RawResponse, UnsupportedRequest
+from agents.llm.transport import Transport
 from tests.integration.llm.asking import Fault
 from tests.scripted_model import Recorded, Sent, served
 
@@ -33,7 +33,7 @@ TEXT = 'm1 user: A blue cup, please.\nm2 agent: {"ordered": "red cup"}\nm3 user:
 
 @dataclass(frozen=True)
 class Case:
-    """One request; ``way`` is a position in ``forms.WAYS``."""
+    """One request; ``way`` is a position in ``forms.OUTPUT_MODES``."""
 
     way: int = 0
     form: type[BaseModel] | None = Fault
@@ -60,12 +60,12 @@ def told(name: str) -> dict[str, Any]:
     return found
 
 
-async def send(url: str, model: str, case: Case, key: str = "none") -> tuple[Reply, Heard]:
+async def send(url: str, model: str, case: Case, key: str = "none") -> tuple[Reply, RawResponse]:
     """Ask as ``agents.llm`` does, once."""
-    line = Line(Endpoint(url, case.model or model, SecretStr(key), patience_s=0.0))
-    said = (Said("system", SYSTEM), Said("user", case.text))
+    line = Transport(Endpoint(url, case.model or model, SecretStr(key), patience_s=0.0))
+    said = (ChatMessage("system", SYSTEM), ChatMessage("user", case.text))
     schema = case.form.model_json_schema() if case.form else None
-    return await line.send_by(case.way, Question(Purpose("", "record"), said, max_tokens=case.most), schema)
+    return await line.send_in_mode(case.way, Question(Purpose("", "record"), said, max_tokens=case.most), schema)
 
 
 def record(url: str, model: str, server: str, name: str, key: str) -> None:
@@ -80,7 +80,7 @@ def record(url: str, model: str, server: str, name: str, key: str) -> None:
         (FILES / f"{name}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", "utf-8")
         return Recorded(found.content, found.status_code, kind)
 
-    with served(pass_on) as between, contextlib.suppress(ModelError, Misunderstood):
+    with served(pass_on) as between, contextlib.suppress(ModelError, UnsupportedRequest):
         print(name, asyncio.run(send(between.url, model, CASES[name]))[0])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agents.llm.structured_output import WAYS
+from agents.llm.structured_output import OUTPUT_MODES
 from tests.integration.llm.asking import KEY
 from tests.integration.llm.test_forms import NO_SCHEMA, way
 from tests.scripted_model import (
@@ -28,7 +28,7 @@ from tests.scripted_model import (
     served,
 )
 from traced.config.cycle_sections import LlmSection
-from traced.llm.check import Found, Seen, check
+from traced.llm.check import CheckFinding, CheckReport, check
 
 GOOD = {"verdict": "no", "reason": "it is red"}
 PAGE = "<!DOCTYPE html><html><head><title>Hello</title></head><body><p>there</p></body></html>"
@@ -42,17 +42,17 @@ def able(body: dict[str, Any], nth: int) -> Sent:
     return GOOD if way(body) != "none" else Text(NUMBERS, (40, 120))
 
 
-def checked(server: Scripted, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Found:
+def checked(server: Scripted, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> CheckReport:
     monkeypatch.setenv("ADA_KEY", KEY)
     section = LlmSection(**{"model": "scripted", "base_url": server.url, "api_key_env": "ADA_KEY", **settings})
-    told: list[Seen] = []
+    told: list[CheckFinding] = []
     found = asyncio.run(check(section, told.append))
     assert told == found.seen
     assert KEY not in repr(found)
     return found
 
 
-def seen(found: Found) -> dict[str, bool | None]:
+def seen(found: CheckReport) -> dict[str, bool | None]:
     return {one.name: one.passed for one in found.seen}
 
 
@@ -60,7 +60,7 @@ def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None
     with served(able, key=KEY) as server:
         found = checked(server, monkeypatch)
         assert len(server.asked) == 5  # a greeting, three ways, one that is timed
-    passed = ["server", "key", "context", *WAYS, "speed"]
+    passed = ["server", "key", "context", *OUTPUT_MODES, "speed"]
     assert (found.ok, seen(found)) == (True, dict.fromkeys(passed, True))
     assert (found.way, found.context_tokens, found.estimated) == ("json_schema", 32768, False)
     assert found.seconds is not None
@@ -75,8 +75,8 @@ def test_a_server_that_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None
         ({"verdict": "perhaps", "reason": ""}, "not in form: verdict: Input should be 'yes' or 'no'"),
         (Truncated('{"verdict": "no", '), "not in form: cut off after 3 tokens"),
         (Refusal(), "not in form: there is no JSON object"),
-        (Dropped(), "refused: .*broke off|refused: .*connection"),
-        (NotJson(), "refused: .*no answer in OpenAI's protocol"),
+        (Dropped(), "refused: .*finish reason|refused: .*connection"),
+        (NotJson(), "refused: .*response is not in OpenAI's protocol"),
     ],
 )
 def test_a_way_that_does_not_work_is_told_and_the_next_one_is_used(
@@ -116,11 +116,11 @@ def test_prose_around_the_json_is_in_form(monkeypatch: pytest.MonkeyPatch) -> No
         (Status(400, message="bad"), "answer", "status 400: bad", "llm.base_url"),
         (Status(429, retry_after=9), "answer", "status 429", "it is there, and busy"),
         (Status(503, message="asleep"), "answer", "status 503: asleep", "the server's own log"),
-        (Status(307, message="over there"), "answer", "status 307: over there", "detour"),
+        (Status(307, message="over there"), "answer", "status 307: over there", "redirects to"),
         (Dropped(midway=False), "answer", "connection failed", "is the server there"),
-        (NoChoices(), "answer", "held no choice", "is it a server of OpenAI's protocol"),
-        (Silence(60), "answer", "silence for 0.2 s", "llm.silence_s, if it needs longer"),
-        (Recorded(PAGE.encode(), 404, "text/html"), "answer", "status 404: a page: Hello there", "llm.base_url"),
+        (NoChoices(), "answer", "without a finish reason", "is it a server of OpenAI's protocol"),
+        (Silence(60), "answer", "no data for 0.2 s", "llm.silence_s, if it needs longer"),
+        (Recorded(PAGE.encode(), 404, "text/html"), "answer", "status 404: an HTML page: Hello there", "llm.base_url"),
         (
             Recorded(PAGE.encode(), 200, "text/html"),
             "answer",
@@ -158,7 +158,7 @@ def test_a_list_that_is_none_is_told_and_the_model_is_asked(monkeypatch: pytest.
         server.listing = listed
         found = checked(server, monkeypatch)
     assert (found.ok, found.seen[0].passed) == (True, None)
-    assert found.seen[0].told.endswith("lists no models: what came is no list of models in OpenAI's protocol")
+    assert found.seen[0].told.endswith("lists no models: the response is not a model list of OpenAI's protocol")
 
 
 def test_a_model_that_is_not_listed_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agents.llm.budget import Budget
-from agents.llm.question import InMemory, Purpose, Question, Said
+from agents.llm.question import ChatMessage, InMemoryLedger, Purpose, Question
 from tests.integration.llm.asking import ANSWER, GOOD, Fault
 from tests.scripted_model import Scripted, Sent, served
 from traced.config.settings import Settings, load_settings
@@ -27,7 +27,7 @@ def settings(server: Scripted, **more: Any) -> Settings:
 
 
 def asked(capability: str, number: int) -> Question:
-    said = (Said("user", f"{number} of {capability}"),)
+    said = (ChatMessage("user", f"{number} of {capability}"),)
     return Question(Purpose("c1", "synthesize", capability), said, max_tokens=100_000)
 
 
@@ -38,16 +38,16 @@ def test_capabilities_that_ask_at_once_share_the_slots_and_no_budget() -> None:
         both.wait()  # until two are there
         return GOOD
 
-    async def one(capability: str, with_settings: Settings, ledger: InMemory) -> None:
+    async def one(capability: str, with_settings: Settings, ledger: InMemoryLedger) -> None:
         async with model(with_settings, ledger, Budget(tokens=10**9)) as made:
             answers = await asyncio.gather(*(made.ask(asked(capability, number), Fault) for number in range(4)))
         assert answers == [ANSWER] * 4
 
     async def all_at_once(server: Scripted) -> None:
-        ledger, given = InMemory(), settings(server, concurrency=2)
+        ledger, given = InMemoryLedger(), settings(server, concurrency=2)
         await asyncio.gather(*(one(name, given, ledger) for name in ("dates", "names", "sums")))
         await asyncio.gather(*(one(name, given, ledger) for name in ("tables", "words")))  # opened again
-        assert ledger.spent(Purpose("c1", "synthesize", "dates")).calls == 4
+        assert ledger.usage(Purpose("c1", "synthesize", "dates")).calls == 4
 
     with served(script) as server:
         asyncio.run(all_at_once(server))
@@ -57,7 +57,7 @@ def test_capabilities_that_ask_at_once_share_the_slots_and_no_budget() -> None:
 def test_the_servers_context_bounds_the_answer_and_is_asked_for_until_it_is_told() -> None:
     async def twice(server: Scripted) -> list[int]:
         for number in range(2):
-            async with model(settings(server), InMemory()) as made:
+            async with model(settings(server), InMemoryLedger()) as made:
                 await made.ask(asked("dates", number), Fault)
             server.models = [{"id": "scripted", "max_model_len": 1000}]
         return [body["max_completion_tokens"] for body in server.asked]
@@ -71,7 +71,7 @@ def test_the_servers_context_bounds_the_answer_and_is_asked_for_until_it_is_told
 @pytest.mark.parametrize("limits", [{}, {"requests_per_minute": 1000}, {"tokens_per_minute": 10**6}])
 def test_a_pace_that_is_set_is_kept_beside_the_store_for_every_process(tmp_path: Path, limits: dict[str, int]) -> None:
     async def once(server: Scripted) -> None:
-        async with model(settings(server, **limits), InMemory()) as made:
+        async with model(settings(server, **limits), InMemoryLedger()) as made:
             await made.ask(asked("dates", 1), Fault)
 
     with served(GOOD) as server:

@@ -122,7 +122,7 @@ def test_what_is_wrong_goes_back_with_the_complaint(answer: Sent, complaint: str
         return f"there is no message {fault.message}" if fault.message > 9 else None
 
     with served(lambda body, nth: GOOD if nth else answer) as server:
-        assert ask(model(server), wrong=wrong) == ANSWER
+        assert ask(model(server), find_objection=wrong) == ANSWER
         said = server.asked[1]["messages"]
         assert [one["role"] for one in said] == ["system", "user", "assistant", "user"]
         assert said[2]["content"]  # some servers refuse an empty one
@@ -130,7 +130,7 @@ def test_what_is_wrong_goes_back_with_the_complaint(answer: Sent, complaint: str
     with served(answer) as server:
         asked = model(server)
         with pytest.raises(OutOfForm, match="no usable answer for analyze") as raised:
-            ask(asked, wrong=wrong)
+            ask(asked, find_objection=wrong)
         assert complaint in str(raised.value)
         assert len(server.asked) == 1 + asked.repairs
 

@@ -11,8 +11,8 @@ import pytest
 
 from agents.errors import BudgetSpent, ModelDenied, ModelRefused, ModelUnavailable
 from agents.llm.budget import Budget
-from agents.llm.question import InMemory, Purpose, Question, Said
-from agents.llm.rate_limit import FAILURES, PAUSE_S
+from agents.llm.question import ChatMessage, InMemoryLedger, Purpose, Question
+from agents.llm.rate_limit import FAILURE_THRESHOLD, FIRST_OPEN_S
 from tests.guard.sitecustomize import NetworkForbidden
 from tests.integration.llm.asking import ANSWER, GOOD, PURPOSE, Fault, ask, endpoint, model, question, run
 from tests.scripted_model import Dropped, Message, NotJson, Recorded, Sent, Silence, Status, Text, served
@@ -69,7 +69,7 @@ def test_silence_that_is_allowed_is_waited_out(midway: bool) -> None:
 def test_an_answer_that_takes_too_long_as_a_whole_is_given_up() -> None:
     with (
         served(Silence(60)) as server,
-        pytest.raises(ModelUnavailable, match=r"no whole answer in 0.3 s \(llm.timeout_s\)"),
+        pytest.raises(ModelUnavailable, match=r"no complete answer in 0.3 s \(llm.timeout_s\)"),
     ):
         ask(model(server, timeout_s=0.3, patience_s=1e-6))
 
@@ -132,7 +132,7 @@ def test_a_wish_beyond_all_patience_holds_up_nobody_else_for_longer_than_his_own
     with served(lambda body, nth: GOOD if nth else Status(429, retry_after=wish)) as server:
         answers = run(model(server, time, concurrency=1), many)
         assert {type(one) for one in answers} == {ModelUnavailable}
-        assert "left alone, for" in str(answers[-1])
+        assert "pause of another" in str(answers[-1])
         assert (len(server.asked), time.slept) == (1, [])
 
 
@@ -160,14 +160,15 @@ def test_a_server_that_fails_often_is_left_alone_then_probed_by_one_and_taken_up
 
     async def story(opened: Any) -> None:
         answers = await asyncio.gather(
-            *(opened.ask(question("x", variant), Fault) for variant in range(3 * FAILURES)), return_exceptions=True
+            *(opened.ask(question("x", variant), Fault) for variant in range(3 * FAILURE_THRESHOLD)),
+            return_exceptions=True,
         )
         told = [str(one) for one in answers]
         assert {type(one) for one in answers} == {ModelUnavailable}
-        assert all(re.search(r"failed \d+ times in a row and is left alone|tried", one) for one in told)
-        assert any("one request will try it" in one for one in told)
+        assert all(re.search(r"failed \d+ times in a row; the next attempt|tried", one) for one in told)
+        assert any("by one request" in one for one in told)
         assert all("status 503: overloaded" in one for one in told)
-        assert len(server.asked) <= 2 * FAILURES + 5  # those under way when it opened, then one at a time
+        assert len(server.asked) <= 2 * FAILURE_THRESHOLD + 5  # those under way when it opened, then one at a time
         up.set()
         time.now += 1000
         before = len(server.asked)
@@ -175,7 +176,7 @@ def test_a_server_that_fails_often_is_left_alone_then_probed_by_one_and_taken_up
         assert len(server.asked) == before + 1
 
     with served(script) as server:
-        run(model(server, time, concurrency=FAILURES, patience_s=2 * PAUSE_S), story)
+        run(model(server, time, concurrency=FAILURE_THRESHOLD, patience_s=2 * FIRST_OPEN_S), story)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_requests_and_tokens_a_minute_are_kept(limits: dict[str, Any]) -> None:
 
 
 def test_the_same_question_at_the_same_time_is_sent_once() -> None:
-    ledger = InMemory()
+    ledger = InMemoryLedger()
 
     async def same(opened: Any) -> None:
         await asyncio.gather(*(opened.ask(question(), Fault) for _ in range(8)))
@@ -293,35 +294,35 @@ def test_whoever_waits_for_the_same_answer_gets_it_when_the_one_who_asked_is_sto
 
 
 def test_what_a_reply_took_is_counted_and_what_the_server_does_not_tell_is_estimated() -> None:
-    ledger = InMemory()
+    ledger = InMemoryLedger()
     with served(lambda body, nth: Text('{"fault": "agent", "message": 3}', None if nth else (1000, 20))) as server:
         for text in ("told", "untold"):
             ask(model(server, ledger=ledger), question(text))
-    told, untold = (reply for _, reply in ledger.kept)
+    told, untold = (reply for _, reply in ledger.entries)
     assert (told.prompt_tokens, told.completion_tokens, told.estimated) == (1000, 20, False)
     assert told.cost == pytest.approx((1000 * 2 + 20 * 10) / 1e6)
     assert untold.estimated
     assert 10 <= untold.prompt_tokens <= 40
     assert 5 <= untold.completion_tokens <= 20
-    assert ledger.spent(PURPOSE).calls == 2
+    assert ledger.usage(PURPOSE).calls == 2
 
 
 def test_counts_that_lie_do_no_harm() -> None:
-    ledger = InMemory()
+    ledger = InMemoryLedger()
     with served(Text('{"fault": "agent", "message": 3}', (-5, 10**30))) as server:
         assert ask(model(server, ledger=ledger)) == ANSWER
-    [(_, reply)] = ledger.kept
+    [(_, reply)] = ledger.entries
     assert (reply.prompt_tokens, reply.completion_tokens) == (0, 2**31 - 1)
 
 
 def test_a_budget_ends_the_asking_and_what_was_answered_stays_free() -> None:
-    ledger = InMemory()
+    ledger = InMemoryLedger()
 
     def asked(number: int) -> Question:
-        return Question(Purpose("c1", "synthesize", "dates"), (Said("user", f"question {number}"),))
+        return Question(Purpose("c1", "synthesize", "dates"), (ChatMessage("user", f"question {number}"),))
 
     async def until_spent(opened: Any) -> None:
-        bounded = opened.within(Budget(tokens=40))
+        bounded = opened.with_budget(Budget(tokens=40))
         for number in range(9):
             await bounded.ask(asked(number), Fault)
 
@@ -336,7 +337,7 @@ def test_a_budget_ends_the_asking_and_what_was_answered_stays_free() -> None:
 
 def test_no_second_is_counted_in_which_a_question_waits_for_its_turn() -> None:
     time = VirtualTime()
-    ledger = InMemory()
+    ledger = InMemoryLedger()
 
     async def many(opened: Any) -> None:
         await asyncio.gather(*(opened.ask(question("x", variant), Fault) for variant in range(4)))
@@ -344,7 +345,7 @@ def test_no_second_is_counted_in_which_a_question_waits_for_its_turn() -> None:
     with served(GOOD) as server:
         run(model(server, time, ledger=ledger, concurrency=1, requests_per_minute=1), many)
     assert time.now >= 1180
-    assert sum(reply.seconds for _, reply in ledger.kept) == 0
+    assert sum(reply.seconds for _, reply in ledger.entries) == 0
 
 
 def test_an_endpoint_tells_nobody_its_key() -> None:

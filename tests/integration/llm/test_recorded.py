@@ -7,7 +7,7 @@ import pytest
 
 from agents.errors import ModelRefused
 from agents.llm.question import Reply
-from agents.llm.structured_output import Unreadable, object_in
+from agents.llm.structured_output import Unreadable, parse_object
 from tests.integration.llm.asking import Fault
 from tests.integration.llm.recording import CASES, FILES, send, told
 from tests.scripted_model import Recorded, Sent, served
@@ -37,7 +37,7 @@ def test_every_recording_is_of_a_case_and_holds_no_key() -> None:
 
 def test_an_answer_by_schema_is_in_form_and_counted() -> None:
     reply = replayed("json_schema")
-    assert Fault.model_validate(object_in(reply.text)) == Fault(fault="simulator", message=1)
+    assert Fault.model_validate(parse_object(reply.text)) == Fault(fault="simulator", message=1)
     assert (reply.finish_reason, reply.prompt_tokens, reply.completion_tokens) == ("stop", 67, 20)
     assert not reply.estimated
 
@@ -55,7 +55,7 @@ def test_what_a_weak_model_said_instead_is_no_answer(name: str, begins: str, tok
     assert reply.text.startswith(begins)
     assert (reply.finish_reason, reply.completion_tokens) == ("length", tokens)
     with pytest.raises(Unreadable):
-        object_in(reply.text)
+        parse_object(reply.text)
 
 
 def test_words_come_whole() -> None:

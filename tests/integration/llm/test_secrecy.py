@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from agents.errors import ModelError
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.repositories.cycles import save_cycle
 from store.repositories.llm_replies import list_replies
 from tests.guard.sitecustomize import NetworkForbidden
@@ -65,7 +65,7 @@ def with_locals(error: BaseException) -> str:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Engine]:
     made = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(made) as opened:
+    with write_session(made) as opened:
         save_cycle(opened, CYCLE)
     yield made
     made.dispose()
@@ -87,7 +87,7 @@ def test_a_server_that_says_the_key_back_gets_it_nowhere(
         "the error": f"{error} {error!r} {error.hint} {error.args}",
         "its traceback": with_locals(error),
         "the log": caplog.text,
-        "the model": f"{asked!r} {vars(asked)} {asked.endpoint} {asked.line!r} {vars(asked.line)}",
+        "the model": f"{asked!r} {vars(asked)} {asked.endpoint} {asked.transport!r} {vars(asked.transport)}",
     }
     assert [place for place, text in shown.items() if KEY in text or KEY[:10] in text] == []
     store.dispose()
@@ -98,7 +98,7 @@ def test_what_is_kept_of_an_answer_that_holds_the_key_has_it_struck_out(store: E
     with served(f"import os\nKEY = '{KEY}'\n") as server:
         ledger = StoreLedger(store, lambda: T0)
         assert run(model(server, ledger=ledger), lambda opened: opened.write(question())) == "import os\nKEY = '***'\n"
-    with reading(store) as opened:
+    with read_session(store) as opened:
         [kept] = list_replies(opened, "c1")
     assert kept.text == "import os\nKEY = '***'\n"
 
@@ -106,7 +106,7 @@ def test_what_is_kept_of_an_answer_that_holds_the_key_has_it_struck_out(store: E
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 def test_a_detour_is_not_followed(code: int) -> None:
     with served(GOOD) as elsewhere, served(Status(code, location=f"{elsewhere.url}/chat/completions")) as server:
-        with pytest.raises(ModelError, match=rf"status {code}.*sends to {elsewhere.url}.*llm.base_url"):
+        with pytest.raises(ModelError, match=rf"status {code}.*redirects to {elsewhere.url}.*llm.base_url"):
             ask(model(server))
         assert (len(server.asked), elsewhere.connections) == (1, 0)
 

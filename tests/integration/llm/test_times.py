@@ -11,8 +11,8 @@ import pytest
 
 from agents.errors import ModelUnavailable
 from agents.llm.model import Model
-from agents.llm.question import InMemory
-from agents.llm.transport import Line
+from agents.llm.question import InMemoryLedger
+from agents.llm.transport import Transport
 from tests.integration.llm.asking import ANSWER, GOOD, Fault, question
 from tests.scripted_model import Sent, Silence, served
 from traced.config.cycle_sections import LlmSection
@@ -39,7 +39,7 @@ class Shipped:
         assert isinstance(loop, Ahead)
         self.loop, self.gave_up = loop, list[float]()
         of = endpoint(LlmSection(model="scripted", base_url=url, **changes))
-        self.model = Model(of, InMemory(), line=Line(of, sleep=self._pause, chance=random.Random(7)))
+        self.model = Model(of, InMemoryLedger(), transport=Transport(of, sleep=self._pause, rng=random.Random(7)))
 
     async def _pause(self, seconds: float) -> None:
         self.gave_up.append(self.loop.ahead)
@@ -103,7 +103,7 @@ def test_two_minutes_of_silence_end_a_try_and_the_next_one_is_answered(
     with served(lambda body, nth: GOOD if nth else Silence(3600, GOOD, midway)) as server:
         run(story)
         assert len(server.asked) == 2
-    assert "silence for 120 s" in caplog.text
+    assert "no data for 120 s" in caplog.text
 
 
 def test_an_answer_that_trickles_for_ten_minutes_is_given_up() -> None:
@@ -126,7 +126,7 @@ def test_an_answer_that_trickles_for_ten_minutes_is_given_up() -> None:
                 assert shipped.loop.ahead < 700
                 shipped.loop.ahead += 20
                 await settled()
-            with pytest.raises(ModelUnavailable, match=r"no whole answer in 600 s \(llm.timeout_s\)"):
+            with pytest.raises(ModelUnavailable, match=r"no complete answer in 600 s \(llm.timeout_s\)"):
                 await asking
         assert shipped.loop.ahead >= 600
 

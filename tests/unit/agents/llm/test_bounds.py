@@ -1,4 +1,4 @@
-"""Pace, breaker and budget on a clock of their own."""
+"""RateLimiter, breaker and budget on a clock of their own."""
 
 import asyncio
 from contextlib import suppress
@@ -10,10 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.errors import BudgetSpent
-from agents.llm.budget import Budget, InFlight
-from agents.llm.question import InMemory, Purpose, Question, Reply, Spent
-from agents.llm.rate_limit import FAILURES, LONGEST_S, MINUTE, PAUSE_S, Breaker, Held, Open, Pace
-from agents.llm.server import waiting
+from agents.llm.budget import Budget, InFlightUsage
+from agents.llm.question import InMemoryLedger, Purpose, Question, Reply, Usage
+from agents.llm.rate_limit import (
+    FAILURE_THRESHOLD,
+    FIRST_OPEN_S,
+    MAX_OPEN_S,
+    MINUTE,
+    CircuitBreaker,
+    CircuitOpen,
+    PauseTooLong,
+    RateLimiter,
+)
+from agents.llm.server import retry_delay
 from tests.virtual_time import VirtualTime
 
 HERE = Purpose("c1", "analyze")
@@ -28,10 +37,10 @@ class Down(Exception):
     """The server failed."""
 
 
-async def turns(pace: Pace, time: VirtualTime, tokens: list[int]) -> list[float]:
+async def turns(pace: RateLimiter, time: VirtualTime, tokens: list[int]) -> list[float]:
     begun = []
     for each in tokens:
-        begun.append((await pace.turn(each)).at)
+        begun.append((await pace.acquire(each)).at)
         time.now += 0.25
     return begun
 
@@ -39,7 +48,7 @@ async def turns(pace: Pace, time: VirtualTime, tokens: list[int]) -> list[float]
 @given(st.integers(1, 5), st.integers(0, 100), st.lists(st.integers(1, 60), max_size=20))
 def test_no_minute_has_more_than_its_requests_and_tokens(requests: int, tokens: int, wanted: list[int]) -> None:
     time = VirtualTime()
-    begun = asyncio.run(turns(Pace(requests, tokens, time.clock, time.sleep), time, wanted))
+    begun = asyncio.run(turns(RateLimiter(requests, tokens, time.clock, time.sleep), time, wanted))
     assert begun == sorted(begun)
     for first, at in enumerate(begun):
         minute = [each for begin, each in zip(begun[first:], wanted[first:], strict=True) if begin < at + MINUTE]
@@ -49,16 +58,16 @@ def test_no_minute_has_more_than_its_requests_and_tokens(requests: int, tokens: 
 
 def test_without_limits_nobody_waits() -> None:
     time = VirtualTime()
-    asyncio.run(turns(Pace(0, 0, time.clock, time.sleep), time, [10**9] * 50))
+    asyncio.run(turns(RateLimiter(0, 0, time.clock, time.sleep), time, [10**9] * 50))
     assert time.slept == []
 
 
 def test_a_reply_that_was_shorter_than_feared_makes_room() -> None:
     async def two() -> float:
-        pace = Pace(0, 1000, time.clock, time.sleep)
-        first = await pace.turn(900)
-        pace.took(first, 100)
-        return (await pace.turn(900)).at - first.at
+        pace = RateLimiter(0, 1000, time.clock, time.sleep)
+        first = await pace.acquire(900)
+        pace.record_tokens(first, 100)
+        return (await pace.acquire(900)).at - first.at
 
     time = VirtualTime()
     assert asyncio.run(two()) == 0
@@ -66,10 +75,10 @@ def test_a_reply_that_was_shorter_than_feared_makes_room() -> None:
 
 def test_nobody_asks_before_the_moment_that_the_server_named() -> None:
     async def held() -> float:
-        pace = Pace(0, 0, time.clock, time.sleep)
-        pace.hold(17, "status 429")
-        pace.hold(3, "status 429")
-        return (await pace.turn(1)).at
+        pace = RateLimiter(0, 0, time.clock, time.sleep)
+        pace.pause(17, "status 429")
+        pace.pause(3, "status 429")
+        return (await pace.acquire(1)).at
 
     time = VirtualTime()
     assert asyncio.run(held()) == 1017
@@ -77,98 +86,100 @@ def test_nobody_asks_before_the_moment_that_the_server_named() -> None:
 
 def test_nobody_waits_for_a_moment_beyond_his_patience_and_no_breaker_takes_that_for_an_answer() -> None:
     async def story() -> None:
-        pace = Pace(1, 0, time.clock, time.sleep)
-        await pace.turn(1)
-        waits = asyncio.create_task(pace.turn(1, patience=60))  # in the queue already
+        pace = RateLimiter(1, 0, time.clock, time.sleep)
+        await pace.acquire(1)
+        waits = asyncio.create_task(pace.acquire(1, patience=60))  # in the queue already
         await asyncio.sleep(0)
-        pace.hold(3600, "status 429: slow down")
-        with pytest.raises(Held, match=r"left alone, for 3[56]\d\d s more: status 429: slow down"):
+        pace.pause(3600, "status 429: slow down")
+        with pytest.raises(PauseTooLong, match=r"pause of another 3[56]\d\d s: status 429: slow down"):
             await waits
-        for _ in range(FAILURES):
+        for _ in range(FAILURE_THRESHOLD):
             await ask(breaker, False)
-        time.now += PAUSE_S
-        with pytest.raises(Held):
-            async with breaker.passed(FOREVER, failed=Down, answered=(Busy,)):
-                await pace.turn(1, patience=60)
+        time.now += FIRST_OPEN_S
+        with pytest.raises(PauseTooLong):
+            async with breaker.guard(FOREVER, failed=Down, answered=(Busy,)):
+                await pace.acquire(1, patience=60)
         await ask(breaker, False)
         await ask(breaker, True)
-        assert time.slept[-1] == 2 * PAUSE_S  # that one was the probe
+        assert time.slept[-1] == 2 * FIRST_OPEN_S  # that one was the probe
 
     time = VirtualTime()
-    breaker = Breaker(time.clock, time.sleep)
+    breaker = CircuitBreaker(time.clock, time.sleep)
     asyncio.run(story())
 
 
-async def ask(breaker: Breaker, answers: bool, deadline: float = FOREVER) -> None:
+async def ask(breaker: CircuitBreaker, answers: bool, deadline: float = FOREVER) -> None:
     with suppress(Down):
-        async with breaker.passed(deadline, failed=Down, answered=(Busy,)):
+        async with breaker.guard(deadline, failed=Down, answered=(Busy,)):
             if not answers:
                 raise Down("status 503")
 
 
 def test_it_opens_after_so_many_failures_in_a_row_and_only_a_probe_closes_it() -> None:
     async def story() -> None:
-        for answers in [False] * (FAILURES - 1) + [True] + [False] * FAILURES:
+        for answers in [False] * (FAILURE_THRESHOLD - 1) + [True] + [False] * FAILURE_THRESHOLD:
             await ask(breaker, answers)
         assert time.slept == []  # one answer in between begins a new row
-        with pytest.raises(Open, match=f"failed {FAILURES} times in a row.*15 s more.*one request.*status 503"):
-            await ask(breaker, True, deadline=time.now + PAUSE_S - 1)
+        with pytest.raises(
+            CircuitOpen, match=f"failed {FAILURE_THRESHOLD} times in a row.*15 s.*one request.*status 503"
+        ):
+            await ask(breaker, True, deadline=time.now + FIRST_OPEN_S - 1)
         await ask(breaker, False)
         await ask(breaker, True)
-        assert time.slept == [PAUSE_S, 2 * PAUSE_S]
+        assert time.slept == [FIRST_OPEN_S, 2 * FIRST_OPEN_S]
         await ask(breaker, True)
         assert len(time.slept) == 2
 
     time = VirtualTime()
-    breaker = Breaker(time.clock, time.sleep)
+    breaker = CircuitBreaker(time.clock, time.sleep)
     asyncio.run(story())
 
 
 @pytest.mark.parametrize(("raised", "asked_at_once"), [(Busy(), True), (RuntimeError("a defect of ours"), False)])
 def test_a_refusal_closes_it_and_a_defect_of_ours_does_not(raised: Exception, asked_at_once: bool) -> None:
     async def story() -> None:
-        for _ in range(FAILURES):
+        for _ in range(FAILURE_THRESHOLD):
             await ask(breaker, False)
         with suppress(Busy, RuntimeError):
-            async with breaker.passed(FOREVER, failed=Down, answered=(Busy,)):
+            async with breaker.guard(FOREVER, failed=Down, answered=(Busy,)):
                 raise raised
         waited = len(time.slept)
         with suppress(Down):
-            async with breaker.passed(FOREVER, failed=Down, answered=(Busy,)):
+            async with breaker.guard(FOREVER, failed=Down, answered=(Busy,)):
                 raise Down("status 503")
         if asked_at_once:  # one failure in a row: it stays closed
             await ask(breaker, True)
             assert len(time.slept) == waited
         else:  # still open: the failure was a probe's
-            with pytest.raises(Open):
-                await ask(breaker, True, deadline=time.now + PAUSE_S - 1)
+            with pytest.raises(CircuitOpen):
+                await ask(breaker, True, deadline=time.now + FIRST_OPEN_S - 1)
 
     time = VirtualTime()
-    breaker = Breaker(time.clock, time.sleep)
+    breaker = CircuitBreaker(time.clock, time.sleep)
     asyncio.run(story())
 
 
 def test_its_pause_grows_to_a_bound() -> None:
     async def story() -> None:
-        for _ in range(FAILURES + 6):
+        for _ in range(FAILURE_THRESHOLD + 6):
             await ask(breaker, False)
 
     time = VirtualTime()
-    breaker = Breaker(time.clock, time.sleep)
+    breaker = CircuitBreaker(time.clock, time.sleep)
     asyncio.run(story())
-    assert time.slept == [15, 30, 60, 120, 120, 120] == [min(LONGEST_S, PAUSE_S * 2**n) for n in range(6)]
+    assert time.slept == [15, 30, 60, 120, 120, 120] == [min(MAX_OPEN_S, FIRST_OPEN_S * 2**n) for n in range(6)]
 
 
 def test_one_probe_goes_at_a_time_and_one_that_is_given_up_leaves_its_place() -> None:
     async def story() -> None:
-        for _ in range(FAILURES):
+        for _ in range(FAILURE_THRESHOLD):
             await ask(breaker, False)
         going: list[int] = []
         gone: asyncio.Queue[int] = asyncio.Queue()
         release = asyncio.Event()
 
         async def one(number: int) -> None:
-            async with breaker.passed(FOREVER, failed=Down, answered=()):
+            async with breaker.guard(FOREVER, failed=Down, answered=()):
                 going.append(number)
                 gone.put_nowait(number)
                 await release.wait()
@@ -186,7 +197,7 @@ def test_one_probe_goes_at_a_time_and_one_that_is_given_up_leaves_its_place() ->
         assert sorted(going) == [0, 1, 2, 3, 4]
 
     time = VirtualTime()
-    breaker = Breaker(time.clock, time.sleep)
+    breaker = CircuitBreaker(time.clock, time.sleep)
     asyncio.run(story())
 
 
@@ -204,10 +215,10 @@ def reply(tokens: int = 10, cost: float = 0.5, seconds: float = 2.0) -> Reply:
 )
 def test_what_is_used_up_is_named(budget: Budget, told: str) -> None:
     async def story() -> None:
-        async with InFlight().within(budget, ledger, dates, Spent()):
+        async with InFlightUsage().reserve(budget, ledger, dates, Usage()):
             raise AssertionError("the budget is spent")
 
-    dates, ledger = Purpose("c1", "synthesize", "dates"), InMemory()
+    dates, ledger = Purpose("c1", "synthesize", "dates"), InMemoryLedger()
     for key in ("a", "b"):
         ledger.keep(key, Question(dates, ()), "m", reply())
     ledger.keep("c", Question(Purpose("c1", "synthesize", "other"), ()), "m", reply(10**6))
@@ -217,11 +228,11 @@ def test_what_is_used_up_is_named(budget: Budget, told: str) -> None:
 
 def test_what_is_in_flight_counts_and_who_has_to_wait_for_it_waits() -> None:
     async def story() -> list[str]:
-        flight, ledger, told = InFlight(), InMemory(), list[str]()
+        flight, ledger, told = InFlightUsage(), InMemoryLedger(), list[str]()
         landing = asyncio.Event()
 
         async def one(name: str, tokens: int) -> None:
-            async with flight.within(Budget(tokens=100), ledger, HERE, Spent(1, 60)):
+            async with flight.reserve(Budget(tokens=100), ledger, HERE, Usage(1, 60)):
                 told.append(f"{name} went")
                 await landing.wait()
                 ledger.keep(name, Question(HERE, ()), "m", reply(tokens))
@@ -258,4 +269,4 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
     ],
 )
 def test_retry_after_is_seconds_or_a_date(header: str | None, seconds: float | None) -> None:
-    assert waiting(header, NOW) == seconds
+    assert retry_delay(header, NOW) == seconds

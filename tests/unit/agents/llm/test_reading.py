@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.llm.structured_output import Unreadable, object_in
+from agents.llm.structured_output import Unreadable, parse_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.text(max_size=8),
@@ -22,13 +22,13 @@ PROSE = st.text(alphabet=st.characters(exclude_characters='{}"'), max_size=30)
 def test_any_object_is_found_in_any_prose(told: dict[str, object], before: str, after: str, indent: int | None) -> None:
     if before.lstrip().startswith("["):
         before = ""
-    assert object_in(f"{before}{json.dumps(told, indent=indent)}{after}") == told
+    assert parse_object(f"{before}{json.dumps(told, indent=indent)}{after}") == told
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_an_object_or_is_unreadable(text: str) -> None:
     with suppress(Unreadable):
-        assert isinstance(object_in(text), dict)
+        assert isinstance(parse_object(text), dict)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_any_text_is_an_object_or_is_unreadable(text: str) -> None:
     ],
 )
 def test_what_stands_around_it_does_not_matter(answer: str) -> None:
-    assert object_in(answer) == {"a": [1, {"b": "x,]}"}]}
+    assert parse_object(answer) == {"a": [1, {"b": "x,]}"}]}
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_what_stands_around_it_does_not_matter(answer: str) -> None:
 )
 def test_nothing_is_guessed(answer: str, why: str) -> None:
     with pytest.raises(Unreadable, match=why):
-        object_in(answer)
+        parse_object(answer)

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.llm.rate_limit import GONE_S, MINUTE, OTHERS_PAUSE_S, Held, Pace
+from agents.llm.rate_limit import MAX_SHARED_PAUSE_S, MINUTE, STALE_WAITER_S, PauseTooLong, RateLimiter
 from tests.virtual_time import VirtualTime
 
 KILLED = """
 import asyncio, os, signal, sys, time
 from pathlib import Path
-from agents.llm.rate_limit import Pace
+from agents.llm.rate_limit import RateLimiter
 
 async def two():
-    pace = Pace(2, 0, time.monotonic, asyncio.sleep, Path(sys.argv[1]))
-    await pace.turn(1)
-    await pace.turn(1)
+    pace = RateLimiter(2, 0, time.monotonic, asyncio.sleep, Path(sys.argv[1]))
+    await pace.acquire(1)
+    await pace.acquire(1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(two())
@@ -35,8 +35,8 @@ asyncio.run(two())
 @given(st.integers(1, 4), st.integers(0, 100), st.lists(st.integers(1, 60), max_size=12))
 def test_no_minute_of_several_has_more_than_one_may(requests: int, tokens: int, wanted: list[int]) -> None:
     async def in_turns(file: Path) -> list[float]:
-        paces = [Pace(requests, tokens, virtual.clock, virtual.sleep, file) for _ in range(3)]
-        return [(await paces[number % 3].turn(each)).at for number, each in enumerate(wanted)]
+        paces = [RateLimiter(requests, tokens, virtual.clock, virtual.sleep, file) for _ in range(3)]
+        return [(await paces[number % 3].acquire(each)).at for number, each in enumerate(wanted)]
 
     virtual = VirtualTime()
     with tempfile.TemporaryDirectory() as folder:
@@ -49,18 +49,18 @@ def test_no_minute_of_several_has_more_than_one_may(requests: int, tokens: int, 
 
 def test_what_one_learns_all_know(tmp_path: Path) -> None:
     async def story() -> None:
-        one, other = (Pace(0, 1000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
-        turn = await one.turn(900)
-        one.took(turn, 100)
-        assert (await other.turn(900)).at == virtual.now == 1000  # it was shorter than feared
-        one.hold(300, "status 429: slow down")
-        with pytest.raises(Held, match="left alone, for 300 s more: status 429: slow down"):
-            await other.turn(1, patience=60)
-        one.hold(1e7, "status 429: no credit")  # of the one's account; the other may have one of its own
-        with pytest.raises(Held, match="for 10000000 s more"):
-            await one.turn(1, patience=6000)
-        await other.turn(1, patience=6000)
-        assert virtual.now <= 1000 + OTHERS_PAUSE_S
+        one, other = (RateLimiter(0, 1000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
+        turn = await one.acquire(900)
+        one.record_tokens(turn, 100)
+        assert (await other.acquire(900)).at == virtual.now == 1000  # it was shorter than feared
+        one.pause(300, "status 429: slow down")
+        with pytest.raises(PauseTooLong, match="pause of another 300 s: status 429: slow down"):
+            await other.acquire(1, patience=60)
+        one.pause(1e7, "status 429: no credit")  # of the one's account; the other may have one of its own
+        with pytest.raises(PauseTooLong, match="another 10000000 s"):
+            await one.acquire(1, patience=6000)
+        await other.acquire(1, patience=6000)
+        assert virtual.now <= 1000 + MAX_SHARED_PAUSE_S
 
     virtual = VirtualTime()
     asyncio.run(story())
@@ -68,18 +68,20 @@ def test_what_one_learns_all_know(tmp_path: Path) -> None:
 
 def test_a_request_that_needs_room_has_its_turn_beside_a_process_that_never_rests(tmp_path: Path) -> None:
     async def story() -> float:
-        greedy, modest = (Pace(0, 30_000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
+        greedy, modest = (
+            RateLimiter(0, 30_000, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2)
+        )
 
         async def saturate() -> None:
             while virtual.now < 1000 + 60 * MINUTE:
-                await greedy.turn(2000)
+                await greedy.acquire(2000)
 
         for _ in range(15):  # a part of the minute's tokens comes back every four seconds, never much at once
-            await greedy.turn(2000)
+            await greedy.acquire(2000)
             virtual.now += 4
         works = [asyncio.create_task(saturate()) for _ in range(3)]
         begun = virtual.now
-        turn = await modest.turn(12_000)
+        turn = await modest.acquire(12_000)
         for work in works:
             work.cancel()
         await asyncio.gather(*works, return_exceptions=True)
@@ -91,14 +93,14 @@ def test_a_request_that_needs_room_has_its_turn_beside_a_process_that_never_rest
 
 def test_whoever_went_away_while_it_waited_holds_nobody_up(tmp_path: Path) -> None:
     async def story() -> None:
-        one, other = (Pace(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
-        await one.turn(1)
-        gone = asyncio.create_task(one.turn(1))
+        one, other = (RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json") for _ in range(2))
+        await one.acquire(1)
+        gone = asyncio.create_task(one.acquire(1))
         for _ in range(10):
             await asyncio.sleep(0)
         gone.cancel()
-        turn = await other.turn(1)
-        assert turn.at <= 1000 + MINUTE + GONE_S
+        turn = await other.acquire(1)
+        assert turn.at <= 1000 + MINUTE + STALE_WAITER_S
 
     virtual = VirtualTime()
     asyncio.run(story())
@@ -106,9 +108,9 @@ def test_whoever_went_away_while_it_waited_holds_nobody_up(tmp_path: Path) -> No
 
 def test_a_turn_of_a_clock_that_was_ahead_is_not_waited_for(tmp_path: Path) -> None:
     virtual = VirtualTime(now=5000.0)
-    asyncio.run(Pace(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json").turn(1))
+    asyncio.run(RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json").acquire(1))
     virtual.now = 10.0
-    asyncio.run(Pace(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json").turn(1))
+    asyncio.run(RateLimiter(1, 0, virtual.clock, virtual.sleep, tmp_path / "pace.json").acquire(1))
     assert virtual.slept == []
 
 
@@ -122,7 +124,7 @@ def test_what_a_killed_process_began_counts_for_its_minute(tmp_path: Path) -> No
     done = subprocess.run([sys.executable, "-c", KILLED, str(file)], cwd=Path(__file__).parents[4], check=False)
     assert done.returncode == -signal.SIGKILL
     with pytest.raises(TimeoutError):
-        asyncio.run(Pace(2, 0, time.monotonic, sleep, file).turn(1))
+        asyncio.run(RateLimiter(2, 0, time.monotonic, sleep, file).acquire(1))
     assert slept == [1.0]
 
 
@@ -133,7 +135,7 @@ def test_a_file_that_says_nothing_holds_nobody_up(tmp_path: Path, damage: str) -
     file, virtual = tmp_path / "pace.json", VirtualTime()
 
     async def turn() -> None:
-        await Pace(1, 0, virtual.clock, virtual.sleep, file).turn(1)
+        await RateLimiter(1, 0, virtual.clock, virtual.sleep, file).acquire(1)
 
     asyncio.run(turn())
     written = json.loads(file.read_text())

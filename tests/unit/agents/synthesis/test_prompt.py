@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agents.llm.question import IS_DATA, Said
+from agents.llm.question import IS_DATA, ChatMessage
 from agents.synthesizer.llm.prompt import (
     ANSWER,
     Refused,
@@ -28,7 +28,7 @@ from agents.synthesizer.llm.prompt import (
 )
 from sandbox import contract
 from sandbox.admission.context import Thresholds
-from sandbox.admission.report import asked
+from sandbox.admission.report import requirements
 from sandbox.admission.static_analysis import MAX_BYTES, MODULES
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 from tests.unit.agents.synthesis.conversations import call, conversation, order, say, user
@@ -43,7 +43,7 @@ CAPABILITY = Capability(
     "get_order comes before cancel_order.",
     "cancel_order comes without get_order.",
 )
-RULES = Rules(asked(Thresholds()), MAX_BYTES)
+RULES = Rules(requirements(Thresholds()), MAX_BYTES)
 MARKED = re.compile(r"<(\w+) ([0-9a-f]{16})>\n.*?\n</\1 \2>", re.DOTALL)
 REFUSED = Refused(
     "class Environment:\n    pass\n", "Verdict: refused. Passed: source.\n\nFailed: runs (it does not run)"
@@ -82,11 +82,11 @@ def labels() -> list[Label]:
     return [Label(name, CAPABILITY.name, run, verdict, at) for run in range(3) for name, verdict, at in cited]
 
 
-def whole(said: Sequence[Said]) -> str:
+def whole(said: Sequence[ChatMessage]) -> str:
     return "\n".join(f"=== {one.role}\n{one.text}" for one in said) + "\n"
 
 
-def outside(said: Sequence[Said]) -> str:
+def outside(said: Sequence[ChatMessage]) -> str:
     """A dialogue without what stands between marks."""
     return MARKED.sub(r"<\1>", whole(said))
 

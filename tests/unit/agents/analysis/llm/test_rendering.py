@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.analyst.llm.rendering import GAP, Shown, shown, surroundings, tokens
+from agents.analyst.llm.rendering import GAP_MARK, Shown, shown, surroundings, tokens
 from store.types import Outcome, Trajectory
 from tests.unit.agents.analysis.library import LOAN, TOOLS, calls, says, talk, user
 
@@ -76,7 +76,7 @@ def test_what_does_not_fit_leaves_the_beginning_the_errors_and_the_end() -> None
     assert "no such loan" in told.text
     assert 'renew_loan({"loan": "L7"})' in told.text
     assert told.text.endswith("I give up.")
-    assert GAP in told.text.split("\n")
+    assert GAP_MARK in told.text.split("\n")
     assert told.cited("m40") is None
     assert shown(whole, 100_000).cited("m40") == 40
 
