@@ -1,13 +1,9 @@
-"""Recorded trajectories from elsewhere, on their way into the store: `traced import`.
+"""Import trajectories from files into the store: `traced import`.
 
-Invariants: an import is stored batch by batch, so that memory stays the same whatever the file's size; one that is
-killed goes on behind its last batch, and stored twice is stored once, so at no point is anything half-written (what it
-then counts as known may be its own). An outcome that a later file brings replaces the rules' and the judge's, no
-person's. Bad records are kept aside with their reasons (``importers.ledger``); a strict import stores nothing if there
-is one, for which some formats are read twice. A cycle of imported trajectories is named by them and by the analysis'
-settings, so importing the same again changes nothing.
-How it fails: ``traced.ingest.importers.formats`` errors name file, record and line; what was stored before stays. Not
-covered: what to make of it (``traced.pipeline.analyze``); a file that changes while it is read.
+An import is stored batch by batch, so memory does not grow with the file, and a killed import resumes after its last
+batch. Storing a trajectory twice stores it once. Bad records are kept in a file with their reasons; a strict import
+stores nothing if there is one. Errors name file, record and line, and what was stored before stays.
+Not covered: a file that changes while it is read.
 """
 
 import hashlib
@@ -25,14 +21,14 @@ from store.database import read_session, write_session
 from store.records import Cycle, CycleState, Event
 from store.repositories.cycles import save_cycle
 from store.repositories.events import save_event
-from store.repositories.serving import save_feedback, router_trajectories
+from store.repositories.serving import router_trajectories, save_feedback
 from store.repositories.trajectories import (
     TrajectoryFilter,
     get_trajectory,
     is_stored,
     iterate_ids,
-    update_outcome,
     save_trajectories,
+    update_outcome,
 )
 from store.types import Outcome, Trajectory
 from traced.config.settings import Settings
@@ -57,15 +53,26 @@ from traced.scoring.rule_file import read_rules
 from traced.scoring.rules import Decision
 
 IMPORTED = "imported"
-BATCH = 500  # trajectories in one transaction
+# Trajectories and bytes in one transaction.
+BATCH = 500
 BATCH_BYTES = 8 << 20
 SUPERSEDED_BY_SOURCE = Decision(Outcome.UNKNOWN, reason="its source judged it later")
-MAX_LEADING_BAD_RECORDS = 100  # bad records before the first good one: the file is of another format
+# So many bad records before the first good one mean that the file is of another format.
+MAX_LEADING_BAD_RECORDS = 100
 
 
 @dataclass(frozen=True)
 class ImportRequest:
-    """What to import and how; ``kind`` None tells the format by the file's beginning."""
+    """What to import and how.
+
+    Args:
+        path: The file.
+        kind: The name of its format; None to detect it.
+        agent: The name of the recorded agent.
+        score: The only score that decides the outcome; None for all.
+        strict: Whether one bad record stops the import before anything is stored.
+        from_start: Whether to forget an unfinished import of the file.
+    """
 
     path: Path
     kind: str | None = None
@@ -77,9 +84,21 @@ class ImportRequest:
 
 @dataclass(frozen=True)
 class ImportResult:
-    """What one file gave: trajectories by outcome, how many were new, and the records that were left out.
+    """What an import stored and left out.
 
-    ``skipped`` holds the first messages only; ``bad_file`` has every bad record, None where there was none.
+    Args:
+        cycle: The id of the cycle of all imports from this source and agent.
+        source: The format.
+        outcomes: The number of trajectories by outcome.
+        added: Trajectories that are new.
+        known: Trajectories that were stored before.
+        replaced: Stored trajectories whose outcome changed.
+        passed: Valid records without a model call.
+        bad: Bad records.
+        bad_file: The file with every bad record; None if there is none.
+        resumed: Whether an unfinished import was resumed.
+        skipped: The messages of the first bad records.
+        judged: Trajectories without an outcome that the rules judged.
     """
 
     cycle: str
@@ -93,7 +112,7 @@ class ImportResult:
     bad_file: Path | None
     resumed: bool
     skipped: list[str] = field(default_factory=list)
-    judged: int = 0  # by the rules, of those that came without an outcome
+    judged: int = 0
 
 
 def import_file(
@@ -104,7 +123,7 @@ def import_file(
     at: datetime,
     on_batch: Callable[[Counts], None] = lambda counts: None,
 ) -> ImportResult:
-    """Store the trajectories of a file, or go on where an import of it was stopped; raises ImportFailed."""
+    """Store the trajectories of a file, or resume an unfinished import of it; raises ImportFailed."""
     path = request.path.absolute()
     format_name = request.kind or format_of(path)
     serving = settings.serving
@@ -116,9 +135,11 @@ def import_file(
         "redact": redaction,
         "store": _store_key(store),
     }
-    judging = read_rules(Path(settings.outcomes.rules)) if settings.outcomes.rules else None
-    read_head(path)  # what cannot be read is told before anything is made
+    rules = read_rules(Path(settings.outcomes.rules)) if settings.outcomes.rules else None
+    # Fails for an unreadable file before the ledger creates anything.
+    read_head(path)
     with Ledger(settings.data_dir, path, options) as ledger:
+        # The store may have been replaced since: then what the ledger counts as stored is missing.
         if request.from_start or (ledger.last_id and not _trajectory_exists(store, ledger.last_id)):
             ledger.forget()
         resumed = ledger.resume_point is not None
@@ -133,13 +154,13 @@ def import_file(
             redacts_fields=bool(serving.redact_fields),
         )
         try:
-            for batch, place in _batches(
-                FORMATS[format_name](job, ledger.resume_point), ledger, format_name, strict=request.strict
-            ):
-                with write_session(store) as db_session:
-                    _store_batch(db_session, ledger, batch, job.labels, at)
-                if place is not None:
-                    ledger.commit(place)
+            steps = FORMATS[format_name](job, ledger.resume_point)
+            for batch, resume_point in _batches(steps, ledger, format_name, strict=request.strict):
+                with write_session(store) as session:
+                    _store_batch(session, ledger, batch, job.labels, at)
+                # After the store's commit: a kill between the two repeats the batch, which changes nothing.
+                if resume_point is not None:
+                    ledger.commit(resume_point)
                 on_batch(ledger.counts)
         except UnknownFormat:
             ledger.finish()
@@ -147,23 +168,26 @@ def import_file(
         ledger.finish()
         counts = ledger.counts
         _require_trajectories(counts, path, format_name, ledger)
-    with write_session(store) as db_session:
-        cycle = cycle_of_imports(db_session, settings, format_name, request.agent, at)
+    with write_session(store) as session:
+        cycle = cycle_of_imports(session, settings, format_name, request.agent, at)
         if counts.added or counts.replaced:
             detail = {"trajectories": counts.added, "judged anew": counts.replaced, "left out": counts.bad}
-            save_event(db_session, Event(at, "import", format_name, cycle.id, detail))
+            save_event(session, Event(at, "import", format_name, cycle.id, detail))
     bad_file = ledger.bad_file if counts.bad else None
     totals = (counts.added, counts.known, counts.replaced, counts.passed, counts.bad)
     judged_count = 0
-    if judging is not None:
-        judged_count = sum(
-            apply_rules(store, judging, format_name, job.labels, again=False, limit=None, at=at).judged.values()
-        )
+    if rules is not None:
+        report = apply_rules(store, rules, format_name, job.labels, again=False, limit=None, at=at)
+        judged_count = sum(report.judged.values())
     return ImportResult(cycle.id, format_name, counts.outcomes, *totals, bad_file, resumed, counts.told, judged_count)
 
 
 def cycle_of_imports(session: Session, settings: Settings, source: str, agent: str, at: datetime) -> Cycle:
-    """The cycle of everything imported from ``source`` and ``agent`` so far under these settings."""
+    """The cycle of everything imported from ``source`` and ``agent`` under these settings.
+
+    Its id depends on the trajectories and the settings, so importing the same again gives the same cycle.
+    """
+    # Hashed piece by piece as the JSON of [ids, config, seed]: a list of all ids would not fit into memory.
     hasher, count = hashlib.sha256(b"[["), 0
     for count, trajectory_id in enumerate(iterate_ids(session, TrajectoryFilter(source=source, model=agent)), 1):
         hasher.update(((", " if count > 1 else "") + json.dumps(trajectory_id)).encode())
@@ -179,7 +203,7 @@ def cycle_of_imports(session: Session, settings: Settings, source: str, agent: s
 def _batches(
     steps: Iterator[Step], ledger: Ledger, format_name: str, *, strict: bool
 ) -> Iterator[tuple[list[Trajectory], ResumePoint | None]]:
-    """Trajectories to store together, and where reading goes on after them; None for the last, as it ends there."""
+    """Trajectories to store in one transaction, and the resume point after them; None after the last batch."""
     batch: list[Trajectory] = []
     size = 0
     for step in steps:
@@ -199,12 +223,12 @@ def _batches(
     yield batch, None
 
 
-def _store_batch(db_session: Session, ledger: Ledger, batch: list[Trajectory], labels: Labels, at: datetime) -> None:
+def _store_batch(session: Session, ledger: Ledger, batch: list[Trajectory], labels: Labels, at: datetime) -> None:
     counts = ledger.counts
     if not batch:
         return
-    result = save_trajectories(db_session, batch)
-    replaced_count = len(result.replaced) + _apply_source_outcomes(db_session, batch, labels, at)
+    result = save_trajectories(session, batch)
+    replaced_count = len(result.overwritten) + _apply_source_outcomes(session, batch, labels, at)
     counts.added += result.added
     counts.replaced += replaced_count
     counts.known += len(batch) - result.added - replaced_count
@@ -214,25 +238,18 @@ def _store_batch(db_session: Session, ledger: Ledger, batch: list[Trajectory], l
 
 
 def _apply_source_outcomes(session: Session, imported: list[Trajectory], labels: Labels, at: datetime) -> int:
-    """Let outcomes that come later than the rules' or the judge's count instead; returns how many changed.
-
-    Their verdicts are taken back, so that the outcome is the source's from then on.
-    """
-    judged_by_id = {trajectory.id: trajectory for trajectory in imported if trajectory.outcome is not Outcome.UNKNOWN}
+    """Replace outcomes of rules and of the judge by those that the source brings later; returns how many changed."""
+    judged = {trajectory.id: trajectory for trajectory in imported if trajectory.outcome is not Outcome.UNKNOWN}
     changed = 0
-    for trajectory_id in sorted(router_trajectories(session, list(judged_by_id))):
-        current = get_trajectory(session, trajectory_id)
+    for trajectory_id in sorted(router_trajectories(session, list(judged))):
+        trajectory, current = judged[trajectory_id], get_trajectory(session, trajectory_id)
         if effective_outcome(session, current, labels).source not in (OutcomeSource.RULES, OutcomeSource.JUDGE):
             continue
-        if not update_outcome(
-            session,
-            replace(current, outcome=judged_by_id[trajectory_id].outcome, reward=judged_by_id[trajectory_id].reward),
-        ):
-            continue  # evidence of a cycle refers to it
-        changed += (current.outcome, current.reward) != (
-            judged_by_id[trajectory_id].outcome,
-            judged_by_id[trajectory_id].reward,
-        )
+        # Refused where evidence of a cycle refers to the trajectory.
+        if not update_outcome(session, replace(current, outcome=trajectory.outcome, reward=trajectory.reward)):
+            continue
+        changed += (current.outcome, current.reward) != (trajectory.outcome, trajectory.reward)
+        # An "unknown" verdict revokes the earlier one, so that the outcome counts as the source's from now on.
         feedback = feedback_on(session, trajectory_id)
         for previous in (latest_verdict(RULES, feedback), latest_verdict(JUDGE, feedback)):
             if previous is not None:
@@ -241,7 +258,7 @@ def _apply_source_outcomes(session: Session, imported: list[Trajectory], labels:
 
 
 def _reject_wrong_format(ledger: Ledger, format_name: str, step: Step) -> None:
-    """Stop early where a file is none of its format: there is no use in keeping all of it aside."""
+    """Stop where a file is of another format, instead of writing all of it to the file of bad records."""
     counts = ledger.counts
     if step.bad is None or counts.bad < MAX_LEADING_BAD_RECORDS or counts.good or counts.passed:
         return
@@ -249,7 +266,7 @@ def _reject_wrong_format(ledger: Ledger, format_name: str, step: Step) -> None:
     detected = detect_format(read_head(path))
     suggestion = detected if detected not in (None, format_name) else "|".join(FORMATS)
     raise UnknownFormat(
-        f"{path}: none of its first {counts.bad} records is of the format {format_name}; the first: {counts.told[0]}",
+        f"{path}: none of the first {counts.bad} records is of the format {format_name}; the first: {counts.told[0]}",
         hint=f"traced import {path} --format {suggestion}",
     )
 
@@ -259,18 +276,18 @@ def _require_trajectories(counts: Counts, path: Path, format_name: str, ledger: 
         return
     hint = f"--format {'|'.join(FORMATS)}"
     if counts.bad:
-        cause = f"all of its {counts.bad} records that could be one are bad; the first: {counts.told[0]}"
+        cause = f"all {counts.bad} records are bad; the first: {counts.told[0]}"
         raise NoTrajectories(
-            f"{path}: no trajectory of the format {format_name} was found; {cause}",
+            f"{path}: no trajectory of the format {format_name}; {cause}",
             hint=f"{hint}, or see {ledger.bad_file}",
         )
-    passed = f"; {counts.passed} records hold no call of a model" if counts.passed else "; it holds no records"
-    raise NoTrajectories(f"{path}: no trajectory of the format {format_name} was found{passed}", hint=hint)
+    cause = f"{counts.passed} records hold no model call" if counts.passed else "the file holds no records"
+    raise NoTrajectories(f"{path}: no trajectory of the format {format_name}; {cause}", hint=hint)
 
 
 def _trajectory_exists(store: Engine, trajectory_id: str) -> bool:
-    with read_session(store) as db_session:
-        return is_stored(db_session, trajectory_id)
+    with read_session(store) as session:
+        return is_stored(session, trajectory_id)
 
 
 def _store_key(store: Engine) -> str:

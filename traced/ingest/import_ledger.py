@@ -1,10 +1,8 @@
-"""How far an import has come, and the records that it left out: ``DATA/imports/NAME-KEY.json`` and ``.bad.jsonl``.
+"""Progress and bad records of an import: ``DATA/imports/NAME-KEY.json`` and ``NAME-KEY.bad.jsonl``.
 
-Invariants: the state is written after what it tells of has been stored, by one atomic rename, and is there only while
-an import is unfinished; it counts for the same file (size, time of change, first bytes) and the same options only. Bad
-records written after the state are cut off when the import goes on, so that each is there once. One process at a time
-imports a file. A finished import leaves its bad records, if there are any, until the file is imported again.
-Fails: ``AlreadyRunning``; OSError for a full disk.
+Invariants: the progress is written after what it describes has been stored, by one atomic rename, and exists only while
+an import is unfinished. It is valid for the same file (size, modification time, first bytes) and the same options only.
+How it fails: ``AlreadyRunning``; OSError for a full disk.
 """
 
 import fcntl
@@ -21,12 +19,24 @@ from traced.ingest.importers.json_file import read_head
 from traced.ingest.importers.reader import ResumePoint
 
 FOLDER = "imports"
-MAX_MESSAGES = 20  # bad records whose messages are shown
+# Bad records whose messages are printed.
+MAX_MESSAGES = 20
 
 
 @dataclass
 class Counts:
-    """What an import has done so far. ``known``: trajectories that were stored before."""
+    """The counts of an import; stored as JSON in its progress file.
+
+    Args:
+        outcomes: Trajectories by outcome.
+        added: Trajectories that are new.
+        known: Trajectories that were stored before.
+        replaced: Stored trajectories whose outcome changed.
+        good: Valid records.
+        passed: Valid records without a model call.
+        bad: Bad records.
+        told: The messages of the first bad records.
+    """
 
     outcomes: dict[str, int] = field(default_factory=dict)
     added: int = 0
@@ -35,11 +45,11 @@ class Counts:
     good: int = 0
     passed: int = 0
     bad: int = 0
-    told: list[str] = field(default_factory=list)  # the first messages of bad records
+    told: list[str] = field(default_factory=list)
 
 
 class Ledger:
-    """The state of one file's import; a context, in which the file is this process's alone."""
+    """The progress of one file's import; a context manager that locks the file against other imports."""
 
     def __init__(self, data_dir: Path, path: Path, options: dict[str, Any]) -> None:
         key = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -52,8 +62,10 @@ class Ledger:
         self._identity = {"options": options, "size": status.st_size, "changed_ns": status.st_mtime_ns, "head": head}
         self.counts = Counts()
         self.resume_point: ResumePoint | None = None
-        self.last_id = ""  # the id of a trajectory that was stored by then
-        self._bad_bytes = 0  # bytes of bad records that the state knows of
+        # The last stored trajectory: where the store lacks it, the progress is void.
+        self.last_id = ""
+        # The size of the file of bad records at the last commit.
+        self._bad_bytes = 0
 
     def __enter__(self) -> "Ledger":
         self.bad_file.parent.mkdir(parents=True, exist_ok=True)
@@ -62,37 +74,37 @@ class Ledger:
             fcntl.flock(self._bad_records, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._bad_records.close()
-            raise AlreadyRunning("the file is being imported already", hint="wait for the other import") from None
+            raise AlreadyRunning("another process imports this file", hint="wait for the other import") from None
         self._resume()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, at: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if not self._bad_records.tell() and not self._state_file.exists():
             self.bad_file.unlink(missing_ok=True)
         self._bad_records.close()
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Discard the progress and the bad records."""
         self.counts, self.resume_point, self.last_id, self._bad_bytes = Counts(), None, "", 0
         self._truncate(0)
         for path in (self._state_file, *self._scratch_files()):
             path.unlink(missing_ok=True)
 
     def leave_out(self, bad: BadRecord) -> None:
-        """Keep a bad record aside."""
+        """Write a bad record to the file of bad records."""
         self.counts.bad += 1
         if len(self.counts.told) < MAX_MESSAGES:
             self.counts.told.append(bad.message)
         location = {"file": str(bad.path), "record": bad.record, "line": bad.line, "column": bad.column}
         self._bad_records.write(json.dumps({**location, "reason": bad.cause, "raw": bad.raw}).encode() + b"\n")
 
-    def commit(self, place: ResumePoint) -> None:
-        """Everything up to ``place`` has been stored."""
+    def commit(self, resume_point: ResumePoint) -> None:
+        """Record that everything before the resume point has been stored."""
         self._sync()
         self._bad_bytes = self._bad_records.tell()
-        state = {"same": self._identity, "place": place, "last": self.last_id, "kept": self._bad_bytes}
+        state = {"same": self._identity, "place": resume_point, "last": self.last_id, "kept": self._bad_bytes}
         partial = self._state_file.with_suffix(".partial")
         with partial.open("w") as file:
             json.dump({**state, "counts": asdict(self.counts)}, file)
@@ -101,7 +113,7 @@ class Ledger:
         partial.replace(self._state_file)
 
     def finish(self) -> None:
-        """Nothing is left to go on with."""
+        """Remove the progress; the bad records stay until the file is imported again."""
         self._sync()
         for path in (self._state_file, *self._scratch_files()):
             path.unlink(missing_ok=True)
@@ -122,11 +134,13 @@ class Ledger:
             state["last"],
             state["kept"],
         )
+        # Bad records after the last commit are read again, so each is written once.
         self._truncate(self._bad_bytes)
 
     def _truncate(self, size: int) -> None:
         self._bad_records.truncate(size)
-        self._bad_records.seek(0, os.SEEK_END)  # truncating does not move there
+        # Truncating does not move the position.
+        self._bad_records.seek(0, os.SEEK_END)
 
     def _sync(self) -> None:
         self._bad_records.flush()

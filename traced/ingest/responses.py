@@ -1,8 +1,7 @@
-"""What an engine answered, read back from its bytes: the message, its id, what it cost.
+"""Read the message, the id and the token usage of an engine's answer back from its bytes.
 
-Invariants: a stream and a whole answer with the same content give the same message; of several choices the first
-counts. A stream that broke off gives what had come. Fails: ``ValueError``, ``KeyError``, ``TypeError`` for what is no
-answer of this form. Not covered: redaction.
+A streamed and a whole answer with the same content give the same message; of several choices the first counts.
+Raises ``ValueError``, ``KeyError`` or ``TypeError`` for anything else.
 """
 
 import json
@@ -17,7 +16,7 @@ from traced.core.fast_json import read_json
 
 @dataclass
 class Answer:
-    """The first choice's message, None where there is none; tokens as the engine counts them."""
+    """The message of the first choice, None where there is none, and the token usage as the engine counts it."""
 
     message: dict[str, Any] | None = None
     id: str = ""
@@ -25,7 +24,7 @@ class Answer:
 
 
 def exchange_of(line: Mapping[str, Any]) -> Exchange:
-    """The exchange of a line of the spool, which has an answer's bytes or the whole body."""
+    """The exchange in a line of the spool, which holds the bytes of an answer or the whole body."""
     if line.get("body") is not None:
         return Exchange(**{**line, "at": datetime.fromisoformat(line["at"])})
     request = line["request"]
@@ -51,25 +50,27 @@ def exchange_of(line: Mapping[str, Any]) -> Exchange:
 
 
 def read_answer(response: Mapping[str, Any]) -> Answer:
-    """A whole answer, of chat or of text completions."""
+    """Read a whole answer of the chat, the completions or the responses form."""
     choices = response.get("choices") or []
-    message = _of_output(response["output"]) if "output" in response else None
+    message = _message_of_output(response["output"]) if "output" in response else None
     if choices:
         first = choices[0]
         message = first["message"] if "message" in first else {"role": "assistant", "content": first.get("text", "")}
     if message is not None and not isinstance(message, dict):
         raise ValueError(f"a message has to be an object, not {message!r:.50}")
     usage = response.get("usage") or {}
-    if "input_tokens" in usage:  # the responses form has names of its own
+    # The responses form names them differently.
+    if "input_tokens" in usage:
         usage = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage.get("output_tokens", 0)}
     return Answer(message, str(response.get("id") or ""), usage)
 
 
 def read_stream(stream_text: str) -> Answer:
-    """The server-sent events of a streamed answer, put together."""
-    answer, said = Answer(), ""
+    """Assemble the server-sent events of a streamed answer."""
+    answer, content = Answer(), ""
     calls: dict[int, dict[str, Any]] = {}
     for event in _events(stream_text):
+        # The last event of the responses form repeats the whole answer.
         if event.get("type") in ("response.completed", "response.incomplete"):
             return read_answer(event["response"])
         answer.id = str(event.get("id") or answer.id)
@@ -79,14 +80,24 @@ def read_stream(stream_text: str) -> Answer:
                 continue
             delta = choice.get("delta") or {"content": choice.get("text")}
             answer.message = answer.message or {"role": "assistant", "content": None}
-            said += delta.get("content") or ""
+            content += delta.get("content") or ""
             for part in delta.get("tool_calls") or []:
                 _extend(calls.setdefault(part.get("index", 0), {"id": "", "type": "function", "function": {}}), part)
     if answer.message is not None:
-        answer.message["content"] = said or None
+        answer.message["content"] = content or None
         if calls:
             answer.message["tool_calls"] = [calls[index] for index in sorted(calls)]
     return answer
+
+
+def messages_of(request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a request in any form; raises ``ValueError`` if they are not a list of objects."""
+    if "messages" in request:
+        return _objects(request["messages"])
+    prompt = request.get("prompt", request.get("input"))
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+        return _objects(prompt)
+    return [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(prompt)}]
 
 
 def _events(text: str) -> Iterator[dict[str, Any]]:
@@ -96,7 +107,8 @@ def _events(text: str) -> Iterator[dict[str, Any]]:
             try:
                 yield read_json(payload)
             except ValueError:
-                return  # it broke off here
+                # The stream broke off here; what came before counts.
+                return
 
 
 def _extend(call: dict[str, Any], part: Mapping[str, Any]) -> None:
@@ -106,18 +118,8 @@ def _extend(call: dict[str, Any], part: Mapping[str, Any]) -> None:
     call["function"]["arguments"] = call["function"].get("arguments", "") + (function.get("arguments") or "")
 
 
-def messages_of(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages of a request, of whichever form; raises ``ValueError`` for what is no list of objects."""
-    if "messages" in request:
-        return _objects(request["messages"])
-    prompt = request.get("prompt", request.get("input"))
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        return _objects(prompt)
-    return [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(prompt)}]
-
-
-def _of_output(output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The message of the responses form: its text, and its function calls."""
+def _message_of_output(output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The message in the output of the responses form."""
     texts = [part.get("text", "") for item in output if item.get("type") == "message" for part in item["content"]]
     calls = [
         {"id": item["call_id"], "type": "function", "function": {"name": item["name"], "arguments": item["arguments"]}}
@@ -128,7 +130,7 @@ def _of_output(output: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _objects(messages: Any) -> list[dict[str, Any]]:
+def _objects(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("messages have to be a list of objects")
     return list(messages)

@@ -1,17 +1,12 @@
-"""From exchanges to trajectories: once a conversation has been silent for a while, it is put together and judged.
+"""Turn the exchanges of a conversation into trajectories with outcomes, once it has been silent for a while.
 
-Exchanges of one conversation follow one another where a request's messages begin with what the one before ended with
-(``branching``); where they branch, every branch becomes a trajectory. Its id depends on its last exchange, so
-settling twice gives the same. People's feedback judges, else the rules, if there are any (``traced.scoring``); what
-neither judges is unknown, which is no failure. An exchange that failed for a reason of the machinery (status 429, 5xx)
-is part of no trajectory. An answer in the shadow is a trajectory of its own, which no person's feedback judges.
-Feedback that comes later judges what is stored already; a conversation that goes on later becomes a longer trajectory
-in the place of the shorter one.
+Every branch of a conversation becomes a trajectory; a shadow answer is a trajectory of its own, which feedback of
+people does not score. Exchanges that failed for an infrastructure reason (429, 5xx) are part of none. Outcomes come
+from people's feedback, else from the rules; an unscored trajectory is unknown.
 
-Invariants: one transaction settles a conversation, its rules' verdict included; one that cannot be settled holds up no
-other. Rules are asked before it, because they
-may ask databases; a conversation that has gone on meanwhile waits for its next turn, and so do those that are left when
-``ASKING_S`` are over. Not covered: who may give feedback; the judge, which only ``traced outcomes apply`` asks.
+Invariants: one transaction settles a conversation, its verdicts included, and settling twice gives the same
+trajectories. A conversation that cannot be settled does not block the others.
+Not covered: the judge, which only ``traced outcomes apply`` asks.
 """
 
 import logging
@@ -36,14 +31,15 @@ from traced.scoring.evidence import Labels
 from traced.scoring.rules import UNDECIDED, Decision, Rules
 
 OK = 200
-MAX_CONVERSATIONS = 100  # conversations of one look
+# Limits of one call of settle_silent, so that settling does not delay the recorder; the rest waits for the next call.
+MAX_CONVERSATIONS = 100
+RULES_TIME_LIMIT_S = 5.0
 log = logging.getLogger(__name__)
-RULES_TIME_LIMIT_S = 5.0  # for the rules, in one look
 
 
 @dataclass(frozen=True)
 class Scorers:
-    """Who judges: people by their labels, rules where there are any."""
+    """What scores trajectories: the labels of people's feedback, and rules if there are any."""
 
     labels: Labels
     rules: Rules | None = None
@@ -51,40 +47,56 @@ class Scorers:
 
 @dataclass
 class RuleVerdicts:
-    """What the rules say of trajectories that are not stored yet, by id."""
+    """Decisions of the rules on trajectories that are not stored yet, by trajectory id."""
 
     author: str
     decisions: dict[str, Decision] = field(default_factory=dict)
 
 
-def settle_silent(store: Engine, *, target: str, judging: Scorers, now: datetime, silence_s: float) -> int:
-    """Settle conversations that have been silent for so long, at most ``TOGETHER``; returns how many."""
-    with read_session(store) as db_session:
+@dataclass(frozen=True)
+class _Conversation:
+    """The trajectories of a conversation.
+
+    Args:
+        trajectories: One per branch.
+        exchanges: The exchanges of each trajectory.
+        part_of: The trajectory of each exchange by id; None for an exchange that is part of none.
+    """
+
+    trajectories: Sequence[Trajectory]
+    exchanges: Sequence[Sequence[Exchange]]
+    part_of: dict[str, str | None]
+
+
+def settle_silent(store: Engine, *, target: str, scorers: Scorers, now: datetime, silence_s: float) -> int:
+    """Settle at most ``MAX_CONVERSATIONS`` that have been silent for ``silence_s``; returns how many."""
+    with read_session(store) as session:
         silent_ids = serving.silent_conversations(
-            db_session, silent_since=now - timedelta(seconds=silence_s), limit=MAX_CONVERSATIONS
+            session, silent_since=now - timedelta(seconds=silence_s), limit=MAX_CONVERSATIONS
         )
     rule_verdicts = None
-    if silent_ids and judging.rules is not None:
-        silent_ids, rule_verdicts = _decide_by_rules(store, silent_ids, target, judging.rules)
+    if silent_ids and scorers.rules is not None:
+        silent_ids, rule_verdicts = _decide_by_rules(store, silent_ids, target, scorers.rules)
     if not silent_ids:
         return 0
     for conversation_id in silent_ids:
         try:
-            with write_session(store) as db_session:
+            with write_session(store) as session:
                 settle(
-                    db_session,
+                    session,
                     conversation_id,
                     target=target,
-                    labels=judging.labels,
+                    labels=scorers.labels,
                     now=now,
                     rule_verdicts=rule_verdicts,
                 )
         except StoreError:
             raise
-        except Exception:  # whatever was said in it, it holds up no other
+        except Exception:
+            # Whatever a conversation contains, it must not block the others.
             log.exception("conversation %s cannot be settled; its exchanges stay as they are", conversation_id)
-            with write_session(store) as db_session:
-                serving.settle_without_trajectory(db_session, conversation_id, at=now)
+            with write_session(store) as session:
+                serving.settle_without_trajectory(session, conversation_id, at=now)
     return len(silent_ids)
 
 
@@ -97,67 +109,69 @@ def settle(
     now: datetime,
     rule_verdicts: RuleVerdicts | None = None,
 ) -> list[Trajectory]:
-    """Put a conversation together; returns its trajectories, none where the rules were not asked about one of them."""
+    """Store the trajectories of a conversation with their outcomes, and return them.
+
+    Returns none if ``rule_verdicts`` lacks one of them: the conversation continued after the rules had been asked, and
+    is settled the next time.
+    """
     conversation = _assemble(session, conversation_id, target)
-    if rule_verdicts is not None and any(row.id not in rule_verdicts.decisions for row in conversation.made):
+    if rule_verdicts is not None and any(
+        trajectory.id not in rule_verdicts.decisions for trajectory in conversation.trajectories
+    ):
         return []
     feedback = serving.list_feedback(session, [conversation_id])
     scored: list[Trajectory] = []
-    for trajectory, exchanges in zip(conversation.made, conversation.of, strict=True):
-        answers = {row.response_id for row in exchanges} | {""}
+    for trajectory, exchanges in zip(conversation.trajectories, conversation.exchanges, strict=True):
+        # Feedback without a response id is about the whole conversation.
+        answers = {exchange.response_id for exchange in exchanges} | {""}
+        # People never saw a shadow answer.
         is_user_visible = trajectory.end_cause is not EndCause.SHADOW
         relevant = [row for row in feedback if is_user_visible and row.response_id in answers]
         verdicts = [] if rule_verdicts is None else _verdict_rows(trajectory.id, rule_verdicts, now)
         for row in verdicts:
             serving.save_feedback(session, row)
-        status = labels.effective_outcome([*relevant, *verdicts])
-        scored.append(replace(trajectory, outcome=status.outcome, reward=status.reward))
+        outcome = labels.effective_outcome([*relevant, *verdicts])
+        scored.append(replace(trajectory, outcome=outcome.outcome, reward=outcome.reward))
     save_trajectories(session, scored)
-    longer = [row.id for row in scored if row.end_cause is not EndCause.SHADOW and _replace_shorter(session, row)]
+    longer = [
+        trajectory.id
+        for trajectory in scored
+        if trajectory.end_cause is not EndCause.SHADOW and _replace_shorter(session, trajectory)
+    ]
     serving.settle_exchanges(session, conversation.part_of, at=now)
+    # Feedback on the shorter trajectories now counts for the longer ones.
     evidence.rescore(session, longer, labels)
     return scored
 
 
-def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
-    """Count a conversation once that had been settled and went on: what it was before goes.
+def rescore_feedback(session: Session, feedback: Feedback, labels: Labels) -> int:
+    """Score the trajectories of a settled conversation again after late feedback; returns how many changed."""
+    trajectory_ids = serving.trajectories_of(session, feedback.conversation_id, feedback.response_id)
+    return evidence.rescore(session, trajectory_ids, labels)
 
-    Its exchanges, and what was said of them, are the longer trajectory's then. What evidence refers to stays as it is.
-    """
+
+def _replace_shorter(session: Session, trajectory: Trajectory) -> bool:
+    """Delete trajectories that this one continues and take over their exchanges; returns whether there were any."""
     replaced = False
     for earlier in serving.trajectories_of(session, trajectory.task_id):
         shorter = get_trajectory(session, earlier, tokens=False)
         length = len(shorter.messages)
-        goes_on = length < len(trajectory.messages) and (
+        is_continued = length < len(trajectory.messages) and (
             position(trajectory.messages[:length]) == position(shorter.messages)
         )
-        if goes_on and delete_reported(session, earlier):
+        # Refused where evidence of a cycle refers to the shorter one: then both stay.
+        if is_continued and delete_reported(session, earlier):
             serving.reassign_exchanges(session, earlier, trajectory.id)
             replaced = True
     return replaced
 
 
-def rescore_feedback(session: Session, feedback: Feedback, labels: Labels) -> int:
-    """Let feedback that came late judge what its conversation has become; returns how many trajectories changed."""
-    trajectory_ids = serving.trajectories_of(session, feedback.conversation_id, feedback.response_id)
-    return evidence.rescore(session, trajectory_ids, labels)
-
-
-@dataclass(frozen=True)
-class _Branches:
-    """A conversation's trajectories, the exchanges of each, and the trajectory that each exchange is part of."""
-
-    made: Sequence[Trajectory]
-    of: Sequence[Sequence[Exchange]]
-    part_of: dict[str, str | None]
-
-
-def _assemble(session: Session, conversation_id: str, target: str) -> _Branches:
+def _assemble(session: Session, conversation_id: str, target: str) -> _Conversation:
     exchanges = serving.list_exchanges(session, conversation_id, unsettled=True)
     answered_exchanges = [
         exchange for exchange in exchanges if exchange.status == OK and exchange.body and exchange.body["answer"]
     ]
-    chains = _branches([exchange for exchange in answered_exchanges if exchange.shadow_of is None])
+    chains = _branches_of([exchange for exchange in answered_exchanges if exchange.shadow_of is None])
     assembled = [_trajectory(branch, target) for branch in chains]
     for exchange in answered_exchanges:
         if exchange.shadow_of is not None:
@@ -167,13 +181,13 @@ def _assemble(session: Session, conversation_id: str, target: str) -> _Branches:
     part_of: dict[str, str | None] = {exchange.id: None for exchange in exchanges}
     for trajectory, branch in zip(assembled, chains, strict=True):
         part_of |= {exchange.id: trajectory.id for exchange in branch}
-    return _Branches(assembled, chains, part_of)
+    return _Conversation(assembled, chains, part_of)
 
 
 def _decide_by_rules(
     store: Engine, silent_ids: Sequence[str], target: str, rules: Rules
 ) -> tuple[list[str], RuleVerdicts]:
-    """What the rules say, and the conversations that there was time for."""
+    """The decisions of the rules, and the conversations for which there was time."""
     rule_verdicts = RuleVerdicts(evidence.rules_author(rules.hash))
     done_ids: list[str] = []
     deadline = time.monotonic() + RULES_TIME_LIMIT_S
@@ -182,22 +196,23 @@ def _decide_by_rules(
             break
         done_ids.append(conversation_id)
         try:
-            with read_session(store) as db_session:
-                assembled = _assemble(db_session, conversation_id, target).made
+            with read_session(store) as session:
+                assembled = _assemble(session, conversation_id, target).trajectories
         except StoreError:
             raise
-        except Exception:  # who settles it meets the same, says so and sets it aside
+        except Exception:
+            # settle() fails in the same way and reports it.
             continue
-        rule_verdicts.decisions |= {
-            trajectory.id: _decide(rules, trajectory) for trajectory in assembled
-        }  # no transaction is open
+        # Outside of the transaction, because rules may query slow databases.
+        rule_verdicts.decisions |= {trajectory.id: _decide(rules, trajectory) for trajectory in assembled}
     return done_ids, rule_verdicts
 
 
 def _decide(rules: Rules, trajectory: Trajectory) -> Decision:
     try:
         return rules.decide(trajectory)
-    except Exception:  # a defect of a rule is no reason to lose a conversation: nobody has judged it
+    except Exception:
+        # A defective rule must not cost a conversation: it stays unscored.
         log.exception("the rules failed on %s", trajectory.id)
         return UNDECIDED
 
@@ -207,8 +222,7 @@ def _verdict_rows(trajectory_id: str, rule_verdicts: RuleVerdicts, at: datetime)
     return [] if decision == UNDECIDED else [evidence.verdict(trajectory_id, rule_verdicts.author, decision, at)]
 
 
-def _branches(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
-    """Chains of exchanges, each from a beginning to an end that nothing follows, in the order of their ends."""
+def _branches_of(exchanges: Sequence[Exchange]) -> list[list[Exchange]]:
     calls = [(body["messages"], body["answer"]) for body in (exchange.body or {} for exchange in exchanges)]
     return [[exchanges[index] for index in branch] for branch in branches(calls)]
 

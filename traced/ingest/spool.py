@@ -1,12 +1,10 @@
-"""Exchanges on their way into the store: a line in a file first, so that neither a router that is killed nor a store
-that is away for a while loses one.
+"""Files of recorded exchanges on their way into the store, so that neither a kill nor an unreachable store loses one.
 
-    DIR/spool/exchanges-PID-LIFE-N.jsonl    written by one router under a lock; ``storing`` takes what is not locked
+    DIR/spool/exchanges-PID-LIFE-N.jsonl    written and locked by one gateway; the recorder takes unlocked files
 
-Invariants: ``add`` has handed the line to the kernel when it returns, so only the machine's own end can lose it (a file
-is synchronised when it is handed over, every ``TURN_S``). How it fails: where the disk is full ``add`` counts what it
-could not keep and the request goes on. Not covered: what is redacted (before ``add``), the way into the store
-(``storing``).
+Invariants: ``write`` has handed the line to the kernel when it returns, so only a crash of the machine can lose it;
+files are synchronized when they are handed over, every ``FLUSH_INTERVAL_S``. How it fails: on a full disk ``try_write``
+counts the lost exchange and the request continues. Not covered: redaction, and storing (``traced.gateway.recorder``).
 """
 
 import asyncio
@@ -26,31 +24,33 @@ from store.records import Exchange
 from traced.core.fast_json import write_json
 
 FLUSH_INTERVAL_S = 0.25
-LATE_S = 10.0  # a file that has waited for so long is told
+# The age of a file at which the store counts as unreachable.
+LATE_S = 10.0
 FILE_PATTERN = "exchanges-*.jsonl"
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Spool:
-    """One router's spool. It belongs to one event loop."""
+    """The spool of one gateway; used from one event loop."""
 
     folder: Path
     written_count: int = 0
-    lost_count: int = 0  # lines that could not be written
-    _life: str = field(default_factory=lambda: secrets.token_hex(4))  # process ids come again, in a container always
+    lost_count: int = 0
+    # Process ids repeat, in a container always.
+    _life: str = field(default_factory=lambda: secrets.token_hex(4))
     _file: IO[bytes] | None = None
     _number: int = 0
     _full: str = ""
 
     async def run(self) -> None:
-        """Hand files over until cancelled."""
+        """Hand files over to the recorder until cancelled."""
         while True:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             await self.flush()
 
     async def flush(self) -> None:
-        """Hand over what was written."""
+        """Hand the current file over to the recorder."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -58,25 +58,27 @@ class Spool:
         try:
             await asyncio.shield(handover)
         except asyncio.CancelledError:
-            await handover  # who ends the router waits for it
+            # Shutting down waits for the synchronization, else the last exchanges could be lost.
+            await handover
             raise
 
     def try_write(self, line: bytes) -> None:
-        """Keep a line (``line_of``). Never raises: what cannot be kept is counted in ``lost``."""
+        """Write a line; never raises: a line that cannot be written is counted in ``lost_count``."""
         try:
             self.write(line)
         except OSError as error:
             self.count_lost(str(error))
 
     def write(self, line: bytes) -> None:
-        """Keep a line; raises ``OSError``, for those whose sender comes again."""
+        """Write a line; raises ``OSError``, for senders that retry."""
         try:
             if self._file is None:
                 self._file = self._open()
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            if self._file is not None:  # the half line is its last: what comes next has a file of its own
+            # An incomplete line must be the last of its file, so the next line gets a new one.
+            if self._file is not None:
                 self._file.close()
                 self._file = None
             raise
@@ -84,18 +86,18 @@ class Spool:
         self._full = ""
 
     def count_lost(self, reason: str) -> None:
-        """Count an exchange that could not be kept."""
+        """Count and log an exchange that could not be recorded."""
         self.lost_count += 1
         self._full = f"{self.lost_count} conversations were not recorded: {reason}"
         log.error("%s", self._full)
 
     @property
     def problem(self) -> str:
-        """Why conversations are not recorded, or not in the store yet; "" where they are."""
+        """Why exchanges are not recorded or not stored; "" if they are."""
         if self._full:
             return self._full
         late = [path for path in self.folder.glob(FILE_PATTERN) if _age(path) > LATE_S]
-        return f"conversations wait in {self.folder} ({len(late)} files): the store does not take them" if late else ""
+        return f"{len(late)} files wait in {self.folder}: the store does not accept them" if late else ""
 
     def _open(self) -> IO[bytes]:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -103,25 +105,35 @@ class Spool:
         name = f"exchanges-{os.getpid()}-{self._life}-{self._number}.jsonl"
         file = (self.folder / f".{name}").open("ab", buffering=0)
         fcntl.flock(file, fcntl.LOCK_EX)
-        (self.folder / f".{name}").rename(self.folder / name)  # seen by others only once it is locked
+        # The recorder must not see the file before it is locked.
+        (self.folder / f".{name}").rename(self.folder / name)
         return file
 
 
 def line_of(exchange: Exchange, raw: bytes, request: Mapping[str, Any], answer: bytes, *, streamed: bool) -> bytes:
-    """The line of an exchange: its figures, the request (``raw`` as it came), and the answer's bytes as they came."""
-    # not asdict: its copies took a fifth of a whole request
+    """The spool line of an exchange.
+
+    Args:
+        exchange: Everything but its body.
+        raw: The bytes of the request.
+        request: The parsed request.
+        answer: The bytes of the answer.
+        streamed: Whether the answer is a stream of server-sent events.
+    """
+    # Not asdict: its deep copies took a fifth of the time of a request.
     fields = vars(exchange) | {"at": exchange.at.isoformat(), "streamed": streamed}
     fields["answer"] = answer.decode("utf-8", "replace")
     head = write_json(fields)
     raw = raw.removeprefix(codecs.BOM_UTF8)
-    if (not raw.isascii() and not _is_utf8(raw)) or b"\0" in raw:  # JSON may come in other encodings
+    # A client may send JSON in UTF-16 or UTF-32.
+    if (not raw.isascii() and not _is_utf8(raw)) or b"\0" in raw:
         raw = write_json(request)
-    # between JSON's values a line's end is space, and inside a text it is always escaped
+    # Between JSON values a line break is white space, and inside a string it is always escaped.
     return b'%b,"request":%b}\n' % (head[:-1], raw.replace(b"\n", b" ").replace(b"\r", b" "))
 
 
 def complete_line(exchange: Exchange) -> bytes:
-    """The line of an exchange that has its body already."""
+    """The spool line of an exchange that has a body."""
     fields = vars(exchange) | {"at": exchange.at.isoformat()}
     return write_json(fields) + b"\n"
 

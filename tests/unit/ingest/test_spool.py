@@ -157,8 +157,8 @@ def test_what_a_dead_storer_left_is_stored_when_the_router_ends(tmp_path: Path, 
 def test_a_second_life_with_the_same_process_id_overwrites_nothing(tmp_path: Path, store: Engine) -> None:
     for name in ("e-1", "e-2"):
         life = Spool(tmp_path / "spool")
-        life.add(line(name))
-        asyncio.run(life.turn())
+        life.try_write(line(name))
+        asyncio.run(life.flush())
     Recorder(load_settings(tmp_path), store).run_once()
     assert stored(store) == ["e-1", "e-2"]
 
@@ -227,7 +227,7 @@ def test_rules_that_fail_leave_a_conversation_unjudged_and_stored(tmp_path: Path
     asyncio.run(spool.flush())
     Recorder(load_settings(tmp_path), store).store_files()
     judging = Scorers(Labels((), ()), cast(Rules, Broken()))
-    assert settle_silent(store, target="desk", judging=judging, now=T0 + timedelta(days=1), silence_s=1.0) == 1
+    assert settle_silent(store, target="desk", scorers=judging, now=T0 + timedelta(days=1), silence_s=1.0) == 1
     with read_session(store) as opened:
         (made,) = list_trajectories(opened, TrajectoryFilter(source="desk"))
     assert made.outcome is Outcome.UNKNOWN

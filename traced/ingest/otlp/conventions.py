@@ -1,4 +1,4 @@
-"""What an LLM call said, read from its span: each convention in which senders tell it is one function.
+"""Read LLM calls and feedback from OpenTelemetry spans and log records, one function for each convention of senders.
 
     now            gen_ai.input.messages, gen_ai.output.messages, gen_ai.system_instructions, gen_ai.tool.definitions,
                    on the span or on its event gen_ai.client.inference.operation.details
@@ -7,12 +7,9 @@
     OpenLLMetry    gen_ai.prompt.0.role ... gen_ai.completion.0.content, llm.request.functions.0.name
     OpenInference  llm.input_messages.0.message.role ..., llm.tools, input.value and output.value
 
-Invariants: pure; a conversation of which the sender dropped a part is refused, never shortened. Fails: ``Unfit``.
-Not covered: agents, tools, embeddings (``is_call`` leaves them out).
-
-``gen_ai.evaluation.result`` events as feedback: a score from 0 to 1, a label, an explanation.
-
-Source: opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-events. How it fails: ``feedback`` checks what it is given.
+A conversation of which the sender dropped a part is refused with ``UnusableSpan``, never shortened. Feedback comes as
+``gen_ai.evaluation.result`` events (opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-events).
+Not covered: spans of agents, tools and embeddings.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,38 +23,8 @@ from traced.ingest.responses import messages_of, read_answer
 
 EVALUATION = "gen_ai.evaluation.result"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MAX_TIMESTAMP_S = 2**33  # the year 2242
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Feedback in the form in which clients send it; the same event twice is the same feedback."""
-
-    feedback: dict[str, Any]
-    at: datetime | None
-    key_id: str
-    event: Event
-
-
-def evaluation_of(event: Event, key_id: str, references: Mapping[str, str] | None = None) -> Evaluation:
-    """The feedback of an event; ``known`` says which answer it is about, where its span does."""
-    attributes = event.attributes
-    score = attributes.get("gen_ai.evaluation.score.value")
-    feedback = {
-        "response_id": attributes.get("gen_ai.response.id"),
-        "conversation_id": None,
-        **{name: value for name, value in (references or {}).items() if value},
-        "score": score,
-        "label": text_of(attributes.get("gen_ai.evaluation.score.label")),
-        "comment": text_of(attributes.get("gen_ai.evaluation.explanation")),
-        "who": f"otlp {text_of(attributes.get('gen_ai.evaluation.name'))}".strip(),
-    }
-    seconds = event.at / 1e9
-    at = EPOCH + timedelta(seconds=seconds) if 0 < seconds < MAX_TIMESTAMP_S else None
-    return Evaluation(feedback, at, key_id, event)
-
-
-Attributes = Mapping[str, Any]
+# The year 2242; later time stamps are garbage.
+MAX_TIMESTAMP_S = 2**33
 CALL_OPERATIONS = ("chat", "text_completion", "generate_content", "completion")
 DETAILS = "gen_ai.client.inference.operation.details"
 CHOICE = "gen_ai.choice"
@@ -67,8 +34,10 @@ CONVERSATION_KEYS = ("gen_ai.conversation.id", "session.id", "traceloop.associat
 MODEL_KEYS = ("gen_ai.response.model", "gen_ai.request.model", "llm.response.model_name", "llm.model_name")
 PROMPT_TOKEN_KEYS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt")
 COMPLETION_TOKEN_KEYS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion")
-MAX_DEPTH = 12  # names nested in one another
-MAX_INTEGER = 2**31 - 1  # of the store's integers
+# Levels of dotted names that are unfolded.
+MAX_DEPTH = 12
+# The largest integer of the store.
+MAX_INTEGER = 2**31 - 1
 NO_MESSAGES = (
     "the span has no messages: its sender does not capture content; set "
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=span_only there (older senders: =true, and send their logs to "
@@ -79,10 +48,22 @@ DROPPED_DATA = (
     "the sender dropped a part of the span: raise OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT and OTEL_SPAN_EVENT_COUNT_LIMIT there"
 )
 
+Attributes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Feedback from an event, in the form of the feedback endpoint."""
+
+    feedback: dict[str, Any]
+    at: datetime | None
+    key_id: str
+    event: Event
+
 
 @dataclass(frozen=True)
 class Call:
-    """One LLM call: its messages, the assistant's answer (None where it failed), and what else is known of it."""
+    """One LLM call; ``answer`` is None where it failed, texts are "" and counts 0 where the sender left them out."""
 
     messages: list[Message]
     answer: Message | None
@@ -100,7 +81,26 @@ class _Content:
     answers: list[Message] = field(default_factory=list)
     tools: list[dict[str, Any]] = field(default_factory=list)
     response_id: str = ""
-    is_complete: bool = False  # it is all there, whatever else the sender dropped
+    # Whether the messages are complete, whatever else the sender dropped.
+    is_complete: bool = False
+
+
+def evaluation_of(event: Event, key_id: str, references: Mapping[str, str] | None = None) -> Evaluation:
+    """The feedback of an event; ``references`` names the answer it is about, where its span does."""
+    attributes = event.attributes
+    score = attributes.get("gen_ai.evaluation.score.value")
+    feedback = {
+        "response_id": attributes.get("gen_ai.response.id"),
+        "conversation_id": None,
+        **{name: value for name, value in (references or {}).items() if value},
+        "score": score,
+        "label": text_of(attributes.get("gen_ai.evaluation.score.label")),
+        "comment": text_of(attributes.get("gen_ai.evaluation.explanation")),
+        "who": f"otlp {text_of(attributes.get('gen_ai.evaluation.name'))}".strip(),
+    }
+    seconds = event.at / 1e9
+    at = EPOCH + timedelta(seconds=seconds) if 0 < seconds < MAX_TIMESTAMP_S else None
+    return Evaluation(feedback, at, key_id, event)
 
 
 def is_call(span: Span) -> bool:
@@ -109,11 +109,11 @@ def is_call(span: Span) -> bool:
     operation = span.attributes.get("gen_ai.operation.name") or span.attributes.get("llm.request.type")
     if kind is not None or operation is not None:
         return str(kind).upper() == "LLM" or operation in CALL_OPERATIONS
-    return any(mark in span.attributes for mark in MESSAGE_KEYS)
+    return any(key in span.attributes for key in MESSAGE_KEYS)
 
 
 def read_call(span: Span, events: Sequence[Event]) -> Call | None:
-    """The call of a span with its events; None while its messages have not come."""
+    """The call of a span with its events; None while its messages have not arrived."""
     try:
         return _read(span, events)
     except RecursionError as error:
@@ -121,9 +121,11 @@ def read_call(span: Span, events: Sequence[Event]) -> Call | None:
 
 
 def _read(span: Span, events: Sequence[Event]) -> Call | None:
-    content = next((read for form in CONVENTIONS if (read := form(span.attributes, events)) is not None), None)
+    contents = (read(span.attributes, events) for read in CONVENTIONS)
+    content = next((content for content in contents if content is not None), None)
     if content is None and not span.failed:
-        if "openinference.span.kind" in span.attributes:  # such senders never send logs
+        # OpenInference never sends messages as log records, so waiting for them is useless.
+        if "openinference.span.kind" in span.attributes:
             raise UnusableSpan(NO_MESSAGES)
         return None
     content = content or _Content()
@@ -136,18 +138,18 @@ def _read(span: Span, events: Sequence[Event]) -> Call | None:
         if any(message["role"] == "user" and not message["content"] for message in content.messages):
             raise UnusableSpan(EMPTY_MESSAGE)
         if not answers:
-            raise UnusableSpan("the span has no answer of the model, and no error either")
+            raise UnusableSpan("the span has neither an answer of the model nor an error")
     details = next((event.attributes for event in events if event.name == DETAILS), {})
-    details_and_attributes = {**details, **span.attributes}
+    combined = {**details, **span.attributes}
     return Call(
         messages=content.messages,
         answer=answers[0] if answers and not span.failed else None,
         tools=content.tools,
-        model=_text(details_and_attributes, MODEL_KEYS) or "unknown",
-        response_id=_text(details_and_attributes, ("gen_ai.response.id",)) or storable(content.response_id),
-        conversation=_text(details_and_attributes, CONVERSATION_KEYS),
-        prompt_tokens=_count(details_and_attributes, PROMPT_TOKEN_KEYS),
-        completion_tokens=_count(details_and_attributes, COMPLETION_TOKEN_KEYS),
+        model=_text(combined, MODEL_KEYS) or "unknown",
+        response_id=_text(combined, ("gen_ai.response.id",)) or storable(content.response_id),
+        conversation=_text(combined, CONVERSATION_KEYS),
+        prompt_tokens=_count(combined, PROMPT_TOKEN_KEYS),
+        completion_tokens=_count(combined, COMPLETION_TOKEN_KEYS),
     )
 
 
@@ -171,13 +173,14 @@ def _current(attributes: Attributes, events: Sequence[Event]) -> _Content | None
 
 
 def _events(attributes: Attributes, events: Sequence[Event]) -> _Content | None:
-    """Without a choice it is not complete, except that nothing of it may come any more."""
+    # The choice is sent last: without it messages are still missing.
     choices = [_body(event) for event in events if event.name == CHOICE]
     if not choices:
         return None
     message_lists = [
         chat_messages(_body(event), MESSAGE_EVENTS[event.name]) for event in events if event.name in MESSAGE_EVENTS
     ]
+    # Of several choices the first counts, and they may arrive in any order.
     choices.sort(key=lambda choice: choice.get("index") != 0)
     answers = [parse_json(choice.get("message"), CHOICE) or choice for choice in choices]
     tools = chat_tools(attributes.get("gen_ai.tool.definitions"))
@@ -204,6 +207,7 @@ def _indexed(attributes: Attributes, events: Sequence[Event]) -> _Content | None
         return None
     tools = chat_tools(nested_list(attributes, "llm.request.functions"))
     for message in messages:
+        # OpenLLMetry writes a list of content parts as JSON text.
         if isinstance(message, dict) and str(message.get("content")).startswith('[{"type"'):
             message["content"] = parse_json(message["content"], "gen_ai.prompt")
     return _Content(
@@ -220,6 +224,7 @@ def _openinference(attributes: Attributes, events: Sequence[Event]) -> _Content 
         answers = nested_list(attributes, "llm.output_messages") or nested_list(attributes, "llm.choices")
         tools = chat_tools(nested_list(attributes, "llm.tools"))
     except UnusableSpan:
+        # Attributes beyond the sender's limit are missing; the raw values hold everything.
         if raw is None:
             raise
         return raw
@@ -232,7 +237,7 @@ def _openinference(attributes: Attributes, events: Sequence[Event]) -> _Content 
 
 
 def _raw_content(attributes: Attributes) -> _Content | None:
-    """The request and the answer as they were, in ``input.value`` and ``output.value``."""
+    """The raw request and answer in ``input.value`` and ``output.value``."""
     input_value, output_value = attributes.get("input.value"), attributes.get("output.value")
     if not input_value or "openinference.span.kind" not in attributes:
         return None
@@ -245,7 +250,8 @@ def _raw_content(attributes: Attributes) -> _Content | None:
         try:
             answer = read_answer(parse_json(output_value, "output.value"))
         except (LookupError, TypeError, AttributeError, ValueError):
-            pass  # of another form than OpenAI's: it stays text
+            # Not in OpenAI's form: the answer stays the text that it is.
+            pass
         else:
             answers, response_id = [answer.message] if answer.message else answers, answer.id
     return _Content(
@@ -274,11 +280,11 @@ CONVENTIONS: tuple[Callable[[Attributes, Sequence[Event]], _Content | None], ...
 
 
 class _Node(dict[str, Any]):
-    """A place in the tree of names, told apart from a value that is an object."""
+    """An inner node of the tree of names; a plain dict is a value."""
 
 
 def nested_list(attributes: Attributes, prefix: str) -> list[Any]:
-    """The list that the attributes PREFIX.0.NAME, PREFIX.1.NAME ... spell; raises ``Unfit`` where one is missing."""
+    """The list in the attributes PREFIX.0.NAME, PREFIX.1.NAME ...; raises ``UnusableSpan`` if an index is missing."""
     tree = _Node()
     for name, value in attributes.items():
         if not name.startswith(f"{prefix}."):
@@ -296,7 +302,7 @@ def nested_list(attributes: Attributes, prefix: str) -> list[Any]:
     return _to_list(numbered) if numbered else []
 
 
-def _to_list(node: Any) -> Any:
+def _to_list(node: object) -> Any:
     if not isinstance(node, _Node):
         return node
     if not all(_is_number(key) for key in node):
@@ -307,12 +313,13 @@ def _to_list(node: Any) -> Any:
     return [_to_list(node[index]) for index in indices]
 
 
-def _is_number(step: str) -> bool:
-    return step.isascii() and step.isdigit() and len(step) < 7
+def _is_number(key: str) -> bool:
+    # The limit keeps hostile indices from becoming huge integers.
+    return key.isascii() and key.isdigit() and len(key) < 7
 
 
-def _chat_message_list(value: Any, role: str) -> list[Message]:
-    """The chat messages of a list of told ones; one alone, or a text, is such a list too."""
+def _chat_message_list(value: object, role: str) -> list[Message]:
+    """The chat messages of one message, a text, or a list of them."""
     if value is None or value == "":
         return []
     return [
@@ -327,14 +334,14 @@ def _body(event: Event) -> Mapping[str, Any]:
 
 
 def _text(attributes: Attributes, names: Sequence[str]) -> str:
-    """The first of these attributes as text that every database takes."""
+    """The first of these attributes that is set, as text that every database accepts."""
     value = next((attributes[name] for name in names if attributes.get(name)), "")
     text = value if isinstance(value, str) else str(value) if isinstance(value, int | float) else ""
     return storable(text)
 
 
 def storable(text: str) -> str:
-    """Text without what databases refuse in a key."""
+    """Text that every database accepts as a key: bounded, without NUL and lone surrogates."""
     return text.encode("utf-8", "replace").decode().replace("\0", "\ufffd")[:500]
 
 

@@ -1,14 +1,12 @@
-"""One told message, whichever convention its sender follows, as the messages of OpenAI's chat form.
+"""Convert a message of any tracing convention to OpenAI chat messages.
 
     {"role", "parts": [{"type": "text" | "tool_call" | "tool_call_response" | "reasoning" ...}]}   OpenTelemetry, now
     {"role", "content", "tool_calls": [{"id", "type", "function": {"name", "arguments"}}]}         OpenAI, and before
     {"role", "content", "tool_calls": [{"id", "name", "arguments"}]}                               OpenLLMetry
     {"message": {"role", "content" | "contents", "tool_calls": [{"tool_call": {...}}]}}            OpenInference
 
-Invariants: pure; what one call says in its answer and a later one repeats in its input becomes the same message, so
-that exchanges chain. Content is text: several parts are joined by line ends, and a part that is no text leaves its
-type in brackets. Arguments are JSON in a text, as their sender wrote them where it sent text.
-Fails: ``Unfit`` with the reason.
+An answer and its repetition in the input of a later call become the same message, so that exchanges chain. Text parts
+are joined by line breaks; a part that is not text leaves its type in brackets. Raises ``UnusableSpan``.
 """
 
 import json
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Message = dict[str, Any]
+Fields = Mapping[str, Any]
 ROLE_ALIASES = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXT_TYPES = ("text", "input_text", "output_text", "refusal", None)
@@ -24,21 +23,21 @@ WRAPPERS = ("message", "tool_call", "message_content", "tool", "prompt", "comple
 
 
 class UnusableSpan(Exception):
-    """A span of which no exchange can be made; the text says why, and what to do where the sender can do something."""
+    """A span that cannot become an exchange; the text says why, and what to change at the sender."""
 
 
 @dataclass
 class _MessageParts:
     texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     results: list[Message] = field(default_factory=list)
 
 
-def chat_messages(message: Any, role: str) -> list[Message]:
-    """The chat messages of one told message; ``role`` is its role where it names none.
+def chat_messages(message: object, role: str) -> list[Message]:
+    """Convert a message to chat messages, several where it holds the results of several tool calls.
 
-    It is more than one where a message holds the results of several tool calls.
+    ``role`` is its role where it names none.
     """
     if isinstance(message, str):
         return [{"role": role, "content": message}]
@@ -46,7 +45,7 @@ def chat_messages(message: Any, role: str) -> list[Message]:
     role_name = message.get("role") or role
     role = ROLE_ALIASES.get(str(role_name).lower(), str(role_name).lower())
     if role not in CHAT_ROLES:
-        raise UnusableSpan(f"a message has a role that chat does not know; there are: {', '.join(CHAT_ROLES)}")
+        raise UnusableSpan(f"a message has an unknown role; the roles are: {', '.join(CHAT_ROLES)}")
     collected = _MessageParts()
     for part in _parts(message):
         _add_part(collected, part)
@@ -58,8 +57,8 @@ def chat_messages(message: Any, role: str) -> list[Message]:
     return _to_messages(collected, role, message)
 
 
-def chat_tools(definitions: Any) -> list[dict[str, Any]]:
-    """Tool definitions as OpenAI's function tools; what has no name is no function, and left out."""
+def chat_tools(definitions: object) -> list[dict[str, Any]]:
+    """Convert tool definitions to OpenAI function tools; those without a name are left out."""
     tools: list[dict[str, Any]] = []
     for definition in _list(definitions, "tools"):
         tool = _unwrap(parse_json(definition, "a tool"))
@@ -75,20 +74,20 @@ def chat_tools(definitions: Any) -> list[dict[str, Any]]:
     return tools
 
 
-def parse_json(value: Any, description: str) -> Any:
-    """The value of JSON in a text; anything else as it is."""
+def parse_json(value: object, description: str) -> Any:
+    """The value of text that is a JSON object or list; anything else as it is."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
         raise UnusableSpan(
-            f"{description}: no JSON that can be read; where it was cut off, raise OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT there"
+            f"{description}: invalid JSON; if it was truncated, raise OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT at the sender"
         ) from error
 
 
-def text_of(value: Any) -> str:
-    """A value as a model reads it: text as it is, anything else as JSON."""
+def text_of(value: object) -> str:
+    """A value as text: a text as it is, anything else as JSON."""
     if isinstance(value, str):
         return value
     try:
@@ -97,28 +96,28 @@ def text_of(value: Any) -> str:
         raise UnusableSpan("a value is nested too deeply") from error
 
 
-def _unwrap(value: Any) -> Mapping[str, Any]:
-    """OpenInference puts what belongs together under a name of its own."""
+def _unwrap(value: object) -> Fields:
     if not isinstance(value, Mapping):
-        raise UnusableSpan(f"an object is needed, not {type(value).__name__}")
+        raise UnusableSpan(f"expected an object, found {type(value).__name__}")
+    # OpenInference wraps objects in one that has their type as its only key.
     for name in WRAPPERS:
         if isinstance(inner := value.get(name), Mapping) and "role" not in value and "type" not in value:
             return inner
     return value
 
 
-def _list(value: Any, description: str) -> list[Any]:
+def _list(value: object, description: str) -> list[Any]:
     value = parse_json(value, description)
     if value is None or value == "":
         return []
     if isinstance(value, Mapping):
         return [value]
     if not isinstance(value, list):
-        raise UnusableSpan(f"{description}: a list is needed, not {type(value).__name__}")
+        raise UnusableSpan(f"{description}: expected a list, found {type(value).__name__}")
     return value
 
 
-def _parts(message: Mapping[str, Any]) -> list[Any]:
+def _parts(message: Fields) -> list[Any]:
     for name in ("parts", "contents", "content", "text"):
         value = message.get(name)
         if isinstance(value, list):
@@ -128,7 +127,7 @@ def _parts(message: Mapping[str, Any]) -> list[Any]:
     return []
 
 
-def _add_part(collected: _MessageParts, part: Any) -> None:
+def _add_part(collected: _MessageParts, part: object) -> None:
     if isinstance(part, str):
         collected.texts.append(part)
         return
@@ -138,7 +137,7 @@ def _add_part(collected: _MessageParts, part: Any) -> None:
     if kind in TEXT_TYPES:
         collected.texts.append(text_of(content))
     elif kind in ("reasoning", "thinking"):
-        collected.thoughts.append(text_of(part.get("thinking", content)))
+        collected.reasoning.append(text_of(part.get("thinking", content)))
     elif kind in ("tool_call", "tool_use", "function_call"):
         collected.calls.append(_call(part))
     elif kind in ("tool_call_response", "tool_result", "function_call_output"):
@@ -148,7 +147,7 @@ def _add_part(collected: _MessageParts, part: Any) -> None:
         collected.texts.append(f"[{str(kind)[:40]}]")
 
 
-def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+def _call(call: Fields) -> dict[str, Any]:
     function = call.get("function")
     fields = function if isinstance(function, Mapping) else call
     name = fields.get("name")
@@ -158,13 +157,13 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": _id(call), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _id(fields: Mapping[str, Any]) -> str:
+def _id(fields: Fields) -> str:
     return next(
         (str(fields[name]) for name in ("tool_call_id", "call_id", "tool_use_id", "id") if fields.get(name)), ""
     )
 
 
-def _to_messages(collected: _MessageParts, role: str, fields: Mapping[str, Any]) -> list[Message]:
+def _to_messages(collected: _MessageParts, role: str, fields: Fields) -> list[Message]:
     text = "\n".join(collected.texts)
     if collected.results:
         return [*collected.results, *([{"role": "user", "content": text}] if text else [])]
@@ -173,8 +172,8 @@ def _to_messages(collected: _MessageParts, role: str, fields: Mapping[str, Any])
     if role != "assistant":
         return [{"role": role, "content": text}]
     message: Message = {"role": role, "content": text or (None if collected.calls else "")}
-    if collected.thoughts:
-        message["reasoning_content"] = "\n".join(collected.thoughts)
+    if collected.reasoning:
+        message["reasoning_content"] = "\n".join(collected.reasoning)
     if collected.calls:
         message["tool_calls"] = collected.calls
     return [message]

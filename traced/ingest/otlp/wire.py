@@ -1,19 +1,8 @@
-"""OTLP over HTTP: a request's bytes to spans and log records, and answers and errors in the form that senders read.
+"""OTLP over HTTP: decode requests, encode responses, and join spans with the log records that belong to them.
 
-Invariants: JSON and protobuf give the same spans; ids are lower-case hex; values are what JSON has (bytes as base64,
-numbers that JSON lacks as text). The schema's package is imported at the first request. Fails: ``ValueError`` for
-bytes that are no request. Not covered: decompression (aiohttp's), gRPC, metrics beyond an empty answer.
-Source: opentelemetry.io/docs/specs/otlp, "OTLP/HTTP".
-
-Spans and the log records that belong to them, which come in any order and in different requests.
-
-Older senders tell a call's messages as log records (``gen_ai.user.message`` ... ``gen_ai.choice``), newer ones may tell
-them in one record; a record names its span. What has not found its partner after ``wait_s`` is given up, and so is the
-oldest where more than ``most_bytes`` would wait.
-
-Invariants: a record that comes twice counts once; what comes for a span that is complete already is known and left.
-Used by one thread at a time. Not covered: a router that is killed loses what waits (its senders were told that it was
-taken), and partners that are sent to different routers never meet.
+JSON and protobuf give the same spans; ids are lower-case hex; values are JSON (bytes as base64, numbers that JSON lacks
+as text). Raises ``ValueError`` for an invalid request. Not covered: decompression (aiohttp does it), gRPC, metrics
+beyond an empty response. Source: opentelemetry.io/docs/specs/otlp, "OTLP/HTTP".
 """
 
 import base64
@@ -30,14 +19,21 @@ PROTOBUF: Encoding = "application/x-protobuf"
 JSON: Encoding = "application/json"
 ID_FIELDS = ("traceId", "spanId", "parentSpanId")
 NANO = 1e-9
-STATUS_ERROR = 2  # of a span's status
-# google.rpc.Code for the statuses that the receiver answers with
+# Of a span's status.
+STATUS_ERROR = 2
+# google.rpc.Code for the HTTP statuses of the receiver.
 GRPC_CODES = {400: 3, 401: 16, 413: 3, 415: 3, 429: 8, 500: 13, 503: 14}
+# What may wait for its counterpart, and the complete spans that are remembered because senders repeat requests.
+MAX_PENDING_BYTES = 32 * 2**20
+MAX_COMPLETE_SPANS = 20_000
+
+# The API key, the trace and the span.
+SpanKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened in a span, told in the span or by a log record; ``at`` is in nanoseconds since 1970."""
+    """An event of a span, from the span itself or from a log record; ``at`` is in nanoseconds since 1970."""
 
     name: str
     at: int
@@ -64,7 +60,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Record:
-    """One log record, and the span in which it was written."""
+    """A log record and the span in which it was written."""
 
     trace_id: str
     span_id: str
@@ -72,8 +68,94 @@ class Record:
     size: int = 0
 
 
+@dataclass
+class PendingCall:
+    """The parts of a call that have arrived."""
+
+    first_seen: float
+    span: Span | None = None
+    events: list[Event] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass
+class SpanJoiner:
+    """Joins spans with their log records, which arrive in any order and in different requests.
+
+    Older senders report the messages of a call as log records (``gen_ai.user.message`` ... ``gen_ai.choice``), newer
+    ones in one record. Parts that wait longer than ``wait_s``, or for which there is no room, expire.
+
+    Invariants: a repeated record counts once, parts of a complete span are ignored. Used by one thread at a time.
+    Not covered: a killed gateway loses what waits, although its senders got a success response; parts that are sent to
+    different gateways never meet.
+    """
+
+    wait_s: float
+    clock: Callable[[], float]
+    max_bytes: int = MAX_PENDING_BYTES
+    _waiting: OrderedDict[SpanKey, PendingCall] = field(default_factory=OrderedDict)
+    _complete: OrderedDict[SpanKey, None] = field(default_factory=OrderedDict)
+    _size: int = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def events(self, key: SpanKey) -> list[Event]:
+        """The events that have arrived for a span."""
+        pending = self._waiting.get(key)
+        return pending.events if pending else []
+
+    def is_complete(self, key: SpanKey) -> bool:
+        """Whether this span was completed before."""
+        return key in self._complete
+
+    def add_span(self, key: SpanKey, span: Span) -> None:
+        """Keep a span until its messages arrive."""
+        pending = self._pending_call(key)
+        if pending.span is None:
+            pending.span = span
+            self._grow(pending, span.size)
+
+    def add_record(self, key: SpanKey, record: Record) -> Span | None:
+        """Keep a log record with the others of its span; returns the span if it has arrived."""
+        pending = self._pending_call(key)
+        if record.event not in pending.events:
+            pending.events.append(record.event)
+            self._grow(pending, record.size)
+        return pending.span
+
+    def mark_complete(self, key: SpanKey) -> None:
+        """Record that a span is complete and stored."""
+        self._drop(key)
+        self._complete[key] = None
+        if len(self._complete) > MAX_COMPLETE_SPANS:
+            self._complete.popitem(last=False)
+
+    def expired(self, *, expire_all: bool = False) -> Iterator[tuple[SpanKey, PendingCall]]:
+        """Remove and yield what has waited too long or exceeds the memory limit, the oldest first."""
+        while self._waiting:
+            key, pending = next(iter(self._waiting.items()))
+            is_expired = self.clock() - pending.first_seen >= self.wait_s
+            if not (is_expired or expire_all or self._size > self.max_bytes):
+                return
+            self._drop(key)
+            yield key, pending
+
+    def _pending_call(self, key: SpanKey) -> PendingCall:
+        return self._waiting.setdefault(key, PendingCall(self.clock()))
+
+    def _grow(self, pending: PendingCall, size: int) -> None:
+        pending.size += size
+        self._size += size
+
+    def _drop(self, key: SpanKey) -> None:
+        pending = self._waiting.pop(key, None)
+        if pending is not None:
+            self._size -= pending.size
+
+
 def spans(body: bytes, encoding: Encoding) -> Iterator[Span]:
-    """The spans of a request to ``/v1/traces``; the attributes of their resource are among theirs."""
+    """The spans of a request to ``/v1/traces``, with the attributes of their resource."""
     for resource in _decode("traces", body, encoding).resource_spans:
         shared = _attributes(resource.resource.attributes)
         for scope in resource.scope_spans:
@@ -95,9 +177,10 @@ def records(body: bytes, encoding: Encoding) -> Iterator[Record]:
 
 
 def response_body(signal: Signal, encoding: Encoding, *, rejected: int = 0, message: str = "") -> bytes:
-    """What a request that was taken is answered with; ``message`` alone is a warning."""
+    """The response to an accepted request; ``message`` without rejections is a warning."""
     if signal == "metrics" or not (rejected or message):
         return b"{}" if encoding == JSON else b""
+    # Here and below: protobuf and the OTLP schema are loaded at the first request, not at start-up.
     from google.protobuf.json_format import MessageToJson
 
     response = _response(signal)
@@ -108,10 +191,11 @@ def response_body(signal: Signal, encoding: Encoding, *, rejected: int = 0, mess
 
 
 def error_body(status: int, message: str, encoding: Encoding) -> bytes:
-    """A ``google.rpc.Status``: its code and its message."""
+    """The response to a refused request: a ``google.rpc.Status`` with code and message."""
     code = GRPC_CODES.get(status, 2)
     if encoding == JSON:
         return json.dumps({"code": code, "message": message}).encode()
+    # Two protobuf fields by hand: the schema of google.rpc.Status is in no package that is installed anyway.
     text = message.encode("utf-8", "replace")
     return bytes([0x08, code, 0x12]) + _varint(len(text)) + text
 
@@ -132,11 +216,11 @@ def _decode(signal: Signal, body: bytes, encoding: Encoding) -> Any:
         if encoding == JSON:
             parsed_body = json.loads(body, object_hook=_ids_to_base64)
             if not isinstance(parsed_body, dict):
-                raise ValueError("an object is needed")
+                raise ValueError("expected an object")
             return json_format.ParseDict(parsed_body, request, ignore_unknown_fields=True)
         request.ParseFromString(body)
     except (message.Error, json_format.Error, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"the body is no {type(request).__name__}: {str(error)[:200]}") from error
+        raise ValueError(f"the body is not a valid {type(request).__name__}: {str(error)[:200]}") from error
     return request
 
 
@@ -161,7 +245,7 @@ def _response(signal: Signal) -> Any:
 
 
 def _ids_to_base64(fields: dict[str, Any]) -> dict[str, Any]:
-    """OTLP's JSON has ids in hex, where protobuf's has base64."""
+    # OTLP writes ids in hex, where JSON of protobuf has base64.
     for name in ID_FIELDS:
         if isinstance(text := fields.get(name), str):
             fields[name] = base64.b64encode(bytes.fromhex(text)).decode()
@@ -199,86 +283,3 @@ def _json_value(value: Any) -> Any:
     if kind == "double_value":
         return value.double_value if math.isfinite(value.double_value) else str(value.double_value)
     return getattr(value, kind) if kind in ("string_value", "bool_value", "int_value") else None
-
-
-SpanKey = tuple[str, str, str]  # whose key, trace, span
-MAX_PENDING_BYTES = 32 * 2**20
-MAX_COMPLETE_SPANS = 20_000  # complete spans
-
-
-@dataclass
-class PendingCall:
-    """What there is of one call."""
-
-    first_seen: float
-    span: Span | None = None
-    events: list[Event] = field(default_factory=list)
-    size: int = 0
-
-
-@dataclass
-class SpanJoiner:
-    """Calls that wait for their span or for their messages."""
-
-    wait_s: float
-    clock: Callable[[], float]
-    most_bytes: int = MAX_PENDING_BYTES
-    _waiting: OrderedDict[SpanKey, PendingCall] = field(default_factory=OrderedDict)
-    _complete: OrderedDict[SpanKey, None] = field(default_factory=OrderedDict)
-    _size: int = 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def events(self, name: SpanKey) -> list[Event]:
-        """What has come for a span."""
-        pending = self._waiting.get(name)
-        return pending.events if pending else []
-
-    def is_complete(self, name: SpanKey) -> bool:
-        """Whether this span was taken already."""
-        return name in self._complete
-
-    def add_span(self, name: SpanKey, span: Span) -> None:
-        """Let a span wait for its messages."""
-        pending = self._pending_call(name)
-        if pending.span is None:
-            pending.span = span
-            self._grow(pending, span.size)
-
-    def add_record(self, name: SpanKey, record: Record) -> Span | None:
-        """Let a record wait with the others; returns their span if it is there."""
-        pending = self._pending_call(name)
-        if record.event not in pending.events:
-            pending.events.append(record.event)
-            self._grow(pending, record.size)
-        return pending.span
-
-    def mark_complete(self, name: SpanKey) -> None:
-        """A span has all that it needs, and is stored."""
-        self._drop(name)
-        self._complete[name] = None
-        if len(self._complete) > MAX_COMPLETE_SPANS:
-            self._complete.popitem(last=False)
-
-    def expired(self, *, expire_all: bool = False) -> Iterator[tuple[SpanKey, PendingCall]]:
-        """What waits no longer, the oldest first."""
-        while self._waiting:
-            name, pending = next(iter(self._waiting.items()))
-            is_expired = self.clock() - pending.first_seen >= self.wait_s
-            if not (is_expired or expire_all or self._size > self.most_bytes):
-                return
-            self._drop(name)
-            yield name, pending
-
-    def _pending_call(self, name: SpanKey) -> PendingCall:
-        return self._waiting.setdefault(name, PendingCall(self.clock()))
-
-    def _grow(self, pending: PendingCall, size: int) -> None:
-        pending.size += size
-        self._size += size
-
-    def _drop(self, name: SpanKey) -> None:
-        pending = self._waiting.pop(name, None)
-        if pending is not None:
-            self._size -= pending.size

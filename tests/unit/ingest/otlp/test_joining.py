@@ -40,7 +40,7 @@ def test_what_is_late_is_given_up() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.booleans()), max_size=60))
 def test_what_waits_is_bounded(steps: list[tuple[int, int, bool]]) -> None:
-    made = joins([0.0], most_bytes=100)
+    made = joins([0.0], max_bytes=100)
     for number, (who, size, ends) in enumerate(steps):
         name = ("", "t", str(who))
         if ends:
