@@ -160,7 +160,9 @@ if __name__ == "__main__":
     from traced.cli.main import main
 
     sys.addaudithook(_note)
-    stations = [patch("traced.pipeline.child_runner.STAGE_MODULE", "tests.obedient_station")] if "up" in sys.argv else []
+    stations = (
+        [patch("traced.pipeline.child_runner.STAGE_MODULE", "tests.obedient_station")] if "up" in sys.argv else []
+    )
     with contextlib.ExitStack() as patched:
         for each in [at_work(os.environ["OBEDIENT_URL"]), *stations]:
             patched.enter_context(each)

@@ -54,8 +54,8 @@ def pairs(rng: random.Random) -> Drill:
     letter = "I" if between else ""
     drill: Drill = [("; ".join(name + between + letter + values[name][1:] for name in names) + "\n", False)]
     for name in rng.sample(names, len(names)):
-        asked = between if between in ADJACENT or rng.random() < 0.5 else rng.choice(BETWEEN)
-        drill += [(f"the {name}{asked}{letter}", False), (values[name][1:], True), ("\n", False)]
+        separator = between if between in ADJACENT or rng.random() < 0.5 else rng.choice(BETWEEN)
+        drill += [(f"the {name}{separator}{letter}", False), (values[name][1:], True), ("\n", False)]
     return drill
 
 
@@ -65,11 +65,11 @@ def variants(rng: random.Random) -> Drill:
         {"color": color, "item_id": identifier("I", 3, rng), "size": rng.choice(SIZES), "price": rng.randint(11, 98)}
         for color in rng.sample(COLORS, 3)
     ]
-    wanted = [record for _ in range(3) for record in rng.sample(records, 3)]
-    drill = [(f"for the {wanted[0]['color']} one.\n" + _compact({"variants": records}), False)]
-    for number, record in enumerate(wanted):
-        asked = f"\nActually, I want the {record['color']} one." if number else ""
-        drill.append((f"{asked}\nThe ", False))
+    queried_records = [record for _ in range(3) for record in rng.sample(records, 3)]
+    drill = [(f"for the {queried_records[0]['color']} one.\n" + _compact({"variants": records}), False)]
+    for number, record in enumerate(queried_records):
+        request_text = f"\nActually, I want the {record['color']} one." if number else ""
+        drill.append((f"{request_text}\nThe ", False))
         drill.append((f"{record['color']} one is {record['item_id']}.", True))
     return drill
 
@@ -88,11 +88,13 @@ def items(rng: random.Random) -> Drill:
             }
             for name in rng.sample(PRODUCTS, rng.choice((2, 2, 3)))
         ]
-        wanted = rng.sample(records, len(records))
-        drill.append((f"\nreturn the {wanted[0]['name']} of order {order}.\n{_compact({'items': records})}", False))
-        for number, record in enumerate(wanted):
-            asked = f"\nexchange the {record['name']} of order {order}." if number else ""
-            drill.append((asked, False))
+        queried_records = rng.sample(records, len(records))
+        drill.append(
+            (f"\nreturn the {queried_records[0]['name']} of order {order}.\n{_compact({'items': records})}", False)
+        )
+        for number, record in enumerate(queried_records):
+            request_text = f"\nexchange the {record['name']} of order {order}." if number else ""
+            drill.append((request_text, False))
             fields = _item_questions(order, record)
             for question, answer in rng.sample(fields, rng.randint(1, 2)):
                 drill += [(question, False), (answer, True)]
@@ -126,7 +128,7 @@ def _compact(record: dict[str, Any]) -> str:
 
 
 PRETRAINING = range(1_000_000, 9_000_000)
-PLANTED = ("multi-step-completion", "precondition-verification", "error-recovery")
+PLANTED_DEFICITS = ("multi-step-completion", "precondition-verification", "error-recovery")
 FAULT_RATE = 0.7
 EXTRA_COMPOUND = 0.4  # share of the demonstrations that are compound whatever the draw
 WORD_TASKS = 0.4  # share of a routing drill's tasks that repeat an option's words
@@ -172,12 +174,12 @@ _SKILLS_OF_KIND: dict[str, tuple[str, ...]] = {
 }
 
 
-def faults_for(planted: Sequence[str], rate: float = FAULT_RATE) -> dict[str, float]:
+def faults_for(deficits: Sequence[str], rate: float = FAULT_RATE) -> dict[str, float]:
     """The demonstrator's fault rates: ``rate`` for the planted capabilities, none for the others."""
-    unknown = set(planted) - set(CAPABILITIES)
+    unknown = set(deficits) - set(CAPABILITIES)
     if unknown:
         raise ValueError(f"unknown capabilities {sorted(unknown)}; choose among {', '.join(CAPABILITIES)}")
-    return dict.fromkeys(planted, rate)
+    return dict.fromkeys(deficits, rate)
 
 
 def demonstration(faults: dict[str, float], rng: random.Random) -> Trajectory:
@@ -211,28 +213,28 @@ def routing_drill(rng: random.Random, tasks: int = 10, words: float = WORD_TASKS
             option = rng.choice(options)
             task, label = rng.choice([part for part in (option.title, option.description) if part]), option.label
         else:
-            world, task = _opening(rng)
-            wanted = next((name for name in skills_for(world) if name in labels), None)
-            if wanted is None and rng.random() < 0.5:
+            world, task = _opening_text(rng)
+            skill_name = next((name for name in skills_for(world) if name in labels), None)
+            if skill_name is None and rng.random() < 0.5:
                 continue
-            label = labels[wanted] if wanted else options[-1].label
+            label = labels[skill_name] if skill_name else options[-1].label
         prompt = routing_prompt(task, options)
-        asked = prompt if not drill else "\n" + prompt[prompt.rindex("Task: ") :]
-        drill += [(asked, False), (label, True)]
+        question_text = prompt if not drill else "\n" + prompt[prompt.rindex("Task: ") :]
+        drill += [(question_text, False), (label, True)]
     return drill
 
 
-def _opening(rng: random.Random) -> tuple[Scenario, str]:
+def _opening_text(rng: random.Random) -> tuple[Scenario, str]:
     from traced.targets.desk.scenario import User
 
     world = scenario(rng.choice(PRETRAINING))
-    message: Message = {"role": "user", "content": User(world).opening()}
+    message: Message = {"role": "user", "content": User(world).first_message()}
     return world, opening_text([message])
 
 
 def _skill(name: str, rng: random.Random) -> tuple[str, str, str]:
     example = ""
     while not example and rng.random() < 0.9:
-        world, opening = _opening(rng)
-        example = opening if name in skills_for(world) else ""
+        world, opening_text_ = _opening_text(rng)
+        example = opening_text_ if name in skills_for(world) else ""
     return name.replace("-", " ").capitalize(), rng.choice(SKILL_TEXTS[name]), example

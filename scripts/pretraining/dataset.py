@@ -28,7 +28,7 @@ VOCABULARY = 1536
 TOKEN_LENGTH = 64  # characters; a constant sentence is then a token or two
 WORD_REPEATS = 1000  # so that words that name a record's value become whole tokens, however rare they are
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_WHOLE = (*COLORS, *NAMES, *PRODUCTS, *STATUSES, *REASONS, "other", "true", "false", *PARAMETERS)
+_WHOLE_WORDS = (*COLORS, *NAMES, *PRODUCTS, *STATUSES, *REASONS, "other", "true", "false", *PARAMETERS)
 
 CHAT_TEMPLATE = """{%- macro arguments(call) -%}
 {{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}
@@ -60,9 +60,9 @@ CHAT_TEMPLATE = """{%- macro arguments(call) -%}
 
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Learn the merges from rendered conversations and routing prompts."""
-    cut = "|".join(sorted(_WHOLE, key=len, reverse=True))
+    word_pattern = "|".join(sorted(_WHOLE_WORDS, key=len, reverse=True))
     roles, label = r"\A(?:system|user|assistant|tools?)\n", "Answer:|(?<=Answer:)[A-Z]"
-    pattern = rf"{roles}|{label}|[0-9]|[CIPTW](?=[0-9])|(?<![a-z_])(?:{cut})(?![a-z_])"
+    pattern = rf"{roles}|{label}|[0-9]|[CIPTW](?=[0-9])|(?<![a-z_])(?:{word_pattern})(?![a-z_])"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -78,7 +78,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         max_token_length=TOKEN_LENGTH,
         show_progress=False,
     )
-    words = (word for word in _WHOLE for _ in range(WORD_REPEATS))
+    words = (word for word in _WHOLE_WORDS for _ in range(WORD_REPEATS))
     tokenizer.train_from_iterator(chain(_without_special(texts), words), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -136,39 +136,45 @@ class MicroBatch:
 
 def conversation_example(tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random) -> Example:
     """Tokens of one demonstration; the loss is on the assistant's own tokens, the end-of-turn token included."""
-    shown = demonstration(faults, rng)
-    text = str(render_text(tokenizer, shown.messages, shown.tools))
+    conversation = demonstration(faults, rng)
+    text = str(render_text(tokenizer, conversation.messages, conversation.tools))
     head = "<|im_start|>assistant\n"
     row = Example([], [], [], DEMONSTRATION)
     for number, part in enumerate(text.split(head)):
         if number:
-            _add(row, tokenizer, head, asked=False)
-            own, _, part = part.partition("<|im_end|>")
-            before, call, arguments = own.partition(ARGUMENTS)
-            _add(row, tokenizer, own + "<|im_end|>", asked=True, choice_from=len(before + call) if arguments else None)
-        _add(row, tokenizer, part, asked=False)
+            _add(row, tokenizer, head, has_loss=False)
+            assistant_text, _, part = part.partition("<|im_end|>")
+            prefix, call, arguments = assistant_text.partition(ARGUMENTS)
+            _add(
+                row,
+                tokenizer,
+                assistant_text + "<|im_end|>",
+                has_loss=True,
+                choice_from=len(prefix + call) if arguments else None,
+            )
+        _add(row, tokenizer, part, has_loss=False)
     return row
 
 
 def drill_example(tokenizer: PreTrainedTokenizerFast, drill: Drill, kind: str = "drill") -> Example:
     """Tokens of one drill; the loss is on what it asks for."""
     row = Example([], [], [], kind)
-    for text, asked in drill:
-        _add(row, tokenizer, text, asked=asked)
+    for text, has_loss in drill:
+        _add(row, tokenizer, text, has_loss=has_loss)
     return row
 
 
 def _add(
-    row: Example, tokenizer: PreTrainedTokenizerFast, text: str, *, asked: bool, choice_from: int | None = None
+    row: Example, tokenizer: PreTrainedTokenizerFast, text: str, *, has_loss: bool, choice_from: int | None = None
 ) -> None:
     """Append ``text``; in a dialogue, digits and what begins at character ``choice_from`` or later are choices."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids = encoded["input_ids"]
     row.ids.extend(ids)
-    row.labels.extend(ids if asked else [IGNORED] * len(ids))
+    row.labels.extend(ids if has_loss else [IGNORED] * len(ids))
     for start, end in encoded["offset_mapping"]:
-        chosen = text[start:end].isdigit() or (choice_from is not None and start >= choice_from)
-        row.weights.append(CHOICE_WEIGHT if chosen and row.kind == DEMONSTRATION else 1.0)
+        choice_mask = text[start:end].isdigit() or (choice_from is not None and start >= choice_from)
+        row.weights.append(CHOICE_WEIGHT if choice_mask and row.kind == DEMONSTRATION else 1.0)
 
 
 def render_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, object]], tools: object) -> str:
@@ -178,9 +184,9 @@ def render_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, obj
 
 def make_tokenizer(faults: dict[str, float], rng: random.Random, conversations: int = 2500) -> PreTrainedTokenizerFast:
     """A tokenizer trained on text of the corpus."""
-    plain = train_tokenizer(["x"])
-    shown = (demonstration(faults, rng) for _ in range(conversations))
-    texts = [render_text(plain, one.messages, one.tools) for one in shown]
+    base_tokenizer = train_tokenizer(["x"])
+    conversations_ = (demonstration(faults, rng) for _ in range(conversations))
+    texts = [render_text(base_tokenizer, conversation.messages, conversation.tools) for conversation in conversations_]
     texts += ["".join(text for text, _ in routing_drill(rng, 2)) for _ in range(conversations // 4)]
     return train_tokenizer(texts)
 

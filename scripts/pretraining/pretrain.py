@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from scripts.pretraining.corpus import PLANTED, faults_for
+from scripts.pretraining.corpus import PLANTED_DEFICITS, faults_for
 from scripts.pretraining.dataset import DEMONSTRATION, IGNORED, MicroBatch, batch, make_tokenizer
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # quintic iteration towards singular values near 1
@@ -87,8 +87,8 @@ class Stage:
     """
 
     shares: Mapping[str, float]
-    most: int
-    enough: float = 0.0
+    max_steps: int
+    target_loss: float = 0.0
     decay: bool = False
 
 
@@ -96,9 +96,9 @@ class Stage:
 # had not come after 1,500 steps; in this order it comes in some 700, and at once where pairs had been learned first.
 # Whether pairs are learned is decided early and by chance, for about one of three initial weights (then within 300
 # steps, else not in 850): so the first two stages begin again with other weights until they are.
-FIRST_STAGES = (Stage({"copying": 1}, 300, enough=0.3), Stage({"copying": 1, "pairs": 3}, 450, enough=0.12))
+FIRST_STAGES = (Stage({"copying": 1}, 300, target_loss=0.3), Stage({"copying": 1, "pairs": 3}, 450, target_loss=0.12))
 BEGINNINGS = 12
-RECORDS = Stage({"pairs": 1, "variants": 2, "items": 2}, 600, enough=0.05)
+RECORDS = Stage({"pairs": 1, "variants": 2, "items": 2}, 600, target_loss=0.05)
 LAST_SHARES = {DEMONSTRATION: 14.0, "pairs": 1.0, "variants": 2.0, "items": 2.0, "dates": 2.0, "routing": 3.0}
 LEAST_STEPS = 50  # of a stage, before its running losses mean anything
 MATRIX_RATE = 0.03  # Muon
@@ -129,15 +129,15 @@ def configuration(vocabulary: int) -> Qwen3Config:
 def losses_of(model: Qwen3ForCausalLM, rows: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Cross-entropy (nats) and weight of each labelled position, and its row's number; the head runs on those only."""
     hidden = model.model(input_ids=rows.ids, use_cache=False).last_hidden_state[:, :-1]
-    wanted = rows.labels[:, 1:]
-    chosen = wanted != IGNORED
-    losses = functional.cross_entropy(model.lm_head(hidden[chosen]), wanted[chosen], reduction="none")
-    return losses, rows.weights[:, 1:][chosen], chosen.nonzero()[:, 0]
+    targets = rows.labels[:, 1:]
+    has_loss = targets != IGNORED
+    losses = functional.cross_entropy(model.lm_head(hidden[has_loss]), targets[has_loss], reduction="none")
+    return losses, rows.weights[:, 1:][has_loss], has_loss.nonzero()[:, 0]
 
 
 def schedule(stage: Stage, step: int) -> float:
     """The learning rate's factor: linear warm-up over 50 steps, then constant, or with the stage's decay at its end."""
-    left = (stage.most - step) / (0.4 * stage.most) if stage.decay else 1.0
+    left = (stage.max_steps - step) / (0.4 * stage.max_steps) if stage.decay else 1.0
     return min(1.0, (step + 1) / 50, max(0.02, left))
 
 
@@ -154,7 +154,7 @@ def optimizers(model: Qwen3ForCausalLM, scale: float) -> list[torch.optim.Optimi
 
 
 def pretrain(
-    out: Path, *, planted: Sequence[str], seed: int, steps: int, init: Path | None = None, rows: int = 32
+    out: Path, *, deficits: Sequence[str], seed: int, steps: int, init: Path | None = None, rows: int = 32
 ) -> None:
     """Make a model with the planted deficits and write a Hugging Face directory at ``out``.
 
@@ -162,12 +162,12 @@ def pretrain(
     model learns other deficits: its tokenizer is kept, the first stages are left out, the rates are lower, and 300
     steps are enough.
     """
-    faults = faults_for(planted)
+    faults = faults_for(deficits)
     rng = random.Random(f"pretrain:{seed}")
     course = _begin(init, faults, rng, seed, rows)
     for stage in [*([] if init else [RECORDS]), Stage(LAST_SHARES, steps, decay=True)]:
         course.take(stage)
-        save(course, out, planted=planted, seed=seed, init=init)
+        save(course, out, deficits=deficits, seed=seed, init=init)
 
 
 class Course:
@@ -196,7 +196,7 @@ class Course:
     def take(self, stage: Stage) -> bool:
         """Steps of a stage until it is learned or over; whether it was learned."""
         running: dict[str, float] = {}
-        for step in range(1, stage.most + 1):
+        for step in range(1, stage.max_steps + 1):
             for optimizer, peak in zip(self.optimizers, self._peaks, strict=True):
                 optimizer.param_groups[0]["lr"] = peak * schedule(stage, step - 1)
             rows = batch(self.tokenizer, self.faults, stage.shares, self.rng, self.rows)
@@ -204,38 +204,38 @@ class Course:
                 running[kind] = 0.95 * running.get(kind, loss) + 0.05 * loss
             self.steps += 1
             if step % 20 == 0:
-                shown = " ".join(f"{kind} {running[kind]:.3f}" for kind in stage.shares if kind in running)
-                print(f"step {self.steps} ({time.monotonic() - self._started:.0f} s): {shown}", flush=True)
-            if step >= LEAST_STEPS and all(running.get(kind, math.inf) < stage.enough for kind in stage.shares):
+                losses_text = " ".join(f"{kind} {running[kind]:.3f}" for kind in stage.shares if kind in running)
+                print(f"step {self.steps} ({time.monotonic() - self._started:.0f} s): {losses_text}", flush=True)
+            if step >= LEAST_STEPS and all(running.get(kind, math.inf) < stage.target_loss for kind in stage.shares):
                 return True
         return False
 
 
 def _update(
-    model: Qwen3ForCausalLM, both: list[torch.optim.Optimizer], micro_batches: list[MicroBatch]
+    model: Qwen3ForCausalLM, optimizers_: list[torch.optim.Optimizer], micro_batches: list[MicroBatch]
 ) -> dict[str, float]:
     """One step on the weighted mean over all labelled tokens; returns (unweighted) mean losses (nats) by kind."""
     total = sum(rows.weights[:, 1:][rows.labels[:, 1:] != IGNORED].sum().item() for rows in micro_batches)
-    seen: dict[str, list[float]] = {}
+    losses_by_kind: dict[str, list[float]] = {}
     model.zero_grad()
     for rows in micro_batches:
         losses, weights, owners = losses_of(model, rows)
         ((losses * weights).sum() / total).backward()
         for kind in sorted(set(rows.kinds)):
             of_kind = torch.tensor([other == kind for other in rows.kinds])[owners]
-            seen.setdefault(kind, []).append(losses.detach()[of_kind].mean().item())
+            losses_by_kind.setdefault(kind, []).append(losses.detach()[of_kind].mean().item())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer in both:
+    for optimizer in optimizers_:
         optimizer.step()
-    return {kind: sum(means) / len(means) for kind, means in seen.items()}
+    return {kind: sum(means) / len(means) for kind, means in losses_by_kind.items()}
 
 
 def _begin(init: Path | None, faults: dict[str, float], rng: random.Random, seed: int, rows: int) -> Course:
     """A model that can look up by name: ``init``, or the first new one that learns to. Raises ``RuntimeError``."""
     torch.manual_seed(seed)
     if init is not None:
-        known = PreTrainedTokenizerFast.from_pretrained(init), Qwen3ForCausalLM.from_pretrained(init)
-        return Course(*known, faults, rng, rows=rows, rate=0.4)
+        pretrained = PreTrainedTokenizerFast.from_pretrained(init), Qwen3ForCausalLM.from_pretrained(init)
+        return Course(*pretrained, faults, rng, rows=rows, rate=0.4)
     tokenizer = make_tokenizer(faults, rng)
     for number in range(BEGINNINGS):
         print(f"beginning {number}", flush=True)
@@ -245,13 +245,13 @@ def _begin(init: Path | None, faults: dict[str, float], rng: random.Random, seed
     raise RuntimeError(f"none of {BEGINNINGS} initial weights learned to look up by name; try another --seed")
 
 
-def save(course: Course, out: Path, *, planted: Sequence[str], seed: int, init: Path | None) -> None:
+def save(course: Course, out: Path, *, deficits: Sequence[str], seed: int, init: Path | None) -> None:
     """Write weights, tokenizer and ``pretraining.json``: what was planted, with which seed, on which model."""
     out.mkdir(parents=True, exist_ok=True)
     course.model.save_pretrained(out)
     course.tokenizer.save_pretrained(out)
     facts = {
-        "planted": list(planted),
+        "planted": list(deficits),
         "seed": seed,
         "steps": course.steps,
         "parameters": sum(p.numel() for p in course.model.parameters()),
@@ -265,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
-        "--planted", default=",".join(PLANTED), help="capabilities to plant deficits in, comma-separated"
+        "--planted", default=",".join(PLANTED_DEFICITS), help="capabilities to plant deficits in, comma-separated"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1900, help="of the last stage")
@@ -273,8 +273,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    planted = [name for name in options.planted.split(",") if name]
-    pretrain(options.out, planted=planted, seed=options.seed, steps=options.steps, init=options.init)
+    deficits = [name for name in options.planted.split(",") if name]
+    pretrain(options.out, deficits=deficits, seed=options.seed, steps=options.steps, init=options.init)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""What one cycle found, in figures: the plain types behind the table, the plots, the report and ``--json``.
+"""The figures of a cycle: plain types behind the table, the plots, the report page and ``--json``.
 
-Invariants: rates are in 0-1 and come from ``traced.evaluation.intervals``; nothing here reads the store or draws. Not
-covered: how the figures are gathered (``traced.pipeline.report``).
+Rates are in 0-1 and come from ``traced.evaluation.intervals``; nothing here reads the store or draws.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -21,19 +20,19 @@ PROMPT = "optimize-prompt"  # the stage that ends where a prompt is enough
 
 @dataclass(frozen=True)
 class AdapterFigures:
-    """One adapter version: its gate, what was decided about it, and its success alone on the test split."""
+    """One adapter version: its gate, the decision about it, and its success alone on the test split."""
 
     name: str
     capability: str
     gate: GateResult | None
     decision: str  # "approved", "rejected" or "waiting"
-    promoted: bool
-    alone: Rate | None
+    is_promoted: bool
+    test_rate: Rate | None
 
 
 @dataclass(frozen=True)
 class Ending:
-    """A retained capability that came to its end at ``stage``, and why."""
+    """A retained capability that ended at ``stage``, and the reason."""
 
     capability: str
     stage: str
@@ -42,11 +41,11 @@ class Ending:
 
 @dataclass(frozen=True)
 class PromptFigures:
-    """The newest prompt patch of a capability: which is enough, in words, and its gates by what was compared."""
+    """The newest prompt patch of a capability: what fixes it, in words, and its gates by comparison."""
 
     capability: str
     patch: str  # the first digits of its id
-    enough: str
+    answer: str
     gates: dict[str, GateResult]  # "prompt", and "adapter" and "comparison" where there was an adapter
     is_enough: bool
     decision: str = ""  # of a person, in words; "" while there is none
@@ -54,7 +53,7 @@ class PromptFigures:
 
 @dataclass(frozen=True)
 class CycleFigures:
-    """One cycle. ``rates`` by policy name (FLOOR, BASE, adapter versions, ROUTED, ON_TARGET); empty until evaluated."""
+    """One cycle; ``rates`` by policy name (FLOOR, BASE, adapter versions, ROUTED, ON_TARGET), empty until evaluated."""
 
     cycle_id: str
     target: str
@@ -75,18 +74,28 @@ class CycleFigures:
     peak_rss_bytes: int = 0
 
     def rate(self, name: str) -> float | None:
-        """A policy's success rate, None when it was not evaluated."""
+        """Return a policy's success rate, None if it was not evaluated."""
         return self.rates[name].rate if name in self.rates else None
 
 
-def as_json(figures: CycleFigures) -> dict[str, Any]:
-    """The object that ``traced demo --json`` prints; figures that there are not are null.
+def percent(value: float) -> str:
+    """Format a rate in 0-1 as a percentage."""
+    return f"{100 * value:.1f} %"
 
-    ``routing`` (by router, the one that served first) is there once tasks were routed; ``analysed`` is there where
-    production was, ``prompts`` where any were tried.
+
+def points(value: float) -> str:
+    """Format a difference of rates in percentage points, with its sign."""
+    return f"{100 * value:+.1f}"
+
+
+def as_json(figures: CycleFigures) -> dict[str, Any]:
+    """Return the object that ``traced demo --json`` prints; missing figures are null.
+
+    ``routing`` is present once tasks were routed, ``analysed`` if production was analysed, ``prompts`` if any were
+    tried.
     """
     gain = figures.gain
-    told: dict[str, Any] = {
+    payload: dict[str, Any] = {
         "floor": figures.rate(FLOOR),
         "base": figures.rate(BASE),
         "routed": figures.rate(ROUTED),
@@ -98,30 +107,35 @@ def as_json(figures: CycleFigures) -> dict[str, Any]:
                 "name": adapter.name,
                 "capability": adapter.capability,
                 "gate": adapter.gate.answer.value if adapter.gate else None,
-                "promoted": adapter.promoted,
-                "alone": adapter.alone.rate if adapter.alone else None,
+                "promoted": adapter.is_promoted,
+                "alone": adapter.test_rate.rate if adapter.test_rate else None,
             }
             for adapter in figures.adapters
         ],
         "capabilities": {
-            name: {"before": change.before, "after": change.after} for name, change in figures.capabilities.items()
+            name: {"before": change.base, "after": change.routed} for name, change in figures.capabilities.items()
         },
         "rollouts": figures.rollouts,
         "seconds": round(figures.seconds, 1),
         "peak_rss_bytes": figures.peak_rss_bytes,
     }
     if figures.analysed.get(PRODUCTION):
-        told["analysed"] = figures.analysed
+        payload["analysed"] = figures.analysed
     if figures.prompts:
-        told["prompts"] = [
-            {"capability": one.capability, "patch": one.patch, "enough": one.enough, "decision": one.decision}
-            for one in figures.prompts
+        payload["prompts"] = [
+            {
+                "capability": prompt.capability,
+                "patch": prompt.patch,
+                "enough": prompt.answer,
+                "decision": prompt.decision,
+            }
+            for prompt in figures.prompts
         ]
     if figures.routers:
-        told["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}
+        payload["routing"] = {name: _routing_json(quality) for name, quality in figures.routers.items()}
     if ON_TARGET in figures.rates:
-        told["grpo_on_target"] = figures.rate(ON_TARGET)
-    return told
+        payload["grpo_on_target"] = figures.rate(ON_TARGET)
+    return payload
 
 
 def _routing_json(quality: RoutingQuality) -> dict[str, Any]:

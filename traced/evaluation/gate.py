@@ -1,23 +1,19 @@
 """The gate's policy: three paired comparisons, one answer.
 
-    environment  the capability's own environment: the low bound clears ``environment_margin``
-    target       the target's gate split: the low bound clears ``target_margin`` (0: an improvement is shown)
-    untouched    target tasks where the base's labels say the capability is not needed: no loss beyond
-                 ``untouched_margin`` (non-inferiority: the low bound clears its negative)
+environment  the capability's own environment: the low bound exceeds ``environment_margin``
+    target       the target's gate split: the low bound exceeds ``target_margin`` (0: an improvement)
+    untouched    target tasks that do not need the capability: no loss beyond ``untouched_margin`` (non-inferiority)
 
-Each answers pass (low bound above the requirement), fail (high bound below it) or inconclusive (the interval holds it).
-The gate passes when all pass, fails when one fails, and is inconclusive otherwise. Inconclusive buys another round of
-episodes for the comparisons that are still open, up to ``max_rounds``; after the last it stays inconclusive, which is
-never a pass.
+Each passes (low bound above the requirement), fails (high bound below it) or is inconclusive. The gate passes if all
+pass, fails if one fails. An inconclusive gate gets further rounds of episodes for its open comparisons, up to
+``max_rounds``; after the last it stays inconclusive, which is never a pass.
 
-Error control. Looking up to R times at growing data would inflate the error, so each look's interval is computed at
-1 - (1 - level) / R: Bonferroni over the looks, by which the chance that any look's interval misses is at most 1 - level
-whatever the sample sizes (Pocock 1977 and O'Brien and Fleming 1979 are tighter but need equal looks). By the same
-bound an answered comparison keeps its answer in later rounds. A look that was left over may be taken because a person
-asks for it (``traced.registry.promotion``): it judges all comparisons anew on all pairs, and its answer replaces the
-earlier one, a pass included. All three must pass, so requiring three needs no further
+Error control: each round's interval is computed at 1 - (1 - level) / R (Bonferroni over R rounds), so the chance that
+any round's interval misses is at most 1 - level (Pocock 1977 and O'Brien and Fleming 1979 are tighter but need equal
+rounds). By the same bound a final comparison keeps its answer in later rounds. A round that a person requests judges
+all comparisons anew, and its answer replaces the earlier one, a pass included. Requiring all three needs no further
 correction (intersection-union test, Berger 1982, Technometrics 24:295-300). Not covered: correction over several
-adapters gated in one cycle; each is a decision of its own, and a person approves it.
+adapters of one cycle; each is a decision of its own, and a person approves it.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -33,7 +29,7 @@ ComparisonName = Literal["environment", "target", "untouched"]
 
 @dataclass(frozen=True)
 class GatePolicy:
-    """Margins are success-rate differences in 0-1; ``level`` is the confidence over all rounds together."""
+    """Margins are differences of success rates in 0-1; ``level`` is the confidence over all rounds together."""
 
     level: float = 0.95
     max_rounds: int = 3
@@ -42,12 +38,12 @@ class GatePolicy:
     untouched_margin: float = 0.05
 
     @property
-    def level_per_look(self) -> float:
-        """Confidence level of one look's interval."""
+    def level_per_round(self) -> float:
+        """Return the confidence level of one round's interval."""
         return 1 - (1 - self.level) / self.max_rounds
 
     def required(self, name: ComparisonName) -> float:
-        """The bound that the low end of comparison ``name`` has to clear."""
+        """Return the bound that the low end of comparison ``name`` must exceed."""
         return {
             "environment": self.environment_margin,
             "target": self.target_margin,
@@ -63,19 +59,25 @@ def judge(
     round_number: int,
     earlier: GateResult | None = None,
 ) -> GateResult:
-    """The gate's answer after ``round_number`` (from 1) on all pairs gathered so far.
+    """Return the gate's answer after ``round_number`` rounds (from 1) on all pairs gathered.
 
-    ``evidence`` must hold "environment" and "target"; leave "untouched" out only when the capability is needed in every
-    task. Comparisons that ``earlier`` already answered keep their figures. Raises GateError.
+    Args:
+        evidence: Pairs by comparison; "untouched" is left out only if every task needs the capability.
+        earlier: A previous result; its final comparisons keep their figures.
+
+    Raises:
+        GateError: A required comparison is missing, or the round is out of range.
     """
     _check(evidence, policy, round_number)
-    settled = {c.name: c for c in earlier.comparisons if c.answer is not GateAnswer.INCONCLUSIVE} if earlier else {}
-    comparisons = [settled.get(name) or _compare(name, pairs, policy) for name, pairs in evidence.items()]
+    final_comparisons = (
+        {c.name: c for c in earlier.comparisons if c.answer is not GateAnswer.INCONCLUSIVE} if earlier else {}
+    )
+    comparisons = [final_comparisons.get(name) or _compare(name, pairs, policy) for name, pairs in evidence.items()]
     return GateResult(adapter, _combine(comparisons), comparisons, round_number)
 
 
 def open_comparisons(result: GateResult, policy: GatePolicy) -> list[str]:
-    """The comparisons that another round of episodes may still settle; empty when the gate's answer is final."""
+    """Return the comparisons that another round may settle; empty if the gate's answer is final."""
     if result.answer is not GateAnswer.INCONCLUSIVE or result.rounds >= policy.max_rounds:
         return []
     return [c.name for c in result.comparisons if c.answer is GateAnswer.INCONCLUSIVE]
@@ -85,23 +87,23 @@ async def run_gate(
     adapter: str,
     gather: Callable[[int, Sequence[str]], Awaitable[Mapping[ComparisonName, Sequence[Pair]]]],
     policy: GatePolicy,
-    first_look: int = 1,
+    first_round: int = 1,
 ) -> GateResult:
-    """Rounds until the answer is final; ``gather(round, names)`` returns the new pairs of the named comparisons.
+    """Run rounds until the answer is final; ``gather(round, names)`` returns new pairs of the named comparisons.
 
-    A first round without untouched tasks leaves that comparison out: every task needs the capability. The answer is
-    first asked for after round ``first_look``, on the pairs of all rounds until then: somebody wants more episodes.
+    The gate is first judged after ``first_round`` rounds, on all pairs until then, because a person may request more.
     """
-    if not 1 <= first_look <= policy.max_rounds:
-        raise GateError(f"look {first_look} is outside 1..{policy.max_rounds}", hint="raise gate.max_rounds")
+    if not 1 <= first_round <= policy.max_rounds:
+        raise GateError(f"look {first_round} is outside 1..{policy.max_rounds}", hint="raise gate.max_rounds")
     evidence: dict[ComparisonName, list[Pair]] = {}
     result: GateResult | None = None
     names: Sequence[str] = ["environment", "target", "untouched"]
     for round_number in range(1, policy.max_rounds + 1):
         for name, pairs in (await gather(round_number, names)).items():
+            # No untouched tasks means that every task needs the capability; an empty comparison could never pass.
             if pairs or name != "untouched":
                 evidence.setdefault(name, []).extend(pairs)
-        if round_number < first_look:
+        if round_number < first_round:
             continue
         result = judge(adapter, evidence, policy, round_number=round_number, earlier=result)
         names = open_comparisons(result, policy)
@@ -112,16 +114,16 @@ async def run_gate(
 
 
 def untouched_tasks(trajectories: Iterable[Trajectory], labels: Iterable[Label], capability: str) -> set[str]:
-    """Task ids in which every labelled trajectory of the base says that ``capability`` is not needed (NA).
+    """Return the tasks in which every labelled base trajectory says that ``capability`` is not needed (NA).
 
-    A task with no label for the capability is not counted as untouched.
+    A task without labels for the capability is not untouched.
     """
     task_of = {t.id: t.task_id for t in trajectories}
     verdicts: dict[str, set[Verdict]] = {}
     for label in labels:
         if label.capability == capability and label.trajectory_id in task_of:
             verdicts.setdefault(task_of[label.trajectory_id], set()).add(label.verdict)
-    return {task for task, seen in verdicts.items() if seen == {Verdict.NA}}
+    return {task for task, task_verdicts in verdicts.items() if task_verdicts == {Verdict.NA}}
 
 
 def _check(evidence: Mapping[ComparisonName, Sequence[Pair]], policy: GatePolicy, round_number: int) -> None:
@@ -133,7 +135,7 @@ def _check(evidence: Mapping[ComparisonName, Sequence[Pair]], policy: GatePolicy
 
 
 def _compare(name: ComparisonName, pairs: Sequence[Pair], policy: GatePolicy) -> PairedDifference:
-    interval = compare(pairs, policy.level_per_look)
+    interval = compare(pairs, policy.level_per_round)
     required = policy.required(name)
     return PairedDifference(
         name=name,

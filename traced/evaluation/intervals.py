@@ -1,25 +1,14 @@
-"""Adapter against base on the same seeds: difference of success rates with a paired interval.
+"""Success rates with intervals: a paired difference on the same seeds, single rates, and the quality of routing.
 
-Invariants: only (task, trial) pairs that both models finished count; an infrastructure outcome on either side drops the
-pair, it is never a failure. With no pair the interval is [-1, 1]. Swapping the models mirrors the interval.
+An infrastructure outcome is never a failure: it is counted apart, and drops its pair. Rates are in 0-1.
 
-The interval is Tango's asymptotic score interval for paired proportions (Tango 1998, Statistics in Medicine 17:891-908;
-recommended by Fagerland, Lydersen and Laake 2014, Statistics in Medicine 33:2850-2875). It keeps its coverage for small
-numbers of discordant pairs, where a Wald or bootstrap interval collapses to a point. scipy has none for paired
-proportions; its normal quantile and root finder are used.
-
-Several trials of one task are not independent. Their counts are divided by the design effect before the interval is
-computed (Rao and Scott 1992, Biometrics 48:577-585): the variance of the mean difference with tasks as clusters over
-the variance that independent pairs would have, kept within [1, trials per task].
+The paired interval is Tango's asymptotic score interval (Tango 1998, Statistics in Medicine 17:891-908; recommended
+by Fagerland, Lydersen and Laake 2014, Statistics in Medicine 33:2850-2875). It keeps its coverage for few discordant
+pairs, where Wald and bootstrap intervals collapse to a point; scipy has none for paired proportions. Several trials
+of a task are not independent, so counts are divided by the design effect (Rao and Scott 1992, Biometrics 48:577-585),
+kept within [1, trials per task]. Single rates have Wilson's interval (Wilson 1927; Brown, Cai and DasGupta 2001).
 
 Not covered: fewer than about 10 tasks with several trials, where the design effect itself is a guess.
-
-The arithmetic of the test split: success rates with intervals, success by capability, and how good the routing was.
-
-Invariants: an infrastructure outcome is counted apart and is never a failure; rates are in 0-1; intervals are Wilson's
-score interval (Wilson 1927; recommended by Brown, Cai and DasGupta 2001) for one rate, and
-``traced.evaluation.intervals`` for a difference on the same seeds. Not covered: running the episodes
-(``traced.pipeline.evaluate``).
 """
 
 import math
@@ -33,12 +22,14 @@ from scipy.stats import binomtest, norm
 from store.types import Outcome, Trajectory
 from traced.core.errors import GateError
 
+# Beyond this share of dropped pairs, the remaining ones may be a biased sample.
 MAX_DROPPED = 0.10
+LEVEL = 0.95
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One task and trial, run by both models; ``base`` and ``adapter`` say whether each succeeded."""
+    """One task and trial played by both models; ``base`` and ``adapter`` say whether each succeeded."""
 
     task_id: str
     trial: int
@@ -62,37 +53,45 @@ class Interval:
 
 
 def pair(base: Iterable[Trajectory], adapter: Iterable[Trajectory]) -> list[Pair]:
-    """Match two models' trajectories by task and trial.
+    """Match two models' trajectories by task and trial; infrastructure outcomes drop their pair.
 
-    Infrastructure outcomes drop their pair. Raises GateError when a task and trial was run by one model only, or when
-    more than a tenth of the pairs were dropped: what is left may then be a biased sample.
+    Raises:
+        GateError: A task and trial was played by one model only, or more than a tenth of the pairs were dropped.
     """
-    ours, theirs = _by_key(base), _by_key(adapter)
-    if ours.keys() != theirs.keys():
-        odd = sorted(ours.keys() ^ theirs.keys())[0]
+    base_outcomes, adapter_outcomes = _by_key(base), _by_key(adapter)
+    if base_outcomes.keys() != adapter_outcomes.keys():
+        odd = sorted(base_outcomes.keys() ^ adapter_outcomes.keys())[0]
         raise GateError(f"task {odd[0]} trial {odd[1]} was run by one model only", hint="traced evaluate")
-    sound = [key for key in sorted(ours) if Outcome.INFRASTRUCTURE not in (ours[key], theirs[key])]
-    dropped = len(ours) - len(sound)
-    if dropped > MAX_DROPPED * len(ours):
-        raise GateError(f"{dropped} of {len(ours)} pairs ended in an infrastructure failure", hint="traced doctor")
-    return [Pair(*key, ours[key] is Outcome.SUCCESS, theirs[key] is Outcome.SUCCESS) for key in sound]
+    sound = [
+        key
+        for key in sorted(base_outcomes)
+        if Outcome.INFRASTRUCTURE not in (base_outcomes[key], adapter_outcomes[key])
+    ]
+    dropped = len(base_outcomes) - len(sound)
+    if dropped > MAX_DROPPED * len(base_outcomes):
+        raise GateError(
+            f"{dropped} of {len(base_outcomes)} pairs ended in an infrastructure failure", hint="traced doctor"
+        )
+    return [
+        Pair(*key, base_outcomes[key] is Outcome.SUCCESS, adapter_outcomes[key] is Outcome.SUCCESS) for key in sound
+    ]
 
 
 def compare(pairs: Sequence[Pair], level: float = 0.95) -> Interval:
-    """The difference of success rates over ``pairs`` with its two-sided interval at ``level`` (in (0, 1))."""
+    """Return the difference of success rates over ``pairs`` with its two-sided interval; [-1, 1] without pairs."""
     count = len(pairs)
     if count == 0:
         return Interval(0, 0, 0.0, 0.0, 0.0, -1.0, 1.0, level, 1.0)
-    gained = sum(p.adapter and not p.base for p in pairs)
-    lost = sum(p.base and not p.adapter for p in pairs)
+    gains = sum(p.adapter and not p.base for p in pairs)
+    losses = sum(p.base and not p.adapter for p in pairs)
     effect = design_effect(pairs)
-    low, high = tango(gained / effect, lost / effect, count / effect, level)
+    low, high = tango(gains / effect, losses / effect, count / effect, level)
     return Interval(
         tasks=len({p.task_id for p in pairs}),
         pairs=count,
         base=sum(p.base for p in pairs) / count,
         adapter=sum(p.adapter for p in pairs) / count,
-        difference=(gained - lost) / count,
+        difference=(gains - losses) / count,
         low=low,
         high=high,
         level=level,
@@ -100,21 +99,22 @@ def compare(pairs: Sequence[Pair], level: float = 0.95) -> Interval:
     )
 
 
-def tango(gained: float, lost: float, pairs: float, level: float = 0.95) -> tuple[float, float]:
-    """Tango's score interval for (gained - lost) / pairs; counts may be fractions (effective counts)."""
+def tango(gains: float, losses: float, pairs: float, level: float = 0.95) -> tuple[float, float]:
+    """Return Tango's score interval for (gains - losses) / pairs; counts may be fractions (effective counts)."""
     z = float(norm.ppf(0.5 + level / 2))
 
     def statistic(delta: float) -> float:
-        return _tango_statistic(gained, lost, pairs, delta)
+        return _tango_statistic(gains, losses, pairs, delta)
 
-    estimate = (gained - lost) / pairs
+    estimate = (gains - losses) / pairs
+    # At the edge the statistic has no root, and the bound is the edge itself.
     low = -1.0 if estimate <= -1 else brentq(lambda d: statistic(d) - z, -1 + 1e-12, estimate)
     high = 1.0 if estimate >= 1 else brentq(lambda d: statistic(d) + z, estimate, 1 - 1e-12)
     return float(low), float(high)
 
 
 def design_effect(pairs: Sequence[Pair]) -> float:
-    """How many times the variance of independent pairs the mean difference has, tasks taken as clusters."""
+    """Return the variance of the mean difference, tasks as clusters, relative to that of independent pairs."""
     clusters: dict[str, list[int]] = {}
     for p in pairs:
         clusters.setdefault(p.task_id, []).append(int(p.adapter) - int(p.base))
@@ -125,20 +125,21 @@ def design_effect(pairs: Sequence[Pair]) -> float:
     mean = sum(sum(values) for values in clusters.values()) / count
     simple = sum((value - mean) ** 2 for values in clusters.values() for value in values) / count**2
     if tasks == 1 or simple == 0:
+        # With one cluster the variance between clusters is unknown; the worst case is one effective trial per task.
         return float(largest)
     between = sum((sum(values) - len(values) * mean) ** 2 for values in clusters.values())
     clustered = between * tasks / (tasks - 1) / count**2
     return min(max(clustered / simple, 1.0), float(largest))
 
 
-def _tango_statistic(gained: float, lost: float, pairs: float, delta: float) -> float:
-    """Score statistic for the hypothesis that the difference is ``delta``; falls as ``delta`` grows."""
+def _tango_statistic(gains: float, losses: float, pairs: float, delta: float) -> float:
+    """Return the score statistic of the hypothesis that the difference is ``delta``; it falls as ``delta`` grows."""
     a = 2 * pairs
-    b = -gained - lost + (2 * pairs - gained + lost) * delta
-    c = -lost * delta * (1 - delta)
+    b = -gains - losses + (2 * pairs - gains + losses) * delta
+    c = -losses * delta * (1 - delta)
     lost_rate = (math.sqrt(max(b * b - 4 * a * c, 0.0)) - b) / (2 * a)
     variance = pairs * (2 * lost_rate + delta * (1 - delta))
-    distance = gained - lost - pairs * delta
+    distance = gains - losses - pairs * delta
     if variance <= 0:
         return 0.0 if distance == 0 else math.copysign(math.inf, distance)
     return distance / math.sqrt(variance)
@@ -156,9 +157,6 @@ def _by_key(trajectories: Iterable[Trajectory]) -> dict[tuple[str, int], Outcome
     return outcomes
 
 
-LEVEL = 0.95
-
-
 @dataclass(frozen=True)
 class Rate:
     """Success of one policy over ``episodes`` sound episodes; ``low``/``high`` are its 95 % interval."""
@@ -174,19 +172,19 @@ class Rate:
 
 @dataclass(frozen=True)
 class Change:
-    """Success before (base) and after (routed) on the same ``tasks`` tasks, all of which need the capability."""
+    """Success of base and router on the same ``tasks`` tasks, all of which need the capability."""
 
     tasks: int
-    before: float
-    after: float
+    base: float
+    routed: float
 
 
 @dataclass(frozen=True)
 class RoutingQuality:
-    """The router against the best choice per task, over ``tasks`` tasks that every option finished soundly.
+    """The router against the best choice per task, over ``tasks`` tasks that every option finished.
 
-    ``best``: tasks where the pick did as well as the best option; ``decisive``: tasks where the options differ, and
-    ``right`` those of them where the pick succeeded. ``oracle`` is the success rate of always picking the best.
+    ``best``: tasks where the pick did as well as the best option. ``decisive``: tasks where the options differ, and
+    ``right`` those of them where the pick succeeded. ``oracle``: the success rate of always picking the best.
     """
 
     tasks: int
@@ -198,56 +196,58 @@ class RoutingQuality:
 
     @property
     def accuracy(self) -> float:
-        """Share of all tasks where the pick did as well as the best option (1 when there is no task)."""
+        """Return the share of tasks where the pick did as well as the best option (1 without tasks)."""
         return self.best / self.tasks if self.tasks else 1.0
 
 
 def rate(name: str, trajectories: Iterable[Trajectory]) -> Rate:
-    """The success rate of one policy's episodes; without a sound one the interval is [0, 1]."""
+    """Return the success rate of one policy's episodes; without completed ones the interval is [0, 1]."""
     outcomes = Counter(trajectory.outcome for trajectory in trajectories)
-    successes, lost = outcomes[Outcome.SUCCESS], outcomes[Outcome.INFRASTRUCTURE]
+    successes, infrastructure = outcomes[Outcome.SUCCESS], outcomes[Outcome.INFRASTRUCTURE]
     sound = successes + outcomes[Outcome.FAILURE]
     if not sound:
-        return Rate(name, 0, 0, 0.0, 0.0, 1.0, lost)
+        return Rate(name, 0, 0, 0.0, 0.0, 1.0, infrastructure)
     interval = binomtest(successes, sound).proportion_ci(LEVEL, method="wilson")
-    return Rate(name, sound, successes, successes / sound, float(interval.low), float(interval.high), lost)
+    return Rate(name, sound, successes, successes / sound, float(interval.low), float(interval.high), infrastructure)
 
 
 def successes_by_task(trajectories: Iterable[Trajectory]) -> dict[str, bool]:
-    """Whether each task was solved, for tasks that ended soundly; one episode per task."""
-    sound = (trajectory for trajectory in trajectories if trajectory.outcome.judged)
+    """Return whether each completed task was solved; one episode per task."""
+    sound = (trajectory for trajectory in trajectories if trajectory.outcome.is_judged)
     return {trajectory.task_id: trajectory.outcome is Outcome.SUCCESS for trajectory in sound}
 
 
 def by_capability(
-    base: Sequence[Trajectory], routed: Sequence[Trajectory], needed: Callable[[str], Iterable[str]]
+    base: Sequence[Trajectory], routed: Sequence[Trajectory], capabilities_of: Callable[[str], Iterable[str]]
 ) -> dict[str, Change]:
-    """Success before and after, grouped by what each task needs; ``needed(task_id)`` names capabilities."""
-    before, after = successes_by_task(base), successes_by_task(routed)
+    """Return success of base and router by capability; ``capabilities_of(task_id)`` names what a task needs."""
+    base_successes, routed_successes = successes_by_task(base), successes_by_task(routed)
     groups: dict[str, list[str]] = {}
-    for task in sorted(before.keys() & after.keys()):
-        for name in needed(task):
+    for task in sorted(base_successes.keys() & routed_successes.keys()):
+        for name in capabilities_of(task):
             groups.setdefault(name, []).append(task)
     return {
-        name: Change(len(tasks), _share(before[task] for task in tasks), _share(after[task] for task in tasks))
+        name: Change(
+            len(tasks), _share(base_successes[task] for task in tasks), _share(routed_successes[task] for task in tasks)
+        )
         for name, tasks in sorted(groups.items())
     }
 
 
-def routing_quality(picked: Mapping[str, str], options: Mapping[str, Sequence[Trajectory]]) -> RoutingQuality:
-    """Compare the picks (task id -> model) with what each option (model -> episodes) did alone on the same tasks."""
-    solved = {model: successes_by_task(episodes) for model, episodes in options.items()}
-    tasks = [task for task in sorted(picked) if all(task in of for of in solved.values())]
-    possible = [any(of[task] for of in solved.values()) for task in tasks]
-    chosen = [solved[picked[task]][task] for task in tasks]
-    decisive = [len({of[task] for of in solved.values()}) > 1 for task in tasks]
+def routing_quality(picks: Mapping[str, str], options: Mapping[str, Sequence[Trajectory]]) -> RoutingQuality:
+    """Compare the picks (task id -> model) with each option (model -> episodes) on the same tasks."""
+    successes = {model: successes_by_task(episodes) for model, episodes in options.items()}
+    tasks = [task for task in sorted(picks) if all(task in option_successes for option_successes in successes.values())]
+    possible = [any(option_successes[task] for option_successes in successes.values()) for task in tasks]
+    pick_successes = [successes[picks[task]][task] for task in tasks]
+    decisive = [len({option_successes[task] for option_successes in successes.values()}) > 1 for task in tasks]
     return RoutingQuality(
         tasks=len(tasks),
-        best=sum(got == best for got, best in zip(chosen, possible, strict=True)),
+        best=sum(success == best for success, best in zip(pick_successes, possible, strict=True)),
         decisive=sum(decisive),
-        right=sum(got for got, matters in zip(chosen, decisive, strict=True) if matters),
+        right=sum(success for success, matters in zip(pick_successes, decisive, strict=True) if matters),
         oracle=_share(possible),
-        picks=dict(sorted(Counter(picked.values()).items())),
+        picks=dict(sorted(Counter(picks.values()).items())),
     )
 
 

@@ -1,13 +1,8 @@
-"""The report of a cycle: a table for the terminal, and one self-contained HTML page with its plots beside it.
+"""The report of a cycle: a table for the terminal, and a self-contained HTML page with its plots as PNG files beside
+it.
 
-Invariants: every text from the store is escaped; the page loads nothing from anywhere; files appear by rename. A cycle
-that retained nothing, or lost every capability on the way, has a report that says so and why. Not covered: what the
-figures mean (``traced.evaluation.figures``).
-
-The two plots of a cycle as PNG bytes: training curves, and success by capability before and after.
-
-Invariants: drawn without a display (Agg) and without pyplot's global state; the same figures give the same picture.
-Not covered: interactive plots.
+Every text from the store is escaped, the page loads nothing from elsewhere, and files appear by rename. Plots are
+drawn without a display or pyplot's global state, so the same figures give the same picture.
 """
 
 import base64
@@ -22,14 +17,26 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from traced.evaluation.figures import BASE, FLOOR, ON_TARGET, PROMPT, ROUTED, CycleFigures, PromptFigures
+from traced.evaluation.figures import (
+    BASE,
+    FLOOR,
+    ON_TARGET,
+    PROMPT,
+    ROUTED,
+    CycleFigures,
+    PromptFigures,
+    percent,
+    points,
+)
 from traced.evaluation.intervals import Change, Rate, RoutingQuality
 
-BEFORE, AFTER = "#9aa5b1", "#2364aa"
+BASE_COLOR, ROUTED_COLOR = "#9aa5b1", "#2364aa"
+TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "routed", ON_TARGET: "GRPO on the target itself"}
+SIDES = {"prompt": "base, prompt", "adapter": "base, adapter", "comparison": "adapter, prompt"}  # without, with
 
 
 def training_curves(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> bytes:
-    """Mean reward of the rollouts per iteration, one line per capability."""
+    """Plot the mean reward of the rollouts per iteration, one line per capability."""
     figure = Figure(figsize=(7.2, 3.6), layout="constrained")
     axes = figure.add_subplot()
     for name, iterations in curves.items():
@@ -42,13 +49,13 @@ def training_curves(curves: Mapping[str, Sequence[Mapping[str, float]]]) -> byte
 
 
 def capability_bars(changes: Mapping[str, Change]) -> bytes:
-    """Success on the test tasks that need each capability: base beside routed."""
+    """Plot success on the test tasks that need each capability: base beside routed."""
     figure = Figure(figsize=(7.2, 1.0 + 0.55 * max(len(changes), 1)), layout="constrained")
     axes = figure.add_subplot()
     places = range(len(changes))
     values = list(changes.values())
-    axes.barh([p - 0.2 for p in places], [c.before for c in values], height=0.36, color=BEFORE, label="base")
-    axes.barh([p + 0.2 for p in places], [c.after for c in values], height=0.36, color=AFTER, label="routed")
+    axes.barh([p - 0.2 for p in places], [c.base for c in values], height=0.36, color=BASE_COLOR, label="base")
+    axes.barh([p + 0.2 for p in places], [c.routed for c in values], height=0.36, color=ROUTED_COLOR, label="routed")
     axes.set_yticks(list(places), [f"{name} ({c.tasks})" for name, c in changes.items()])
     axes.invert_yaxis()
     axes.set(xlabel="success on test tasks that need it", xlim=(0, 1))
@@ -63,22 +70,8 @@ def _png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-TITLES = {FLOOR: "do nothing", BASE: "base model", ROUTED: "routed", ON_TARGET: "GRPO on the target itself"}
-SIDES = {"prompt": "base, prompt", "adapter": "base, adapter", "comparison": "adapter, prompt"}  # before, after
-
-
-def percent(value: float) -> str:
-    """A rate in 0-1 as the terminal and the page show it."""
-    return f"{100 * value:.1f} %"
-
-
-def points(value: float) -> str:
-    """A difference of rates in percentage points, with its sign."""
-    return f"{100 * value:+.1f}"
-
-
 def verdict(figures: CycleFigures) -> str:
-    """One sentence: what the cycle won, or why it won nothing."""
+    """Return one sentence: what the cycle gained, or why it gained nothing."""
     gain = figures.gain
     if gain is not None:
         end = "" if gain.low > 0 else " The interval holds zero: no gain is shown."
@@ -88,30 +81,31 @@ def verdict(figures: CycleFigures) -> str:
         )
     if not any(finding.retained for finding in figures.findings):
         return "No capability was found lacking, so nothing was trained."
-    fixed = [one.capability for one in figures.prompts if one.is_enough]
+    fixed = [prompt.capability for prompt in figures.prompts if prompt.is_enough]
     if not figures.adapters and fixed:
         return f"No adapter was trained; a prompt is enough for {', '.join(fixed)}."
     if not figures.adapters:
-        return "No adapter was trained: every retained capability came to its end on the way."
+        return "No adapter was trained: every retained capability ended before training."
     return "No adapter was promoted, so there is nothing to route to."
 
 
 def routing_sentence(figures: CycleFigures) -> str:
-    """How good the router's picks were, and those of the router that did not serve; empty when nothing was routed."""
+    """Return how good the routers' picks were; empty if nothing was routed."""
     sentences: list[str] = []
     for name, quality in figures.routers.items():
         verb = "would have been" if sentences else "was"
         sentences.append(
             f"Routing by {name} {verb} as good as the best choice on {_accuracy(quality)}; picks: {_picks(quality)}."
         )
+        # The best possible rate is the same for every router; it is stated once.
         if len(sentences) == 1:
             sentences.append(f"Always the best choice would reach {percent(quality.oracle)}.")
     return " ".join(sentences)
 
 
 def _accuracy(routing: RoutingQuality) -> str:
-    where = f"{routing.right} of the {routing.decisive} where the choice matters"
-    return f"{percent(routing.accuracy)} of {routing.tasks} tasks ({where})"
+    decisive_share = f"{routing.right} of the {routing.decisive} where the choice matters"
+    return f"{percent(routing.accuracy)} of {routing.tasks} tasks ({decisive_share})"
 
 
 def _picks(routing: RoutingQuality) -> str:
@@ -119,32 +113,33 @@ def _picks(routing: RoutingQuality) -> str:
 
 
 def prompt_sentence(prompt: PromptFigures) -> str:
-    """What a prompt does for its capability in the capability's environment, and how to take it."""
-    compared = prompt.gates["prompt"].comparisons if "prompt" in prompt.gates else []
-    won = [
-        f" ({percent(one.base)} to {percent(one.adapter)} in its environment)"
-        for one in compared
-        if one.name == "environment"
+    """Return what a prompt does for its capability, and the command that shows it."""
+    comparisons = prompt.gates["prompt"].comparisons if "prompt" in prompt.gates else []
+    improvements = [
+        f" ({percent(comparison.base)} to {percent(comparison.adapter)} in its environment)"
+        for comparison in comparisons
+        if comparison.name == "environment"
     ]
-    taken = f"traced show patch {prompt.patch}" + (" --into FILE takes it" if prompt.is_enough else "")
-    told = f"{prompt.capability}: {prompt.enough}{''.join(won)}; {taken}"
-    return f"{told}; {prompt.decision}" if prompt.decision else told
+    command = f"traced show patch {prompt.patch}" + (" --into FILE takes it" if prompt.is_enough else "")
+    sentence = f"{prompt.capability}: {prompt.answer}{''.join(improvements)}; {command}"
+    return f"{sentence}; {prompt.decision}" if prompt.decision else sentence
 
 
 def summary_table(figures: CycleFigures) -> Group:
-    """What a person sees at the end of a cycle."""
+    """Return the summary that is printed at the end of a cycle."""
     lines: list[Table | Text] = []
     if figures.rates:
         lines.append(_rates_table(figures))
-    lines += [Text(prompt_sentence(one), style="green" if one.is_enough else "") for one in figures.prompts]
-    fixed = {one.capability for one in figures.prompts if one.is_enough}
+    lines += [Text(prompt_sentence(prompt), style="green" if prompt.is_enough else "") for prompt in figures.prompts]
+    fixed = {prompt.capability for prompt in figures.prompts if prompt.is_enough}
     for ending in figures.endings:
         if ending.stage == PROMPT and ending.capability in fixed:
-            continue  # told above
+            # Its prompt's own line above says how it ended.
+            continue
         lines.append(Text(f"{ending.capability} ended at {ending.stage}: {ending.reason}", style="yellow"))
-    lost = sum(rate.infrastructure for rate in figures.rates.values())
-    if lost:
-        lines.append(Text(f"{lost} episodes lost to infrastructure failures are left out", style="yellow"))
+    lost_episodes = sum(rate.infrastructure for rate in figures.rates.values())
+    if lost_episodes:
+        lines.append(Text(f"{lost_episodes} episodes lost to infrastructure failures are left out", style="yellow"))
     lines.append(Text(verdict(figures), style="bold"))
     if figures.routers:
         lines.append(Text(routing_sentence(figures)))
@@ -165,7 +160,7 @@ def write_report(figures: CycleFigures, folder: Path) -> Path:
 
 
 def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
-    """The page; ``plots`` are PNG bytes by name and are embedded."""
+    """Return the HTML page; ``plots`` are PNG bytes by name and are embedded."""
     environment = Environment(
         loader=PackageLoader("traced.evaluation", "."), autoescape=True, undefined=StrictUndefined
     )
@@ -181,13 +176,13 @@ def render(figures: CycleFigures, plots: dict[str, bytes]) -> str:
 
 
 def title_of(policy: str) -> str:
-    """What a policy is called in the table: an adapter version alone keeps its name."""
+    """Return the table title of a policy; an adapter version keeps its name."""
     return TITLES.get(policy, f"{policy} alone")
 
 
 def _in_order(figures: CycleFigures) -> list[tuple[str, Rate]]:
-    alone = [name for name in figures.rates if name not in TITLES]
-    names = [FLOOR, BASE, *alone, ROUTED, ON_TARGET]
+    adapter_names = [name for name in figures.rates if name not in TITLES]
+    names = [FLOOR, BASE, *adapter_names, ROUTED, ON_TARGET]
     return [(name, figures.rates[name]) for name in names if name in figures.rates]
 
 
@@ -210,6 +205,7 @@ def _rates_table(figures: CycleFigures) -> Table:
 def _write(path: Path, content: bytes) -> Path:
     staging = path.with_name(f".{path.name}.partial")
     try:
+        # Written beside its place and renamed, so a reader never sees half a page.
         staging.write_bytes(content)
         os.replace(staging, path)
     finally:

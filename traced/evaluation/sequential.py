@@ -1,42 +1,42 @@
-"""Sequential evidence on two success rates that may be looked at after every observation.
+"""Sequential evidence on two success rates, valid under continuous monitoring.
 
-The evidence is an e-process: a product of test martingales, one per arm, each the likelihood ratio of a uniform mixture
-over the rate against one rate (Robbins 1970; Howard, Ramdas, McAuliffe and Sekhon 2021, section 4), and the smallest
-value that it takes over all pairs of rates of the null. By Ville's inequality the chance that it ever reaches 1/alpha
-while the null holds is at most alpha, however often one looks and whenever one stops. Strata are observed under
-different shares; their evidence is multiplied, so that a rate that drifts with time does not look like a difference.
+The evidence is an e-process: a product of test martingales, one per arm, each the likelihood ratio of a uniform
+mixture over the rate against one rate (Robbins 1970; Howard, Ramdas, McAuliffe and Sekhon 2021, section 4), minimised
+over all pairs of rates of the null. By Ville's inequality the chance that it ever reaches 1/alpha under the null is
+at most alpha. Strata, observed under different shares, are multiplied, so a rate that drifts with time does not look
+like a difference.
 
-Logarithms are natural. Not covered: dependence of the observations of one arm on another's.
+Logarithms are natural. Not covered: dependence of one arm's observations on another's.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-STEPS = 80  # of a bisection: more than a float has bits
+STEPS = 80  # bisection steps: more than a float has bits
 
 
 @dataclass(frozen=True)
 class Arm:
-    """Judged conversations of one arm, and how many of them were successes."""
+    """Judged conversations of one arm and their successes."""
 
     n: int
     successes: int
 
     @property
     def rate(self) -> float | None:
-        """The share of successes; None without any conversation."""
+        """Return the share of successes; None without conversations."""
         return self.successes / self.n if self.n else None
 
 
 def log_evidence(better: Arm, worse: Arm, margin: float = 0.0) -> float:
-    """Log e-value against the null that the rate of ``better`` is at most that of ``worse`` minus ``margin``.
+    """Return the log e-value against the null that the rate of ``better`` is at most that of ``worse`` - ``margin``.
 
     ``margin`` in [0, 1). Below 0 the null is more likely than the mixture.
     """
-    own, other = better.rate, worse.rate
-    if own is not None and other is not None and own <= other - margin:
-        return _log_ratio(better, own) + _log_ratio(worse, other)  # the likeliest pair is in the null
+    better_rate, worse_rate = better.rate, worse.rate
+    if better_rate is not None and worse_rate is not None and better_rate <= worse_rate - margin:
+        return _log_ratio(better, better_rate) + _log_ratio(worse, worse_rate)  # the likeliest pair is in the null
     low, high = margin, 1.0
     for _ in range(STEPS):
         rate = (low + high) / 2
@@ -49,19 +49,19 @@ def log_evidence(better: Arm, worse: Arm, margin: float = 0.0) -> float:
 
 
 def pooled(strata: Iterable[tuple[Arm, Arm]], margin: float = 0.0) -> float:
-    """The log e-value over strata of (better, worse)."""
+    """Return the log e-value over strata of (better, worse)."""
     return math.fsum(log_evidence(better, worse, margin) for better, worse in strata)
 
 
 def _log_ratio(arm: Arm, rate: float) -> float:
-    """Log of the mixture's likelihood over that of ``rate``."""
+    """Return the log of the mixture's likelihood over that of ``rate``."""
     failures = arm.n - arm.successes
-    mixed = math.lgamma(arm.successes + 1) + math.lgamma(failures + 1) - math.lgamma(arm.n + 2)
-    return mixed - _times_log(arm.successes, rate) - _times_log(failures, 1 - rate)
+    mixture = math.lgamma(arm.successes + 1) + math.lgamma(failures + 1) - math.lgamma(arm.n + 2)
+    return mixture - _times_log(arm.successes, rate) - _times_log(failures, 1 - rate)
 
 
 def _slope(arm: Arm, rate: float) -> float:
-    """The derivative of ``_log_ratio`` by the rate, which grows with the rate."""
+    """Return the derivative of ``_log_ratio`` by the rate, which grows with the rate."""
     failures = arm.n - arm.successes
     up = failures / (1 - rate) if failures and rate < 1 else math.inf if failures else 0.0
     down = arm.successes / rate if arm.successes and rate > 0 else math.inf if arm.successes else 0.0

@@ -1,9 +1,7 @@
-"""``traced llm check``: whether the language model of the settings can be asked, how, and how fast it is.
+"""``traced llm check``: whether the configured language model can be used, in which answer forms, and how fast.
 
-Invariants: each finding says what was seen, and one that failed names the setting to look at; nothing is stored, and
-a failure is asked about once, not for as long as there is patience. What comes later depends on what came before, so
-the first failure of the connection, the key or the model ends the check.
-How it fails: ``LlmError`` where there is nothing to try. Not covered: how good the answers are.
+Findings are yielded in order, and the first failure of connection, key or model ends the check. Nothing is stored,
+and failures are not retried.
 """
 
 import difflib
@@ -16,28 +14,28 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agents.errors import ModelError, ModelUnavailable
 from agents.llm.model import LENGTH, Endpoint
-from agents.llm.question import Purpose, Question, Said
-from agents.llm.server import Misunderstood, Transient, Unlisted, listed
-from agents.llm.structured_output import WAYS, Unreadable, object_in
-from agents.llm.transport import Line
+from agents.llm.question import ChatMessage, Purpose, Question
+from agents.llm.server import ModelListUnavailable, Transient, UnsupportedRequest, context_lengths
+from agents.llm.structured_output import OUTPUT_MODES, Unreadable, parse_object
+from agents.llm.transport import Transport
 from traced.config.cycle_sections import LlmSection
 from traced.llm.connection import api_key, endpoint, key_from
 
 NEAR = 5  # names shown of the models that are there
 WORDS = 200  # tokens at most of the answer that is timed
-SHORT = 16
+SHORT_ANSWER_TOKENS = 16
 CONTEXT = 6000  # tokens: what goes back with complaints, one conversation, and the words of ours about it
 GREETING = "Say hello in one word."
 TIMED = "Write the numbers from 1 to 60 in English words, separated by commas, and nothing else."
 NOT_THERE = "llm.base_url: is the server there?"
-NOT_ONE = "llm.base_url: is it a server of OpenAI's protocol? (it ends in /v1 as a rule)"
+WRONG_PROTOCOL = "llm.base_url: is it a server of OpenAI's protocol? (it ends in /v1 as a rule)"
 BUSY = "later, or with another account: it is there, and busy"
 FAILING = "the server's own log: it is there, and fails"
-MADE_UP = "A customer asked for a blue cup and was sent a red one. Is that what was asked for?"
+FORM_PROMPT = "A customer asked for a blue cup and was sent a red one. Is that what was asked for?"
 
 
 class Verdict(BaseModel):
-    """What a form is tried with."""
+    """The form that the check asks for."""
 
     model_config = ConfigDict(extra="forbid")
     verdict: Literal["yes", "no"]
@@ -45,8 +43,8 @@ class Verdict(BaseModel):
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One finding; ``passed`` is None for what is only told."""
+class CheckFinding:
+    """One finding; ``passed`` is None for information."""
 
     name: str
     passed: bool | None
@@ -55,12 +53,12 @@ class Seen:
 
 
 @dataclass
-class Found:
-    """What a check found; figures are None where it did not come so far."""
+class CheckReport:
+    """The findings of a check; figures are None if it ended before measuring them."""
 
     base_url: str
     model: str
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[CheckFinding] = field(default_factory=list)
     way: str | None = None
     context_tokens: int | None = None
     first_token_s: float | None = None
@@ -70,111 +68,121 @@ class Found:
 
     @property
     def ok(self) -> bool:
-        """Whether it can be worked with."""
-        return self.way is not None and all(one.passed is not False for one in self.seen)
+        """Return whether the model can be used."""
+        return self.way is not None and all(finding.passed is not False for finding in self.seen)
 
 
-async def check(section: LlmSection, then: Callable[[Seen], None]) -> Found:
-    """Try the model of the settings; ``then`` is told of each finding as it is made. Raises ``LlmError``."""
-    described = replace(endpoint(section), patience_s=0.0)
-    found = Found(described.base_url, described.model)
-    async for one in _findings(found, described, section):
-        found.seen.append(one)
-        then(one)
-    return found
+async def check(section: LlmSection, on_finding: Callable[[CheckFinding], None]) -> CheckReport:
+    """Check the model of the settings; ``on_finding`` is called with each finding. Raises ``LlmError``."""
+    model_endpoint = replace(endpoint(section), patience_s=0.0)
+    report = CheckReport(model_endpoint.base_url, model_endpoint.model)
+    async for finding in _findings(report, model_endpoint, section):
+        report.seen.append(finding)
+        on_finding(finding)
+    return report
 
 
-async def _findings(found: Found, described: Endpoint, section: LlmSection) -> AsyncIterator[Seen]:
+async def _findings(report: CheckReport, model_endpoint: Endpoint, section: LlmSection) -> AsyncIterator[CheckFinding]:
     models: dict[str, int] = {}
     try:
-        models = await listed(described)
-        yield Seen("server", True, f"{described.base_url} is there and lists models: {len(models)}")
-    except Unlisted as error:
-        told = f"{described.base_url} lists no models: {getattr(error.failure, 'message', error)}"
+        models = await context_lengths(model_endpoint)
+        yield CheckFinding("server", True, f"{model_endpoint.base_url} is there and lists models: {len(models)}")
+    except ModelListUnavailable as error:
+        text = f"{model_endpoint.base_url} lists no models: {getattr(error.failure, 'message', error)}"
         if isinstance(error.failure, Transient):
-            yield Seen("server", False, told, _advice(told))
+            yield CheckFinding("server", False, text, _advice(text))
             return
-        yield Seen("server", None, told)
-    if models and described.model not in models:
-        near = difflib.get_close_matches(described.model, models, NEAR, 0.0)
-        yield Seen("model", None, f"{described.model} is not among them; there are {', '.join(near)}", "llm.model")
-    line = Line(described)
+        yield CheckFinding("server", None, text)
+    if models and model_endpoint.model not in models:
+        near = difflib.get_close_matches(model_endpoint.model, models, NEAR, 0.0)
+        yield CheckFinding(
+            "model", None, f"{model_endpoint.model} is not among them; there are {', '.join(near)}", "llm.model"
+        )
+    line = Transport(model_endpoint)
     async with line.open():
         try:
-            await line.send_by(0, _question(GREETING, SHORT), None)
-        except Misunderstood as error:
-            yield Seen("answer", False, str(error), "llm.model, llm.base_url")
+            await line.send_in_mode(0, _question(GREETING, SHORT_ANSWER_TOKENS), None)
+        except UnsupportedRequest as error:
+            yield CheckFinding("answer", False, str(error), "llm.model, llm.base_url")
             return
         except ModelError as error:
             name = "key" if "api_key" in error.hint else "answer"
             hint = _advice(error.message) if isinstance(error, ModelUnavailable) else error.hint
-            yield Seen(name, False, error.message, hint)
+            yield CheckFinding(name, False, error.message, hint)
             return
-        yield Seen("key", True, f"accepted, {key_from(section)}" if api_key(section) else "none is needed")
-        yield _context(found, section, models.get(described.model, 0))
-        for way in range(len(WAYS)):
-            yield await _way(found, line, way)
-        yield await _speed(found, line)
-    if found.way is None:
-        yield Seen("form", False, "it gives no answer in form in any of these ways", "llm.model: a more able one")
+        yield CheckFinding("key", True, f"accepted, {key_from(section)}" if api_key(section) else "none is needed")
+        yield _context(report, section, models.get(model_endpoint.model, 0))
+        for way in range(len(OUTPUT_MODES)):
+            yield await _way(report, line, way)
+        yield await _speed(report, line)
+    if report.way is None:
+        yield CheckFinding(
+            "form", False, "it gives no answer in form in any of these ways", "llm.model: a more able one"
+        )
 
 
 def _advice(failure: str) -> str:
-    """What to look at when no answer came."""
+    """Return the setting to look at after a failed request."""
     if seconds := re.search(r"\((llm\.\w+_s)\)$", failure):
         return f"{seconds[1]}, if it needs longer; {NOT_THERE}"
     if status := re.search(r"\bstatus (\d)(\d\d): ", failure):
         return BUSY if status[1] == "4" else FAILING
-    return NOT_ONE if "OpenAI's protocol" in failure or "held no choice" in failure else NOT_THERE
+    return WRONG_PROTOCOL if "OpenAI's protocol" in failure or "without a finish reason" in failure else NOT_THERE
 
 
-async def _speed(found: Found, line: Line) -> Seen:
+async def _speed(report: CheckReport, line: Transport) -> CheckFinding:
     try:
-        reply, heard = await line.send_by(0, _question(TIMED), None)
-    except (Misunderstood, ModelError) as error:
-        return Seen("speed", None, f"not known: {error}")
-    found.first_token_s, found.seconds, found.estimated = heard.first_s, reply.seconds, reply.estimated
-    writing = reply.seconds - heard.first_s
-    found.tokens_per_second = reply.completion_tokens / writing if writing > 0.01 else None
-    about = "about " if reply.estimated else ""
-    speed = f", {about}{found.tokens_per_second:.0f} tokens/s" if found.tokens_per_second else ""
-    tokens = f"{about}{reply.prompt_tokens} + {reply.completion_tokens} tokens"
-    told = f"in {reply.seconds:.1f} s, the first piece after {heard.first_s:.1f} s{speed} ({tokens})"
-    return Seen("speed", True, f"{told}; it tells no token counts, costs are estimates" if reply.estimated else told)
+        reply, response = await line.send_in_mode(0, _question(TIMED), None)
+    except (UnsupportedRequest, ModelError) as error:
+        return CheckFinding("speed", None, f"not known: {error}")
+    report.first_token_s, report.seconds, report.estimated = response.first_s, reply.seconds, reply.estimated
+    writing = reply.seconds - response.first_s
+    report.tokens_per_second = reply.completion_tokens / writing if writing > 0.01 else None
+    qualifier = "about " if reply.estimated else ""
+    speed = f", {qualifier}{report.tokens_per_second:.0f} tokens/s" if report.tokens_per_second else ""
+    tokens = f"{qualifier}{reply.prompt_tokens} + {reply.completion_tokens} tokens"
+    text = f"in {reply.seconds:.1f} s, the first piece after {response.first_s:.1f} s{speed} ({tokens})"
+    return CheckFinding(
+        "speed", True, f"{text}; it tells no token counts, costs are estimates" if reply.estimated else text
+    )
 
 
-def _context(found: Found, section: LlmSection, told: int) -> Seen:
-    found.context_tokens = section.context_tokens or told or None
-    if 0 < told < section.context_tokens:
-        said = f"llm.context_tokens is {section.context_tokens}, the server says {told}"
-        return Seen("context", False, said, f"llm.context_tokens = {told}, or 0")
-    if not found.context_tokens:
-        return Seen("context", None, "not told; llm.context_tokens may say it")
-    says = f"{found.context_tokens} tokens{' by llm.context_tokens' if section.context_tokens else ', the server says'}"
-    if found.context_tokens < CONTEXT:
-        return Seen("context", False, f"{says}; an analyst needs {CONTEXT}", "llm.model: one with a longer context")
-    return Seen("context", True, says)
+def _context(report: CheckReport, section: LlmSection, server_tokens: int) -> CheckFinding:
+    report.context_tokens = section.context_tokens or server_tokens or None
+    if 0 < server_tokens < section.context_tokens:
+        text = f"llm.context_tokens is {section.context_tokens}, the server says {server_tokens}"
+        return CheckFinding("context", False, text, f"llm.context_tokens = {server_tokens}, or 0")
+    if not report.context_tokens:
+        return CheckFinding("context", None, "not told; llm.context_tokens may say it")
+    text = (
+        f"{report.context_tokens} tokens{' by llm.context_tokens' if section.context_tokens else ', the server says'}"
+    )
+    if report.context_tokens < CONTEXT:
+        return CheckFinding(
+            "context", False, f"{text}; an analyst needs {CONTEXT}", "llm.model: one with a longer context"
+        )
+    return CheckFinding("context", True, text)
 
 
-async def _way(found: Found, line: Line, way: int) -> Seen:
-    name = WAYS[way]
+async def _way(report: CheckReport, line: Transport, way: int) -> CheckFinding:
+    name = OUTPUT_MODES[way]
     try:
-        reply, _ = await line.send_by(way, _question(MADE_UP), Verdict.model_json_schema())
+        reply, _ = await line.send_in_mode(way, _question(FORM_PROMPT), Verdict.model_json_schema())
         if reply.finish_reason == LENGTH:
-            return Seen(name, None, f"not in form: cut off after {reply.completion_tokens} tokens")
-        Verdict.model_validate(object_in(reply.text))
-    except (Misunderstood, ModelError) as error:
-        return Seen(name, None, f"refused: {error.message if isinstance(error, ModelError) else error}")
+            return CheckFinding(name, None, f"not in form: cut off after {reply.completion_tokens} tokens")
+        Verdict.model_validate(parse_object(reply.text))
+    except (UnsupportedRequest, ModelError) as error:
+        return CheckFinding(name, None, f"refused: {error.message if isinstance(error, ModelError) else error}")
     except Unreadable as error:
-        return Seen(name, None, f"not in form: {error}")
+        return CheckFinding(name, None, f"not in form: {error}")
     except ValidationError as error:
         first = error.errors()[0]
-        return Seen(name, None, f"not in form: {'.'.join(map(str, first['loc']))}: {first['msg']}")
-    if found.way is not None:
-        return Seen(name, True, "works too")
-    found.way = name
-    return Seen(name, True, "works, and is what is used")
+        return CheckFinding(name, None, f"not in form: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+    if report.way is not None:
+        return CheckFinding(name, True, "works too")
+    report.way = name
+    return CheckFinding(name, True, "works, and is what is used")
 
 
-def _question(text: str, most: int = WORDS) -> Question:
-    return Question(Purpose("", "check"), (Said("user", text),), max_tokens=most)
+def _question(text: str, max_tokens: int = WORDS) -> Question:
+    return Question(Purpose("", "check"), (ChatMessage("user", text),), max_tokens=max_tokens)

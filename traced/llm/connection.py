@@ -1,27 +1,9 @@
-"""The language model that the settings describe, ready to be asked.
+"""The configured language model, ready for use: endpoint and key, early checks, and the store as ledger of replies.
 
-Invariants: the key is read here and goes into the endpoint's ``SecretStr``, nowhere else; all who ask the same model on
-one event loop (a cycle's capabilities at once) are bound by one concurrency, one pace and one breaker. How it fails:
-``LlmError`` says what is not set and the command that shows it. Not covered: whether the server is there
-(``traced llm check``), and several data directories that share an account: each has a pace of its own.
-
-What can go wrong before a language model is asked.
-
-    TracedError
-    └── LlmError    no model is set, or its key cannot be read
-
-What goes wrong when it is asked is ``agents.errors.ModelError``.
-
-Whether a cycle that will ask a language model has one to ask: told as it begins, and not hours later by a stage.
-
-How it fails: ``LlmError`` names the settings that want a model, what is missing (prices too, where money is bounded),
-and what to do. Not covered: whether
-the server is there and takes the key (``traced llm check``): it may come up while the cycle collects.
-
-The store as the ledger of a model's replies: what was answered once is never paid for again.
-
-Invariants: a reply is committed before it is used, so a kill loses at most those that are on their way. It is found by
-the hash of its request, whichever cycle asked. Fails with the store's errors (``store.errors``).
+The key is read here and goes into the endpoint's ``SecretStr``, nowhere else. All users of a model on one event loop
+share one concurrency limit, rate limit and breaker. A reply is committed before it is used and found by the hash of
+its request, so nothing is paid for twice. ``LlmError`` states the missing setting and the command that shows it. Not
+covered: several data directories that share an account.
 """
 
 import asyncio
@@ -39,10 +21,10 @@ from sqlalchemy import Engine
 
 from agents.llm.budget import Budget
 from agents.llm.model import Endpoint, Model
-from agents.llm.question import Ledger, Purpose, Question, Reply, Spent
-from agents.llm.server import Unlisted, listed
-from agents.llm.transport import Line
-from store.database import reading, session
+from agents.llm.question import Ledger, Purpose, Question, Reply, Usage
+from agents.llm.server import ModelListUnavailable, context_lengths
+from agents.llm.transport import Transport
+from store.database import read_session, write_session
 from store.records import ModelReply
 from store.repositories.llm_replies import find_reply, save_reply, stage_costs
 from traced.config.cycle_sections import LlmSection
@@ -51,41 +33,41 @@ from traced.core.errors import TracedError
 
 
 class LlmError(TracedError):
-    """The language model cannot be asked."""
+    """The language model cannot be used as configured."""
 
 
 OPENAI = "https://api.openai.com/v1"
-NO_KEY = "none"  # what a server of one's own is sent
+NO_KEY = "none"  # sent to a server that needs no key; the client library rejects an empty one
 
-_LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Line]] = WeakKeyDictionary()
+_LINES: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, Transport]] = WeakKeyDictionary()
 
 
 @asynccontextmanager
 async def model(settings: Settings, ledger: Ledger, budget: Budget | None = None) -> AsyncIterator[Model]:
-    """The model of ``[llm]``, with a connection pool as long as the body runs; raises ``LlmError``."""
+    """Open the model of ``[llm]`` with a connection pool for the body; raises ``LlmError``."""
     line = _line(endpoint(settings.llm), settings.data_dir)
     check_prices(line.endpoint, budget.cost if budget else 0)
     if not line.endpoint.context_tokens:
-        line.endpoint = replace(line.endpoint, context_tokens=await _told_context(line.endpoint))
-    async with Model(line.endpoint, ledger, budget=budget, line=line) as made:
-        yield made
+        line.endpoint = replace(line.endpoint, context_tokens=await _server_context(line.endpoint))
+    async with Model(line.endpoint, ledger, budget=budget, transport=line) as language_model:
+        yield language_model
 
 
-def _line(described: Endpoint, data_dir: Path) -> Line:
+def _line(model_endpoint: Endpoint, data_dir: Path) -> Transport:
     """The one line that all on this event loop have to an endpoint: they share its slots, its pace and its breaker.
 
     Its pace is shared by all processes on a data directory.
     """
     lines = _LINES.setdefault(asyncio.get_running_loop(), {})
-    if described not in lines:
-        account = hashlib.sha256(f"{described.base_url} {described.model}".encode()).hexdigest()[:12]
+    if model_endpoint not in lines:
+        account = hashlib.sha256(f"{model_endpoint.base_url} {model_endpoint.model}".encode()).hexdigest()[:12]
         data_dir.mkdir(parents=True, exist_ok=True)
-        lines[described] = Line(described, pace_file=data_dir / f"llm-pace-{account}.json")
-    return lines[described]
+        lines[model_endpoint] = Transport(model_endpoint, rate_limit_file=data_dir / f"llm-pace-{account}.json")
+    return lines[model_endpoint]
 
 
 def endpoint(section: LlmSection) -> Endpoint:
-    """The endpoint that the settings describe; raises ``LlmError``."""
+    """Return the endpoint of the settings; raises ``LlmError``."""
     if not section.model:
         raise LlmError(
             "no language model is set",
@@ -93,16 +75,16 @@ def endpoint(section: LlmSection) -> Endpoint:
         )
     key = api_key(section)
     shared = section.model_dump(exclude={"api_key_env", "api_key_file", "base_url"})
-    made = Endpoint(base_url=section.base_url or OPENAI, key=SecretStr(key or NO_KEY), **shared)
+    described_endpoint = Endpoint(base_url=section.base_url or OPENAI, key=SecretStr(key or NO_KEY), **shared)
     for name, value in (("base_url", section.base_url), ("model", section.model)):
-        if made.holds_key(value):
+        if described_endpoint.contains_key(value):
             raise LlmError(f"llm.{name} holds the API key", hint=f"write llm.{name} without it, and ask for a new key")
-    return made
+    return described_endpoint
 
 
-def check_prices(described: Endpoint, cost: float) -> None:
-    """Raise ``LlmError`` where a budget in money could not be held, for nothing has a price."""
-    if cost and not described.cost(1, 1):
+def check_prices(model_endpoint: Endpoint, cost: float) -> None:
+    """Raise ``LlmError`` if a budget in money is set but no price."""
+    if cost and not model_endpoint.cost(1, 1):
         raise LlmError(
             f"a budget of {cost:g} in money is set, and no prices: nothing would ever be counted against it",
             hint="llm.prompt_price and llm.completion_price, of a million tokens; max_cost = 0 if it costs nothing",
@@ -110,15 +92,15 @@ def check_prices(described: Endpoint, cost: float) -> None:
 
 
 def api_key(section: LlmSection) -> str:
-    """The key, "" where a server of one's own is asked without one; raises ``LlmError``."""
+    """Return the key, "" if the endpoint needs none; raises ``LlmError``."""
     if section.api_key_file:
         try:
             key = Path(section.api_key_file).expanduser().read_text("utf-8").strip()
         except (OSError, RuntimeError, ValueError) as error:  # no such user's home; no path; no text
             no_text = isinstance(error, UnicodeDecodeError)
-            why = "it is no text" if no_text else getattr(error, "strerror", None) or str(error)
+            reason = "it is no text" if no_text else getattr(error, "strerror", None) or str(error)
             hint = f"ls -l {section.api_key_file}"
-            raise LlmError(f"llm.api_key_file {section.api_key_file} cannot be read: {why}", hint=hint) from None
+            raise LlmError(f"llm.api_key_file {section.api_key_file} cannot be read: {reason}", hint=hint) from None
         if not key:
             raise LlmError(f"llm.api_key_file {section.api_key_file} is empty", hint="write the API key into it")
     else:
@@ -134,78 +116,78 @@ def api_key(section: LlmSection) -> str:
 
 
 def key_from(section: LlmSection) -> str:
-    """Where the key is kept, in words."""
+    """Return where the key is kept, in words."""
     return f"from {section.api_key_file}" if section.api_key_file else f"from the variable {section.api_key_env}"
 
 
-async def _told_context(described: Endpoint) -> int:
-    """The context that the server tells of the model; 0 where it tells none."""
+async def _server_context(model_endpoint: Endpoint) -> int:
+    """Return the context length that the server states for the model; 0 if it states none."""
     try:
-        return (await listed(described)).get(described.model, 0)
-    except Unlisted:
+        return (await context_lengths(model_endpoint)).get(model_endpoint.model, 0)
+    except ModelListUnavailable:
         return 0
 
 
-def wanting(settings: Settings) -> list[str]:
-    """The settings of a cycle's stations for which a language model is asked."""
-    wanted = {
+def settings_needing_model(settings: Settings) -> list[str]:
+    """Return the settings of a cycle that need a language model."""
+    required_by = {
         "analysis.analyst=llm": settings.analysis.analyst == "llm",
         "synthesis.synthesizer=llm": settings.synthesis.synthesizer == "llm",
         "training.prompt_first=true": settings.training.prompt_first,
     }
-    return [setting for setting, wants in wanted.items() if wants]
+    return [setting for setting, required in required_by.items() if required]
 
 
 def check_model(settings: Settings) -> None:
-    """Raise ``LlmError`` where the settings want a language model and name none, or its key cannot be read."""
-    wanted = wanting(settings)
-    if not wanted:
+    """Raise ``LlmError`` if the settings need a language model that is not configured completely."""
+    settings_keys = settings_needing_model(settings)
+    if not settings_keys:
         return
     try:
-        described = endpoint(settings.llm)
-        check_prices(described, settings.synthesis.max_cost if settings.synthesis.synthesizer == "llm" else 0)
-        check_prices(described, settings.prompting.max_cost if settings.training.prompt_first else 0)
+        model_endpoint = endpoint(settings.llm)
+        check_prices(model_endpoint, settings.synthesis.max_cost if settings.synthesis.synthesizer == "llm" else 0)
+        check_prices(model_endpoint, settings.prompting.max_cost if settings.training.prompt_first else 0)
     except LlmError as error:
-        who = f"{' and '.join(wanted)} {'need' if len(wanted) > 1 else 'needs'} a language model"
-        raise LlmError(f"{who}: {error.message}", hint=error.hint) from None
+        subject = f"{' and '.join(settings_keys)} {'need' if len(settings_keys) > 1 else 'needs'} a language model"
+        raise LlmError(f"{subject}: {error.message}", hint=error.hint) from None
 
 
 class StoreLedger:
-    """``agents.llm.question.Ledger`` over the store; the purpose's cycle has to be there."""
+    """``agents.llm.question.Ledger`` over the store; the purpose's cycle must exist there."""
 
     def __init__(self, store: Engine, now: Callable[[], datetime]) -> None:
         self._store, self._now = store, now
 
     def find(self, key: str) -> Reply | None:
         """See ``Ledger``."""
-        with reading(self._store) as opened:
-            found = find_reply(opened, key)
-        if found is None:
+        with read_session(self._store) as session:
+            row = find_reply(session, key)
+        if row is None:
             return None
-        tokens = (found.prompt_tokens, found.completion_tokens)
-        return Reply(found.text, found.finish_reason, *tokens, found.cost, found.seconds, found.estimated)
+        tokens = (row.prompt_tokens, row.completion_tokens)
+        return Reply(row.text, row.finish_reason, *tokens, row.cost, row.seconds, row.estimated)
 
     def keep(self, key: str, question: Question, model: str, reply: Reply) -> None:
         """See ``Ledger``."""
-        kept = ModelReply(
+        row = ModelReply(
             key=key,
             cycle_id=question.purpose.cycle_id,
             stage=question.purpose.stage,
             capability=question.purpose.capability,
             model=model,
-            said=[asdict(one) for one in question.said],
+            said=[asdict(message) for message in question.messages],
             at=self._now(),
             **asdict(reply),
         )
-        with session(self._store) as opened:
-            save_reply(opened, kept)
+        with write_session(self._store) as session:
+            save_reply(session, row)
 
-    def spent(self, purpose: Purpose) -> Spent:
+    def usage(self, purpose: Purpose) -> Usage:
         """See ``Ledger``."""
-        total = Spent()
-        with reading(self._store) as opened:
-            for one in stage_costs(opened, purpose.cycle_id, stage=purpose.stage):
-                if purpose.capability in ("", one.capability):
-                    tokens = (one.prompt_tokens, one.completion_tokens)
-                    total = total.plus(Spent(one.calls, *tokens, one.cost, one.seconds))
+        total = Usage()
+        with read_session(self._store) as session:
+            for stage_cost in stage_costs(session, purpose.cycle_id, stage=purpose.stage):
+                if purpose.capability in ("", stage_cost.capability):
+                    tokens = (stage_cost.prompt_tokens, stage_cost.completion_tokens)
+                    total = total.combined(Usage(stage_cost.calls, *tokens, stage_cost.cost, stage_cost.seconds))
         return total

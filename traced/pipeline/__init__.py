@@ -1,1 +1,1 @@
-"""The cycle's stations, one module each: plain async functions of a context and ids, idempotent, kept in the store."""
+"""The stages of a cycle, one module each: idempotent async functions of a context and ids."""

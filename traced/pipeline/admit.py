@@ -1,10 +1,6 @@
-"""Admit: the checks of a candidate environment in its container, with the base model's rewards from the engine.
+"""The admission stage: check a candidate environment in its container, with the base model's rewards from the engine.
 
-Invariants: an environment is judged once per cycle; the report with its evidence is stored whether it passes or not.
-How it fails: no Docker, no image or no engine is no verdict and stops the cycle; a failure of the environment is one
-(``sandbox.admission``).
-
-What the settings say of an admission, in a cycle and of a single file alike.
+Each environment is judged once per cycle, and the report is stored whatever the verdict.
 """
 
 import json
@@ -26,42 +22,41 @@ from traced.pipeline.context import Context
 from traced.pipeline.episodes import BASE, model_policy
 from traced.rollouts.episodes import EpisodeJob, Limits, run_episodes
 
-
-def thresholds(settings: Settings) -> Thresholds:
-    """The settings' thresholds; the others keep their defaults."""
-    given = settings.admission
-    return Thresholds(
-        seeds=given.seeds,
-        spread_groups=given.base_seeds,
-        spread_rollouts=given.base_rollouts,
-        spread_low=given.mean_low,
-        spread_high=given.mean_high,
-        spread_mixed=given.mixed,
-    )
-
-
 ERROR_EXAMPLES = 50
 
 
+def thresholds(settings: Settings) -> Thresholds:
+    """Return the admission thresholds of the settings; unset ones keep their defaults."""
+    section = settings.admission
+    return Thresholds(
+        seeds=section.seeds,
+        spread_groups=section.base_seeds,
+        spread_rollouts=section.base_rollouts,
+        spread_low=section.mean_low,
+        spread_high=section.mean_high,
+        spread_mixed=section.mixed,
+    )
+
+
 async def admit(context: Context, capability: str, environment: str) -> bool:
-    """Whether the environment of this hash may be trained on."""
-    with context.stage("admit", f"Admit the environment for {capability}", capability) as shown:
+    """Return whether the environment with this hash is admitted for training."""
+    with context.stage("admit", f"Admit the environment for {capability}", capability) as stage:
         report = stored_report(context, environment) or await _judge(context, environment)
-        refused = refusals(report)
-        shown.found = {"environment": environment, "admitted": report.admitted, "refused_by": sorted(refused)}
-        shown.figure = "admitted" if report.admitted else f"refused by {', '.join(refused)}"
+        failed_checks = refusals(report)
+        stage.detail = {"environment": environment, "admitted": report.admitted, "refused_by": sorted(failed_checks)}
+        stage.figure = "admitted" if report.admitted else f"refused by {', '.join(failed_checks)}"
     return report.admitted
 
 
 def stored_report(context: Context, environment: str) -> AdmissionReport | None:
-    """The cycle's newest report on an environment, None when there is none."""
-    with context.reading() as session:
+    """Return the cycle's newest admission report on an environment, or None."""
+    with context.read_session() as session:
         reports = list_admissions(session, environment, cycle_id=context.cycle_id)
     return reports[-1].report if reports else None
 
 
 async def _judge(context: Context, environment: str) -> AdmissionReport:
-    with context.reading() as session:
+    with context.read_session() as session:
         source_code = get_environment(session, environment).source_code
     trajectories = collected(context)
     report = await admission.admit(
@@ -73,49 +68,51 @@ async def _judge(context: Context, environment: str) -> AdmissionReport:
         limits=context.sandbox_limits,
         owner=context.sandbox_owner,
     )
-    with context.writing() as session:
+    with context.write_session() as session:
         save_admission(session, report, cycle_id=context.cycle_id, at=context.now())
     return report
 
 
 def _tools(trajectories: Sequence[Trajectory]) -> list[Tool]:
-    """Every tool that the target has shown, once."""
     return list({tool["function"]["name"]: tool for trajectory in trajectories for tool in trajectory.tools}.values())
 
 
 def error_examples(trajectories: Sequence[Trajectory]) -> list[str]:
-    """Distinct contents of tool messages that tell an error, in the order of the recordings."""
+    """Return the distinct error messages of the target's tools, in recording order."""
     contents = (
         str(message.get("content") or "")
         for trajectory in trajectories
         for message in trajectory.messages
         if message["role"] == "tool"
     )
-    return list(dict.fromkeys(content for content in contents if _tells_error(content)))[:ERROR_EXAMPLES]
+    return list(dict.fromkeys(content for content in contents if _is_error(content)))[:ERROR_EXAMPLES]
 
 
-def _tells_error(content: str) -> bool:
+def _is_error(content: str) -> bool:
     try:
-        told = json.loads(content)
+        payload = json.loads(content)
     except ValueError:
         return content.lower().startswith("error")
-    return isinstance(told, dict) and "error" in told
+    return isinstance(payload, dict) and "error" in payload
 
 
 def _base_rewards(context: Context) -> admission.BaseRewards:
     async def rewards(source: EpisodeSource, seeds: list[int], rollouts: int) -> list[list[float]]:
-        """One group of the base model's rewards per seed, sampled as training samples."""
+        """Return one group of base-model rewards per seed, sampled as in training."""
         temperature = context.settings.training.temperature
         policy = await model_policy(context, BASE, temperature)
         jobs = [EpisodeJob(seed, trial, "", str(seed)) for seed in seeds for trial in range(rollouts)]
         limits = Limits(context.settings.training.max_turns, context.settings.collect.concurrency)
+        # Every seed gets a group, also when all its episodes are lost, so the order of the groups is that of the
+        # seeds.
         groups: dict[int, list[float]] = {seed: [] for seed in seeds}
         running = run_episodes(
             source, jobs, policy, limits, model=BASE, temperature=temperature, base_seed=context.settings.seed
         )
         async for trajectory in running:
             if trajectory.end_cause is EndCause.SANDBOX_ERROR:
-                connect().close()  # Docker gone is no failure of the environment: EngineDown says so
+                # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.
+                connect().close()
             groups[int(trajectory.task_id)].append(_reward(trajectory))
         return list(groups.values())
 
@@ -123,7 +120,9 @@ def _base_rewards(context: Context) -> admission.BaseRewards:
 
 
 def _reward(trajectory: Trajectory) -> float:
-    """The reward of a sound episode; the machinery's failure is raised again, as the kind it was."""
+    """Return the reward of a completed episode; raise an infrastructure failure as the error it was."""
+    # A lost episode is not evidence against the environment: scoring it 0 would refuse environments for engine
+    # faults.
     if trajectory.outcome is not Outcome.INFRASTRUCTURE:
         return trajectory.reward
     if trajectory.end_cause is EndCause.ENGINE_ERROR:

@@ -1,21 +1,8 @@
-"""Analyze: name candidate capabilities, label every trajectory in repeated runs, and keep what the contrast keeps.
+"""The analysis stage: name candidate capabilities, label every trajectory, and store the findings of the contrast.
 
-The cycle's episodes are analysed, and beside them what production offers (``production``), by the analyst that the
-settings name (``analysts``).
-
-Invariants: what is found is stored together or not at all, so a killed analysis is made again whole, with what
-production offers by then (a model's replies are kept apart, and none is paid for twice); once stored, the labelled
-trajectories are the cycle's for good, and feedback that comes later changes none of them. A conversation that was
-judged anew while it was being labelled is left out. Infrastructure outcomes are no evidence. Nothing here reads the
-target's ground truth.
-
-The analysis of what was imported, without a target or an engine.
-
-Invariants: a cycle of imported trajectories is named by them and by the analysis' settings, so analysing the same again
-changes nothing; infrastructure outcomes are no evidence, unknown ones no failures; what was judged anew while it was
-being analysed is left out.
-How it fails: ``StageError`` where there is no contrast. Not covered: synthesis and training from imports, which need a
-target to run on; memory holds all the trajectories that are analysed.
+A cycle analyses its own episodes and the production conversations of its target; imported trajectories are analysed
+without a target or an engine. Results are stored in one transaction, so an interrupted analysis is repeated as a
+whole. Ground truth of the target is never read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,122 +11,145 @@ from typing import Any
 
 import sqlalchemy
 
-from agents.analyst.llm.prompting import Tell
-from store.database import reading, session
+from agents.analyst.llm.prompting import ProgressCallback
+from store.database import read_session, write_session
 from store.records import Cycle, CycleState, Finding, StageEvent, StageState
 from store.repositories.capabilities import list_findings
 from store.repositories.cycles import save_stage_event, set_cycle_state
-from store.repositories.trajectories import TrajectoryFilter, hold, list_trajectories
+from store.repositories.trajectories import TrajectoryFilter, list_trajectories, lock_outcomes
 from store.types import Outcome, Trajectory
 from traced.config.settings import Settings
 from traced.core.errors import StageError
 from traced.ingest.file_import import IMPORTED, cycle_of_imports
 from traced.pipeline.collect import JUDGED_ANEW, collected, production
-from traced.pipeline.context import Context, Shown
-from traced.pipeline.findings import Surroundings, analysed, save_analysis, widest_first
+from traced.pipeline.context import Context, RunningStage
+from traced.pipeline.findings import AnalysisContext, run_analysis, save_analysis, widest_first
 
 
 async def analyze(context: Context) -> list[str]:
-    """The names of the retained capabilities, widest mean gap first."""
-    with context.stage("analyze", "Analyze successes against failures") as shown:
+    """Return the names of the retained capabilities, widest mean gap first."""
+    with context.stage("analyze", "Analyze successes against failures") as stage:
         findings = stored_findings(context)
+        # Findings are stored last, in the transaction of the labels: if there are any, the analysis is complete.
         if not findings:
-            shown.found = await _analyze(context, _episodes(context), shown)
+            stage.detail = await _analyze(context, _episodes(context), stage)
             findings = stored_findings(context)
-        kept = [finding.capability for finding in findings if finding.retained]
-        shown.found |= {"retained": kept}
-        shown.figure = f"lacking: {', '.join(kept) or 'nothing'}{_of_production(shown.found)}"
-    return kept
+        retained = [finding.capability for finding in findings if finding.retained]
+        stage.detail |= {"retained": retained}
+        stage.figure = f"lacking: {', '.join(retained) or 'nothing'}{_of_production(stage.detail)}"
+    return retained
 
 
-def _of_production(found: Mapping[str, Any]) -> str:
-    mined, left = found.get("production", 0), sum(found.get("left_out", {}).values())
-    return f"; {mined} conversations of production, {left} left out" if mined or left else ""
+def _of_production(detail: Mapping[str, Any]) -> str:
+    mined_count, left_out = detail.get("production", 0), sum(detail.get("left_out", {}).values())
+    return f"; {mined_count} conversations of production, {left_out} left out" if mined_count or left_out else ""
 
 
 def stored_findings(context: Context) -> list[Finding]:
-    """The cycle's findings, widest gap first; empty when it was not analysed."""
-    with context.reading() as session:
-        found = list_findings(session, context.cycle_id)
-    return widest_first(found)
+    """Return the cycle's findings, widest gap first; empty before the analysis."""
+    with context.read_session() as session:
+        findings = list_findings(session, context.cycle_id)
+    return widest_first(findings)
 
 
 def to_analyze(context: Context) -> list[Trajectory]:
-    """The cycle's trajectories as an analysis would see them now: its episodes, and what production offers."""
+    """Return the trajectories that an analysis would use now: the cycle's episodes and selected production."""
     episodes = _episodes(context)
     return [*episodes, *production(context, episodes).trajectories]
 
 
 def _episodes(context: Context) -> list[Trajectory]:
-    found = collected(context)
-    if not found:
+    trajectories = collected(context)
+    if not trajectories:
         raise StageError("there are no trajectories to analyze", hint="traced collect")
-    return found
+    return trajectories
 
 
-def surroundings(context: Context) -> Surroundings:
-    """Where the cycle's analyses stand."""
-    return Surroundings(context.settings, context.store, context.cycle_id, context.target.name, context.now)
+def analysis_context(context: Context) -> AnalysisContext:
+    """Return the analysis context of a cycle."""
+    return AnalysisContext(context.settings, context.store, context.cycle_id, context.target.name, context.now)
 
 
-def telling(shown: Shown) -> Tell:
-    """A stage's line that tells how many questions are answered, and about how many there will be."""
-    return lambda what, done, of: shown.reach(done, what, of)
+def question_progress(stage: RunningStage) -> ProgressCallback:
+    """Return a callback that shows answered and expected questions on a stage's progress line."""
+    return lambda subject, done, total: stage.reach(done, subject, total)
 
 
-async def _analyze(context: Context, episodes: Sequence[Trajectory], shown: Shown) -> dict[str, Any]:
-    """Analyse and store; what the stage's event says of the trajectories."""
+async def _analyze(context: Context, episodes: Sequence[Trajectory], stage: RunningStage) -> dict[str, Any]:
+    """Analyse and store; returns the detail of the stage's event."""
     settings = context.settings
-    beside = production(context, episodes)
-    trajectories = [*episodes, *beside.trajectories]
-    found = await analysed(surroundings(context), trajectories, settings.analysis.analyst, telling(shown))
-    with context.writing() as session:
-        held = hold(session, [trajectory.id for trajectory in beside.trajectories])
-        changed = {one.id for one in beside.trajectories if held.get(one.id) is not one.outcome}
-        outcomes = {one.id: one.outcome for one in trajectories if one.id not in changed}
-        save_analysis(session, settings, context.cycle_id, found, outcomes)
-    anew = {JUDGED_ANEW: len(changed)} if changed else {}
-    mined = len(beside.trajectories) - len(changed)
-    told = {"episodes": len(episodes), "production": mined, "left_out": {**beside.left_out, **anew}}
-    return told | ({"analyst": settings.analysis.analyst} | found.figures if found.figures else {})
+    selection = production(context, episodes)
+    trajectories = [*episodes, *selection.trajectories]
+    analysis = await run_analysis(
+        analysis_context(context), trajectories, settings.analysis.analyst, question_progress(stage)
+    )
+    with context.write_session() as session:
+        # Feedback may have changed an outcome during the labelling. Locking the rows fixes the outcomes of this
+        # cycle; what changed before that is left out.
+        current_outcomes = lock_outcomes(session, [trajectory.id for trajectory in selection.trajectories])
+        changed = {
+            trajectory.id
+            for trajectory in selection.trajectories
+            if current_outcomes.get(trajectory.id) is not trajectory.outcome
+        }
+        outcomes = {trajectory.id: trajectory.outcome for trajectory in trajectories if trajectory.id not in changed}
+        save_analysis(session, settings, context.cycle_id, analysis, outcomes)
+    rejudged = {JUDGED_ANEW: len(changed)} if changed else {}
+    mined_count = len(selection.trajectories) - len(changed)
+    detail = {"episodes": len(episodes), "production": mined_count, "left_out": {**selection.left_out, **rejudged}}
+    return detail | ({"analyst": settings.analysis.analyst} | analysis.figures if analysis.figures else {})
 
 
 async def analyze_imported(
-    store: sqlalchemy.Engine, settings: Settings, imported: Cycle, at: datetime, tell: Tell
+    store: sqlalchemy.Engine, settings: Settings, imported: Cycle, at: datetime, on_progress: ProgressCallback
 ) -> tuple[Cycle, list[Finding]]:
-    """The findings on everything imported from the source and agent of ``imported``, and the cycle that holds them."""
-    with session(store) as opened:
-        cycle = cycle_of_imports(opened, settings, imported.target, imported.model, at)
-        stored = list_findings(opened, cycle.id)
-    if not stored:
-        trajectories = contrasting(store, cycle)
-        around = Surroundings(settings, store, cycle.id, cycle.target)
-        found = await analysed(around, trajectories, settings.analysis.analyst, tell)
-        with session(store) as opened:
-            held = hold(opened, [trajectory.id for trajectory in trajectories])
-            outcomes = {one.id: one.outcome for one in trajectories if held.get(one.id) is one.outcome}
-            save_analysis(opened, settings, cycle.id, found, outcomes)
-            if found.figures:
-                told = {"analyst": settings.analysis.analyst} | found.figures
-                save_stage_event(opened, StageEvent(cycle.id, "analyze", StageState.FINISHED, at, None, told))
-            set_cycle_state(opened, cycle.id, CycleState.FINISHED, at=at)
-            stored = list_findings(opened, cycle.id)
-    return cycle, widest_first(stored)
+    """Analyse everything imported from the source and agent of ``imported``.
+
+    Returns:
+        The cycle that holds the analysis, and its findings. The cycle's id is derived from the imports and the
+            analysis settings, so repeating the command changes nothing.
+
+    Raises:
+        StageError: Successes or failures are missing.
+    """
+    with write_session(store) as session:
+        cycle = cycle_of_imports(session, settings, imported.target, imported.model, at)
+        findings = list_findings(session, cycle.id)
+    if not findings:
+        trajectories = judged_trajectories(store, cycle)
+        context = AnalysisContext(settings, store, cycle.id, cycle.target)
+        analysis = await run_analysis(context, trajectories, settings.analysis.analyst, on_progress)
+        with write_session(store) as session:
+            current_outcomes = lock_outcomes(session, [trajectory.id for trajectory in trajectories])
+            outcomes = {
+                trajectory.id: trajectory.outcome
+                for trajectory in trajectories
+                if current_outcomes.get(trajectory.id) is trajectory.outcome
+            }
+            save_analysis(session, settings, cycle.id, analysis, outcomes)
+            if analysis.figures:
+                detail = {"analyst": settings.analysis.analyst} | analysis.figures
+                save_stage_event(session, StageEvent(cycle.id, "analyze", StageState.FINISHED, at, None, detail))
+            set_cycle_state(session, cycle.id, CycleState.FINISHED, at=at)
+            findings = list_findings(session, cycle.id)
+    return cycle, widest_first(findings)
 
 
 def is_import(cycle: Cycle) -> bool:
-    """Whether a cycle holds imported trajectories."""
+    """Return whether a cycle holds imported trajectories."""
     return IMPORTED in cycle.config
 
 
-def contrasting(store: sqlalchemy.Engine, cycle: Cycle) -> list[Trajectory]:
-    """The judged ones: a label would make an unknown one evidence, which no later verdict reaches."""
-    with reading(store) as opened:
-        found = list_trajectories(opened, TrajectoryFilter(source=cycle.target, model=cycle.model))
-    judged = [trajectory for trajectory in found if trajectory.outcome.judged]
-    if not {Outcome.SUCCESS, Outcome.FAILURE} <= {trajectory.outcome for trajectory in judged}:
+def judged_trajectories(store: sqlalchemy.Engine, cycle: Cycle) -> list[Trajectory]:
+    """Return the cycle's judged trajectories; raise ``StageError`` without both successes and failures."""
+    with read_session(store) as session:
+        rows = list_trajectories(session, TrajectoryFilter(source=cycle.target, model=cycle.model))
+    # Unknown outcomes are excluded: once labelled they would count as evidence, and later verdicts could not change
+    # that.
+    trajectories = [trajectory for trajectory in rows if trajectory.outcome.is_judged]
+    if not {Outcome.SUCCESS, Outcome.FAILURE} <= {trajectory.outcome for trajectory in trajectories}:
         raise StageError(
-            f"{len(judged)} judged trajectories hold no contrast: successes and failures are both needed",
+            f"{len(trajectories)} judged trajectories hold no contrast: successes and failures are both needed",
             hint="traced import FILE",
         )
-    return judged
+    return trajectories

@@ -1,18 +1,9 @@
-"""Collect: the base model's episodes on the target's train split, the analysis' input.
+"""The collection stage, and the selection of production conversations that are analysed beside its episodes.
 
-Production in a cycle's analysis: which of the target's judged conversations are mined beside the cycle's episodes.
-
-What counts: conversations of the target that no cycle recorded (the router's, or imported), answered by the base model
-from beginning to end, judged a success or a failure; the newest ``analysis.production`` of them, by their last
-exchange (those without one, imports, come last). Capabilities are what the base model lacks, so an adapter's answers
-say nothing of them. Left out, and counted by reason in the stage's event: what offered the agent other tools than the
-target does (same names, same parameters; descriptions may differ), and what does not begin with a system message and
-then the user's words, because the policy and the request are what the analyst reads.
-
-Invariants: what is kept carries the target's own schema of its tools, so that a client's rewording of them is no
-difference; the set of a cycle is that of its labels, stored with them (``analyzed``). Production is never lifted into
-an environment: nobody has verified its solutions as the target verifies an episode's, and its records are people's.
-Not covered: conversations from before the base model was exchanged for another one in the same store.
+Selected are conversations of the target that the base model answered from beginning to end and that are judged,
+newest first, up to ``analysis.production``. Left out, with a counted reason, is what cannot be compared with the
+cycle's episodes: other tools, or no system message followed by the user's. Production is never turned into an
+environment: nobody has verified its solutions, and its records belong to people.
 """
 
 import random
@@ -25,57 +16,60 @@ from sqlmodel import Session
 from agents.errors import TranscriptError
 from agents.transcript import tool_function, transcript
 from store.repositories.capabilities import labelled_trajectories
-from store.repositories.trajectories import TrajectoryFilter, get_trajectories, list_trajectories, newest_judged
+from store.repositories.trajectories import TrajectoryFilter, get_trajectories, list_trajectories, newest_judged_ids
 from store.types import Outcome, Tool, Trajectory
+from traced.evaluation.figures import percent
 from traced.evaluation.intervals import rate
-from traced.evaluation.report import percent
-from traced.pipeline.context import Context, Shown
+from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, episodes, model_policy, split_jobs
 from traced.rollouts.episodes import EpisodeJob
 
 
 async def collect(context: Context) -> list[Trajectory]:
-    """Record ``collect.episodes`` episodes; those recorded before are kept."""
-    wanted = collect_jobs(context)
+    """Record ``collect.episodes`` episodes of the base model; stored ones are reused."""
+    jobs = collect_jobs(context)
     temperature = context.settings.collect.temperature
-    with context.stage("collect", "Collect the base model's episodes", total=len(wanted)) as shown:
+    with context.stage("collect", "Collect the base model's episodes", total=len(jobs)) as stage:
         policy = await model_policy(context, BASE, temperature)
         async with context.target.source() as source:
-            found = await episodes(
-                context, source, wanted, policy, model=BASE, temperature=temperature, tick=success_so_far(shown)
+            trajectories = await episodes(
+                context, source, jobs, policy, model=BASE, temperature=temperature, tick=count_successes(stage)
             )
-        summary = rate(BASE, found)
-        shown.found = {"episodes": summary.episodes, "success": summary.rate, "infrastructure": summary.infrastructure}
-        shown.figure = f"success {percent(summary.rate)}"
-    return found
+        summary = rate(BASE, trajectories)
+        stage.detail = {"episodes": summary.episodes, "success": summary.rate, "infrastructure": summary.infrastructure}
+        stage.figure = f"success {percent(summary.rate)}"
+    return trajectories
 
 
 def collect_jobs(context: Context) -> list[EpisodeJob]:
-    """Seeds drawn from the train split by the settings' seed."""
+    """Return the collection's episodes: seeds drawn from the train split by the settings' seed."""
     rng = random.Random(f"collect:{context.settings.seed}")
     return split_jobs("train", rng.sample(context.target.splits["train"], context.settings.collect.episodes))
 
 
 def collected(context: Context) -> list[Trajectory]:
-    """The cycle's collected trajectories, in the store's order."""
-    wanted = TrajectoryFilter(source=context.target.name, split="train", model=BASE, cycle_id=context.cycle_id)
-    with context.reading() as session:
-        return list_trajectories(session, wanted)
+    """Return the cycle's collected trajectories in store order."""
+    trajectory_filter = TrajectoryFilter(
+        source=context.target.name, split="train", model=BASE, cycle_id=context.cycle_id
+    )
+    with context.read_session() as session:
+        return list_trajectories(session, trajectory_filter)
 
 
-def success_so_far(shown: Shown) -> Callable[[Trajectory | None], None]:
-    """A tick that advances a stage's line by one episode and shows the success so far."""
-    seen: Counter[Outcome] = Counter()
+def count_successes(stage: RunningStage) -> Callable[[Trajectory | None], None]:
+    """Return a callback that advances a stage by one episode and shows the success rate."""
+    outcomes: Counter[Outcome] = Counter()
 
     def tick(trajectory: Trajectory | None) -> None:
         if trajectory is not None:
-            seen[trajectory.outcome] += 1
-        sound = seen[Outcome.SUCCESS] + seen[Outcome.FAILURE]
-        shown.advance(figure=f"success {percent(seen[Outcome.SUCCESS] / sound)}" if sound else None)
+            outcomes[trajectory.outcome] += 1
+        sound = outcomes[Outcome.SUCCESS] + outcomes[Outcome.FAILURE]
+        stage.advance(figure=f"success {percent(outcomes[Outcome.SUCCESS] / sound)}" if sound else None)
 
     return tick
 
 
+# Reasons for leaving a conversation out; they are stored in the stage's event.
 OTHER_TOOLS = "its tools are not the target's"
 NO_SYSTEM = "it has no system message"
 NO_OPENING = "it does not begin with the user's words"
@@ -87,42 +81,44 @@ Toolset = frozenset[tuple[str, frozenset[str]]]
 
 @dataclass(frozen=True)
 class Production:
-    """The conversations that are mined, and how many are not, by reason."""
+    """The production conversations selected for an analysis, and the number left out by reason."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
     left_out: dict[str, int] = field(default_factory=dict)
 
 
 def production(context: Context, episodes: Sequence[Trajectory]) -> Production:
-    """What production adds to the cycle's ``episodes`` now."""
-    with context.reading() as session:
-        ids = newest_judged(session, context.target.name, BASE, limit=context.settings.analysis.production)
-        found = get_trajectories(session, ids, tokens=False)
-    return sift(found, episodes)
+    """Return the production conversations to analyse beside the cycle's ``episodes``."""
+    with context.read_session() as session:
+        ids = newest_judged_ids(session, context.target.name, BASE, limit=context.settings.analysis.production)
+        trajectories = get_trajectories(session, ids, tokens=False)
+    return select_comparable(trajectories, episodes)
 
 
-def sift(found: Iterable[Trajectory], episodes: Iterable[Trajectory]) -> Production:
-    """Keep the conversations that can be compared with ``episodes``, with the tools that those were offered."""
-    offered = {toolset(episode.tools): episode.tools for episode in episodes}
-    kept: list[Trajectory] = []
+def select_comparable(conversations: Iterable[Trajectory], episodes: Iterable[Trajectory]) -> Production:
+    """Select the conversations that can be compared with ``episodes``, under the tool definitions of those."""
+    tools_by_toolset = {toolset(episode.tools): episode.tools for episode in episodes}
+    selected: list[Trajectory] = []
     left_out: Counter[str] = Counter()
-    for trajectory in found:
-        why = _why_not(trajectory, offered)
-        if why:
-            left_out[why] += 1
+    for trajectory in conversations:
+        reason = _exclusion_reason(trajectory, tools_by_toolset)
+        if reason:
+            left_out[reason] += 1
         else:
-            kept.append(replace(trajectory, tools=offered[toolset(trajectory.tools)]))
-    return Production(kept, dict(sorted(left_out.items())))
+            # Clients may reword tool descriptions. The target's own definitions are used, so that wording is not
+            # taken for a difference.
+            selected.append(replace(trajectory, tools=tools_by_toolset[toolset(trajectory.tools)]))
+    return Production(selected, dict(sorted(left_out.items())))
 
 
 def toolset(tools: Iterable[Tool]) -> Toolset:
-    """What makes two lists of tools the same: their names and the names of their parameters."""
+    """Return the names of the tools and their parameters, which identify a set of tools."""
     functions = [tool_function(tool) for tool in tools if isinstance(tool, dict)]
     return frozenset((str(function.get("name", "")), _parameters(function)) for function in functions)
 
 
 def analyzed(session: Session, cycle_id: str) -> list[Trajectory]:
-    """All that a cycle has labelled, episodes and production's, in the store's order."""
+    """Return everything that a cycle has labelled, episodes and production, in store order."""
     return get_trajectories(session, labelled_trajectories(session, cycle_id), tokens=False)
 
 
@@ -132,14 +128,16 @@ def _parameters(function: Mapping[str, object]) -> frozenset[str]:
     return frozenset(map(str, properties)) if isinstance(properties, dict) else frozenset()
 
 
-def _why_not(trajectory: Trajectory, offered: Mapping[Toolset, object]) -> str:
-    if toolset(trajectory.tools) not in offered:
+def _exclusion_reason(trajectory: Trajectory, toolsets: Mapping[Toolset, object]) -> str:
+    if toolset(trajectory.tools) not in toolsets:
         return OTHER_TOOLS
     try:
-        read = transcript(trajectory)
+        parsed = transcript(trajectory)
     except TranscriptError:
         return UNREADABLE
-    if not read.system.strip() or trajectory.messages[0]["role"] not in ("system", "developer"):
+    # The analyst reads the policy from the system message and the request from the first user message; both must be
+    # there.
+    if not parsed.system.strip() or trajectory.messages[0]["role"] not in ("system", "developer"):
         return NO_SYSTEM
     first = next(message for message in [*trajectory.messages, {}] if not _is_policy(message))
     return "" if first.get("role") == "user" else NO_OPENING

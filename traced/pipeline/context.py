@@ -1,7 +1,8 @@
-"""What every stage is given: settings, store, target, progress, clock, and an engine that starts when first asked for.
+"""The shared context of a cycle's stages: settings, store, target, clock, progress, and an engine started on first
+use.
 
-Invariants: one engine process per context, stopped when the context ends, however it ends; adapters are served under
-their immutable version names and loaded once. Stage events are written here and nowhere else.
+Invariants: at most one engine process per context, stopped when the context ends; adapters are served under their
+immutable version names and loaded once. Stage events are written here and nowhere else.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,7 +16,7 @@ import sqlalchemy
 from sqlmodel import Session
 
 from sandbox.policy import SandboxLimits
-from store.database import open_store, reading, session
+from store.database import open_store, read_session, write_session
 from store.records import Event, StageEvent, StageState
 from store.repositories.cycles import save_stage_event
 from store.repositories.events import save_event
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 
 
 def utc_now() -> datetime:
-    """The time as the store keeps it."""
+    """Return the current time as the store keeps it."""
     return datetime.now(UTC)
 
 
 @dataclass
 class EngineSlot:
-    """The context's engine: nothing until the first stage asks for it."""
+    """The engine of a context; empty until a stage first uses it."""
 
     process: "EngineProcess | None" = None
     client: "EngineClient | None" = None
@@ -47,7 +48,7 @@ class EngineSlot:
 
 @dataclass(frozen=True)
 class Context:
-    """The surroundings of a stage; ``cycle_id`` is the cycle that its rows belong to."""
+    """What every stage works with; ``cycle_id`` is the cycle that its rows belong to."""
 
     settings: Settings
     store: sqlalchemy.Engine
@@ -61,40 +62,41 @@ class Context:
 
     @property
     def data_dir(self) -> Path:
-        """The data directory."""
+        """Return the data directory."""
         return self.settings.data_dir
 
     @property
     def run_dir(self) -> Path:
-        """The cycle's own folder."""
+        """Return the cycle's own folder."""
         return self.data_dir / "runs" / self.cycle_id
 
     @property
     def sandbox_limits(self) -> SandboxLimits:
-        """What a container of the cycle may use."""
+        """Return the resource limits of the cycle's containers."""
         return SandboxLimits(**self.settings.sandbox.model_dump())
 
     @property
     def sandbox_owner(self) -> str:
-        """Whose the cycle's containers are."""
+        """Return the owner label of the cycle's containers."""
         return sandbox_owner(self.data_dir)
 
     @contextmanager
-    def writing(self) -> Iterator[Session]:
-        """A transaction on the store."""
-        with session(self.store) as opened:
-            yield opened
+    def write_session(self) -> Iterator[Session]:
+        """Open a write transaction on the store."""
+        with write_session(self.store) as session:
+            yield session
 
     @contextmanager
-    def reading(self) -> Iterator[Session]:
-        """A snapshot of the store."""
-        with reading(self.store) as opened:
-            yield opened
+    def read_session(self) -> Iterator[Session]:
+        """Open a consistent read of the store."""
+        with read_session(self.store) as session:
+            yield session
 
     async def engine(self) -> "EngineClient":
-        """The engine's client; starts the engine if it does not run yet (this blocks until it answers)."""
+        """Return the engine's client; the first call starts the engine and blocks until it answers."""
         if self.slot.client is None:
-            from traced.inference.client import EngineClient  # the daemon has a context and no engine: 10 MB
+            # Imported here because the daemon has a context but no engine: this saves it 10 MB.
+            from traced.inference.client import EngineClient
             from traced.inference.engine_process import start_embedded
 
             settings = self.settings.engine
@@ -110,53 +112,53 @@ class Context:
         return self.slot.client
 
     async def serve(self, name: str, path: Path) -> None:
-        """Have the engine serve an adapter directory under ``name``; a version that it has is not loaded again."""
+        """Serve an adapter directory under ``name``; a version that is loaded is not loaded again."""
         client = await self.engine()
         if name not in self.slot.loaded:
             await client.load_adapter(name, path)
             self.slot.loaded.add(name)
 
     def event(self, stage: str, state: StageState, capability: str | None = None, **detail: Any) -> None:
-        """Record what happened to a stage."""
-        with self.writing() as opened:
+        """Record an event of a stage."""
+        with self.write_session() as session:
             at = self.now()
-            save_stage_event(opened, StageEvent(self.cycle_id, stage, state, at, capability, detail))
+            save_stage_event(session, StageEvent(self.cycle_id, stage, state, at, capability, detail))
             save_event(
-                opened, Event(at, f"stage {state.value}", stage, self.cycle_id, {"capability": capability} | detail)
+                session, Event(at, f"stage {state.value}", stage, self.cycle_id, {"capability": capability} | detail)
             )
 
     @contextmanager
-    def stage(self, stage: str, title: str, capability: str | None = None, total: int = 0) -> Iterator["Shown"]:
-        """A stage at work: its events in the store, its line on the screen. Who catches a failure records it."""
-        shown = Shown(self.progress, f"{stage} {capability or ''}".strip())
+    def stage(self, stage: str, title: str, capability: str | None = None, total: int = 0) -> Iterator["RunningStage"]:
+        """Run a stage: record its start and end, and show its progress. Whoever catches a failure records it."""
+        running = RunningStage(self.progress, f"{stage} {capability or ''}".strip())
         self.event(stage, StageState.STARTED, capability)
-        self.progress.start(shown.key, title, total)
-        yield shown
-        self.event(stage, StageState.FINISHED, capability, **shown.found)
-        self.progress.finish(shown.key, shown.figure)
+        self.progress.start(running.key, title, total)
+        yield running
+        self.event(stage, StageState.FINISHED, capability, **running.detail)
+        self.progress.finish(running.key, running.figure)
 
 
 @dataclass
-class Shown:
-    """A running stage's line; ``found`` goes into its closing event, ``figure`` on the screen."""
+class RunningStage:
+    """A running stage: ``detail`` goes into its closing event, ``figure`` onto its progress line."""
 
     progress: Progress
     key: str
     figure: str = ""
-    found: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, Any] = field(default_factory=dict)
 
     def advance(self, steps: int = 1, figure: str | None = None) -> None:
-        """``steps`` more are done."""
+        """Report ``steps`` more units of work."""
         self.progress.advance(self.key, steps, figure)
 
     def reach(self, done: int, figure: str | None = None, total: int | None = None) -> None:
-        """``done`` are done in all, of ``total`` where that is known by now."""
+        """Report ``done`` units in all, of ``total`` if that is known."""
         self.progress.advance(self.key, done - self.progress.lines[self.key].done, figure, total)
 
 
 @asynccontextmanager
-async def opened(settings: Settings, cycle_id: str, progress: Progress, meter: Meter) -> AsyncIterator[Context]:
-    """A context on the data directory of ``settings``; its engine and store are closed at the end."""
+async def open_context(settings: Settings, cycle_id: str, progress: Progress, meter: Meter) -> AsyncIterator[Context]:
+    """Open a context on the data directory of ``settings`` and close its engine and store at the end."""
     model = resolve_model(settings.model.spec, settings.data_dir)
     store = open_store(settings.store_url)
     context = Context(settings, store, target(settings.target.name), model, cycle_id, progress, meter)
@@ -165,6 +167,7 @@ async def opened(settings: Settings, cycle_id: str, progress: Progress, meter: M
     finally:
         try:
             if context.slot.client is not None:
+                # The client first: its open requests would fail noisily if the engine went away before.
                 await context.slot.client.aclose()
         finally:
             if context.slot.process is not None:

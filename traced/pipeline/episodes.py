@@ -1,14 +1,8 @@
-"""Episodes of a stage: those that the store has already are read back, the others are run and stored as they end.
+"""Runs a stage's episodes: stored ones are read back, missing ones are run and stored as they end.
 
-Invariants: a trajectory's id says what determines it, so a stage that was killed goes on where it stopped; what comes
-back is in the order of the jobs. How it fails: when more than half of the episodes that were run are infrastructure
-failures, ``EngineError`` (the engine died, whose fault that was is unclear) or ``StageError``, with the first one's
-text. Not covered: retrying within one call (calling again does it).
-
-A prompt patch at its place: behind the system prompt's own text, which stays as it is.
-
-Invariants: the environment never sees the patch, and recorded messages do not hold it; an empty patch changes nothing,
-so that base and base with patch differ in these words alone.
+A trajectory's id is derived from what determines it, so an interrupted stage continues where it stopped. If more than
+half of the new episodes are infrastructure failures, the stage fails with the first one's text. ``PromptedPolicy``
+appends a prompt patch to the system prompt; recorded messages and the environment never contain it.
 """
 
 import dataclasses
@@ -18,13 +12,16 @@ from dataclasses import dataclass
 
 from sandbox.contract import Message, Tool
 from sandbox.episodes import EpisodeSource
-from store.repositories.trajectories import get_trajectories, known_trajectories, save_trajectories
+from store.repositories.trajectories import get_trajectories, judged_ids, save_trajectories
 from store.types import EndCause, Outcome, Trajectory
 from traced.core.errors import StageError
 from traced.inference.client import Completion, HttpPolicy, Policy
 from traced.inference.errors import EngineError
 from traced.pipeline.context import Context
 from traced.rollouts.episodes import EpisodeJob, Limits, Origin, run_episodes, trajectory_id
+
+BATCH = 32  # trajectories per transaction
+BASE = "base"
 
 
 @dataclass(frozen=True)
@@ -35,12 +32,12 @@ class PromptedPolicy:
     patch: str
 
     async def complete(self, messages: list[Message], tools: list[Tool], *, seed: int) -> Completion:
-        """The policy's answer to the conversation with the patch."""
+        """Return the policy's completion of the conversation with the patch."""
         return await self.policy.complete(prompted(messages, self.patch), tools, seed=seed)
 
 
 def prompted(messages: list[Message], patch: str) -> list[Message]:
-    """``messages`` with ``patch`` in their system message, which is made where there is none."""
+    """Return ``messages`` with ``patch`` appended to the system message, which is created if there is none."""
     if not patch:
         return messages
     if not messages or messages[0]["role"] != "system":
@@ -49,34 +46,30 @@ def prompted(messages: list[Message], patch: str) -> list[Message]:
     return [{**first, "content": f"{first['content']}\n\n{patch}"}, *messages[1:]]
 
 
-BATCH = 32  # trajectories per transaction
-BASE = "base"
-
-
 @dataclass(frozen=True)
 class Player:
-    """A model that the engine serves, and what it reads at the end of its system prompt."""
+    """A model served by the engine, with the prompt patch that it reads."""
 
     model: str
     patch: str = ""
 
     @property
     def name(self) -> str:
-        """What its episodes call it: the model, and with a patch 12 hex digits of the patch's SHA-256."""
+        """Return the name of its episodes: the model, and with a patch 12 hex digits of the patch's SHA-256."""
         return f"{self.model}+{hashlib.sha256(self.patch.encode()).hexdigest()[:12]}" if self.patch else self.model
 
 
 def split_jobs(split: str, seeds: Sequence[int], trials: int = 1) -> list[EpisodeJob]:
-    """One job per seed and trial; the task id is the seed."""
+    """Return one job per seed and trial; the task id is the seed."""
     return [EpisodeJob(seed, trial, split, str(seed)) for seed in seeds for trial in range(trials)]
 
 
 async def model_policy(context: Context, model: str, temperature: float) -> HttpPolicy:
-    """The policy of a model that the engine serves: the base or an adapter version."""
+    """Return the policy of a model served by the engine: the base or an adapter version."""
     return HttpPolicy(await context.engine(), model, temperature, context.settings.engine.max_tokens)
 
 
-async def played(
+async def player_episodes(
     context: Context,
     source: EpisodeSource,
     jobs: Sequence[EpisodeJob],
@@ -85,7 +78,7 @@ async def played(
     tokens: bool = True,
     tick: Callable[[Trajectory | None], None] = lambda _: None,
 ) -> list[Trajectory]:
-    """``episodes`` of a player at the temperature of evaluations."""
+    """Return the ``episodes`` of a player at the temperature of evaluations."""
     temperature = context.settings.engine.temperature
     policy: Policy = await model_policy(context, player.model, temperature)
     policy = PromptedPolicy(policy, player.patch) if player.patch else policy
@@ -105,21 +98,24 @@ async def episodes(
     tokens: bool = True,
     tick: Callable[[Trajectory | None], None] = lambda _: None,
 ) -> list[Trajectory]:
-    """The trajectories of ``jobs``, without token ids; ``tick`` is called for each (None: it was stored already).
+    """Return the trajectories of ``jobs`` in their order, without token ids.
 
-    ``tokens`` says whether the store keeps the token ids of those that are run.
+    Args:
+        tokens: Whether the token ids of new episodes are stored.
+        tick: Called once per episode, with None for one that was stored already.
     """
     origin = Origin(source.name, model, temperature, context.cycle_id, context.settings.seed)
     ids = [trajectory_id(job, origin) for job in jobs]
-    with context.reading() as session:
-        known = known_trajectories(session, ids)
-    for _ in known:
+    with context.read_session() as session:
+        stored_ids = judged_ids(session, ids)
+    for _ in stored_ids:
         tick(None)
-    missing = [job for job, key in zip(jobs, ids, strict=True) if key not in known]
+    # Only missing episodes are run, which makes the stage resumable after a kill.
+    missing = [job for job, key in zip(jobs, ids, strict=True) if key not in stored_ids]
     await _run(context, source, missing, policy, origin, tokens=tokens, tick=tick)
-    with context.reading() as session:
-        found = {trajectory.id: trajectory for trajectory in get_trajectories(session, ids, tokens=False)}
-    return [found[key] for key in ids]
+    with context.read_session() as session:
+        trajectories = {trajectory.id: trajectory for trajectory in get_trajectories(session, ids, tokens=False)}
+    return [trajectories[key] for key in ids]
 
 
 async def _run(
@@ -135,7 +131,7 @@ async def _run(
     settings = context.settings
     limits = Limits(settings.collect.max_turns, settings.collect.concurrency)
     batch: list[Trajectory] = []
-    lost: list[Trajectory] = []
+    failures: list[Trajectory] = []
     running = run_episodes(
         source,
         jobs,
@@ -149,24 +145,27 @@ async def _run(
     try:
         async for trajectory in running:
             batch.append(trajectory if tokens else dataclasses.replace(trajectory, turns=[]))
-            lost += [trajectory] if trajectory.outcome is Outcome.INFRASTRUCTURE else []
+            failures += [trajectory] if trajectory.outcome is Outcome.INFRASTRUCTURE else []
             tick(trajectory)
             if len(batch) == BATCH:
                 _save(context, batch)
     finally:
+        # Closing first cancels open episodes; what had ended before an error or a cancellation is then stored.
         await running.aclose()
         _save(context, batch)
-    if len(lost) * 2 > len(jobs):
-        first = lost[0]
+    # Single losses are tolerated; a majority means that the machinery is down and the stage has no valid result.
+    if len(failures) * 2 > len(jobs):
+        first = failures[0]
         kind = EngineError if first.end_cause is EndCause.ENGINE_ERROR else StageError
         raise kind(
-            f"{len(lost)} of {len(jobs)} episodes of {origin.source} were lost to {first.end_cause}: {first.detail}",
+            f"{len(failures)} of {len(jobs)} episodes of {origin.source} "
+            f"were lost to {first.end_cause}: {first.detail}",
             hint="traced doctor, then the same command again",
         )
 
 
 def _save(context: Context, batch: list[Trajectory]) -> None:
     if batch:
-        with context.writing() as session:
+        with context.write_session() as session:
             save_trajectories(session, batch)
         batch.clear()

@@ -1,21 +1,8 @@
-"""From an analysis to findings: the contrast over all runs, its intervals, and what is stored of it.
+"""Who analyses (the builtin analyst or a language model), and how labels become stored findings.
 
-Invariants: capabilities, labels, citations, faults and findings are stored in one transaction; failures that the
-analyst holds others at fault for, and what it could not label, have no labels and no place in the contrast. Fails:
-``LabelTableError`` for a table that is not complete.
-
-Who analyses: the builtin analyst, which needs nothing, or a language model (``[llm]``).
-
-Invariants: both answer with the same form; the seed and the settings decide what the builtin one says, and the stored
-replies what the model has said. Capabilities that the target's earlier cycles named keep their names and texts. How it
-fails: ``AgentsError`` where the model was asked in vain; what it has answered until then is kept, and the same command
-carries on.
-
-Two analysts on the same trajectories, side by side: what each finds, and where they differ.
-
-Invariants: nothing is stored but a model's replies, so that an analysis by that model pays nothing for them again;
-capabilities are the same when they have the same name, which the llm analyst sees to (a capability that it finds again
-keeps the known name). Verdicts are those of most runs; without a majority NA. How it fails: as ``analysts``.
+Capabilities, labels, citations, faults and findings are stored in one transaction. Failures attributed to others than
+the agent, and trajectories that could not be labelled, have no place in the contrast. Capabilities that earlier
+cycles of the target named keep their names and texts. Comparing two analysts stores nothing but a model's replies.
 """
 
 import asyncio
@@ -33,16 +20,16 @@ from sqlmodel import Session
 
 from agents.analyst.builtin import discover, label_runs
 from agents.analyst.llm.analysis import RUNS, Analysis, analyse
-from agents.analyst.llm.analysis import Citation as Cited
+from agents.analyst.llm.analysis import Citation as AnalystCitation
 from agents.analyst.llm.analysis import label as label_with
-from agents.analyst.llm.prompting import Tell, all_of
+from agents.analyst.llm.prompting import ProgressCallback, gather_or_cancel
 from agents.contrast import Contrast, Intervals, agreement, contrast, intervals, retained
 from agents.errors import AgentsError
 from agents.llm.question import Purpose
 from agents.synthesizer.builtin import majority
-from store.database import reading
+from store.database import read_session
 from store.records import Citation, FaultRecord, Finding
-from store.repositories.capabilities import newest_named, save_capabilities, save_findings, save_labels
+from store.repositories.capabilities import newest_capabilities, save_capabilities, save_findings, save_labels
 from store.repositories.llm_replies import save_citations, save_faults
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 from traced.config.cycle_sections import AnalysisSection
@@ -55,14 +42,16 @@ if TYPE_CHECKING:
 
 BUILTIN, LLM = "builtin", "llm"
 BUILTIN_RUNS = 10
-KNOWN = 200  # capabilities of earlier cycles, the newest
-CONTEXT = 32_000  # tokens, where neither the settings nor the server tell
-LARGEST = 100_000  # what a model reads at once; more does not make it read better
+MAX_EARLIER_CAPABILITIES = 200  # capabilities of earlier cycles, the newest
+CONTEXT = 32_000  # tokens, if neither the settings nor the server state the context
+# More in one question does not make a model read better, and a failed question costs more.
+LARGEST = 100_000  # tokens
+EXAMPLES = 5
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Where an analysis stands: what it may use, and whose questions it asks."""
+class AnalysisContext:
+    """What an analysis may use, and the cycle that its model calls are accounted to."""
 
     settings: Settings
     store: sqlalchemy.Engine
@@ -71,56 +60,66 @@ class Surroundings:
     now: Callable[[], datetime] = utc_now
 
 
-async def analysed(around: Surroundings, trajectories: Sequence[Trajectory], analyst: str, tell: Tell) -> Analysis:
-    """What the analyst of this name says of the trajectories; nothing but a model's replies is stored."""
-    settings = around.settings
+async def run_analysis(
+    context: AnalysisContext, trajectories: Sequence[Trajectory], analyst: str, on_progress: ProgressCallback
+) -> Analysis:
+    """Return the analysis by the analyst of this name; only a model's replies are stored.
+
+    Raises:
+        AgentsError: The model could not be used; the replies so far are kept and the command can be repeated.
+    """
+    settings = context.settings
     runs = settings.analysis.runs
     if analyst == BUILTIN:
-        # On a thread: it computes for seconds, and the display and Ctrl-C should not wait for it.
+        # In a thread: it computes for seconds, and neither the display nor Ctrl-C may wait for it.
         return await asyncio.to_thread(_builtin, trajectories, runs or BUILTIN_RUNS, settings.seed)
-    with reading(around.store) as session:
-        named = newest_named(session, limit=KNOWN, target=around.target, beside=around.cycle_id)
-    async with _model(around) as model:
+    with read_session(context.store) as session:
+        earlier_rows = newest_capabilities(
+            session, limit=MAX_EARLIER_CAPABILITIES, target=context.target, before_cycle=context.cycle_id
+        )
+    async with _model(context) as model:
         return await analyse(
             model,
             trajectories,
-            purpose=Purpose(around.cycle_id, "analyze"),
+            purpose=Purpose(context.cycle_id, "analyze"),
             context=_context(model),
             runs=runs or RUNS,
             seed=settings.seed,
-            known=[one.capability for one in named],
-            tell=tell,
+            known_capabilities=[row.capability for row in earlier_rows],
+            report_progress=on_progress,
         )
 
 
-async def labelled(
-    around: Surroundings, trajectories: Sequence[Trajectory], capability: Capability, stage: str, tell: Tell
+async def label_capability(
+    context: AnalysisContext,
+    trajectories: Sequence[Trajectory],
+    capability: Capability,
+    stage: str,
+    on_progress: ProgressCallback,
 ) -> list[Label]:
-    """One run of a model's labels for a capability that has no builtin detector."""
-    async with _model(around) as model:
+    """Return one run of a model's labels for a capability without a builtin detector."""
+    async with _model(context) as model:
         return await label_with(
             model,
             trajectories,
             [capability],
-            purpose=Purpose(around.cycle_id, stage, capability.name),
+            purpose=Purpose(context.cycle_id, stage, capability.name),
             context=_context(model),
-            seed=around.settings.seed,
-            tell=tell,
+            seed=context.settings.seed,
+            report_progress=on_progress,
         )
 
 
 @asynccontextmanager
-async def _model(around: Surroundings) -> "AsyncIterator[Model]":
-    from traced.llm.connection import (
-        StoreLedger,
-        model,  # it loads a client for HTTP
-    )
+async def _model(context: AnalysisContext) -> "AsyncIterator[Model]":
+    # Imported here because it loads an HTTP client, which the builtin analyst does not need.
+    from traced.llm.connection import StoreLedger, model
 
     try:
-        async with model(around.settings, StoreLedger(around.store, around.now)) as asked:
-            yield asked
+        async with model(context.settings, StoreLedger(context.store, context.now)) as language_model:
+            yield language_model
     except AgentsError as error:
-        raise error.within("the llm analyst", hint=error.hint or "traced llm check") from error
+        raise error.with_context("the llm analyst", hint=error.hint or "traced llm check") from error
 
 
 def _context(model: "Model") -> int:
@@ -133,54 +132,74 @@ def _builtin(trajectories: Sequence[Trajectory], runs: int, seed: int) -> Analys
 
 
 def widest_first(findings: Sequence[Finding]) -> list[Finding]:
-    """By their gaps, those without one last, then by name."""
-    return sorted(findings, key=lambda one: (-(one.delta if one.delta is not None else -2), one.capability))
+    """Sort findings by gap, those without one last, then by name."""
+    return sorted(
+        findings, key=lambda finding: (-(finding.delta if finding.delta is not None else -2), finding.capability)
+    )
 
 
 def save_analysis(
-    session: Session, settings: Settings, cycle_id: str, found: Analysis, outcomes: Mapping[str, Outcome]
+    session: Session, settings: Settings, cycle_id: str, analysis: Analysis, outcomes: Mapping[str, Outcome]
 ) -> None:
-    """Store what was found, of those trajectories that have an outcome, and what the contrast says of it."""
-    counted = [label for label in found.labels if label.trajectory_id in outcomes]
-    save_capabilities(session, cycle_id, found.capabilities)
-    save_labels(session, cycle_id, counted)
-    save_citations(session, _citations(cycle_id, [one for one in found.citations if one.trajectory_id in outcomes]))
-    told = [FaultRecord(cycle_id, *astuple(one)) for one in found.faults if one.trajectory_id in outcomes]
-    save_faults(session, told)
-    mined = {key: outcome for key, outcome in outcomes.items() if key not in found.not_mined}
-    save_findings(session, contrasted(cycle_id, counted, mined, settings.analysis, settings.seed))
+    """Store an analysis of the trajectories that have an outcome, and the findings of its contrast."""
+    labels = [label for label in analysis.labels if label.trajectory_id in outcomes]
+    save_capabilities(session, cycle_id, analysis.capabilities)
+    save_labels(session, cycle_id, labels)
+    citations = [citation for citation in analysis.citations if citation.trajectory_id in outcomes]
+    save_citations(session, _citations(cycle_id, citations))
+    faults = [fault for fault in analysis.faults if fault.trajectory_id in outcomes]
+    fault_rows = [FaultRecord(cycle_id, *astuple(fault)) for fault in faults]
+    save_faults(session, fault_rows)
+    # Citations and faults are kept for every judged trajectory, the contrast leaves out those that were not mined.
+    mined_outcomes = {key: outcome for key, outcome in outcomes.items() if key not in analysis.excluded}
+    save_findings(session, contrast_findings(cycle_id, labels, mined_outcomes, settings.analysis, settings.seed))
 
 
-def _citations(cycle_id: str, cited: Sequence[Cited]) -> list[Citation]:
+def _citations(cycle_id: str, citations: Sequence[AnalystCitation]) -> list[Citation]:
     positions: Counter[str] = Counter()
-    found = []
-    for one in cited:
-        found.append(
-            Citation(cycle_id, one.capability, positions[one.capability], one.trajectory_id, one.message_index)
+    rows = []
+    for citation in citations:
+        rows.append(
+            Citation(
+                cycle_id,
+                citation.capability,
+                positions[citation.capability],
+                citation.trajectory_id,
+                citation.message_index,
+            )
         )
-        positions[one.capability] += 1
-    return found
+        positions[citation.capability] += 1
+    return rows
 
 
-def contrasted(
+def contrast_findings(
     cycle_id: str, labels: Sequence[Label], outcomes: Mapping[str, Outcome], settings: AnalysisSection, seed: int
 ) -> list[Finding]:
-    """What the contrast says of every labelled capability, retained or not; figures are means over the runs."""
+    """Return a finding for every labelled capability, retained or not; figures are means over the runs."""
     thresholds = settings.delta, settings.rho, settings.consistency
-    kept = retained(labels, outcomes, *thresholds, min_agreement=settings.min_agreement)
-    names = {one.capability for one in kept}
+    retained_contrasts = retained(labels, outcomes, *thresholds, min_agreement=settings.min_agreement)
+    retained_names = {item.capability for item in retained_contrasts}
     by_run: dict[int, list[Label]] = {}
     for label in labels:
         by_run.setdefault(label.run, []).append(label)
     by_capability: dict[str, list[Contrast]] = {}
     for run in sorted(by_run):
-        for one in contrast(by_run[run], outcomes):
-            by_capability.setdefault(one.capability, []).append(one)
+        for run_contrast in contrast(by_run[run], outcomes):
+            by_capability.setdefault(run_contrast.capability, []).append(run_contrast)
     bounds = intervals(labels, outcomes, seed)
-    judged = [label for label in labels if outcomes[label.trajectory_id].judged]
-    found = [_finding(cycle_id, name, of, settings, bounds[name]) for name, of in sorted(by_capability.items())]
-    agreed = {one.capability: agreement(judged, one.capability) for one in found}
-    return [replace(one, retained=one.capability in names, agreement=_real(agreed[one.capability])) for one in found]
+    judged_labels = [label for label in labels if outcomes[label.trajectory_id].is_judged]
+    findings = [
+        _finding(cycle_id, name, contrasts, settings, bounds[name]) for name, contrasts in sorted(by_capability.items())
+    ]
+    # Agreement is computed on judged trajectories only, as the contrast itself is.
+    return [
+        replace(
+            finding,
+            retained=finding.capability in retained_names,
+            agreement=_real(agreement(judged_labels, finding.capability)),
+        )
+        for finding in findings
+    ]
 
 
 def _finding(
@@ -190,18 +209,18 @@ def _finding(
     return Finding(
         cycle_id,
         name,
-        delta=_mean([one.delta for one in contrasts]),
-        coverage=_mean([one.coverage for one in contrasts]),
-        er_plus=_mean([one.success.error_rate for one in contrasts]),
-        er_minus=_mean([one.failure.error_rate for one in contrasts]),
+        delta=_mean([run_contrast.delta for run_contrast in contrasts]),
+        coverage=_mean([run_contrast.coverage for run_contrast in contrasts]),
+        er_plus=_mean([run_contrast.success.error_rate for run_contrast in contrasts]),
+        er_minus=_mean([run_contrast.failure.error_rate for run_contrast in contrasts]),
         runs=len(contrasts),
-        runs_agreeing=sum(one.passes(settings.delta, settings.rho) for one in contrasts),
+        runs_agreeing=sum(run_contrast.passes(settings.delta, settings.rho) for run_contrast in contrasts),
         retained=False,
         counts={
-            "success_needed": sum(one.success.needed for one in contrasts),
-            "success_lacking": sum(one.success.lacking for one in contrasts),
-            "failure_needed": sum(one.failure.needed for one in contrasts),
-            "failure_lacking": sum(one.failure.lacking for one in contrasts),
+            "success_needed": sum(run_contrast.success.needed for run_contrast in contrasts),
+            "success_lacking": sum(run_contrast.success.lacking for run_contrast in contrasts),
+            "failure_needed": sum(run_contrast.failure.needed for run_contrast in contrasts),
+            "failure_lacking": sum(run_contrast.failure.lacking for run_contrast in contrasts),
         },
         delta_low=delta[0],
         delta_high=delta[1],
@@ -219,12 +238,9 @@ def _real(value: Fraction | None) -> float | None:
     return None if value is None else float(value)
 
 
-EXAMPLES = 5
-
-
 @dataclass(frozen=True)
 class Side:
-    """What one analyst finds, widest gap first; ``spared`` are failures that it holds others at fault for."""
+    """One analyst's findings, widest gap first; ``spared`` are failures attributed to others than the agent."""
 
     analyst: str
     findings: list[Finding]
@@ -234,9 +250,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """One capability that two analysts have: of so many trajectories that both labelled so many differ, some of them.
+    """A capability that two analysts share: trajectories labelled by both, how many labels differ, and examples.
 
-    ``examples`` holds the trajectory's id, and the verdict of each analyst.
+    Each example holds the trajectory's id and the verdict of each analyst.
     """
 
     capability: str
@@ -248,7 +264,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``only`` names by analyst the capabilities that no other one has."""
+    """Two or more analysts side by side; ``only`` names by analyst the capabilities that no other one has."""
 
     trajectories: int
     sides: list[Side]
@@ -257,39 +273,47 @@ class Comparison:
 
 
 async def compare(
-    around: Surroundings, trajectories: Sequence[Trajectory], analysts: Sequence[str], tell: Tell
+    context: AnalysisContext, trajectories: Sequence[Trajectory], analysts: Sequence[str], on_progress: ProgressCallback
 ) -> Comparison:
-    """The analysts of these names on the same trajectories, at the same time."""
-    found = dict(
-        zip(analysts, await all_of(analysed(around, trajectories, one, tell) for one in analysts), strict=True)
-    )
-    names = {one: {capability.name for capability in of.capabilities} for one, of in found.items()}
-    others = {one: set().union(*(names[other] for other in names if other != one)) for one in names}
+    """Run the analysts of these names concurrently on the same trajectories.
+
+    Capabilities are the same if their names are equal. Verdicts are those of the majority of runs, NA without one.
+    """
+    results = await gather_or_cancel(run_analysis(context, trajectories, analyst, on_progress) for analyst in analysts)
+    analyses = dict(zip(analysts, results, strict=True))
+    names = {
+        analyst: {capability.name for capability in analysis.capabilities} for analyst, analysis in analyses.items()
+    }
+    shared = Counter(name for analyst_names in names.values() for name in analyst_names)
     return Comparison(
         len(trajectories),
-        [_side(around, trajectories, one, of) for one, of in found.items()],
-        {one: sorted(own - others[one]) for one, own in names.items()},
+        [_side(context, trajectories, analyst, analysis) for analyst, analysis in analyses.items()],
+        {analyst: sorted(name for name in names[analyst] if shared[name] == 1) for analyst in names},
         [
-            _difference(name, (one, other), found)
-            for one, other in combinations(analysts, 2)
-            for name in sorted(names[one] & names[other])
+            _difference(name, (first, second), analyses)
+            for first, second in combinations(analysts, 2)
+            for name in sorted(names[first] & names[second])
         ],
     )
 
 
-def _side(around: Surroundings, trajectories: Sequence[Trajectory], analyst: str, found: Analysis) -> Side:
-    mined = {one.id: one.outcome for one in trajectories if one.id not in found.not_mined}
-    findings = contrasted(around.cycle_id, found.labels, mined, around.settings.analysis, around.settings.seed)
-    return Side(analyst, widest_first(findings), sorted(found.spared), found.figures)
+def _side(context: AnalysisContext, trajectories: Sequence[Trajectory], analyst: str, analysis: Analysis) -> Side:
+    outcomes = {
+        trajectory.id: trajectory.outcome for trajectory in trajectories if trajectory.id not in analysis.excluded
+    }
+    findings = contrast_findings(
+        context.cycle_id, analysis.labels, outcomes, context.settings.analysis, context.settings.seed
+    )
+    return Side(analyst, widest_first(findings), sorted(analysis.other_faults), analysis.figures)
 
 
-def _difference(name: str, analysts: tuple[str, str], found: Mapping[str, Analysis]) -> Difference:
-    first, second = (majority(found[one].labels, name) for one in analysts)
-    judged = first.keys() & second.keys()
-    differing = sorted(key for key in judged if first[key] is not second[key])
+def _difference(name: str, analysts: tuple[str, str], analyses: Mapping[str, Analysis]) -> Difference:
+    first, second = (majority(analyses[analyst].labels, name) for analyst in analysts)
+    common_ids = first.keys() & second.keys()
+    differing = sorted(key for key in common_ids if first[key] is not second[key])
     examples = [_example(key, analysts, (first[key], second[key])) for key in differing[:EXAMPLES]]
-    return Difference(name, analysts, len(judged), len(differing), examples)
+    return Difference(name, analysts, len(common_ids), len(differing), examples)
 
 
 def _example(key: str, analysts: tuple[str, str], verdicts: tuple[Verdict, Verdict]) -> dict[str, str]:
-    return {"trajectory": key} | {one: verdict.value for one, verdict in zip(analysts, verdicts, strict=True)}
+    return {"trajectory": key} | {analyst: verdict.value for analyst, verdict in zip(analysts, verdicts, strict=True)}

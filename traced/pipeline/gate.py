@@ -1,9 +1,7 @@
-"""Gate: base and adapter on the same seeds of the capability's environment and of the target's gate split.
+"""The gate stage: compare base and adapter on the same seeds of the capability's environment and of the target.
 
-Invariants: the base's episodes on the gate split are run once and serve every adapter; each round takes seeds that no
-earlier round took, so that a later look plays only what it adds; the tasks that the capability does not touch are those
-that the builtin detector labels NA in the base's own episodes (a language model, where the capability has no detector).
-How it fails: anything but a pass ends the capability (``CapabilityError`` with the figures).
+The base's episodes on the gate split are run once and serve every adapter. Each round takes seeds of its own, so a
+later request for more rounds plays only what it adds. Anything but a pass ends the capability.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,65 +16,65 @@ from store.repositories.environments import get_environment
 from store.repositories.promotions import latest_gate, save_gate
 from store.types import GateAnswer, GateResult, PairedDifference, Trajectory
 from traced.core.errors import CapabilityError, GateError, StageError
+from traced.evaluation.figures import points
 from traced.evaluation.gate import ComparisonName, GatePolicy, run_gate, untouched_tasks
 from traced.evaluation.intervals import Pair, pair
-from traced.evaluation.report import points
-from traced.pipeline.analyze import surroundings
-from traced.pipeline.context import Context, Shown
-from traced.pipeline.episodes import BASE, Player, played, split_jobs
-from traced.pipeline.findings import labelled
+from traced.pipeline.analyze import analysis_context
+from traced.pipeline.context import Context, RunningStage
+from traced.pipeline.episodes import BASE, Player, player_episodes, split_jobs
+from traced.pipeline.findings import label_capability
 from traced.pipeline.train import TRAINING_SEEDS, adapter_path
 from traced.rollouts.episodes import EpisodeJob
 
 GATE_SEEDS = TRAINING_SEEDS[1]  # a synthetic environment's gate seeds begin here
 
 
-async def gate(context: Context, adapter: str, look: int = 1) -> GateResult:
-    """The result on an adapter version after ``look`` rounds or more; raises CapabilityError unless it passed."""
+async def gate(context: Context, adapter: str, minimum_rounds: int = 1) -> GateResult:
+    """Return a passed gate result after at least ``minimum_rounds`` rounds; raise ``CapabilityError`` otherwise."""
     capability = adapter.partition("@")[0]
-    total = 4 * context.settings.gate.seeds * context.settings.gate.trials * look
-    with context.stage("gate", f"Gate {adapter}", capability, total) as shown:
-        stored = stored_gate(context, adapter)
-        if stored is None or stored.rounds < look:
-            stored = await _compare(context, adapter, look, shown)
-        result = stored
-        shown.found = {"adapter": adapter, "answer": result.answer.value}
-        shown.figure = result.answer.value
+    total = 4 * context.settings.gate.seeds * context.settings.gate.trials * minimum_rounds
+    with context.stage("gate", f"Gate {adapter}", capability, total) as stage:
+        stored_result = stored_gate(context, adapter)
+        if stored_result is None or stored_result.rounds < minimum_rounds:
+            stored_result = await _compare(context, adapter, minimum_rounds, stage)
+        result = stored_result
+        stage.detail = {"adapter": adapter, "answer": result.answer.value}
+        stage.figure = result.answer.value
     if result.answer is not GateAnswer.PASS:
         raise CapabilityError(f"the gate of {adapter} answered {result.answer.value}: {figures_of(result)}")
     return result
 
 
 def stored_gate(context: Context, adapter: str) -> GateResult | None:
-    """The newest stored result on an adapter version, None when there is none."""
-    with context.reading() as session:
+    """Return the newest stored result on an adapter version, or None."""
+    with context.read_session() as session:
         record = latest_gate(session, adapter)
     return record.result if record else None
 
 
 def figures_of(result: GateResult) -> str:
-    """The comparisons in one line: difference and interval in percentage points."""
+    """Return the comparisons in one line: difference and interval in percentage points."""
     return "; ".join(_sentence(comparison) for comparison in result.comparisons)
 
 
-def _sentence(one: PairedDifference) -> str:
-    interval = f"[{points(one.low)}, {points(one.high)}]"
-    return f"{one.name} {points(one.difference)} {interval} over {one.seeds} seeds, {one.answer.value}"
+def _sentence(comparison: PairedDifference) -> str:
+    difference = f"{points(comparison.difference)} [{points(comparison.low)}, {points(comparison.high)}]"
+    return f"{comparison.name} {difference} over {comparison.seeds} seeds, {comparison.answer.value}"
 
 
-async def _compare(context: Context, adapter: str, look: int, shown: Shown) -> GateResult:
-    with context.reading() as session:
+async def _compare(context: Context, adapter: str, minimum_rounds: int, stage: RunningStage) -> GateResult:
+    with context.read_session() as session:
         environment = get_adapter(session, adapter).environment_hash
     await context.serve(adapter, adapter_path(context, adapter))
     sides = Sides(adapter.partition("@")[0], environment, Player(BASE), Player(adapter))
-    result = await compare(context, adapter, sides, policy_of(context), shown, look=look)
-    with context.writing() as session:
+    result = await compare(context, adapter, sides, policy_of(context), stage, minimum_rounds=minimum_rounds)
+    with context.write_session() as session:
         save_gate(session, result, cycle_id=context.cycle_id, at=context.now())
     return result
 
 
 def policy_of(context: Context) -> GatePolicy:
-    """The gate's policy by the settings."""
+    """Return the gate policy of the settings."""
     settings = context.settings.gate
     return GatePolicy(
         settings.level,
@@ -89,27 +87,27 @@ def policy_of(context: Context) -> GatePolicy:
 
 @dataclass(frozen=True)
 class Sides:
-    """Who is compared in which capability's environment (its hash): ``after`` takes the adapter's part."""
+    """The two players compared in a capability's environment (given by hash)."""
 
     capability: str
     environment: str
-    before: Player
-    after: Player
+    baseline: Player
+    candidate: Player
 
 
 async def compare(
-    context: Context, name: str, sides: Sides, policy: GatePolicy, shown: Shown, *, look: int = 1
+    context: Context, name: str, sides: Sides, policy: GatePolicy, stage: RunningStage, *, minimum_rounds: int = 1
 ) -> GateResult:
-    """The gate of ``name`` after ``look`` rounds or more; adapters that play are served already."""
-    with context.reading() as session:
+    """Return the gate result of ``name`` after at least ``minimum_rounds`` rounds; adapters must be served already."""
+    with context.read_session() as session:
         source_code = get_environment(session, sides.environment).source_code
     async with (
         SandboxSource(source_code, limits=context.sandbox_limits, owner=context.sandbox_owner) as environment,
         context.target.source() as target,
     ):
-        rounds = _Rounds(context, sides, environment, target, shown)
+        rounds = _Rounds(context, sides, environment, target, stage)
         try:
-            return await run_gate(name, rounds.gather, policy, look)
+            return await run_gate(name, rounds.gather, policy, minimum_rounds)
         except GateError as error:
             raise StageError(
                 f"the gate of {name} could not compare: {error}",
@@ -119,55 +117,61 @@ async def compare(
 
 @dataclass(frozen=True)
 class _Rounds:
-    """Gathers the pairs of one gate, round by round."""
-
     context: Context
     sides: Sides
     environment: EpisodeSource
     target: EpisodeSource
-    shown: Shown
+    stage: RunningStage
 
     async def gather(self, round_number: int, names: Sequence[str]) -> Mapping[ComparisonName, Sequence[Pair]]:
-        """The round's new pairs of the named comparisons."""
-        found: dict[ComparisonName, Sequence[Pair]] = {}
+        """Return the round's new pairs for the named comparisons."""
+        pairs_by_comparison: dict[ComparisonName, Sequence[Pair]] = {}
         if "environment" in names:
-            before, after = await self._both(self.environment, self._jobs(round_number, GATE_SEEDS, ""))
-            found["environment"] = pair(before, after)
+            baseline, candidate = await self._run_sides(self.environment, self._jobs(round_number, GATE_SEEDS, ""))
+            pairs_by_comparison["environment"] = pair(baseline, candidate)
         if "target" in names or "untouched" in names:
             first = self.context.target.splits["gate"].start
             jobs = self._jobs(round_number, first, "gate")
-            before, after = await self._both(self.target, jobs)
-            pairs = pair(before, after)
-            base = before if self.sides.before == Player(BASE) else await self._run(self.target, jobs, Player(BASE))
+            baseline, candidate = await self._run_sides(self.target, jobs)
+            pairs = pair(baseline, candidate)
+            # Untouched tasks are defined by the base model's own episodes, whatever the two sides are.
+            base = baseline if self.sides.baseline == Player(BASE) else await self._run(self.target, jobs, Player(BASE))
             untouched = await self._untouched(base)
             if "target" in names:
-                found["target"] = pairs
+                pairs_by_comparison["target"] = pairs
             if "untouched" in names:
-                found["untouched"] = [one for one in pairs if one.task_id in untouched]
-        return found
+                pairs_by_comparison["untouched"] = [matched for matched in pairs if matched.task_id in untouched]
+        return pairs_by_comparison
 
     def _jobs(self, round_number: int, first: int, split: str) -> list[EpisodeJob]:
         settings = self.context.settings.gate
-        begin = first + (round_number - 1) * settings.seeds
-        return split_jobs(split, range(begin, begin + settings.seeds), settings.trials)
+        # Rounds never share seeds: pairs of several rounds are pooled and must be independent.
+        start = first + (round_number - 1) * settings.seeds
+        return split_jobs(split, range(start, start + settings.seeds), settings.trials)
 
-    async def _both(self, source: EpisodeSource, jobs: list[EpisodeJob]) -> tuple[list[Trajectory], list[Trajectory]]:
-        return await self._run(source, jobs, self.sides.before), await self._run(source, jobs, self.sides.after)
+    async def _run_sides(
+        self, source: EpisodeSource, jobs: list[EpisodeJob]
+    ) -> tuple[list[Trajectory], list[Trajectory]]:
+        return await self._run(source, jobs, self.sides.baseline), await self._run(source, jobs, self.sides.candidate)
 
     async def _run(self, source: EpisodeSource, jobs: list[EpisodeJob], player: Player) -> list[Trajectory]:
         def tick(_: Trajectory | None) -> None:
-            self.shown.advance(figure=f"{player.name} in {source.name}")
+            self.stage.advance(figure=f"{player.name} in {source.name}")
 
-        return await played(self.context, source, jobs, player, tick=tick)
+        return await player_episodes(self.context, source, jobs, player, tick=tick)
 
-    def _tell(self, what: str, *_: int) -> None:
-        self.shown.advance(0, what)  # the stage's own units are episodes
+    def _show_questions(self, subject: str, *_: int) -> None:
+        # The stage counts episodes, so questions only change the text of its line.
+        self.stage.advance(0, subject)  # the stage's own units are episodes
 
     async def _untouched(self, base: Sequence[Trajectory]) -> set[str]:
-        with self.context.reading() as session:
-            meant = get_capability(session, self.context.cycle_id, self.sides.capability)
-        if meant.name in DETECTORS:
-            labels = label(base, [meant], run=0, seed=self.context.settings.seed)
+        with self.context.read_session() as session:
+            capability = get_capability(session, self.context.cycle_id, self.sides.capability)
+        # A builtin detector is deterministic and free; a language model is asked only where none exists.
+        if capability.name in DETECTORS:
+            labels = label(base, [capability], run=0, seed=self.context.settings.seed)
         else:
-            labels = await labelled(surroundings(self.context), base, meant, "gate", self._tell)
+            labels = await label_capability(
+                analysis_context(self.context), base, capability, "gate", self._show_questions
+            )
         return untouched_tasks(base, labels, self.sides.capability)

@@ -1,23 +1,12 @@
-"""One pass of the state machine: collect, analyze, each capability on its own, approval, promotion, evaluation, report.
+"""The cycle as a LangGraph state machine, and where its checkpoints are kept.
 
-Invariants: the state holds ids and names only, everything else is in the store; a stage is idempotent, so a node that
-was killed half-way is simply run again; a capability that fails is recorded with its reason and the others go on;
-admission and gate fill the machine and have it to themselves; trainings run side by side where the caller says how many
-fit, or beside everything where each sees to its own device. The approval node asks the store who still
-waits, so that the store, and not the resume value, decides; before that it plays the episodes that people asked for.
+Invariants: the state holds ids and names only, everything else is in the store. Stages are idempotent, so a node
+killed half-way is run again. Checkpoints revive plain values only (strict msgpack), so write access to the database
+does not run code here; a write that has begun is finished even if its task is cancelled.
 
-How it fails: a ``CapabilityError`` of a capability's stage drops that capability only. Anything else (engine, Docker,
-disk, Ctrl-C) leaves the graph at its last checkpoint and is raised to the caller; ``advance`` carries on from there.
-A checkpoint that cannot be read, or that another version of the graph wrote, is ``CycleChanged``: nothing is run.
-
-Not covered: what the stages do (``traced/stages``), and more than one process working on the same cycle at once.
-
-Where the graph of a cycle keeps its steps: in the store's own database on PostgreSQL, else in a file beside it.
-
-Invariants: what is read back revives plain values and nothing else (strict msgpack), so that who can write to the
-database runs no code here; a write that has begun is finished even when the task that asked for it is cancelled.
-How it fails: ``StoreUnavailable`` for a database that cannot be reached, opened or written, while the block runs too.
-Not covered: more than one process working on the same cycle; deleting old steps (``traced.maintenance.prune``).
+How it fails: a ``CapabilityError`` drops that capability only; any other error leaves the graph at its last
+checkpoint, from which ``advance`` continues. An unreadable checkpoint or one of another graph version raises
+``CycleChanged``, a database failure ``StoreUnavailable``. Not covered: several processes working on the same cycle.
 """
 
 import asyncio
@@ -40,67 +29,73 @@ from langsmith import tracing_context
 from sqlalchemy.engine import make_url
 
 from store.errors import StoreUnavailable
-from store.schema_version import patience
+from store.schema_version import connect_options
 from traced.core.errors import CapabilityError, CycleChanged
 
 CHECKPOINTS = "checkpoints.db"
+# Version of nodes, edges and state. Raise it whenever an unfinished cycle could not continue on the new graph.
+GRAPH_VERSION = 1
+PROMPT = "optimize-prompt"  # the node between admission and training that tries a prompt first
+GRAPH = "graph"  # key in a checkpoint's metadata: the version that wrote it
 
 Saver = BaseCheckpointSaver[Any]
 
 
-class WholeWrites(Saver):
-    """A checkpointer, mixed in before a library's own, that finishes the writes that it has begun.
+class ShieldedWrites(Saver):
+    """Checkpointer mixin that completes every write it has begun.
 
-    A write to SQLite that is cut off between its rows and its commit would keep the database locked for this process'
-    next connection.
+    A write to SQLite that is cut off between its rows and its commit would keep the database locked for the next
+    connection of this process.
     """
 
-    begun: set[asyncio.Future[Any]]
+    pending_writes: set[asyncio.Future[Any]]
 
-    async def aput(self, *given: Any, **named: Any) -> RunnableConfig:
+    async def aput(self, *args: Any, **kwargs: Any) -> RunnableConfig:
         """Save a checkpoint."""
-        return cast(RunnableConfig, await self._finish(super().aput(*given, **named)))
+        return cast(RunnableConfig, await self._finish(super().aput(*args, **kwargs)))
 
-    async def aput_writes(self, *given: Any, **named: Any) -> None:
-        """Save what one task of a step has written."""
-        await self._finish(super().aput_writes(*given, **named))
+    async def aput_writes(self, *args: Any, **kwargs: Any) -> None:
+        """Save the writes of one task of a step."""
+        await self._finish(super().aput_writes(*args, **kwargs))
 
     async def _finish(self, write: Coroutine[Any, Any, Any]) -> Any:
         task = asyncio.ensure_future(write)
-        self.begun.add(task)
-        task.add_done_callback(self.begun.discard)
+        # The event loop keeps only weak references to tasks.
+        self.pending_writes.add(task)
+        task.add_done_callback(self.pending_writes.discard)
         return await asyncio.shield(task)
 
 
-class WholeSqlite(WholeWrites, AsyncSqliteSaver):
-    """The steps in a SQLite file."""
+class ShieldedSqliteSaver(ShieldedWrites, AsyncSqliteSaver):
+    """Checkpoints in a SQLite file."""
 
 
 @asynccontextmanager
 async def checkpoints(data_dir: Path, store_url: str = "") -> AsyncIterator[Saver]:
-    """The checkpointer that goes with the store at ``store_url`` ("": SQLite in the data directory)."""
+    """Open the checkpointer of the store at ``store_url`` ("": SQLite in the data directory)."""
     postgres = bool(store_url) and make_url(store_url).get_backend_name() != "sqlite"
-    opened = _in_postgres(store_url) if postgres else _in_file(data_dir / CHECKPOINTS)
-    async with opened as saver:
-        saver.begun = set()
+    saver_context = _in_postgres(store_url) if postgres else _in_file(data_dir / CHECKPOINTS)
+    async with saver_context as saver:
+        saver.pending_writes = set()
         try:
             yield saver
         finally:
-            while saver.begun:
-                await asyncio.wait(saver.begun)
+            # Writes outlive the tasks that began them, so the connection stays open until the last one has ended.
+            while saver.pending_writes:
+                await asyncio.wait(saver.pending_writes)
 
 
 @asynccontextmanager
-async def _in_file(path: Path) -> AsyncIterator[WholeWrites]:
+async def _in_file(path: Path) -> AsyncIterator[ShieldedWrites]:
     try:
         async with aiosqlite.connect(path) as connection:
-            yield WholeSqlite(connection, serde=_strict())
+            yield ShieldedSqliteSaver(connection, serde=_strict())
     except aiosqlite.Error as error:
-        raise StoreUnavailable(f"{path} failed: {error}; check that it is writable and has space") from error
+        raise StoreUnavailable(f"{path} failed: {error}; check permissions and free space") from error
 
 
 @asynccontextmanager
-async def _in_postgres(url: str) -> AsyncIterator[WholeWrites]:
+async def _in_postgres(url: str) -> AsyncIterator[ShieldedWrites]:
     try:
         import psycopg
         from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
@@ -108,30 +103,25 @@ async def _in_postgres(url: str) -> AsyncIterator[WholeWrites]:
     except ImportError as error:
         raise StoreUnavailable(f"no checkpointer for PostgreSQL ({error}); `pip install traced[postgres]`") from error
 
-    class WholePostgres(WholeWrites, AsyncPostgresSaver):
-        """The steps in tables beside the store's."""
+    class WholePostgres(ShieldedWrites, AsyncPostgresSaver):
+        """Checkpoints in tables beside the store's."""
 
     address = make_url(url).set(drivername="postgresql")
-    whole = address.render_as_string(hide_password=False)
+    full_url = address.render_as_string(hide_password=False)
     try:
         connection = await psycopg.AsyncConnection.connect(
-            whole, autocommit=True, prepare_threshold=0, row_factory=dict_row, **patience(whole)
+            full_url, autocommit=True, prepare_threshold=0, row_factory=dict_row, **connect_options(full_url)
         )
         async with connection:
             saver = WholePostgres(connection, serde=_strict())
             await saver.setup()
             yield saver
     except psycopg.Error as error:
-        raise StoreUnavailable(f"the database {address!r} failed: {error}; check that it is there") from error
+        raise StoreUnavailable(f"the database {address!r} failed: {error}; check that it is running") from error
 
 
 def _strict() -> JsonPlusSerializer:
     return JsonPlusSerializer(allowed_msgpack_modules=None)
-
-
-GRAPH_VERSION = 1  # of nodes, edges and state: raise it where an unfinished cycle could not go on with the new ones
-PROMPT = "optimize-prompt"  # the node between admission and training, where prompts are tried first
-GRAPH = "graph"  # in a checkpoint's metadata: the version that wrote it
 
 
 class CycleState(TypedDict, total=False):
@@ -145,7 +135,7 @@ class CycleState(TypedDict, total=False):
 
 
 class CapabilityState(TypedDict, total=False):
-    """Ids of one capability's way through the cycle; ``attempt`` counts the environments written so far."""
+    """Ids of one capability in the cycle; ``attempt`` counts the environments written."""
 
     cycle_id: str
     capability: str
@@ -158,7 +148,7 @@ class CapabilityState(TypedDict, total=False):
 
 
 class CapabilityResult(TypedDict, total=False):
-    """What a capability's way hands back to the cycle."""
+    """What a capability's subgraph returns to the cycle."""
 
     adapters: Annotated[list[str], operator.add]
     dropped: Annotated[list[str], operator.add]
@@ -166,7 +156,7 @@ class CapabilityResult(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Stages:
-    """The stations as the graph calls them: ids in, ids out, each callable any number of times with the same result."""
+    """The stages as the graph calls them: ids in, ids out, each idempotent."""
 
     collect: Callable[[str], Awaitable[None]]
     analyze: Callable[[str], Awaitable[list[str]]]  # -> names of the retained capabilities
@@ -179,16 +169,15 @@ class Stages:
     evaluate: Callable[[str, list[str]], Awaitable[None]]
     report: Callable[[str], Awaitable[None]]
     drop: Callable[[str, str, str, str], Awaitable[None]]  # cycle, capability, stage, reason
-    asked: Callable[[str, list[str]], Awaitable[dict[str, int]]]  # adapter versions -> looks that a person wants
-    look: Callable[[str, str, int], Awaitable[bool]]  # cycle, adapter version, number: its gate once more
-    optimize_prompt: Callable[
-        [str, str, str], Awaitable[str]
-    ]  # as train; -> why no adapter is trained, "" where one is
+    requested_rounds: Callable[[str, list[str]], Awaitable[dict[str, int]]]  # adapter version -> rounds requested
+    repeat_gate: Callable[[str, str, int], Awaitable[bool]]  # cycle, adapter version, rounds
+    # as train; -> why no adapter is trained, "" if one is
+    optimize_prompt: Callable[[str, str, str], Awaitable[str]]
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a cycle stands: ``waiting`` adapters if it is interrupted at approval, ``finished`` when it is over."""
+class CycleStatus:
+    """The status of a cycle; ``waiting`` names the adapters that wait for approval."""
 
     state: CycleState
     started: bool
@@ -197,10 +186,11 @@ class Standing:
 
 
 @dataclass
-class Room:
-    """What fits on the machine at once: so many ``trainings``, or one stage that fills it; first come, first served.
+class CapacityLimiter:
+    """Limits what runs on the machine at once: ``trainings`` trainings, or one stage that needs all of it.
 
-    ``trainings`` 0: any number, and beside everything else, because each waits for a device of its own.
+    Requests are served in order. With ``trainings`` 0 trainings are unlimited and run beside everything else, because
+    each waits for a device of its own.
     """
 
     trainings: int
@@ -211,42 +201,43 @@ class Room:
         self._free = asyncio.Semaphore(max(1, self.trainings))
 
     @asynccontextmanager
-    async def whole(self) -> AsyncIterator[None]:
-        """The machine for one stage alone."""
-        async with self._taken(max(1, self.trainings)):
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Hold the whole machine."""
+        async with self._acquire(max(1, self.trainings)):
             yield
 
     @asynccontextmanager
     async def share(self) -> AsyncIterator[None]:
-        """A training's place."""
-        async with self._taken(min(1, self.trainings)):
+        """Hold one training's place."""
+        async with self._acquire(min(1, self.trainings)):
             yield
 
     @asynccontextmanager
-    async def _taken(self, places: int) -> AsyncIterator[None]:
-        taken = 0
+    async def _acquire(self, places: int) -> AsyncIterator[None]:
+        acquired = 0
         try:
             if places:
+                # One request collects its places at a time; two that each hold a part of the machine would deadlock.
                 async with self._turn:
-                    while taken < places:
+                    while acquired < places:
                         await self._free.acquire()
-                        taken += 1
+                        acquired += 1
             yield
         finally:
-            for _ in range(taken):
+            for _ in range(acquired):
                 self._free.release()
 
 
 class Node(Protocol):
-    """A node of a capability's way, as LangGraph calls it."""
+    """A node of the capability subgraph, as LangGraph calls it."""
 
     def __call__(self, state: CapabilityState) -> Awaitable[dict[str, Any]]:
-        """Do the work of one stage; returns the state it changes."""
+        """Do the work of one stage; returns the changed state."""
         ...
 
 
 def _dropping(stages: Stages, stage: str, work: Node) -> Node:
-    """The boundary where a capability's failure is attributed: recorded once, and the cycle goes on without it."""
+    """Wrap a node so that a capability's failure is recorded and the cycle continues without it."""
 
     async def node(state: CapabilityState) -> dict[str, Any]:
         try:
@@ -258,33 +249,34 @@ def _dropping(stages: Stages, stage: str, work: Node) -> Node:
     return node
 
 
-def _capability_nodes(stages: Stages, attempts: int, room: Room) -> dict[str, Node]:
+def _capability_nodes(stages: Stages, attempts: int, capacity: CapacityLimiter) -> dict[str, Node]:
     async def synthesize(state: CapabilityState) -> dict[str, Any]:
         attempt = state.get("attempt", 0)
         environment = await stages.synthesize(state["cycle_id"], state["capability"], attempt)
         return {"environment": environment, "attempt": attempt + 1}
 
     async def admit(state: CapabilityState) -> dict[str, Any]:
-        async with room.whole():
-            admitted = await stages.admit(state["cycle_id"], state["capability"], state["environment"])
-        if not admitted and state["attempt"] >= attempts:
+        async with capacity.exclusive():
+            is_admitted = await stages.admit(state["cycle_id"], state["capability"], state["environment"])
+        # The last attempt is an error rather than a result, so the capability is dropped with a reason.
+        if not is_admitted and state["attempt"] >= attempts:
             raise CapabilityError(f"none of {attempts} candidate environments was admitted")
-        return {"admitted": admitted}
+        return {"admitted": is_admitted}
 
     async def optimize_prompt(state: CapabilityState) -> dict[str, Any]:
-        async with room.whole():
-            why_not = await stages.optimize_prompt(state["cycle_id"], state["capability"], state["environment"])
-        if why_not:
-            raise CapabilityError(why_not)
+        async with capacity.exclusive():
+            reason = await stages.optimize_prompt(state["cycle_id"], state["capability"], state["environment"])
+        if reason:
+            raise CapabilityError(reason)
         return {}
 
     async def train(state: CapabilityState) -> dict[str, Any]:
-        async with room.share():
+        async with capacity.share():
             adapter = await stages.train(state["cycle_id"], state["capability"], state["environment"])
         return {"adapter": adapter}
 
     async def gate(state: CapabilityState) -> dict[str, Any]:
-        async with room.whole():
+        async with capacity.exclusive():
             passed = await stages.gate(state["cycle_id"], state["adapter"])
         return {"adapters": [state["adapter"]]} if passed else {"dropped": [state["capability"]]}
 
@@ -292,38 +284,38 @@ def _capability_nodes(stages: Stages, attempts: int, room: Room) -> dict[str, No
     return {name: _dropping(stages, name, node) for name, node in nodes.items()}
 
 
-async def _look_again(stages: Stages, cycle_id: str, adapters: list[str]) -> None:
-    """Play what people asked for while they decide; a version that loses its pass waits no more."""
-    for adapter, look in (await stages.asked(cycle_id, adapters)).items():
+async def _run_requested_rounds(stages: Stages, cycle_id: str, adapters: list[str]) -> None:
+    """Run the gate rounds that people requested; an adapter that no longer passes is dropped."""
+    for adapter, rounds in (await stages.requested_rounds(cycle_id, adapters)).items():
         try:
-            await stages.look(cycle_id, adapter, look)
+            await stages.repeat_gate(cycle_id, adapter, rounds)
         except CapabilityError as error:
             await stages.drop(cycle_id, adapter.partition("@")[0], "gate", str(error))
 
 
-def _unless_dropped(following: str) -> Callable[[CapabilityState], str]:
-    return lambda state: END if state.get("dropped") else following
+def _unless_dropped(next_node: str) -> Callable[[CapabilityState], str]:
+    return lambda state: END if state.get("dropped") else next_node
 
 
-def _after_admission(admitted: str) -> Callable[[CapabilityState], str]:
-    def following(state: CapabilityState) -> str:
+def _after_admission(next_stage: str) -> Callable[[CapabilityState], str]:
+    def next_node(state: CapabilityState) -> str:
         if state.get("dropped"):
             return END
-        return admitted if state["admitted"] else "synthesize"
+        return next_stage if state["admitted"] else "synthesize"
 
-    return following
+    return next_node
 
 
 def _capability_graph(
-    stages: Stages, attempts: int, room: Room, prompt_first: bool
+    stages: Stages, attempts: int, capacity: CapacityLimiter, prompt_first: bool
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    admitted = PROMPT if prompt_first else "train"
+    next_stage = PROMPT if prompt_first else "train"
     graph = StateGraph(CapabilityState, output_schema=CapabilityResult)
-    for name, node in _capability_nodes(stages, attempts, room).items():
+    for name, node in _capability_nodes(stages, attempts, capacity).items():
         graph.add_node(name, node)
     graph.add_edge(START, "synthesize")
     graph.add_conditional_edges("synthesize", _unless_dropped("admit"), ["admit", END])
-    graph.add_conditional_edges("admit", _after_admission(admitted), [admitted, "synthesize", END])
+    graph.add_conditional_edges("admit", _after_admission(next_stage), [next_stage, "synthesize", END])
     graph.add_conditional_edges(PROMPT, _unless_dropped("train"), ["train", END])
     graph.add_conditional_edges("train", _unless_dropped("gate"), ["gate", END])
     graph.add_edge("gate", END)
@@ -331,7 +323,7 @@ def _capability_graph(
 
 
 def _fan_out(state: CycleState) -> list[Send] | str:
-    """One way per retained capability; none retained: straight to the report, which says so."""
+    """Start one subgraph per retained capability; without any, go straight to the report, which says so."""
     sends = [Send("capability", {"cycle_id": state["cycle_id"], "capability": name}) for name in state["capabilities"]]
     return sends or "report"
 
@@ -339,9 +331,12 @@ def _fan_out(state: CycleState) -> list[Send] | str:
 def build_graph(
     stages: Stages, checkpointer: Saver, *, attempts: int = 5, trainings: int = 1, prompt_first: bool = False
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The cycle's graph; ``attempts`` bounds the candidate environments per capability, ``trainings`` is a Room's.
+    """Build the cycle's graph.
 
-    ``prompt_first``: no adapter is trained for a capability that a prompt fixes.
+    Args:
+        attempts: Maximum number of candidate environments per capability.
+        trainings: Trainings at once, as in ``CapacityLimiter``.
+        prompt_first: Try a prompt first and train no adapter for a capability that it fixes.
     """
 
     async def collect(state: CycleState) -> dict[str, Any]:
@@ -352,7 +347,8 @@ def build_graph(
         return {"capabilities": await stages.analyze(state["cycle_id"])}
 
     async def approval(state: CycleState) -> dict[str, Any]:
-        await _look_again(stages, state["cycle_id"], state.get("adapters", []))
+        await _run_requested_rounds(stages, state["cycle_id"], state.get("adapters", []))
+        # The store decides who still waits, not the resume value: decisions may come from any process.
         while waiting := await stages.waiting(state["cycle_id"], state.get("adapters", [])):
             interrupt({"adapters": waiting})
         return {}
@@ -371,12 +367,12 @@ def build_graph(
     graph = StateGraph(CycleState)
     for node in (collect, analyze, approval, promote, evaluate, report):
         graph.add_node(node.__name__, node)
-    graph.add_node("capability", _capability_graph(stages, attempts, Room(trainings), prompt_first))
+    graph.add_node("capability", _capability_graph(stages, attempts, CapacityLimiter(trainings), prompt_first))
     graph.add_edge(START, "collect")
     graph.add_edge("collect", "analyze")
     graph.add_conditional_edges("analyze", _fan_out, ["capability", "report"])
-    for before, after in [("capability", "approval"), ("approval", "promote"), ("promote", "evaluate")]:
-        graph.add_edge(before, after)
+    for start_node, end_node in [("capability", "approval"), ("approval", "promote"), ("promote", "evaluate")]:
+        graph.add_edge(start_node, end_node)
     graph.add_edge("evaluate", "report")
     graph.add_edge("report", END)
     return graph.compile(checkpointer=checkpointer)
@@ -386,40 +382,44 @@ def _thread(cycle_id: str) -> RunnableConfig:
     return {"configurable": {"thread_id": cycle_id}, "metadata": {GRAPH: GRAPH_VERSION}}
 
 
-async def standing(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: str) -> Standing:
-    """Read the last checkpoint of a cycle. Raises ``CycleChanged``."""
+async def cycle_status(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: str) -> CycleStatus:
+    """Read the status of a cycle from its last checkpoint; raises ``CycleChanged``."""
     try:
         snapshot = await graph.aget_state(_thread(cycle_id))
         started = snapshot.created_at is not None
         waiting = [name for pause in snapshot.interrupts for name in pause.value["adapters"]]
-    except (ValueError, TypeError, LookupError, AttributeError, EOFError) as error:  # what decoders say; no database's
+    # These are errors of decoders; database errors must pass through as ``StoreUnavailable``.
+    except (ValueError, TypeError, LookupError, AttributeError, EOFError) as error:
         raise CycleChanged(
-            f"the last step of {cycle_id} cannot be read ({type(error).__name__}: {error}), so it ends here",
-            hint="traced cycle start; what it has recorded stays",
+            f"the last checkpoint of {cycle_id} cannot be read ({type(error).__name__}: {error}), so the cycle ends",
+            hint="traced cycle start; recorded results are kept",
         ) from error
-    written = (snapshot.metadata or {}).get(GRAPH, 1)
-    if started and snapshot.next and written != GRAPH_VERSION:
+    version = (snapshot.metadata or {}).get(GRAPH, 1)
+    if started and snapshot.next and version != GRAPH_VERSION:
         raise CycleChanged(
-            f"{cycle_id} was begun with version {written} of the cycle's graph and this is {GRAPH_VERSION}, "
-            "so it ends here",
-            hint="traced cycle start; what it has recorded stays",
+            f"{cycle_id} was started with graph version {version}, this release has version {GRAPH_VERSION}, "
+            "so the cycle ends",
+            hint="traced cycle start; recorded results are kept",
         )
-    return Standing(cast(CycleState, snapshot.values), started, started and not snapshot.next, waiting)
+    return CycleStatus(cast(CycleState, snapshot.values), started, started and not snapshot.next, waiting)
 
 
-async def advance(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: str) -> Standing:
-    """Begin the cycle, or carry it on from its last checkpoint, until it ends or waits for approval.
+async def advance(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: str) -> CycleStatus:
+    """Begin or continue the cycle until it ends or waits for approval.
 
-    Raises ``CycleChanged`` for a cycle that cannot go on; none of its nodes is run then.
+    Raises:
+        CycleChanged: The cycle cannot continue; none of its nodes has run.
     """
-    before = await standing(graph, cycle_id)
-    if before.finished:
-        return before
-    given: Any = None  # a killed cycle: its pending nodes are run again
-    if not before.started:
-        given = {"cycle_id": cycle_id}
-    elif before.waiting:
-        given = Command(resume=True)
-    with tracing_context(enabled=False):  # LangGraph would tell LangSmith, where the environment says so
-        await graph.ainvoke(given, _thread(cycle_id), durability="sync")
-    return await standing(graph, cycle_id)
+    status = await cycle_status(graph, cycle_id)
+    if status.finished:
+        return status
+    # None makes LangGraph run the pending nodes of an interrupted cycle again.
+    graph_input: Command[Any] | dict[str, str] | None = None
+    if not status.started:
+        graph_input = {"cycle_id": cycle_id}
+    elif status.waiting:
+        graph_input = Command(resume=True)
+    # Without this, LangGraph reports to LangSmith whenever the environment variables ask for it.
+    with tracing_context(enabled=False):
+        await graph.ainvoke(graph_input, _thread(cycle_id), durability="sync")
+    return await cycle_status(graph, cycle_id)

@@ -1,8 +1,8 @@
-"""Approval and promotion of a cycle's adapters: who still waits, what was decided, and what goes live.
+"""Approval and promotion of a cycle's adapters: which wait for a decision, what was decided, and what goes live.
 
-Invariants: the store's decisions count, whoever made them; a cycle puts a version live once, so what a person rolled
-back stays back when the cycle carries on; only approved versions go live (``traced.registry.promotion``). The stage's
-event keeps what is live beside them then: the router is fitted for all of it, and measured with it.
+The store's decisions count, whoever made them. A cycle promotes a version once, so a version that a person rolled
+back stays back when the cycle continues. The stage's event records what is live at the promotion: the router is
+fitted for all of it.
 """
 
 from collections.abc import Sequence
@@ -19,63 +19,73 @@ from traced.registry.decisions import Act, approve, reject
 from traced.registry.promotion import outstanding
 from traced.routing.router_files import capability_of
 
-WHO = "traced cycle"
+ACTOR = "traced cycle"
 PROMOTE = "promote"  # the stage's name in its event
 
 
 def waiting(context: Context, adapters: Sequence[str]) -> list[str]:
-    """Those of ``adapters`` that passed their gate and that nobody has decided about."""
-    with context.reading() as session:
+    """Return the adapters that passed their gate and that nobody has decided about."""
+    with context.read_session() as session:
         return promotion.undecided(session, adapters)
 
 
-def asked(context: Context, adapters: Sequence[str]) -> dict[str, int]:
-    """Those of ``adapters`` for which a person wants more episodes, with the number of the look that has them."""
-    with context.reading() as session:
-        wanted = outstanding(session, context.cycle_id)
-    return {name: wanted[name].look for name in adapters if name in wanted}
+def requested_rounds(context: Context, adapters: Sequence[str]) -> dict[str, int]:
+    """Return the adapters for which a person requested more episodes, with the round that provides them."""
+    with context.read_session() as session:
+        requests = outstanding(session, context.cycle_id)
+    return {name: requests[name].look for name in adapters if name in requests}
 
 
-def decide(context: Context, adapter: str, approved: bool, *, who: str, reason: str = "") -> None:
-    """Do what a person answered about an adapter version; an approved one takes traffic then, as the policy says."""
-    act, chosen = Act(who, "local", context.now(), reason), context.settings.promotion
-    with context.writing() as session:
+def decide(context: Context, adapter: str, approved: bool, *, actor: str, reason: str = "") -> None:
+    """Approve or reject an adapter version; an approved one takes traffic as the promotion policy says."""
+    action, promotion_settings = Act(actor, "local", context.now(), reason), context.settings.promotion
+    with context.write_session() as session:
         if approved:
-            approve(session, act, adapter, chosen.policy, chosen.steps)
+            approve(session, action, adapter, promotion_settings.policy, promotion_settings.steps)
         else:
-            reject(session, act, adapter)
+            reject(session, action, adapter)
 
 
 def decision_of(context: Context, adapter: str) -> str:
-    """ "approved", "rejected" or "waiting"."""
-    with context.reading() as session:
-        decided = latest_approval(session, adapter)
-    return decided.decision.value if decided else "waiting"
+    """Return "approved", "rejected" or "waiting"."""
+    with context.read_session() as session:
+        approval = latest_approval(session, adapter)
+    return approval.decision.value if approval else "waiting"
 
 
 async def promote(context: Context, adapters: Sequence[str]) -> list[str]:
-    """Put the approved ones live that never were, as the policy says; returns those that take traffic, in order."""
-    chosen, reason = context.settings.promotion, f"cycle {context.cycle_id}"
-    with context.writing() as session:
-        promoted = promotion.begin_new(
-            session, adapters, chosen.policy, chosen.steps, who=WHO, at=context.now(), reason=reason
+    """Promote the approved adapters that never were live; returns those that take traffic, in order."""
+    promotion_settings, reason = context.settings.promotion, f"cycle {context.cycle_id}"
+    with context.write_session() as session:
+        promoted_adapters = promotion.begin_new(
+            session,
+            adapters,
+            promotion_settings.policy,
+            promotion_settings.steps,
+            who=ACTOR,
+            at=context.now(),
+            reason=reason,
         )
+        # Recorded in the event because later promotions change what is live, and a repeated evaluation must not.
         live = live_of_model(session, get_cycle(session, context.cycle_id).model)
-    context.event(PROMOTE, StageState.FINISHED, promoted=promoted, live=live)
-    return promoted
+    context.event(PROMOTE, StageState.FINISHED, promoted=promoted_adapters, live=live)
+    return promoted_adapters
 
 
-def offered(context: Context, promoted: Sequence[str]) -> list[str]:
-    """What a router chooses from when ``promoted`` go live: these, then the others that were live at the promotion."""
-    with context.reading() as session:
+def routable_adapters(context: Context, promoted_adapters: Sequence[str]) -> list[str]:
+    """Return what a router chooses from: the promoted adapters, then the others live at the promotion."""
+    with context.read_session() as session:
         events = list_stage_events(session, context.cycle_id)
     live = [event.detail.get("live", []) for event in events if event.stage == PROMOTE]
-    replaced = {capability_of(name) for name in promoted}  # a canary's champion stays live beside it
-    others = [name for name in (live[-1] if live else []) if capability_of(name) not in replaced]
-    return [*promoted, *others] if promoted else []
+    # A canary's champion stays live beside it, but a router must not offer one capability twice.
+    replaced_capabilities = {
+        capability_of(name) for name in promoted_adapters
+    }  # a canary's champion stays live beside it
+    other_adapters = [name for name in (live[-1] if live else []) if capability_of(name) not in replaced_capabilities]
+    return [*promoted_adapters, *other_adapters] if promoted_adapters else []
 
 
 def live_of_model(session: Session, model: str) -> list[str]:
-    """The live adapter versions that were trained on this base model."""
+    """Return the live adapter versions that were trained on this base model."""
     cycles = {name: get_adapter(session, name).cycle_id for name in promotion.live(session)}
     return [name for name, cycle_id in cycles.items() if get_cycle(session, cycle_id).model == model]

@@ -1,7 +1,7 @@
-"""Report: gather a cycle's figures from the store, write its page, and close the cycle's row.
+"""The report stage: gather a cycle's figures from the store, write the report page, and close the cycle's row.
 
-Invariants: figures come from stored rows alone (and the running meter), so a report can be made again at any time;
-seconds add up over the processes that worked on the cycle, the peak is the highest of them.
+Figures come from stored rows and the running meter alone, so a report can be made again at any time. Seconds add up
+over the processes that worked on the cycle; the memory peak is the highest of them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ from traced.pipeline.analyze import stored_findings
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import ROUTE
 from traced.pipeline.promote import decision_of
-from traced.prompt_optimization.patches import SHORT, enough, gates, newest, offered
+from traced.prompt_optimization.patches import SHORT_ID_DIGITS, gates, newest_patches, remedy_text, sufficient_patches
 from traced.registry.decisions import PromptDecision, prompt_decisions
 
 SESSION = "session"  # the event that a process leaves when it stops working on a cycle
@@ -56,42 +56,43 @@ Arms = Mapping[str, Sequence[Trajectory]]
 async def report(context: Context) -> Path:
     """Write the report and close the cycle; returns the page's path."""
     with context.stage("report", "Report"):
-        found = gather(context)
-        page = write_report(found, context.run_dir)
-        with context.writing() as session:
-            _close(context, session, found)
+        figures = gather(context)
+        page = write_report(figures, context.run_dir)
+        with context.write_session() as session:
+            _close(context, session, figures)
     return page
 
 
-def _close(context: Context, session: Session, found: CycleFigures) -> None:
-    """The cycle has finished, which is told once, in the transaction that says so; a cancelled one stays cancelled."""
+def _close(context: Context, session: Session, figures: CycleFigures) -> None:
+    """Mark the cycle as finished, with its event in the same transaction; a cancelled cycle stays cancelled."""
     state = get_cycle(session, context.cycle_id).state
     if state is CycleState.CANCELLED:
         return
     at, finished = context.now(), CycleState.FINISHED
+    # The report may be written again; the event must appear once.
     if state is not finished:
         save_event(session, Event(at, f"cycle {finished.value}", context.cycle_id, context.cycle_id))
-    set_cycle_state(session, context.cycle_id, finished, at=at, summary=as_json(found))
+    set_cycle_state(session, context.cycle_id, finished, at=at, summary=as_json(figures))
 
 
 def gather(context: Context) -> CycleFigures:
-    """The cycle's figures as they stand."""
+    """Return the cycle's figures."""
     arms = test_arms(context)
-    with context.reading() as session:
+    with context.read_session() as session:
         cycle = get_cycle(session, context.cycle_id)
         runs = list_training_runs(session, context.cycle_id)
         curves = {
-            run.capability: [{**one.values, "iteration": one.iteration} for one in list_iterations(session, run.id)]
+            run.capability: [{**row.values, "iteration": row.iteration} for row in list_iterations(session, run.id)]
             for run in runs
         }
         adapters = _adapters(context, session, arms)
-        decided = prompt_decisions(session)
-        prompts = [
-            _prompt(one, decided.get(one.id)) for one in newest(list_patches(session, cycle_id=context.cycle_id))
-        ]
+        decisions = prompt_decisions(session)
+        patches = newest_patches(list_patches(session, cycle_id=context.cycle_id))
+        prompts = [_prompt(patch, decisions.get(patch.id)) for patch in patches]
         analysed = _analysed(session, context.cycle_id)
         events = list_stage_events(session, context.cycle_id)
     sessions = [event.detail for event in events if event.stage == SESSION]
+    # A capability ends once, but a stage that was repeated may have failed twice: the last event counts.
     failed = {event.capability: event for event in events if event.state is StageState.FAILED and event.capability}
     return CycleFigures(
         cycle_id=cycle.id,
@@ -104,51 +105,51 @@ def gather(context: Context) -> CycleFigures:
         prompts=prompts,
         endings=[Ending(name, event.stage, str(event.detail.get("reason"))) for name, event in failed.items()],
         curves={name: curve for name, curve in curves.items() if curve},
-        rates={name: rate(name, played) for name, played in arms.items()},
+        rates={name: rate(name, trajectories) for name, trajectories in arms.items()},
         gain=_gain(arms),
         routers=_routers(context, arms, events),
         capabilities=_changes(context, arms),
         rollouts=sum(run.rollouts for run in runs),
-        seconds=context.meter.seconds + sum(float(one["seconds"]) for one in sessions),
-        peak_rss_bytes=max([context.meter.peak_rss_bytes, *(int(one["peak_rss_bytes"]) for one in sessions)]),
+        seconds=context.meter.seconds + sum(float(usage["seconds"]) for usage in sessions),
+        peak_rss_bytes=max([context.meter.peak_rss_bytes, *(int(usage["peak_rss_bytes"]) for usage in sessions)]),
     )
 
 
 def test_arms(context: Context) -> dict[str, list[Trajectory]]:
-    """The test split's episodes of this cycle by policy."""
-    wanted = TrajectoryFilter(source=context.target.name, split="test", cycle_id=context.cycle_id)
+    """Return the cycle's test episodes by policy."""
+    trajectory_filter = TrajectoryFilter(source=context.target.name, split="test", cycle_id=context.cycle_id)
     arms: dict[str, list[Trajectory]] = {}
-    with context.reading() as session:
-        for trajectory in list_trajectories(session, wanted):
+    with context.read_session() as session:
+        for trajectory in list_trajectories(session, trajectory_filter):
             arms.setdefault(trajectory.model, []).append(trajectory)
     return arms
 
 
 def _analysed(session: Session, cycle_id: str) -> dict[str, int]:
-    mined, recorded = count_labelled(session, cycle_id)
-    return {EPISODES: recorded, PRODUCTION: mined} if mined or recorded else {}
+    mined_count, recorded_count = count_labelled(session, cycle_id)
+    return {EPISODES: recorded_count, PRODUCTION: mined_count} if mined_count or recorded_count else {}
 
 
 def _adapters(context: Context, session: Session, arms: Arms) -> list[AdapterFigures]:
-    found = []
+    figures = []
     for adapter in list_adapters(session, cycle_id=context.cycle_id):
         gate = latest_gate(session, adapter.name)
-        found.append(
+        figures.append(
             AdapterFigures(
                 name=adapter.name,
                 capability=adapter.capability,
                 gate=gate.result if gate else None,
                 decision=decision_of(context, adapter.name),
-                promoted=bool(list_promotions(session, adapter.name)),
-                alone=rate(adapter.name, arms[adapter.name]) if adapter.name in arms else None,
+                is_promoted=bool(list_promotions(session, adapter.name)),
+                test_rate=rate(adapter.name, arms[adapter.name]) if adapter.name in arms else None,
             )
         )
-    return found
+    return figures
 
 
-def _prompt(patch: PromptPatch, decided: PromptDecision | None) -> PromptFigures:
-    fixes, said = bool(offered([patch])), str(decided) if decided else ""
-    return PromptFigures(patch.capability, patch.id[:SHORT], enough(patch), gates(patch), fixes, said)
+def _prompt(patch: PromptPatch, decision: PromptDecision | None) -> PromptFigures:
+    fixes, text = bool(sufficient_patches([patch])), str(decision) if decision else ""
+    return PromptFigures(patch.capability, patch.id[:SHORT_ID_DIGITS], remedy_text(patch), gates(patch), fixes, text)
 
 
 def _gain(arms: Arms) -> Interval | None:
@@ -158,19 +159,25 @@ def _gain(arms: Arms) -> Interval | None:
 def _changes(context: Context, arms: Arms) -> dict[str, Change]:
     if ROUTED not in arms or BASE not in arms:
         return {}
-    return by_capability(arms[BASE], arms[ROUTED], lambda task: context.target.needed(int(task)))
+    return by_capability(arms[BASE], arms[ROUTED], lambda task: context.target.needed_capabilities(int(task)))
 
 
 def _routers(context: Context, arms: Arms, events: Sequence[StageEvent]) -> dict[str, RoutingQuality]:
-    """The router that served and those that were asked beside it; empty while nothing was routed."""
-    asked = [event.detail for event in events if event.stage == ROUTE and event.state is StageState.FINISHED]
-    if ROUTED not in arms or not asked:
+    """Return the quality of the serving router and of those asked beside it; empty if nothing was routed."""
+    route_details = [event.detail for event in events if event.stage == ROUTE and event.state is StageState.FINISHED]
+    if ROUTED not in arms or not route_details:
         return {}
-    with context.reading() as session:
-        chosen = {choice.trajectory_id: choice.model for choice in list_routing(session, cycle_id=context.cycle_id)}
-    served = {one.task_id: chosen[one.id] for one in arms[ROUTED] if one.id in chosen}
-    picked = {asked[-1]["serving"]: served, **asked[-1]["picks"]}
-    return {name: routing_quality(picks, _options(arms)) for name, picks in picked.items()}
+    with context.read_session() as session:
+        model_by_trajectory = {
+            choice.trajectory_id: choice.model for choice in list_routing(session, cycle_id=context.cycle_id)
+        }
+    serving_picks = {
+        trajectory.task_id: model_by_trajectory[trajectory.id]
+        for trajectory in arms[ROUTED]
+        if trajectory.id in model_by_trajectory
+    }
+    picks_by_router = {route_details[-1]["serving"]: serving_picks, **route_details[-1]["picks"]}
+    return {name: routing_quality(picks, _options(arms)) for name, picks in picks_by_router.items()}
 
 
 def _options(arms: Arms) -> dict[str, Sequence[Trajectory]]:

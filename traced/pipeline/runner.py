@@ -1,7 +1,7 @@
-"""A cycle on a data directory: which one to carry on, its stages wired to the graph, and its row kept up to date.
+"""Runs a cycle on a data directory: finds the cycle to continue, wires its stages to the graph, and updates its row.
 
-Invariants: the same target, model, seed and settings name the same unfinished cycle, so the same command carries it on;
-however a process ends, it leaves an event with its seconds and peak memory. Not covered: asking a person (``demo``).
+The same target, model, seed and settings name the same unfinished cycle, so repeating a command continues it. However
+a process ends, it leaves an event with its seconds and peak memory.
 """
 
 import re
@@ -13,7 +13,7 @@ from sqlmodel import Session
 from store.records import Cycle, CycleState, StageState
 from store.repositories.cycles import get_cycle, list_cycles, list_stage_events, save_cycle, set_cycle_state
 from store.types import GateAnswer
-from traced.config.settings import Settings, configuration, filled
+from traced.config.settings import Settings, configuration, with_defaults
 from traced.core.errors import CycleChanged
 from traced.evaluation.figures import ON_TARGET
 from traced.llm.connection import check_model
@@ -21,11 +21,12 @@ from traced.pipeline import admit, analyze, collect, evaluate, gate, optimize_pr
 from traced.pipeline.analyze import stored_findings
 from traced.pipeline.context import Context
 from traced.pipeline.evaluate import expected_s
-from traced.pipeline.graph import PROMPT, Stages, Standing, advance, build_graph, checkpoints
+from traced.pipeline.graph import PROMPT, CycleStatus, Stages, advance, build_graph, checkpoints
 from traced.pipeline.report import SESSION
-from traced.prompt_optimization.patches import Enough
+from traced.prompt_optimization.patches import Remedy
 from traced.targets.registry import check_seeds, target
 
+# Seconds per episode, rollout or stage on two cores, for progress estimates only.
 EXPECTED_S = {
     "collect": 0.1,
     "analyze": 15.0,
@@ -40,37 +41,45 @@ TESTS = "tests"
 
 
 def find_cycle(
-    session: Session, settings: Settings, model: str, *, at: datetime, wanted: Callable[[Cycle], bool] | None = None
+    session: Session, settings: Settings, model: str, *, at: datetime, accepts: Callable[[Cycle], bool] | None = None
 ) -> Cycle:
-    """The newest unfinished cycle of this target, model, seed and configuration (or one that is ``wanted``), else a
-    new one."""
+    """Return the newest unfinished cycle of this target, model, seed and configuration, else a new one.
+
+    Args:
+        accepts: Whether a finished cycle is accepted too.
+    """
     check_seeds(target(settings.target.name), settings)
     config = configuration(settings)
-    same = [
+    earlier_cycles = [
         cycle
         for cycle in list_cycles(session, target=settings.target.name)
         if (cycle.model, cycle.seed) == (model, settings.seed)
     ]
     open_states = (CycleState.RUNNING, CycleState.WAITING, CycleState.INTERRUPTED)
-    for cycle in same:
-        if filled(cycle.config) == config and (cycle.state in open_states or (wanted is not None and wanted(cycle))):
+    for cycle in earlier_cycles:
+        if with_defaults(cycle.config) == config and (
+            cycle.state in open_states or (accepts is not None and accepts(cycle))
+        ):
             return cycle
+    # Before the cycle is stored: a missing model should fail now, not hours later in a stage.
     check_model(settings)
-    cycle_id = f"{settings.target.name}-{re.sub(r'[^A-Za-z0-9._]+', '_', model)}-{settings.seed}-{len(same) + 1}"
+    cycle_id = (
+        f"{settings.target.name}-{re.sub(r'[^A-Za-z0-9._]+', '_', model)}-{settings.seed}-{len(earlier_cycles) + 1}"
+    )
     cycle = Cycle(cycle_id, settings.target.name, model, settings.seed, config, CycleState.RUNNING, at)
     save_cycle(session, cycle)
     return cycle
 
 
-async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]], bool]) -> Standing:
-    """Begin or carry on the context's cycle until it ends, or until ``decide`` leaves adapters undecided.
+async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]], bool]) -> CycleStatus:
+    """Begin or continue the context's cycle until it ends, or until ``decide`` leaves adapters undecided.
 
-    ``decide`` is given the adapters that wait for approval; it records decisions and says whether to go on.
+    ``decide`` is called with the adapters that wait for approval; it records decisions and returns whether to go on.
     """
     _announce(context)
     try:
         async with checkpoints(context.data_dir, context.settings.store_url) as saver:
-            attempts, training = context.settings.synthesis.most, context.settings.training
+            attempts, training = context.settings.synthesis.max_environments, context.settings.training
             graph = build_graph(
                 cycle_stages(context),
                 saver,
@@ -79,49 +88,50 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
                 prompt_first=training.prompt_first,
             )
             _mark(context, CycleState.RUNNING)
-            standing = await advance(graph, context.cycle_id)
-            while standing.waiting and decide(context, standing.waiting):
-                standing = await advance(graph, context.cycle_id)
+            status = await advance(graph, context.cycle_id)
+            while status.waiting and decide(context, status.waiting):
+                status = await advance(graph, context.cycle_id)
     except CycleChanged:
         _leave(context, CycleState.FAILED)
         raise
     except BaseException:
+        # BaseException includes Ctrl-C and cancellation, after which the cycle is resumable as well.
         _leave(context, CycleState.INTERRUPTED)
         raise
-    _leave(context, CycleState.FINISHED if standing.finished else CycleState.WAITING)
-    if standing.finished:
+    _leave(context, CycleState.FINISHED if status.finished else CycleState.WAITING)
+    if status.finished:
         context.progress.drop_others(f"train {ON_TARGET}")
-    return standing
+    return status
 
 
 def cycle_stages(context: Context) -> Stages:
-    """The stations of ``traced.pipeline`` as the graph calls them."""
+    """Return the stages, run in this process, in the form that the graph calls."""
 
     async def collect_(cycle_id: str) -> None:
         await collect.collect(context)
 
     async def analyze_(cycle_id: str) -> list[str]:
-        kept = await analyze.analyze(context)
-        _announce_capabilities(context, kept)
-        return kept
+        retained = await analyze.analyze(context)
+        _announce_capabilities(context, retained)
+        return retained
 
     async def optimize_prompt_(cycle_id: str, capability: str, environment: str) -> str:
-        return optimize_prompt.why_no_training(await optimize_prompt.optimize_prompt(context, capability, environment))
+        return optimize_prompt.skip_reason(await optimize_prompt.optimize_prompt(context, capability, environment))
 
     async def gate_(cycle_id: str, adapter: str) -> bool:
         return (await gate.gate(context, adapter)).answer is GateAnswer.PASS
 
-    async def evaluate_(cycle_id: str, promoted: list[str]) -> None:
+    async def evaluate_(cycle_id: str, adapters: list[str]) -> None:
         context.progress.drop(TESTS)
-        await evaluate.evaluate(context, promoted)
+        await evaluate.evaluate(context, adapters)
 
     async def waiting_(cycle_id: str, adapters: list[str]) -> list[str]:
         return promote.waiting(context, adapters)
 
-    async def asked_(cycle_id: str, adapters: list[str]) -> dict[str, int]:
-        return promote.asked(context, adapters)
+    async def requested_rounds_(cycle_id: str, adapters: list[str]) -> dict[str, int]:
+        return promote.requested_rounds(context, adapters)
 
-    async def look_(cycle_id: str, adapter: str, number: int) -> bool:
+    async def repeat_gate_(cycle_id: str, adapter: str, number: int) -> bool:
         return (await gate.gate(context, adapter, number)).answer is GateAnswer.PASS
 
     async def report_(cycle_id: str) -> None:
@@ -129,7 +139,8 @@ def cycle_stages(context: Context) -> Stages:
 
     async def drop_(cycle_id: str, capability: str, stage: str, reason: str) -> None:
         context.event(stage, StageState.FAILED, capability, reason=reason)
-        if not (stage == PROMPT and reason.startswith(Enough.PROMPT)):  # that is a good end
+        # A capability that a prompt fixes ends here too, but that is a success.
+        if not (stage == PROMPT and reason.startswith(Remedy.PROMPT)):
             context.progress.fail(f"{stage} {capability}", "ends here")
         for later in ("admit", PROMPT, "train", "gate"):
             context.progress.drop(f"{later} {capability}")
@@ -147,20 +158,21 @@ def cycle_stages(context: Context) -> Stages:
         evaluate=evaluate_,
         report=report_,
         drop=drop_,
-        asked=asked_,
-        look=look_,
+        requested_rounds=requested_rounds_,
+        repeat_gate=repeat_gate_,
         optimize_prompt=optimize_prompt_,
     )
 
 
 def _mark(context: Context, state: CycleState) -> None:
-    with context.writing() as session:
+    with context.write_session() as session:
+        # The report stage has closed a finished cycle with its summary, which must not be overwritten.
         if get_cycle(session, context.cycle_id).state is not CycleState.FINISHED:
             set_cycle_state(session, context.cycle_id, state, at=context.now())
 
 
 def _leave(context: Context, state: CycleState) -> None:
-    """Record what this process used and where it left the cycle."""
+    """Record what this process used and the state in which it left the cycle."""
     context.meter.sample()
     meter = context.meter
     context.event(SESSION, StageState.FINISHED, seconds=meter.lap(), peak_rss_bytes=meter.peak_rss_bytes)
@@ -168,7 +180,7 @@ def _leave(context: Context, state: CycleState) -> None:
 
 
 def _announce(context: Context) -> None:
-    """The stages to come; those that an earlier process finished are left out."""
+    """Show the planned stages; those finished by an earlier process are left out."""
     findings = stored_findings(context)
     if findings:
         _announce_capabilities(context, [finding.capability for finding in findings if finding.retained])
@@ -176,22 +188,22 @@ def _announce(context: Context) -> None:
     settings, plan = context.settings, context.progress.plan
     plan("collect", "Collect the base model's episodes", EXPECTED_S["collect"] * settings.collect.episodes)
     plan("analyze", "Analyze successes against failures", EXPECTED_S["analyze"])
-    each = sum(_expected_of_capability(settings).values())
-    plan(REST, "Environments, adapters and gates", TYPICAL_CAPABILITIES * each)
+    capability_seconds = sum(_expected_of_capability(settings).values())
+    plan(REST, "Environments, adapters and gates", TYPICAL_CAPABILITIES * capability_seconds)
     plan(TESTS, "Tests", expected_s(settings.test.seeds, TYPICAL_CAPABILITIES))
 
 
 def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> None:
     titles = {"synthesize": "Write an environment for", "admit": "Admit the environment for"}
     titles |= {PROMPT: "Evolve a prompt for", "train": "Train an adapter for", "gate": "Gate the adapter for"}
-    with context.reading() as session:
+    with context.read_session() as session:
         events = list_stage_events(session, context.cycle_id)
-    over = {(event.stage, event.capability) for event in events if event.state is not StageState.STARTED}
+    ended = {(event.stage, event.capability) for event in events if event.state is not StageState.STARTED}
     context.progress.drop(REST)
     context.progress.drop(TESTS)
     for capability in capabilities:
         for stage, seconds in _expected_of_capability(context.settings).items():
-            if (stage, capability) not in over:
+            if (stage, capability) not in ended:
                 context.progress.plan(f"{stage} {capability}", f"{titles[stage]} {capability}", seconds)
     context.progress.plan(TESTS, "Tests", expected_s(context.settings.test.seeds, len(capabilities)))
 

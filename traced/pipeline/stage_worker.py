@@ -1,11 +1,9 @@
-"""One station of a cycle as a job: ``python -m traced.pipeline.stage_worker JOB.json`` (``traced.processes.child``).
+"""One stage of a cycle as a job: ``python -m traced.pipeline.stage_worker JOB.json`` (see
+``traced.processes.child``).
 
-The job's arguments: ``data_dir``, ``overrides`` (the cycle's own settings, dotted), ``stage`` and ``given``. The value
-is ``{"value": ...}``, whatever the stage answers.
-
-Invariants: a station is idempotent, so a job that was killed is run again as it stands; its progress is its episodes
-or iterations, counted from where an earlier attempt had come to. The engine and containers that a station starts are
-its own and end with it.
+The job's arguments are ``data_dir``, ``overrides`` (the cycle's settings, dotted), ``cycle_id``, ``stage`` and
+``given`` (the stage's own arguments); its value is ``{"value": ...}``. Stages are idempotent, so a killed job is
+simply run again. Engine and containers of the stage end with it.
 """
 
 import asyncio
@@ -20,66 +18,68 @@ from rich.console import Console
 from store.types import GateAnswer
 from traced.core import telemetry
 from traced.core.progress import Progress
-from traced.pipeline.context import opened
+from traced.pipeline.context import open_context
 from traced.processes.child import Reporter, run_child
 
 
 class ReportedProgress(Progress):
-    """Progress that goes to the parent instead of a screen."""
+    """Progress that is reported to the parent process instead of a screen."""
 
     def __init__(self, reporter: Reporter) -> None:
         super().__init__(Console(quiet=True))
         self._reporter = reporter
 
     def start(self, key: str, title: str, total: int = 0) -> None:
-        """A stage begins."""
+        """Report the start of a stage."""
         super().start(key, title, total)
-        self._tell(key)
+        self._report(key)
 
     def advance(self, key: str, steps: int = 1, figure: str | None = None, total: int | None = None) -> None:
-        """``steps`` more are done."""
+        """Report ``steps`` more units of work."""
         super().advance(key, steps, figure, total)
-        self._tell(key)
+        self._report(key)
 
     def finish(self, key: str, figure: str = "") -> None:
-        """A stage is over."""
+        """Report the end of a stage."""
         super().finish(key, figure)
-        self._tell(key)
+        self._report(key)
 
-    def _tell(self, key: str) -> None:
+    def _report(self, key: str) -> None:
         line = self.lines[key]
         self._reporter.progress(key, line.done, total=line.total, figure=line.figure, title=line.title)
 
 
-def _as_it_is(answer: Any) -> Any:
+def _unchanged(answer: Any) -> Any:
     return answer
 
 
-def _why_no_training(patch: Any) -> str:
-    from traced.pipeline.optimize_prompt import why_no_training
+def _skip_reason(patch: Any) -> str:
+    from traced.pipeline.optimize_prompt import skip_reason
 
-    return why_no_training(patch)
-
-
-def _nothing(answer: Any) -> None:
-    return None  # what these answer is in the store
+    return skip_reason(patch)
 
 
+def _no_value(answer: Any) -> None:
+    return None
+
+
+# The JSON value of each stage; None for stages whose result is in the store.
 ANSWERS: dict[str, Callable[[Any], Any]] = {
-    "collect": _nothing,
-    "analyze": _as_it_is,
-    "synthesize": _as_it_is,
-    "admit": _as_it_is,
-    "optimize-prompt": _why_no_training,
-    "train": _as_it_is,
+    "collect": _no_value,
+    "analyze": _unchanged,
+    "synthesize": _unchanged,
+    "admit": _unchanged,
+    "optimize-prompt": _skip_reason,
+    "train": _unchanged,
     "gate": lambda result: result.answer is GateAnswer.PASS,
-    "evaluate": _nothing,
-    "report": _nothing,
+    "evaluate": _no_value,
+    "report": _no_value,
 }
 
 
 def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Do the station's work. Its imports come here, when the heartbeat beats already: a busy machine is slow."""
+    """Run the stage and return its value."""
+    # Imported here, after the first heartbeat: on a busy machine these imports take seconds.
     from traced.config.settings import load_settings
     from traced.core.resources import Meter
 
@@ -87,12 +87,12 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     answer = ANSWERS[stage]
     settings = load_settings(Path(arguments["data_dir"]), arguments["overrides"])
     name = stage.replace("-", "_")
-    act = getattr(import_module(f"traced.pipeline.{name}"), name)
+    run_stage = getattr(import_module(f"traced.pipeline.{name}"), name)
 
     async def run() -> Any:
         with Meter() as meter:
-            async with opened(settings, arguments["cycle_id"], ReportedProgress(reporter), meter) as context:
-                return answer(await act(context, *arguments["given"]))
+            async with open_context(settings, arguments["cycle_id"], ReportedProgress(reporter), meter) as context:
+                return answer(await run_stage(context, *arguments["given"]))
 
     telemetry.begin(settings.telemetry.endpoint)
     try:

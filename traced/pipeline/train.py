@@ -1,18 +1,12 @@
-"""Train: one LoRA adapter with GRPO in the capability's environment, in a child process, published as a version.
+"""The training stage: train one LoRA adapter with GRPO in a child process, and publish it as a version.
 
-Invariants: a run is named by cycle, capability and environment, its folder holds its checkpoints, and calling again
-carries on from them; an adapter version is in the store once its files are on disk. How it fails: an environment that
-breaks under training, or a person who has stopped it, ends its capability (``CapabilityError``); Docker, the disk or
-the process failing stops the cycle, and the same command carries on from the last checkpoint.
+Invariants: a run is named by cycle, capability and environment; calling again continues from its checkpoints. A
+version is in the store once its files are on disk. A person's stop is an event of this stage, stored before anything
+is stopped; from then on nobody begins or continues a training of that capability in that cycle, and the first
+decision stands.
 
-A training that a person has stopped: decided once, and kept whatever becomes of the process that trains.
-
-Invariants: the decision is an event of the stage "train" with who decided and why, in the store before anything is
-stopped. From then on nobody begins or goes on with a training of that capability in that cycle, after a pause or a
-restart neither, and what it has come to meanwhile is not used: the capability ends with the reason that was given.
-What was decided first stands.
-How it fails: ``CapabilityError`` is how the capability ends. Not covered: who may decide (``traced.api.control``),
-and bringing the process at work to its safe point (``traced.pipeline.child_runner``).
+How it fails: a broken environment or a person's stop ends the capability (``CapabilityError``); Docker, disk and
+process failures stop the cycle, which continues from the last checkpoint.
 """
 
 from collections.abc import Callable
@@ -47,90 +41,89 @@ from traced.training.metrics import Metrics, read_metrics
 from traced.training.process import train as run_job
 
 TRAIN = "train"  # the stage
-BY = "stopped_by"  # in its event: who
+STOPPED_BY = "stopped_by"  # key in its event: the person who stopped it
+TRAINING_SEEDS = (0, 100_000)  # seeds of a synthetic environment; gate, routers and prompts use others
 
 
 @dataclass(frozen=True)
-class Stopped:
-    """Who has stopped the training of a capability, when and why."""
+class TrainingStop:
+    """A person's decision to stop the training of a capability."""
 
-    who: str
+    actor: str
     at: datetime
     reason: str
 
     @property
-    def why(self) -> str:
-        """The reason that the capability ends with."""
-        return f"{self.who} has stopped its training" + (f": {self.reason}" if self.reason else "")
+    def message(self) -> str:
+        """Return the reason that the capability ends with."""
+        return f"{self.actor} has stopped its training" + (f": {self.reason}" if self.reason else "")
 
 
-def stop(session: Session, run: TrainingRun, *, who: str, at: datetime, reason: str = "") -> Stopped:
-    """Decide that nothing comes of this run, nor of its capability in its cycle."""
-    before = stopped(session, run.cycle_id, run.capability)
-    if before is not None:
-        return before
-    detail = {"run": run.id, BY: who, "reason": reason}
+def stop(session: Session, run: TrainingRun, *, actor: str, at: datetime, reason: str = "") -> TrainingStop:
+    """Record that a person stopped this run and its capability's training in this cycle."""
+    earlier = find_stop(session, run.cycle_id, run.capability)
+    if earlier is not None:
+        return earlier
+    detail = {"run": run.id, STOPPED_BY: actor, "reason": reason}
     save_stage_event(session, StageEvent(run.cycle_id, TRAIN, StageState.STARTED, at, run.capability, detail))
-    return Stopped(who, at, reason)
+    return TrainingStop(actor, at, reason)
 
 
-def stopped(session: Session, cycle_id: str, capability: str) -> Stopped | None:
-    """What was decided about the training of a capability in a cycle, if anything was."""
+def find_stop(session: Session, cycle_id: str, capability: str) -> TrainingStop | None:
+    """Return the decision to stop a capability's training in a cycle, or None."""
     for event in list_stage_events(session, cycle_id):
-        if (event.stage, event.capability) == (TRAIN, capability) and BY in event.detail:
-            return Stopped(event.detail[BY], event.at, event.detail["reason"])
+        if (event.stage, event.capability) == (TRAIN, capability) and STOPPED_BY in event.detail:
+            return TrainingStop(event.detail[STOPPED_BY], event.at, event.detail["reason"])
     return None
 
 
-def make_sure_it_is_wanted(session: Session, cycle_id: str, capability: str) -> None:
-    """Raise ``CapabilityError`` where a person has stopped it."""
-    found = stopped(session, cycle_id, capability)
-    if found is not None:
-        raise CapabilityError(found.why)
-
-
-TRAINING_SEEDS = (0, 100_000)  # of a synthetic environment; the gate takes others
+def check_not_stopped(session: Session, cycle_id: str, capability: str) -> None:
+    """Raise ``CapabilityError`` if a person has stopped the training."""
+    decision = find_stop(session, cycle_id, capability)
+    if decision is not None:
+        raise CapabilityError(decision.message)
 
 
 async def train(context: Context, capability: str, environment: str) -> str:
-    """The adapter version trained in the environment of this hash; starts, resumes or finds its run."""
+    """Return the adapter version trained in the environment of this hash; starts, resumes or reuses its run."""
     run_id = f"{context.cycle_id}/{capability}/{environment[:12]}"
     total = context.settings.training.iterations
-    with context.reading() as session:
-        make_sure_it_is_wanted(session, context.cycle_id, capability)
-    with context.stage("train", f"Train an adapter for {capability}", capability, total) as shown:
-        name = trained(context, run_id)
+    with context.read_session() as session:
+        check_not_stopped(session, context.cycle_id, capability)
+    with context.stage("train", f"Train an adapter for {capability}", capability, total) as stage:
+        name = trained_adapter(context, run_id)
         if name is None:
             job = _job(context, run_id, capability, environment)
             _begin(context, job, environment)
-            await _supervised(context, job, lambda metrics: shown.reach(int(metrics["iteration"]), _figure(metrics)))
+            await _supervised(context, job, lambda metrics: stage.reach(int(metrics["iteration"]), _figure(metrics)))
+            # Files first, row second: a crash in between leaves an unused folder, never a row without files.
             name = _publish(context, job, environment)
-        shown.found = {"adapter": name, "run": run_id}
+        stage.detail = {"adapter": name, "run": run_id}
     return name
 
 
-def trained(context: Context, run_id: str) -> str | None:
-    """The adapter version that a run has given, None while it has not."""
-    with context.reading() as session:
-        made = list_adapters(session, cycle_id=context.cycle_id)
-    return next((adapter.name for adapter in made if adapter.training_run_id == run_id), None)
+def trained_adapter(context: Context, run_id: str) -> str | None:
+    """Return the adapter version that a run produced, or None."""
+    with context.read_session() as session:
+        adapters = list_adapters(session, cycle_id=context.cycle_id)
+    return next((adapter.name for adapter in adapters if adapter.training_run_id == run_id), None)
 
 
 def training_folder(context: Context, capability: str, environment: str) -> Path:
-    """Where the run of this environment keeps its checkpoints."""
+    """Return the folder of the run in this environment, which holds its checkpoints."""
     return folder_of_run(context.data_dir, context.cycle_id, capability, environment)
 
 
 def adapter_path(context: Context, adapter: str) -> Path:
-    """Where the files of a version lie."""
-    with context.reading() as session:
+    """Return the folder with the files of an adapter version."""
+    with context.read_session() as session:
         return Path(get_adapter(session, adapter).path)
 
 
 def job_for(
     settings: Settings, *, run_id: str, capability: str, source: dict[str, str], model: Path, out: Path
 ) -> TrainingJob:
-    """A training job by the settings; ``capability`` also gives it a seed of its own."""
+    """Return a training job of the settings; its seed also depends on ``capability``."""
     training = settings.training
     return TrainingJob(
         run_id=run_id,
@@ -153,6 +146,7 @@ def job_for(
         temperature=training.temperature,
         seed_low=TRAINING_SEEDS[0],
         seed_high=TRAINING_SEEDS[1],
+        # Trainings at once share the threads of the machine.
         threads=max(1, settings.threads // training.at_once),
         limits=settings.sandbox.model_dump(),
         owner=sandbox_owner(settings.data_dir),
@@ -162,7 +156,7 @@ def job_for(
 def _job(context: Context, run_id: str, capability: str, environment: str) -> TrainingJob:
     file = context.data_dir / "environments" / f"{environment}.py"
     if not file.exists():
-        with context.reading() as session:
+        with context.read_session() as session:
             source_code = get_environment(session, environment).source_code
         file.parent.mkdir(parents=True, exist_ok=True)
         publish_file(file, source_code)
@@ -177,7 +171,6 @@ def _job(context: Context, run_id: str, capability: str, environment: str) -> Tr
 
 
 def _begin(context: Context, job: TrainingJob, environment: str) -> None:
-    """Store the run, or note that it goes on."""
     config = context.settings.training.model_dump() | {"seeds": list(TRAINING_SEEDS), "threads": job.threads}
     started = context.now()
     run = TrainingRun(
@@ -191,7 +184,7 @@ def _begin(context: Context, job: TrainingJob, environment: str) -> None:
         state=RunState.RUNNING,
         started_at=started,
     )
-    with context.writing() as session:
+    with context.write_session() as session:
         save_training_run(session, run)
         set_training_state(session, job.run_id, RunState.RUNNING, at=started)
 
@@ -202,7 +195,8 @@ async def _supervised(context: Context, job: TrainingJob, on_metric: Callable[[M
         await run_job(job, on_metric)
     except EnvironmentFailed as error:
         _end(context, job, RunState.FAILED, str(error))
-        docker_engine.connect().close()  # Docker gone is no failure of the environment: EngineDown says so
+        # If Docker itself is down, connect() raises EngineDown: not a failure of the environment.
+        docker_engine.connect().close()
         raise CapabilityError(str(error)) from error
     except (DiskError, TrainingError) as error:
         _end(context, job, RunState.INTERRUPTED, str(error))
@@ -217,7 +211,7 @@ def _end(context: Context, job: TrainingJob, state: RunState, detail: str = "") 
     metrics = read_metrics(job.metrics)
     figures = [IterationMetrics(job.run_id, int(values["iteration"]), dict(values)) for values in metrics]
     rollouts = len(metrics) * job.groups * job.rollouts
-    with context.writing() as session:
+    with context.write_session() as session:
         save_iterations(session, figures)
         set_training_state(session, job.run_id, state, at=context.now(), rollouts=rollouts, detail=detail)
 
@@ -235,7 +229,7 @@ def _publish(context: Context, job: TrainingJob, environment: str) -> str:
         environment_hash=environment,
         created_at=context.now(),
     )
-    with context.writing() as session:
+    with context.write_session() as session:
         save_adapter(session, version)
     return published.name
 

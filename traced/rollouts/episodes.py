@@ -1,13 +1,12 @@
-"""Episodes, many at once: an agent's policy against an environment, recorded message by message and token by token.
+"""Runs many episodes concurrently: a policy against an environment, recorded message by message and token by token.
 
-Invariants: trajectories are yielded in the order of the jobs while later episodes already run; a slow step of one
-episode delays no other; every turn keeps the engine's own ids and log-probs; a sampling seed depends only on
+Invariants: trajectories are yielded in job order while later episodes already run; a sampling seed depends only on
 (base_seed, task, trial, turn), so an episode is the same alone and among a thousand. A failure of engine, sandbox or
-simulator ends its own episode with ``Outcome.INFRASTRUCTURE`` and the error's text (``traced.rollouts.errors``); the
-others go on. Malformed agent messages are passed on: the environment answers them.
+simulator ends its own episode with ``Outcome.INFRASTRUCTURE``. Malformed agent messages are passed on: the
+environment answers them.
 
-Closing the iterator or cancelling its consumer cancels and closes every open episode; ``contextlib.aclosing`` does it
-when a loop is left early. Not covered: retries, and time limits of the policy (its client has its own).
+Closing the iterator or cancelling its consumer closes every open episode. Not covered: retries, and time limits of
+the policy (its client has its own).
 """
 
 import asyncio
@@ -33,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class EpisodeJob:
-    """One episode to run: the environment's seed, and what names it in the store."""
+    """One episode to run: the environment's seed, and what identifies it in the store."""
 
     seed: int
     trial: int
@@ -43,7 +42,7 @@ class EpisodeJob:
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of an episode (assistant messages, seconds of one environment step) and of how many run at once."""
+    """Limits of an episode (assistant messages, seconds of one environment step), and of concurrent episodes."""
 
     max_turns: int = 16
     concurrency: int = 32
@@ -52,7 +51,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Origin:
-    """What the trajectories of one call have in common."""
+    """What the trajectories of one call share."""
 
     source: str
     model: str
@@ -63,7 +62,7 @@ class Origin:
 
 @dataclass
 class Record:
-    """What an episode has produced so far; it can be stored at any moment."""
+    """The recording of a running episode, which can be stored at any moment."""
 
     job: EpisodeJob
     messages: list[Message] = field(default_factory=list)
@@ -87,37 +86,37 @@ async def run_episodes(
     runner = _Runner(source, policy, limits, origin)
     slots = asyncio.Semaphore(limits.concurrency)
 
-    async def one(job: EpisodeJob) -> Trajectory:
+    async def run_job(job: EpisodeJob) -> Trajectory:
         async with slots:
             return await runner.run(job)
 
-    tasks = [asyncio.create_task(one(job)) for job in jobs]
+    # All tasks exist from the start, so later episodes run while the consumer handles earlier ones.
+    tasks = [asyncio.create_task(run_job(job)) for job in jobs]
     try:
         for task in tasks:
             yield await task
     finally:
         for task in tasks:
             task.cancel()
+        # Awaited, so that no episode is still open when the caller closes the source.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(frozen=True)
 class _Runner:
-    """Runs single episodes, each in its own task."""
-
     source: EpisodeSource
     policy: Policy
     limits: Limits
     origin: Origin
 
     async def run(self, job: EpisodeJob) -> Trajectory:
-        with span(f"invoke_agent {self.origin.source}", self._asked(job)) as add:
-            found = await self._recorded(job)
-            add(_told(found))
-        return found
+        with span(f"invoke_agent {self.origin.source}", self._start_attributes(job)) as add:
+            trajectory = await self._run_to_trajectory(job)
+            add(_end_attributes(trajectory))
+        return trajectory
 
-    def _asked(self, job: EpisodeJob) -> dict[str, str | float]:
-        """What is known of an episode before it begins, in the names of the GenAI conventions."""
+    def _start_attributes(self, job: EpisodeJob) -> dict[str, str | float]:
+        """Return the span attributes known before the episode, in the GenAI conventions."""
         origin = self.origin
         return {
             "gen_ai.operation.name": "invoke_agent",
@@ -130,7 +129,7 @@ class _Runner:
             "traced.task.id": job.task_id,
         }
 
-    async def _recorded(self, job: EpisodeJob) -> Trajectory:
+    async def _run_to_trajectory(self, job: EpisodeJob) -> Trajectory:
         record = Record(job)
         try:
             cause, score = await self._play_and_score(record)
@@ -146,12 +145,12 @@ class _Runner:
             with attribute(EndCause.SANDBOX_ERROR, "scoring"):
                 return cause, await self._bounded(episode.score())
         finally:
-            # A score that was given stands; a source that cannot close an episode fails when the next one opens.
+            # The score stands; a source that cannot close an episode will fail when the next one opens.
             with contextlib.suppress(Infrastructure), attribute(EndCause.SANDBOX_ERROR, "closing"):
                 await self._bounded(episode.close())
 
     async def _play(self, episode: Episode, record: Record) -> EndCause:
-        """Drive one episode to its end, writing into ``record`` as it goes."""
+        """Play one episode to its end, writing into ``record``."""
         with attribute(EndCause.SANDBOX_ERROR, f"reset with seed {record.job.seed}"):
             task = await self._bounded(episode.reset(record.job.seed))
         record.messages = [{"role": "system", "content": task.system}, *task.messages]
@@ -164,7 +163,8 @@ class _Runner:
             with attribute(EndCause.SANDBOX_ERROR, f"step of turn {turn}"):
                 try:
                     step = await self._bounded(episode.step(message))
-                except AgentFault:  # a message larger than an environment is ever told: the agent's own doing
+                # The message exceeds what an environment accepts: the agent's own fault.
+                except AgentFault:
                     return EndCause.MAX_TOKENS
             record.messages.extend(step.messages)
             if step.done:
@@ -175,37 +175,39 @@ class _Runner:
         job = record.job
         seed = derive_seed(self.origin.base_seed, job.task_id, job.trial, turn)
         with attribute(EndCause.ENGINE_ERROR, f"completion of turn {turn}"):
-            made = await self.policy.complete(list(record.messages), record.tools, seed=seed)
+            completion = await self.policy.complete(list(record.messages), record.tools, seed=seed)
         index = len(record.messages)
-        record.turns.append(Turn(index, made.prompt_ids, made.completion_ids, made.logprobs, made.finish_reason))
-        record.messages.append(made.message)
-        return made.message
+        record.turns.append(
+            Turn(index, completion.prompt_ids, completion.completion_ids, completion.logprobs, completion.finish_reason)
+        )
+        record.messages.append(completion.message)
+        return completion.message
 
     async def _bounded(self, answer: Awaitable[T]) -> T:
         return await asyncio.wait_for(answer, self.limits.step_timeout_s)
 
 
-def _told(found: Trajectory) -> dict[str, str | int | float]:
-    """What an episode's span says of its end; token counts are the engine's, over all turns."""
-    failed = {"error.type": str(found.end_cause)} if found.outcome is Outcome.INFRASTRUCTURE else {}
+def _end_attributes(trajectory: Trajectory) -> dict[str, str | int | float]:
+    """Return the span attributes of the episode's end; token counts are the engine's, over all turns."""
+    failed = {"error.type": str(trajectory.end_cause)} if trajectory.outcome is Outcome.INFRASTRUCTURE else {}
     return {
-        "gen_ai.usage.input_tokens": sum(len(turn.prompt_ids) for turn in found.turns),
-        "gen_ai.usage.output_tokens": sum(len(turn.completion_ids) for turn in found.turns),
-        "traced.outcome": str(found.outcome),
-        "traced.reward": found.reward,
-        "traced.turns": len(found.turns),
+        "gen_ai.usage.input_tokens": sum(len(turn.prompt_ids) for turn in trajectory.turns),
+        "gen_ai.usage.output_tokens": sum(len(turn.completion_ids) for turn in trajectory.turns),
+        "traced.outcome": str(trajectory.outcome),
+        "traced.reward": trajectory.reward,
+        "traced.turns": len(trajectory.turns),
         **failed,
     }
 
 
 def trajectory_id(job: EpisodeJob, origin: Origin) -> str:
-    """The first 32 hex digits of the SHA-256 of what determines the trajectory."""
+    """Return the first 32 hex digits of the SHA-256 of what determines the trajectory."""
     parts = [origin.source, job.split, job.task_id, job.trial, origin.model, origin.cycle_id, origin.base_seed]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _trajectory(origin: Origin, record: Record, cause: EndCause, score: Score | None, detail: str = "") -> Trajectory:
-    """The record as a trajectory; without a score it is an infrastructure outcome."""
+    """Return the record as a trajectory; without a score it is an infrastructure outcome."""
     outcome = Outcome.INFRASTRUCTURE
     if score is not None:
         outcome = Outcome.SUCCESS if score.success else Outcome.FAILURE

@@ -1,18 +1,11 @@
-"""What can go wrong around an episode. Agent mistakes are not here: they are data that the environment answers.
+"""Errors around an episode, and the one boundary where such a failure is attributed to engine, sandbox or simulator.
 
 TracedError
 └── RolloutError
-    ├── SimulatorError    the user simulator broke; an environment raises it, the episode ends as infrastructure
+    ├── SimulatorError    the user simulator failed; the episode ends as infrastructure
     └── TemplateError     the chat template does not allow token-exact conversations
 
-The one boundary at which a failure around an episode is attributed: engine, sandbox or simulator.
-
-Invariants: whatever crosses ``attribute`` is an ``Infrastructure`` that carries the cause of end and the error's own
-text, or a cancellation. The broad ``except`` is deliberate and the only one: the code behind it is an engine or an
-environment, and any exception of theirs is an infrastructure outcome, never a reward of 0.
-
-Not covered: the agent's mistakes (data), and a conversation that outgrew the context (``EndCause.MAX_TOKENS``, the
-agent's own doing; ``ContextLengthError`` passes through).
+Agent mistakes are not errors: they are data that the environment answers.
 """
 
 from collections.abc import Iterator
@@ -36,7 +29,7 @@ class TemplateError(RolloutError):
 
 
 class Infrastructure(Exception):
-    """The machinery around an episode failed."""
+    """An infrastructure failure of an episode, with the cause of its end."""
 
     def __init__(self, cause: EndCause, detail: str) -> None:
         super().__init__(detail)
@@ -45,15 +38,20 @@ class Infrastructure(Exception):
 
 
 @contextmanager
-def attribute(cause: EndCause, doing: str) -> Iterator[None]:
-    """Attribute any exception of the block to ``cause``; ``doing`` says what was going on ("step 3")."""
+def attribute(cause: EndCause, activity: str) -> Iterator[None]:
+    """Attribute any exception of the block to ``cause``; ``activity`` describes what was going on ("step 3").
+
+    ``ContextLengthError`` passes through: a conversation that outgrew the context is the agent's own doing.
+    """
     try:
         yield
     except (Infrastructure, ContextLengthError):
         raise
     except SimulatorError as error:
-        raise Infrastructure(EndCause.SIMULATOR_ERROR, f"{doing}: {error}") from error
+        raise Infrastructure(EndCause.SIMULATOR_ERROR, f"{activity}: {error}") from error
     except TimeoutError as error:
-        raise Infrastructure(cause, f"{doing}: no answer in time {error}".rstrip()) from error
+        raise Infrastructure(cause, f"{activity}: no answer in time {error}".rstrip()) from error
+    # The only broad handler: behind it run engines and environments, and any exception of theirs is an
+    # infrastructure outcome, never a reward of 0.
     except Exception as error:
-        raise Infrastructure(cause, f"{doing}: {type(error).__name__}: {error}") from error
+        raise Infrastructure(cause, f"{activity}: {type(error).__name__}: {error}") from error

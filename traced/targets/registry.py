@@ -90,29 +90,30 @@ class Target:
     name: str
     splits: Mapping[str, range]
     environment: Callable[[], Environment]
-    needed: Callable[[int], set[str]]
+    needed_capabilities: Callable[[int], set[str]]
 
     def source(self) -> LocalSource:
         """Its episodes, run in this process."""
         return LocalSource(self.name, self.environment)
 
 
-def check_seeds(chosen: Target, settings: Settings) -> None:
+def check_seeds(checked_target: Target, settings: Settings) -> None:
     """Raise ``ConfigError`` where the settings ask a split for more seeds than it has: none runs into the next one."""
-    wanted = {
+    requirements = {
         "collect.episodes": ("train", settings.collect.episodes),
         "gate.seeds times gate.max_rounds": ("gate", settings.gate.seeds * settings.gate.max_rounds),
         "test.seeds": ("test", settings.test.seeds),
     }
-    for key, (split, seeds) in wanted.items():
-        there = len(chosen.splits[split])
-        if seeds > there:
+    for key, (split, seeds) in requirements.items():
+        available = len(checked_target.splits[split])
+        if seeds > available:
             raise ConfigError(
-                f"{key} is {seeds} and the {split} split of {chosen.name} has {there} seeds", hint="ask for fewer"
+                f"{key} is {seeds} and the {split} split of {checked_target.name} has {available} seeds",
+                hint="ask for fewer",
             )
 
 
-TARGETS = {"desk": Target("desk", desk.SPLITS, desk.Desk, desk.needed)}
+TARGETS = {"desk": Target("desk", desk.SPLITS, desk.Desk, desk.needed_capabilities)}
 
 
 def target(name: str) -> Target:

@@ -1,7 +1,7 @@
-"""``python -m traced.training JOB.json``: one training run as a process of its own (see ``traced.processes.child``).
+"""``python -m traced.training JOB.json``: one training run in a process of its own (see ``traced.processes.child``).
 
-The job's arguments are the fields of a ``TrainingJob``; every iteration is a progress line that carries its metrics,
-and the result is a ``TrainingResult``. A stop unwinds the run: the sandbox closes, checkpoints stay.
+The job's arguments are the fields of a ``TrainingJob``; every iteration is a progress line with its metrics, and the
+value is a ``TrainingResult``. A stop closes the sandbox and leaves the checkpoints.
 """
 
 import os
@@ -17,17 +17,19 @@ from traced.training.metrics import Metrics
 
 def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run the training job."""
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # we use rollout_func knowing that it may change
+    # TRL warns that ``rollout_func`` may change; its version is pinned.
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     job = job_from(arguments, "the job")
     resolve_model(job.model_path, job.out)
     source = open_source(job)
-    from traced.training.grpo import train  # takes seconds; a job that cannot run is told before
+    # Imported here because it takes seconds: a job that cannot run fails before.
+    from traced.training.grpo import train
 
-    def tell(metrics: Metrics) -> None:
+    def report_metrics(metrics: Metrics) -> None:
         reporter.progress("iteration", int(metrics["iteration"]), metrics=metrics)
 
-    return asdict(train(job, tell, lambda _: source))
+    return asdict(train(job, report_metrics, lambda _: source))
 
 
 if __name__ == "__main__":

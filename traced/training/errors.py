@@ -1,12 +1,12 @@
-"""What can stop a training run.
+"""Errors that stop a training run.
 
 TracedError
 └── TrainingError
     ├── JobError             the job file, or what it names, cannot be used
     ├── JobChangedError      the output folder belongs to a different job
     ├── EnvironmentFailed    every group of an iteration was lost to infrastructure failures
-    ├── TrainingPaused       it was asked to give way: a checkpoint is saved, and the same command carries on
-    └── TrainerDied          the training process ended without a result; carries its last lines
+    ├── TrainingPaused       paused on request: a checkpoint is saved, and the same command continues
+    └── TrainerDied          the training process ended without a result; carries its last log lines
 """
 
 from traced.core.errors import TracedError
@@ -29,7 +29,7 @@ class EnvironmentFailed(TrainingError):
 
 
 class TrainingPaused(TrainingError):
-    """Training gave way after a checkpoint."""
+    """Training was paused on request, after a checkpoint."""
 
 
 class TrainerDied(TrainingError):

@@ -1,22 +1,12 @@
-"""One training run, in this process: from a job to an adapter directory.
+"""One training run in this process: from a job to an adapter directory.
 
-Invariants: the base stays frozen; rollouts are strictly on-policy (``sampling_model``); the
-adapter folder (PEFT layout) appears whole, after the last iteration, and ``result.json`` after it. Running a job again
-continues from its newest checkpoint, bit for bit on one thread, or returns at once when it is finished. A run that is
-asked to pause (``job.pause``) saves a checkpoint after the iteration at work and raises ``TrainingPaused``. A run whose
-environment is solved (``job.solved_after``) is finished: groups without a failure give no gradient.
+Invariants: the base stays frozen, and rollouts are strictly on-policy. They are sampled from a copy of the base whose
+linear layers hold W + scale * B A, computed from the pristine W each time, so errors do not add up. The adapter
+folder (PEFT layout) appears whole, and ``result.json`` after it. Running a job again continues from its newest
+checkpoint, bit for bit on one thread.
 
-How it fails: ``TrainingError`` (see ``errors``); checkpoints stay, so that the same command carries on. Not covered:
-more than one process or device; children (``supervise`` runs this module in one).
-
-The model that rollouts sample from: the base with the adapter's current weights folded in, a copy of its own.
-
-Why a copy: a folded layer is one matrix product where PEFT's takes three and a walk through Python, which for a small
-model is half of a decode step; and the base under training is never merged and unmerged, so it cannot drift.
-
-Invariants: after ``synchronise`` every weight is W + scale * B A from the pristine W, so errors do not add up and the
-copy is on-policy up to float32 rounding. Not covered: adapters other than LoRA on linear layers. The copy costs the
-base's memory once more.
+How it fails: ``TrainingError``; checkpoints stay. Not covered: several processes or devices, adapters other than LoRA
+on linear layers.
 """
 
 import copy
@@ -45,30 +35,30 @@ from traced.inference.embedded.engine import Engine
 from traced.inference.model_files import ModelFiles, load_model
 from traced.training.errors import EnvironmentFailed, JobChangedError, TrainingPaused
 from traced.training.job import TrainingJob, TrainingResult
-from traced.training.metrics import Metrics, append, keep_until, solved, write_samples
+from traced.training.metrics import Metrics, append, is_solved, truncate_after, write_samples
 from traced.training.rollouts import RolloutFunction, RolloutLimits, Sampler, TurnTemplate
 from traced.training.trainer import GroupRelativeTrainer, newest_checkpoint
 
 
 def sampling_copy(base: Any) -> Any:
-    """A frozen copy of the base model in eval mode, made before PEFT and TRL change the original."""
+    """Return a frozen copy of the base in eval mode; call it before PEFT and TRL change the original."""
     return copy.deepcopy(base).requires_grad_(False).eval()
 
 
 @torch.no_grad()
-def synchronise(trained: Any, sampled: Any) -> None:
-    """Give ``sampled`` (from ``sampling_copy``) the weights of the PEFT model ``trained`` as they are now."""
-    for name, layer in trained.get_base_model().named_modules():
+def synchronise(peft_model: Any, sampling_model: Any) -> None:
+    """Fold the current adapter weights of ``peft_model`` into ``sampling_model`` (from ``sampling_copy``)."""
+    for name, layer in peft_model.get_base_model().named_modules():
         if isinstance(layer, LoraLayer):
             folded = layer.get_base_layer().weight + layer.get_delta_weight("default")
-            sampled.get_submodule(name).weight.copy_(folded)
+            sampling_model.get_submodule(name).weight.copy_(folded)
 
 
 OpenSource = Callable[[TrainingJob], AbstractAsyncContextManager[EpisodeSource]]
 
 
 def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: OpenSource) -> TrainingResult:
-    """Train the job's adapter, calling ``on_metric`` after every iteration of this call."""
+    """Train the job's adapter; ``on_metric`` is called after every iteration of this call."""
     started = time.perf_counter()
     finished = _claim(job)
     if finished is not None and (finished.solved or finished.iterations >= job.iterations):
@@ -76,58 +66,59 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     torch.set_num_threads(job.threads)
     checkpoint = newest_checkpoint(job.out / "checkpoints")
     done = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0
-    keep_until(job.metrics, done)
-    # solved, and killed between its last checkpoint and its result: not one iteration more
-    bounded = replace(job, iterations=done) if done and _solved(job) else job
+    truncate_after(job.metrics, done)
+    # A run that was killed after its environment was solved, before its result was written, must not train further.
+    bounded = replace(job, iterations=done) if done and _is_solved(job) else job
 
     def record(metrics: Metrics) -> None:
         append(job.metrics, metrics)
         on_metric(metrics)
 
-    with start_blocking_portal() as portal, _opened(portal, open_source(job)) as source:
+    with start_blocking_portal() as portal, _entered_source(portal, open_source(job)) as source:
         trainer = build_trainer(bounded, source, portal, record)
         trainer.add_callback(_EndsEarly(job))
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     job.pause.unlink(missing_ok=True)
-    reached = int(trainer.state.global_step)
-    early = reached < job.iterations
-    if early and not _solved(job):
-        raise TrainingPaused(f"gave way after iteration {reached} of {job.iterations}")
+    last_iteration = int(trainer.state.global_step)
+    ended_early = last_iteration < job.iterations
+    if ended_early and not _is_solved(job):
+        raise TrainingPaused(f"gave way after iteration {last_iteration} of {job.iterations}")
     _publish(job, trainer)
-    result = TrainingResult(str(job.adapter), reached, done, time.perf_counter() - started, solved=early)
+    result = TrainingResult(str(job.adapter), last_iteration, done, time.perf_counter() - started, solved=ended_early)
     publish_file(job.out / "result.json", json.dumps(asdict(result)) + "\n")
     return result
 
 
 class _EndsEarly(TrainerCallback):
-    """Ends the run once the job's ``pause`` file is there, with a checkpoint, or once its environment is solved."""
+    """Ends the run when a pause is requested (with a checkpoint) or the environment is solved."""
 
     def __init__(self, job: TrainingJob) -> None:
         self.job = job
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An iteration is over; its metrics are not there yet."""
+        """Check for a pause after an iteration; its metrics are not logged yet."""
         if self.job.pause.exists():
             control.should_save = control.should_training_stop = True
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An iteration's metrics are written."""
-        if _solved(self.job):
+        """Check whether the environment is solved once an iteration's metrics are logged."""
+        if _is_solved(self.job):
             control.should_training_stop = True
 
 
-def _solved(job: TrainingJob) -> bool:
-    return job.solved_after > 0 and solved(job.metrics, job.solved_after)
+def _is_solved(job: TrainingJob) -> bool:
+    return job.solved_after > 0 and is_solved(job.metrics, job.solved_after)
 
 
 def _claim(job: TrainingJob) -> TrainingResult | None:
-    """Make the job's folder its own; its result if it was finished before. A different job there is refused."""
+    """Claim the job's folder; returns the result of a finished run. The folder of a different job is refused."""
     mark = job.out / "fingerprint"
     if mark.exists() and mark.read_text(encoding="utf-8").strip() != job.fingerprint():
         raise JobChangedError(
             f"{job.out} holds the checkpoints of a different job (seed, environment, model or settings differ)",
             hint="train into another folder, or remove this one",
         )
+    # The fingerprint first: a folder with checkpoints but without one could be claimed by any job.
     publish_file(mark, job.fingerprint() + "\n")
     publish_file(job.out / "job.json", job.to_json())
     result = job.out / "result.json"
@@ -135,30 +126,35 @@ def _claim(job: TrainingJob) -> TrainingResult | None:
 
 
 @contextmanager
-def _opened(portal: BlockingPortal, source: AbstractAsyncContextManager[EpisodeSource]) -> Iterator[EpisodeSource]:
-    """Enter the source on the portal's loop; what hinders it is the environment's failure, told in its own words."""
+def _entered_source(
+    portal: BlockingPortal, source: AbstractAsyncContextManager[EpisodeSource]
+) -> Iterator[EpisodeSource]:
+    """Enter the source on the portal's loop; a sandbox error becomes ``EnvironmentFailed``."""
     with ExitStack() as stack:
         try:
-            opened = stack.enter_context(portal.wrap_async_context_manager(source))
+            episode_source = stack.enter_context(portal.wrap_async_context_manager(source))
         except SandboxError as error:
             raise EnvironmentFailed(str(error)) from error
-        yield opened
+        yield episode_source
 
 
 def build_trainer(
     job: TrainingJob, source: EpisodeSource, portal: BlockingPortal, record: Callable[[Metrics], None]
 ) -> GroupRelativeTrainer:
-    """The trainer, with an engine around a copy of its model to sample from; ``source`` lives on the portal's loop."""
+    """Return the trainer with an engine around a copy of its model; ``source`` lives on the portal's loop."""
     logging.set_verbosity_error()
     model, tokenizer = load_model(ModelFiles(Path(job.model_path).name, Path(job.model_path)))
     length = min(job.max_length, model.config.max_position_embeddings)
     limits = RolloutLimits(job.max_turns, length, job.max_tokens, job.step_timeout_s, job.temperature)
+    # A folded layer is one matrix product where PEFT's takes three: for a small model half of a decode step. The copy
+    # also keeps the trained base from being merged and unmerged, so it cannot drift.
     sampled = sampling_copy(model)
     engine = Engine(sampled, tokenizer, max_batch=job.groups * job.rollouts, max_length=length)
     sampler = Sampler(source, engine.generate, TurnTemplate(tokenizer), portal.call, limits)
 
-    def refresh(trained: Any) -> None:
-        synchronise(trained, sampled)
+    def refresh(peft_model: Any) -> None:
+        synchronise(peft_model, sampled)
+        # Cached keys and values belong to the previous weights.
         engine.reset()
 
     trainer = GroupRelativeTrainer(
@@ -175,12 +171,13 @@ def build_trainer(
             r=job.lora_r, lora_alpha=job.lora_alpha, target_modules=_linear_names(model), task_type="CAUSAL_LM"
         ),
     )
+    # It prints metrics to stdout, which carries the job's reports.
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
 def _dataset(job: TrainingJob) -> Any:
-    """One row per group, in the order of the iterations; the prompt is the group's environment seed."""
+    """Return one row per group in iteration order; the prompt is the group's environment seed."""
     seeds = [seed for iteration in range(job.iterations) for seed in job.group_seeds(iteration)]
     return Dataset.from_dict({"prompt": [str(seed) for seed in seeds]})
 
@@ -226,11 +223,12 @@ def _linear_names(model: Any) -> list[str]:
 
 
 def _publish(job: TrainingJob, trainer: GroupRelativeTrainer) -> None:
-    """Write the adapter whole; the base is named, not located, so that the folder can be moved and compared."""
+    """Write the adapter folder whole. The base is named, not located, so the folder can be moved and compared."""
     model = trainer.model
     config = model.peft_config["default"]
     config.base_model_name_or_path = Path(job.model_path).name
-    config.target_modules = sorted(config.target_modules)  # PEFT keeps a set, whose order differs between processes
+    # PEFT keeps a set, whose order differs between processes; adapter files must be reproducible.
+    config.target_modules = sorted(config.target_modules)
 
     def fill(folder: Path) -> None:
         model.save_pretrained(folder, save_embedding_layers=False)

@@ -1,14 +1,8 @@
-"""A training job: everything that determines an adapter, as one JSON file.
+"""A training job: everything that determines an adapter, as one JSON file, and the source of its episodes.
 
-Invariants: two runs of the same job with ``threads=1`` give the same adapter, bit for bit. Seeds of iteration i depend
-on (seed, i) alone, so that a longer job begins like a shorter one. ``fingerprint`` covers every field but those that
-do not choose the weights (``run_id``, ``out_dir``, ``checkpoint_every``, ``threads``) or only say how long to go on
-(``iterations``, ``solved_after``), and the container's ``limits`` and ``owner``. How it fails: ``JobError`` names the
-file, the key and the value. Not covered: admission, leases.
-
-Where a job's episodes come from: a synthetic environment in its container, or a target in this process.
-
-Invariant: a synthetic environment is read as text and runs in the sandbox; it is never imported here.
+Two runs of the same job with ``threads=1`` give the same adapter, bit for bit. Seeds of iteration i depend on (seed,
+i) alone, so a longer job begins like a shorter one. Synthetic environments are read as text and run in the sandbox;
+they are never imported here.
 """
 
 import dataclasses
@@ -24,6 +18,7 @@ from traced.inference.model_files import weights_digest
 from traced.training.errors import JobError
 
 PAUSE, METRICS, SAMPLES = "pause", "metrics.jsonl", "samples.json"
+# Fields that do not choose the weights, or only say how long to train: changing them keeps the checkpoints usable.
 NOT_IN_FINGERPRINT = {
     "run_id",
     "out_dir",
@@ -38,7 +33,7 @@ NOT_IN_FINGERPRINT = {
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """GRPO on one LoRA adapter; defaults are the paper's where it names one (method, section 3)."""
+    """GRPO on one LoRA adapter; defaults are the paper's where it states one (method, section 3)."""
 
     run_id: str
     capability: str  # also names the adapter's target in reports; free text for --compare
@@ -86,40 +81,41 @@ class TrainingJob:
 
     @property
     def out(self) -> Path:
-        """The job's folder: ``job.json``, ``metrics.jsonl``, ``samples.json``, ``checkpoints/``, ``adapter/``."""
+        """Return the job's folder, which holds the job file, metrics, samples, checkpoints and the adapter."""
         return Path(self.out_dir)
 
     @property
     def adapter(self) -> Path:
-        """Where the finished adapter lies (PEFT layout)."""
+        """Return the folder of the finished adapter (PEFT layout)."""
         return self.out / "adapter"
 
     @property
     def pause(self) -> Path:
-        """Once this file is there, the run saves a checkpoint after the iteration at work, and ends unfinished."""
+        """Return the file that requests a pause: the run saves a checkpoint and ends unfinished."""
         return self.out / PAUSE
 
     @property
     def metrics(self) -> Path:
-        """One JSON object per iteration."""
+        """Return the metrics file, one JSON object per iteration."""
         return self.out / METRICS
 
     @property
     def samples(self) -> Path:
-        """Some rollouts of the newest iteration."""
+        """Return the file with some rollouts of the newest iteration."""
         return self.out / SAMPLES
 
     def group_seeds(self, iteration: int) -> list[int]:
-        """The distinct environment seeds of one iteration's groups."""
+        """Return the distinct environment seeds of one iteration's groups."""
         seeds: dict[int, None] = {}
         draw = 0
+        # Drawn one by one until distinct: a repeated seed would merge two groups into one.
         while len(seeds) < self.groups:
             seeds[self.seed_low + derive_seed(self.seed, iteration, draw) % (self.seed_high - self.seed_low)] = None
             draw += 1
         return list(seeds)
 
     def fingerprint(self) -> str:
-        """SHA-256 over what determines the adapter: the fields, the environment's source text, the base's files."""
+        """Return the SHA-256 of what determines the adapter: fields, environment source and the base's files."""
         values = {key: value for key, value in asdict(self).items() if key not in NOT_IN_FINGERPRINT}
         values["model_path"] = weights_digest(Path(self.model_path))
         environment = self.environment_source.get("environment")
@@ -128,15 +124,15 @@ class TrainingJob:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> str:
-        """The job as it lies on disk."""
+        """Return the job as it is stored on disk."""
         return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A finished job: the adapter folder (PEFT layout), its iterations, where this call began, and its seconds.
+    """A finished job: adapter folder, iterations, the iteration it resumed from, and seconds of this call.
 
-    ``solved``: it ended before its last iteration, because every rollout had succeeded for long enough.
+    ``solved``: it ended early because every rollout had succeeded for ``solved_after`` iterations.
     """
 
     adapter: str
@@ -147,12 +143,12 @@ class TrainingResult:
 
 
 def folder_of_run(data_dir: Path, cycle_id: str, capability: str, environment: str) -> Path:
-    """Where a cycle's run for a capability keeps its files, in the environment of this hash."""
+    """Return the folder of a cycle's run for a capability in the environment of this hash."""
     return data_dir / "runs" / cycle_id / "training" / f"{capability}-{environment[:12]}"
 
 
 def read_job(path: Path) -> TrainingJob:
-    """The job in a JSON file; ``JobError`` says which key or value is wrong."""
+    """Read a job file; raises ``JobError`` with the wrong key or value."""
     try:
         values: dict[str, Any] = json.loads(_read(path))
     except ValueError as error:
@@ -160,15 +156,15 @@ def read_job(path: Path) -> TrainingJob:
     return job_from(values, str(path))
 
 
-def job_from(values: dict[str, Any], where: str) -> TrainingJob:
-    """The job with these fields; ``JobError`` says which key or value of ``where`` is wrong."""
-    known = {f.name for f in fields(TrainingJob)}
+def job_from(values: dict[str, Any], origin: str) -> TrainingJob:
+    """Return the job with these fields; raises ``JobError`` with the wrong key or value of ``origin``."""
+    names = {f.name for f in fields(TrainingJob)}
     missing = dataclasses.MISSING
     required = {f.name for f in fields(TrainingJob) if f.default is missing and f.default_factory is missing}
-    if unknown := sorted(set(values) - known):
-        raise JobError(f"{where}: unknown key {unknown[0]!r}")
-    if lacking := sorted(required - set(values)):
-        raise JobError(f"{where}: {lacking[0]!r} is missing")
+    if unknown := sorted(set(values) - names):
+        raise JobError(f"{origin}: unknown key {unknown[0]!r}")
+    if absent := sorted(required - set(values)):
+        raise JobError(f"{origin}: {absent[0]!r} is missing")
     return TrainingJob(**values)
 
 
@@ -180,7 +176,11 @@ def _read(path: Path) -> bytes:
 
 
 def open_source(job: TrainingJob) -> AbstractAsyncContextManager[Any]:
-    """An asynchronous context manager that gives the job's ``EpisodeSource``; ``JobError`` for an unknown target."""
+    """Return an asynchronous context manager that yields the job's ``EpisodeSource``.
+
+    Raises:
+        JobError: Unknown split, or seeds outside of it.
+    """
     if "environment" in job.environment_source:
         from sandbox.client import SandboxSource
         from sandbox.policy import SandboxLimits
@@ -190,11 +190,15 @@ def open_source(job: TrainingJob) -> AbstractAsyncContextManager[Any]:
         return SandboxSource(source_code, limits=limits, owner=job.owner)
     from traced.targets.registry import target
 
-    chosen = target(job.environment_source["target"])
+    chosen_target = target(job.environment_source["target"])
     split = job.environment_source.get("split", "train")
-    if split not in chosen.splits:
-        raise JobError(f"target {chosen.name!r} has no split {split!r}; it has {', '.join(chosen.splits)}")
-    seeds = chosen.splits[split]
+    if split not in chosen_target.splits:
+        raise JobError(
+            f"target {chosen_target.name!r} has no split {split!r}; it has {', '.join(chosen_target.splits)}"
+        )
+    seeds = chosen_target.splits[split]
     if not (seeds.start <= job.seed_low and job.seed_high <= seeds.stop):
-        raise JobError(f"seeds [{job.seed_low}, {job.seed_high}) leave {chosen.name}'s split {split!r} ({seeds})")
-    return chosen.source()
+        raise JobError(
+            f"seeds [{job.seed_low}, {job.seed_high}) leave {chosen_target.name}'s split {split!r} ({seeds})"
+        )
+    return chosen_target.source()

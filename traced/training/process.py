@@ -1,9 +1,8 @@
-"""A training run in a child process: started, watched, stopped.
+"""A training run in a child process.
 
-Invariants: those of ``traced.processes.executor``: the child dies with its parent, cancelling ``train`` stops it
-cleanly, then by force. Its log is ``train.log`` in the job's folder.
-How it fails: the child's own ``TrainingError`` is raised again here; a child that ends by a defect or without a word
-raises ``TrainerDied`` with the last lines of its log. Checkpoints survive all of it: the same call carries on.
+The child dies with its parent; cancelling ``train`` stops it cleanly, then by force. Its log is ``train.log`` in the
+job's folder. A ``TrainingError`` of the child is raised again here, any other end raises ``TrainerDied`` with the
+last lines of the log; checkpoints survive.
 """
 
 from collections.abc import Callable
@@ -19,13 +18,13 @@ from traced.training.metrics import Metrics
 
 
 async def train(job: TrainingJob, on_metric: Callable[[Metrics], None]) -> TrainingResult:
-    """Run the job in a child process; ``on_metric`` sees each iteration's metrics as it ends."""
+    """Run the job in a child process; ``on_metric`` is called with each iteration's metrics."""
 
-    def tell(report: Report) -> None:
+    def on_report(report: Report) -> None:
         if report.kind is ReportKind.PROGRESS:
             on_metric(report.data["metrics"])
 
-    result = await LocalExecutor(job.out).run(_as_job(job), tell)
+    result = await LocalExecutor(job.out).run(_as_job(job), on_report)
     if result.value is not None:
         return TrainingResult(**result.value)
     if result.failure is not None and TracedError.__name__ in result.failure.types:

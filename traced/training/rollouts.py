@@ -1,25 +1,12 @@
-"""On-policy rollouts for one iteration: rounds of one batched generation, then all environment steps at once.
+"""On-policy rollouts of one iteration, token-exact conversations, and their form for TRL's ``rollout_func``.
 
-Invariants: every round asks the engine for all active episodes in one fixed order, so a run is deterministic whatever
-the environments' speed; a group shares its environment seed; a sampling seed depends only on (job seed, iteration,
-group, rollout, turn); every token and log-prob is the engine's own. An infrastructure failure is a ``Rollout`` with
-``failure`` set, is tried once more, and then costs its whole group; it never becomes a reward of 0. Exceptions of the
-engine go through: in the trainer the engine is this process. Not covered: what the rewards are used for (``grpo``).
+Invariants: every round asks the engine for all active episodes in one fixed order, so a run is deterministic; a
+sampling seed depends only on (job seed, iteration, group, rollout, turn). A conversation grows by appending and is
+never re-tokenised; ``mask`` is 1 exactly on sampled tokens. An infrastructure failure is retried once and then costs
+its whole group; it never becomes a reward of 0.
 
-A conversation as the tokens that the model saw and sampled: it grows by appending, nothing is ever re-tokenised.
-
-Invariants: the next prompt is the previous prompt + the sampled ids + the tokens that the chat template puts around the
-new messages; those are found by rendering a fixed dummy conversation with and without the new messages and cutting
-after the dummy's last end-of-turn token. ``mask`` is 1 exactly on sampled tokens, ``logprobs`` 0.0 elsewhere.
-How it fails: ``TemplateError`` when the template does not end turns with the tokenizer's EOS token or renders earlier
-turns differently once later ones follow. Not covered: templates that rewrite history (they cannot be token-exact).
-
-TRL's ``rollout_func`` over our sampler: one call is one iteration's G x K rollouts as token rows.
-
-A prompt that TRL hands over is a row's environment seed as text, repeated K times for its group. The rows come back
-in that order, each ``prompt_ids`` + ``completion_ids`` with the engine's ``logprobs`` and ``env_mask`` (1 = sampled by
-the policy), and ``reward`` as an extra column (None when the group was lost). How it fails: ``EnvironmentFailed`` when
-every group of an iteration was lost. Not covered: advantages (``advantages``), the loss (``trainer``).
+How it fails: ``TemplateError`` for chat templates that rewrite earlier turns, ``EnvironmentFailed`` if every group of
+an iteration was lost. Errors of the engine pass through, because it runs in this process.
 """
 
 import asyncio
@@ -38,6 +25,10 @@ from traced.inference.embedded.generation import Generation, Request, Sampling, 
 from traced.rollouts.errors import Infrastructure, TemplateError, attribute
 from traced.training.errors import EnvironmentFailed
 
+T = TypeVar("T")
+LEAST_ROOM = 1  # tokens that must be left for a completion
+
+# Rendered with and without new messages to find the tokens that the template puts around them.
 DUMMY: list[Message] = [
     {"role": "system", "content": "s"},
     {"role": "user", "content": "u"},
@@ -59,14 +50,15 @@ class TurnTemplate:
                 hint="choose a model with a ChatML-like template",
             )
         self.prefix = rendered[: len(rendered) - rendered[::-1].index(self.end)]
+        # A check: fails now for templates that rewrite history, not after the first rollouts.
         self.between([{"role": "user", "content": "u"}])
 
-    def opening(self, task: Task) -> list[int]:
-        """The first prompt, generation prompt included."""
+    def first_prompt(self, task: Task) -> list[int]:
+        """Return the first prompt, generation prompt included."""
         return render(self.tokenizer, [{"role": "system", "content": task.system}, *task.messages], task.tools)
 
     def between(self, messages: list[Message]) -> list[int]:
-        """What follows an answer's end-of-turn token: ``messages`` and the next generation prompt."""
+        """Return what follows an answer's end-of-turn token: ``messages`` and the next generation prompt."""
         full = render(self.tokenizer, DUMMY + messages, [])
         if full[: len(self.prefix)] != self.prefix:
             raise TemplateError(
@@ -79,7 +71,7 @@ class TurnTemplate:
 
 @dataclass
 class Conversation:
-    """The tokens of one episode. ``prompt_ids`` is the first prompt; the three lists after it have equal length."""
+    """The tokens of one episode: the first prompt, then three lists of equal length."""
 
     template: TurnTemplate
     prompt_ids: list[int]
@@ -89,34 +81,31 @@ class Conversation:
 
     @property
     def prompt(self) -> list[int]:
-        """The prompt of the next completion."""
+        """Return the prompt of the next completion."""
         return self.prompt_ids + self.ids
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.ids)
 
-    def answered(self, ids: list[int], logprobs: list[float]) -> None:
+    def append_completion(self, ids: list[int], logprobs: list[float]) -> None:
         """Append a sampled completion; ``logprobs`` in nats, one per id."""
         self.ids += ids
         self.mask += [1] * len(ids)
         self.logprobs += logprobs
 
-    def told(self, messages: list[Message]) -> None:
-        """Append the environment's messages, closing the answer first when its length limit cut the end-of-turn off."""
-        cut = not self.ids or self.ids[-1] != self.template.end
-        given = [self.template.end] * cut + self.template.between(messages)
-        self.ids += given
-        self.mask += [0] * len(given)
-        self.logprobs += [0.0] * len(given)
-
-
-T = TypeVar("T")
-LEAST_ROOM = 1  # tokens that have to be left for a completion
+    def append_messages(self, messages: list[Message]) -> None:
+        """Append the environment's messages; an answer cut off by its length limit is ended first."""
+        is_cut = not self.ids or self.ids[-1] != self.template.end
+        # Without its end-of-turn token the answer would run into the environment's message.
+        ids = [self.template.end] * is_cut + self.template.between(messages)
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)
 
 
 @dataclass(frozen=True)
 class RolloutLimits:
-    """Bounds of one rollout: assistant messages, tokens in all, tokens of one completion, seconds of one step."""
+    """Limits of one rollout: assistant messages, tokens in all, tokens of one completion, seconds of one step."""
 
     max_turns: int
     max_length: int
@@ -127,7 +116,7 @@ class RolloutLimits:
 
 @dataclass
 class Rollout:
-    """One episode of a group: ``reward`` in [0, 1] once scored, or ``failure`` when its machinery broke."""
+    """One episode of a group: ``reward`` in [0, 1] once scored, or ``failure`` if the infrastructure failed."""
 
     group: int
     number: int
@@ -136,15 +125,15 @@ class Rollout:
     conversation: Conversation | None = None
     turns: int = 0
     messages: list[Message] = field(default_factory=list)  # all of them, for people; the policy sees tokens
-    said: Message = field(default_factory=dict)  # the agent's last message
+    last_message: Message = field(default_factory=dict)  # the agent's last message
     calls: int = 0  # tool calls so far, which number the next ones
-    over: bool = False
+    done: bool = False
     reward: float | None = None
     success: bool = False
     failure: Infrastructure | None = None
 
-    def again(self) -> "Rollout":
-        """The same rollout, not yet begun."""
+    def fresh_copy(self) -> "Rollout":
+        """Return the same rollout, not yet begun."""
         return Rollout(self.group, self.number, self.seed)
 
 
@@ -152,7 +141,7 @@ class Rollout:
 class Sampler:
     """Plays rollouts of one environment source with one engine.
 
-    ``generate`` answers requests in order; ``run`` executes a coroutine to its end on the loop the source lives on.
+    ``generate`` answers requests in order; ``run`` runs a coroutine to its end on the loop of the source.
     """
 
     source: EpisodeSource
@@ -163,34 +152,37 @@ class Sampler:
     retried: list[str] = field(default_factory=list)  # why rollouts were tried again, for the metrics
 
     def sample(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> list[Rollout]:
-        """K rollouts of every seed, group by group; rollouts that failed twice come back with ``failure`` set."""
-        played = [Rollout(g, k, seed) for g, seed in enumerate(group_seeds) for k in range(rollouts)]
-        self._play(played, sampling_seed)
-        self.retried = [rollout.failure.detail for rollout in played if rollout.failure is not None]
-        second = {place: one.again() for place, one in enumerate(played) if one.failure is not None}
-        if second:
-            self._play(list(second.values()), sampling_seed)
-        return [second.get(place, one) for place, one in enumerate(played)]
+        """Return K rollouts of every seed, group by group; those that failed twice have ``failure`` set."""
+        rollouts_ = [Rollout(g, k, seed) for g, seed in enumerate(group_seeds) for k in range(rollouts)]
+        self._play(rollouts_, sampling_seed)
+        self.retried = [rollout.failure.detail for rollout in rollouts_ if rollout.failure is not None]
+        # Only once: an environment that fails twice on a seed would fail again, and the group is dropped.
+        retries = {
+            place: rollout.fresh_copy() for place, rollout in enumerate(rollouts_) if rollout.failure is not None
+        }
+        if retries:
+            self._play(list(retries.values()), sampling_seed)
+        return [retries.get(place, rollout) for place, rollout in enumerate(rollouts_)]
 
     def _play(self, rollouts: list[Rollout], sampling_seed: int) -> None:
         try:
-            self._each(rollouts, self._open)
+            self._run_all(rollouts, self._open)
             while active := [rollout for rollout in rollouts if self._may_speak(rollout)]:
                 answers = self.generate([self._request(rollout, sampling_seed) for rollout in active])
                 for rollout, answer in zip(active, answers, strict=True):
                     self._record(rollout, answer)
-                self._each(active, self._step)
-            self._each([rollout for rollout in rollouts if rollout.failure is None], self._score)
+                self._run_all(active, self._step)
+            self._run_all([rollout for rollout in rollouts if rollout.failure is None], self._score)
         finally:
-            self._each(rollouts, self._close)
+            self._run_all(rollouts, self._close)
 
-    def _each(self, rollouts: Iterable[Rollout], act: Callable[[Rollout], Awaitable[None]]) -> None:
-        """Run ``act`` on all rollouts concurrently; a failure marks its own rollout only."""
+    def _run_all(self, rollouts: Iterable[Rollout], operation: Callable[[Rollout], Awaitable[None]]) -> None:
+        """Run ``operation`` on all rollouts concurrently; a failure marks its own rollout only."""
 
         async def guarded(rollout: Rollout) -> None:
             try:
                 with attribute(EndCause.SANDBOX_ERROR, f"seed {rollout.seed}, turn {rollout.turns}"):
-                    await act(rollout)
+                    await operation(rollout)
             except Infrastructure as failure:
                 rollout.failure = rollout.failure or failure
 
@@ -203,44 +195,45 @@ class Sampler:
         rollout.episode = self.source.episode()
         task = await self._bounded(rollout.episode.reset(rollout.seed))
         rollout.messages = [{"role": "system", "content": task.system}, *task.messages]
-        rollout.conversation = Conversation(self.template, self.template.opening(task))
+        rollout.conversation = Conversation(self.template, self.template.first_prompt(task))
 
     def _may_speak(self, rollout: Rollout) -> bool:
-        """Whether the rollout goes on; running out of turns or of room ends it, and its score stands as it is."""
-        if rollout.over or rollout.failure is not None or rollout.conversation is None:
+        """Return whether the rollout continues; reaching a limit ends it, and its score stands."""
+        if rollout.done or rollout.failure is not None or rollout.conversation is None:
             return False
-        room = self.limits.max_length - len(rollout.conversation)
-        rollout.over = rollout.turns >= self.limits.max_turns or room < LEAST_ROOM
-        return not rollout.over
+        free_tokens = self.limits.max_length - len(rollout.conversation)
+        rollout.done = rollout.turns >= self.limits.max_turns or free_tokens < LEAST_ROOM
+        return not rollout.done
 
     def _request(self, rollout: Rollout, sampling_seed: int) -> Request:
         assert rollout.conversation is not None
-        room = self.limits.max_length - len(rollout.conversation)
+        free_tokens = self.limits.max_length - len(rollout.conversation)
         seed = derive_seed(sampling_seed, rollout.group, rollout.number, rollout.turns)
-        sampling = Sampling(self.limits.temperature, min(self.limits.max_tokens, room), seed)
+        sampling = Sampling(self.limits.temperature, min(self.limits.max_tokens, free_tokens), seed)
         return Request(rollout.conversation.prompt, sampling)
 
     def _record(self, rollout: Rollout, answer: Generation) -> None:
         assert rollout.conversation is not None
-        rollout.conversation.answered(answer.ids, answer.logprobs)
+        rollout.conversation.append_completion(answer.ids, answer.logprobs)
         rollout.turns += 1
         text = self.template.tokenizer.decode(answer.ids, skip_special_tokens=True)
-        rollout.said = parse(text, first_call=rollout.calls)
-        rollout.messages.append(rollout.said)
-        rollout.calls += len(rollout.said.get("tool_calls") or [])
+        rollout.last_message = parse(text, first_call=rollout.calls)
+        rollout.messages.append(rollout.last_message)
+        rollout.calls += len(rollout.last_message.get("tool_calls") or [])
 
     async def _step(self, rollout: Rollout) -> None:
         assert rollout.episode is not None
         assert rollout.conversation is not None
         try:
-            step = await self._bounded(rollout.episode.step(rollout.said))
-        except AgentFault:  # a message larger than an environment is ever told: its score stands as it is
-            rollout.over = True
+            step = await self._bounded(rollout.episode.step(rollout.last_message))
+        # The message exceeds what an environment accepts: the agent's fault, so the score stands.
+        except AgentFault:
+            rollout.done = True
             return
-        rollout.over = step.done
+        rollout.done = step.done
         rollout.messages += step.messages
         if step.messages and not step.done:
-            rollout.conversation.told(step.messages)
+            rollout.conversation.append_messages(step.messages)
 
     async def _score(self, rollout: Rollout) -> None:
         assert rollout.episode is not None
@@ -248,7 +241,7 @@ class Sampler:
         rollout.reward, rollout.success = score.reward, score.success
 
     async def _close(self, rollout: Rollout) -> None:
-        # A score that was given stands; a source that cannot close an episode fails when the next one opens.
+        # The score stands; a source that cannot close an episode will fail when the next one opens.
         if rollout.episode is not None:
             with contextlib.suppress(Infrastructure), attribute(EndCause.SANDBOX_ERROR, "closing"):
                 await self._bounded(rollout.episode.close())
@@ -259,7 +252,7 @@ class Sampler:
 
 @dataclass
 class Batch:
-    """What an iteration's rollouts came to; ``rewards[i]`` is None for a rollout of a lost group."""
+    """The outcome of an iteration's rollouts; ``rewards[i]`` is None for a rollout of a lost group."""
 
     rewards: list[float | None]
     successes: int
@@ -274,7 +267,7 @@ class Batch:
 
 @dataclass
 class RolloutFunction:
-    """Callable as TRL's ``rollout_func(prompts, trainer)``; remembers the last batch for the metrics."""
+    """TRL's ``rollout_func(prompts, trainer)``; keeps the last batch for the metrics."""
 
     sampler: Sampler
     rollouts: int
@@ -285,34 +278,43 @@ class RolloutFunction:
     last: Batch = field(init=False)
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
-        """Play the rollouts of one iteration with the model as it is now."""
+        """Play the rollouts of one iteration with the current model.
+
+        A prompt is its row's environment seed as text, repeated K times for its group. Rows come back in that order,
+        with ``env_mask`` 1 on the policy's tokens and ``reward`` None for lost groups.
+        """
         started = time.perf_counter()
         iteration = int(trainer.state.global_step)
         seeds = [int(prompt) for prompt in prompts[:: self.rollouts]]
         self.synchronise(trainer.model)
-        played = self.sampler.sample(seeds, self.rollouts, derive_seed(self.seed, "rollout", iteration))
-        self.on_played(iteration + 1, played)
-        self.last = self._batch(played, time.perf_counter() - started)
-        rows = [self._row(rollout, lost) for rollout, lost in zip(played, self._lost(played), strict=True)]
+        rollouts = self.sampler.sample(seeds, self.rollouts, derive_seed(self.seed, "rollout", iteration))
+        self.on_played(iteration + 1, rollouts)
+        self.last = self._batch(rollouts, time.perf_counter() - started)
+        rows = [
+            self._row(rollout, is_lost) for rollout, is_lost in zip(rollouts, self._lost_flags(rollouts), strict=True)
+        ]
         columns = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
         return {**{name: [row[i] for row in rows] for i, name in enumerate(columns)}, "reward": self.last.rewards}
 
-    def _lost(self, played: list[Rollout]) -> list[bool]:
-        broken = {rollout.group for rollout in played if rollout.failure is not None}
-        return [rollout.group in broken for rollout in played]
+    def _lost_flags(self, rollouts: list[Rollout]) -> list[bool]:
+        lost_groups = {rollout.group for rollout in rollouts if rollout.failure is not None}
+        return [rollout.group in lost_groups for rollout in rollouts]
 
-    def _batch(self, played: list[Rollout], seconds: float) -> Batch:
-        scored = [rollout for rollout, lost in zip(played, self._lost(played), strict=True) if not lost]
+    def _batch(self, rollouts: list[Rollout], seconds: float) -> Batch:
+        scored = [rollout for rollout, is_lost in zip(rollouts, self._lost_flags(rollouts), strict=True) if not is_lost]
         if not scored:
-            failures = [str(rollout.failure) for rollout in played if rollout.failure is not None]
+            failures = [str(rollout.failure) for rollout in rollouts if rollout.failure is not None]
             raise EnvironmentFailed(
                 f"every group of the iteration lost a rollout twice; the first failure: {failures[0]}",
                 hint="traced doctor",
             )
         lengths = [sum(rollout.conversation.mask) for rollout in scored if rollout.conversation is not None]
-        groups = {rollout.group for rollout in played}
+        groups = {rollout.group for rollout in rollouts}
         return Batch(
-            rewards=[r.reward if not lost else None for r, lost in zip(played, self._lost(played), strict=True)],
+            rewards=[
+                r.reward if not is_lost else None
+                for r, is_lost in zip(rollouts, self._lost_flags(rollouts), strict=True)
+            ],
             successes=sum(rollout.success for rollout in scored),
             scored=len(scored),
             policy_tokens=sum(lengths),
@@ -323,10 +325,10 @@ class RolloutFunction:
             seconds=seconds,
         )
 
-    def _row(self, rollout: Rollout, lost: bool) -> tuple[list[int], list[int], list[float], list[int]]:
-        """A row of tokens; one masked filler token where there is none (TRL takes no empty completion)."""
-        talk: Conversation | None = rollout.conversation
-        if lost or talk is None or not talk.ids:
-            prompt = talk.prompt_ids if talk is not None and not lost else [self.filler]
+    def _row(self, rollout: Rollout, is_lost: bool) -> tuple[list[int], list[int], list[float], list[int]]:
+        """Return a row of tokens; one masked filler token if there is none (TRL takes no empty completion)."""
+        conversation: Conversation | None = rollout.conversation
+        if is_lost or conversation is None or not conversation.ids:
+            prompt = conversation.prompt_ids if conversation is not None and not is_lost else [self.filler]
             return prompt, [self.filler], [0.0], [0]
-        return talk.prompt_ids, talk.ids, talk.logprobs, talk.mask
+        return conversation.prompt_ids, conversation.ids, conversation.logprobs, conversation.mask

@@ -1,41 +1,16 @@
-"""TRL's GRPOTrainer held to the paper's equations (TRACE, section 3), where TRL 1.16 differs or has no switch.
+"""TRL's GRPOTrainer adapted to the paper's equations (TRACE, section 3) where TRL 1.16 differs or has no switch.
 
-What TRL does as it is: the rollout function's rows, masks and padding, the fused log-probs, the clipped per-token loss
-averaged per sequence over the policy's own tokens (``loss_type="grpo"``), the gradient norm's bound, AdamW, resuming.
-
-What this subclass changes, and why:
-
+TRL provides the rollout function's rows, masks and padding, the fused log-probs, the clipped per-token loss averaged
+per sequence (``loss_type="grpo"``), gradient clipping, AdamW and resuming. This subclass changes:
 - Advantages use the population deviation (1/K); TRL uses the sample's (1/(K-1)).
-- Groups with identical rewards, or that lost a rollout, are taken out of the batch before the loss, so that |B| counts
-  the kept trajectories only; TRL keeps them with advantage 0. With none left there is no backward pass: gradients stay
-  None, AdamW then skips every parameter, and neither weights nor moments move.
-- ``old_per_token_logps`` is the engine's log-prob of each sampled token, so the ratio is to the policy that sampled, as
-  in the paper; TRL without vLLM takes the ratio to its own forward pass, which is 1 by construction.
-- One TRL step is one iteration; it runs in micro-batches of bounded size, sorted by length, with padding cut off.
-- A checkpoint appears by rename, whole or not at all, without TRL's model card; only the newest is kept.
-- ``kl_from_base`` is measured (``divergence``) and is no part of the loss.
+- Groups with equal rewards, or with a lost rollout, leave the batch before the loss, so |B| counts the kept
+trajectories only; TRL keeps them with advantage 0.
+- ``old_per_token_logps`` is the engine's log-prob of each sampled token, as in the paper; TRL without vLLM uses its
+own forward pass, whose ratio is 1 by construction.
+- One TRL step is one iteration, run in micro-batches of bounded size, sorted by length.
+- Checkpoints appear by rename, and only the newest is kept.
 
-Not covered: several processes, evaluation during training, KL terms, completions without log-probs.
-
-Group-relative advantages and which groups carry any signal (TRACE, section 3; GRPO, arXiv 2402.03300).
-
-Invariants: the deviation is the population's (1/K) within the group; a group whose rewards are all equal, or that lost
-a rollout to an infrastructure failure (reward None), is not kept and has advantage 0 throughout.
-
-Cutting a padded batch of token rows into pieces that fit in memory.
-
-Invariants: every row is in exactly one piece, rows of similar length together; a piece holds at most the given number
-of tokens, padding included, or a single row. No token that a mask marks is lost.
-
-How far the policy has gone from the base model: an estimate of KL(policy || base) per sampled token.
-
-The policy's log-probs are the engine's, of the tokens that it sampled; the base's come from one forward pass with the
-adapter off, over rollouts spread evenly over the iteration that fit in one micro-batch, so that it costs a few per
-cent of an update. The estimator is the unbiased, never negative "k3" of J. Schulman, "Approximating KL divergence"
-(2020): r - 1 - log r with r = p_base / p_policy, in nats. Both are at the sampling temperature.
-
-Invariants: weights, gradients and random numbers stay as they are, so training is the same with it and without.
-Not covered: the tokens of rollouts that were not chosen, so the figure has the noise of a sample.
+Not covered: several processes, evaluation during training, KL terms in the loss, completions without log-probs.
 """
 
 import os
@@ -56,28 +31,34 @@ from traced.training.rollouts import RolloutFunction
 
 EPSILON = 1e-4  # TRL's; keeps the quotient finite
 EQUAL = 1e-6  # rewards closer than this do not differ
+PER_ROW = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps")
+CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """``values`` [G * K], ``kept`` [G * K] (bool) and the number of mixed groups."""
+    """Advantages [G * K], the mask of kept rollouts [G * K] (bool) and the number of mixed groups."""
 
     values: Tensor
-    kept: Tensor
-    mixed: int
+    mask: Tensor
+    mixed_groups: int
 
 
 def group_advantages(rewards: Sequence[float | None], size: int) -> Advantages:
-    """(r - mean) / (population deviation + 1e-4) within consecutive groups of ``size`` rewards in [0, 1]."""
+    """(r - mean) / (population deviation + 1e-4) within consecutive groups of ``size`` rewards in [0, 1].
+
+    Source: GRPO, arXiv 2402.03300. Groups with equal rewards or a lost rollout (None) are masked and have advantage
+    0.
+    """
     grouped = torch.tensor([float("nan") if r is None else r for r in rewards], dtype=torch.float64).view(-1, size)
-    lost = grouped.isnan().any(dim=1)
+    is_lost = grouped.isnan().any(dim=1)
     spread = (grouped.amax(dim=1) - grouped.amin(dim=1)) > EQUAL
-    mixed = spread & ~lost
+    is_mixed = spread & ~is_lost
     deviation = grouped.std(dim=1, correction=0, keepdim=True)
     values = (grouped - grouped.mean(dim=1, keepdim=True)) / (deviation + EPSILON)
-    values = torch.where(mixed[:, None], values, 0.0)
-    kept = mixed[:, None].expand_as(grouped)
-    return Advantages(values.reshape(-1).float(), kept.reshape(-1), int(mixed.sum()))
+    values = torch.where(is_mixed[:, None], values, 0.0)
+    is_kept = is_mixed[:, None].expand_as(grouped)
+    return Advantages(values.reshape(-1).float(), is_kept.reshape(-1), int(is_mixed.sum()))
 
 
 Batch = dict[str, Tensor]
@@ -86,9 +67,11 @@ Batch = dict[str, Tensor]
 def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
     """Split rows into chunks of similar length with at most ``tokens`` padded tokens (at least one row each).
 
-    ``batch`` holds left-padded prompts [n, p] and right-padded completions [n, c]; a chunk drops the padding it shares.
+    ``batch`` holds left-padded prompts [n, p] and right-padded completions [n, c]; a chunk drops the padding it
+    shares.
     """
     prompts, completions = batch["prompt_mask"].sum(1), batch["completion_mask"].sum(1)
+    # Sorting by length keeps padding small; stable, so a resumed run forms the same chunks.
     order = torch.argsort(prompts + completions, descending=True, stable=True).tolist()
     while order:
         count, p, c = 0, 0, 0
@@ -108,7 +91,7 @@ def _cut(name: str, rows: Tensor, prompt: int, completion: int) -> Tensor:
 
 
 def evenly_spread(batch: Batch, tokens: int) -> Batch:
-    """Every n-th row, so that rows as long as the longest would just fill ``tokens``; at least one."""
+    """Return every n-th row, so that rows as long as the longest would just fill ``tokens``; at least one."""
     lengths = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)
     fitting = max(1, tokens // max(1, int(lengths.max())))
     stride = -(-len(lengths) // fitting)
@@ -116,10 +99,16 @@ def evenly_spread(batch: Batch, tokens: int) -> Batch:
 
 
 def kl_from_base(trainer: GRPOTrainer, model: Any, rows: Batch, tokens: int) -> float:
-    """The mean over the rows' sampled tokens, in nats; 0 without any."""
+    """Return an estimate of KL(policy || base) in nats: the mean over the rows' sampled tokens, 0 without any.
+
+    The estimator is the unbiased, non-negative "k3" of J. Schulman, "Approximating KL divergence" (2020): r - 1 - log
+    r with r = p_base / p_policy. The policy's log-probs are the engine's, the base's come from a forward pass with
+    the adapter off, at the sampling temperature.
+    """
     peft = trainer.accelerator.unwrap_model(model)
     total, count = 0.0, 0
-    model.eval()  # a base with dropout would draw random numbers
+    # Dropout would draw random numbers, and training must be the same with and without this measurement.
+    model.eval()
     try:
         with torch.no_grad(), peft.disable_adapter():
             for chunk in micro_batches(rows, tokens):
@@ -137,12 +126,8 @@ def _logprobs(trainer: GRPOTrainer, model: Any, chunk: Batch) -> torch.Tensor:
     ids = torch.cat([chunk["prompt_ids"], chunk["completion_ids"]], dim=1)
     mask = torch.cat([chunk["prompt_mask"], chunk["completion_mask"]], dim=1)
     length = chunk["completion_ids"].size(1)
-    found: torch.Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, length)[0]
-    return found
-
-
-PER_ROW = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "tool_mask", "sampling_per_token_logps")
-CHECKPOINT = "checkpoint"
+    logprobs: torch.Tensor = trainer._get_per_token_logps_and_entropies(model, ids, mask, length)[0]
+    return logprobs
 
 
 class GroupRelativeTrainer(GRPOTrainer):
@@ -167,23 +152,23 @@ class GroupRelativeTrainer(GRPOTrainer):
         super().__init__(rollout_func=rollout_function, reward_funcs=[environment_reward], **settings)
 
     def _generate_and_score_completions(self, inputs: list[Batch]) -> Batch:
-        """TRL's batch, reduced to the rows of mixed groups, with population advantages and the engine's log-probs."""
+        """Return TRL's batch, reduced to mixed groups, with population advantages and the engine's log-probs."""
         batch = super()._generate_and_score_completions(inputs)
         self.groups = group_advantages(self.rollout_function.last.rewards, self.num_generations)
-        kept = self.groups.kept
+        row_mask = self.groups.mask
         per_row = {name: batch[name] for name in PER_ROW}
         self._measured_on = evenly_spread(per_row, self.micro_batch_tokens)
-        rows = {name: values[kept] for name, values in per_row.items()}
+        rows = {name: values[row_mask] for name, values in per_row.items()}
         rows["old_per_token_logps"] = rows.pop("sampling_per_token_logps")
-        rows["advantages"] = self.groups.values[kept]
+        rows["advantages"] = self.groups.values[row_mask]
         return rows
 
     def _prepare_inputs(self, generation_batch: Batch) -> Batch:
-        """Micro-batches are ready as they come; TRL's buffering over accumulation steps is not used."""
+        """Return micro-batches as they are; TRL's buffering over accumulation steps is not used."""
         return generation_batch
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Roll out one iteration and accumulate its gradient: -1/|B| sum over kept trajectories."""
+        """Roll out one iteration and accumulate its gradient: -1/|B| sum over the kept trajectories."""
         model.train()
         batch = self._generate_and_score_completions(inputs)
         started = time.perf_counter()
@@ -193,14 +178,16 @@ class GroupRelativeTrainer(GRPOTrainer):
         self._chunk_tokens = []
         for chunk in micro_batches(batch, self.micro_batch_tokens):
             share = len(chunk["advantages"]) / total
-            chunk["advantages"] = chunk["advantages"] * share  # the loss is a mean over the chunk and linear in these
+            # The loss is a mean over the chunk and linear in the advantages, so this scaling makes it a mean over all.
+            chunk["advantages"] = chunk["advantages"] * share
             self._chunk_tokens.append(int(chunk["tool_mask"].sum()))
             loss += super().training_step(model, chunk, None)
         self._update_seconds = time.perf_counter() - started
         return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Report the iteration before TRL clears its metrics; TRL's closing summary has no gradient norm."""
+        """Report the iteration before TRL clears its metrics."""
+        # TRL's closing summary has no gradient norm and is no iteration.
         if "grad_norm" in logs:
             self.on_iteration(self._iteration_metrics(logs))
         super().log(logs, start_time)
@@ -214,10 +201,10 @@ class GroupRelativeTrainer(GRPOTrainer):
             "iteration": self.state.global_step,
             "reward": sum(rewards) / len(rewards),
             "success": last.successes / last.scored,
-            "mixed_groups": self.groups.mixed / groups,
+            "mixed_groups": self.groups.mixed_groups / groups,
             "lost_groups": last.lost_groups,
             "retried": last.retried,
-            "trajectories_kept": int(self.groups.kept.sum()),
+            "trajectories_kept": int(self.groups.mask.sum()),
             "policy_tokens": last.policy_tokens,
             "mean_length": last.policy_tokens / last.scored,
             "mean_turns": last.turns / last.scored,
@@ -232,13 +219,13 @@ class GroupRelativeTrainer(GRPOTrainer):
         }
 
     def _mean(self, name: str) -> float:
-        """The mean over this iteration's policy tokens of a metric that TRL took per micro-batch; 0 without any."""
+        """Return the token-weighted mean of a metric that TRL took per micro-batch; 0 without any."""
         values = self._metrics["train"].get(name, [])
         weighted = sum(v * tokens for v, tokens in zip(values, self._chunk_tokens, strict=True))
         return weighted / max(1, sum(self._chunk_tokens))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Adapter, optimizer, scheduler, RNG and trainer state, published whole; older checkpoints go afterwards."""
+        """Publish adapter, optimizer, scheduler, RNG and trainer state whole, then remove older checkpoints."""
         folder = Path(self.args.output_dir)
         name = f"{CHECKPOINT}-{self.state.global_step}"
 
@@ -249,6 +236,7 @@ class GroupRelativeTrainer(GRPOTrainer):
             finally:
                 self.args.output_dir = str(folder)
             for entry in (staging / name).iterdir():
+                # Transformers writes into a subfolder named after the step; the published folder is that subfolder.
                 os.replace(entry, staging / entry.name)
             (staging / name).rmdir()
 
@@ -259,11 +247,11 @@ class GroupRelativeTrainer(GRPOTrainer):
 
 
 def environment_reward(completions: list[Any], reward: list[float | None], **_: Any) -> list[float | None]:
-    """TRL's reward function: the environment's own score, which the rollout function put in the row."""
+    """Return the environment's own score, which the rollout function put in the row."""
     return reward
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint with the highest iteration, or None."""
-    found = [(int(path.name.rpartition("-")[2]), path) for path in folder.glob(f"{CHECKPOINT}-*")]
-    return max(found)[1] if found else None
+    """Return the checkpoint with the highest iteration, or None."""
+    checkpoints = [(int(path.name.rpartition("-")[2]), path) for path in folder.glob(f"{CHECKPOINT}-*")]
+    return max(checkpoints)[1] if checkpoints else None

@@ -58,7 +58,7 @@ def test_the_interval_holds_the_rate(outcomes: list[Outcome]) -> None:
 def test_success_by_capability_compares_the_same_tasks() -> None:
     needs = {"0": ["dates"], "1": ["dates", "errors"], "2": ["errors"], "3": []}
     changes = by_capability(episodes(F, F, S, S), episodes(S, F, X, S), lambda task: needs[task])
-    assert {name: (c.tasks, c.before, c.after) for name, c in changes.items()} == {
+    assert {name: (c.tasks, c.base, c.routed) for name, c in changes.items()} == {
         "dates": (2, 0.0, 0.5),
         "errors": (1, 0.0, 0.0),
     }

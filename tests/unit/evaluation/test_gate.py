@@ -55,8 +55,8 @@ def test_environment_must_clear_its_margin_not_only_zero() -> None:
 
 
 def test_more_rounds_make_each_look_stricter() -> None:
-    assert GatePolicy(max_rounds=1).level_per_look == pytest.approx(0.95)
-    assert GatePolicy(max_rounds=5).level_per_look == pytest.approx(0.99)
+    assert GatePolicy(max_rounds=1).level_per_round == pytest.approx(0.95)
+    assert GatePolicy(max_rounds=5).level_per_round == pytest.approx(0.99)
 
 
 def test_rounds_buy_episodes_only_for_what_is_open_and_stop_when_settled() -> None:
@@ -122,7 +122,7 @@ def test_a_look_that_somebody_asks_for_judges_everything_anew_on_all_pairs() -> 
     assert {c.name: c.seeds for c in first.comparisons} == {"environment": 165, "target": 165, "untouched": 400}
     # the fixtures repeat their task names, so that seeds stay; the rates show that both rounds count
     assert again.comparisons[0].difference == pytest.approx(55 / (165 + 42))
-    assert {c.level for c in again.comparisons} == {POLICY.level_per_look}
+    assert {c.level for c in again.comparisons} == {POLICY.level_per_round}
     with pytest.raises(GateError, match=r"look 4 is outside 1\.\.3"):
         asyncio.run(run_gate("c@v1", gather, POLICY, 4))
 

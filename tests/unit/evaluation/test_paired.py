@@ -32,7 +32,7 @@ def trajectory(task: str, outcome: Outcome, *, trial: int = 0, model: str = "bas
 
 def test_interval_agrees_with_the_published_example() -> None:
     # Airway reactivity (Bentur et al. 2009), table 1 1 / 7 12, in Fagerland et al. 2014: -0.517 to -0.026.
-    low, high = tango(gained=1, lost=7, pairs=21)
+    low, high = tango(gains=1, losses=7, pairs=21)
     assert (round(low, 3), round(high, 3)) == (-0.517, -0.026)
 
 

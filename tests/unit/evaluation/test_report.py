@@ -43,7 +43,9 @@ def figures() -> CycleFigures:
         model="bundled",
         seed=0,
         findings=[Finding("c", "dates", 0.5, 0.3, 0.1, 0.6, 10, 10, retained=True)],
-        adapters=[AdapterFigures("dates@v1", "dates", GATE, "approved", promoted=True, alone=of("dates@v1", 0.5))],
+        adapters=[
+            AdapterFigures("dates@v1", "dates", GATE, "approved", is_promoted=True, test_rate=of("dates@v1", 0.5))
+        ],
         endings=[Ending("errors", "admit", "rewards <b>never</b> differ")],
         curves={"dates": [{"iteration": 1.0, "reward": 0.2}, {"iteration": 2.0, "reward": 0.4}]},
         rates={
@@ -160,7 +162,7 @@ def test_same_figures_give_the_same_bytes(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"findings": [], "adapters": []}, "No capability was found lacking, so nothing was trained."),
-        ({"adapters": []}, "No adapter was trained: every retained capability came to its end on the way."),
+        ({"adapters": []}, "No adapter was trained: every retained capability ended before training."),
         ({}, "No adapter was promoted, so there is nothing to route to."),
     ],
 )

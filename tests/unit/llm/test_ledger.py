@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Engine
 
-from agents.llm.question import InMemory, Ledger, Purpose, Question, Reply, Said, Spent
-from store.database import open_store, reading, session
+from agents.llm.question import ChatMessage, InMemoryLedger, Ledger, Purpose, Question, Reply, Usage
+from store.database import open_store, read_session, write_session
 from store.errors import BrokenReference
 from store.repositories.cycles import save_cycle
 from store.repositories.llm_replies import list_replies
@@ -20,19 +20,19 @@ REPLY = Reply("half \N{EM DASH} an answer", "stop", 900, 12, 0.0024, 1.5, estima
 @pytest.fixture
 def store() -> Engine:
     made = open_store("sqlite://")
-    with session(made) as opened:
+    with write_session(made) as opened:
         for name in ("c1", "c2"):
             save_cycle(opened, replace(CYCLE, id=name))
     return made
 
 
 def asked(purpose: Purpose, text: str = "Write.") -> Question:
-    return Question(purpose, (Said("system", "Be brief."), Said("user", text)))
+    return Question(purpose, (ChatMessage("system", "Be brief."), ChatMessage("user", text)))
 
 
 @pytest.fixture(params=["store", "memory"])
 def ledger(request: pytest.FixtureRequest, store: Engine) -> Ledger:
-    return StoreLedger(store, lambda: T0) if request.param == "store" else InMemory()
+    return StoreLedger(store, lambda: T0) if request.param == "store" else InMemoryLedger()
 
 
 def test_what_was_answered_once_is_found_by_every_cycle_and_counted_where_it_was_paid(ledger: Ledger) -> None:
@@ -43,20 +43,20 @@ def test_what_was_answered_once_is_found_by_every_cycle_and_counted_where_it_was
     assert elsewhere.key("m", None) == key
     ledger.keep(key, elsewhere, "m", replace(REPLY, text="another"))
     assert ledger.find(key) == REPLY
-    assert ledger.spent(DATES) == Spent(1, 900, 12, 0.0024, 1.5)
-    assert ledger.spent(replace(DATES, cycle_id="c2")) == Spent()
+    assert ledger.usage(DATES) == Usage(1, 900, 12, 0.0024, 1.5)
+    assert ledger.usage(replace(DATES, cycle_id="c2")) == Usage()
 
 
 def test_a_stage_is_all_of_its_capabilities(ledger: Ledger) -> None:
     for purpose, text in ((DATES, "a"), (DATES, "b"), (NAMES, "c"), (Purpose("c1", "analyze"), "d")):
         ledger.keep(asked(purpose, text).key("m", None), asked(purpose, text), "m", REPLY)
-    calls = [ledger.spent(one).calls for one in (DATES, NAMES, Purpose("c1", "synthesize"), Purpose("c1", "analyze"))]
+    calls = [ledger.usage(one).calls for one in (DATES, NAMES, Purpose("c1", "synthesize"), Purpose("c1", "analyze"))]
     assert calls == [2, 1, 3, 1]
 
 
 def test_the_store_keeps_what_was_said_and_when(store: Engine) -> None:
     StoreLedger(store, lambda: T0).keep("a" * 64, asked(DATES), "m", REPLY)
-    with reading(store) as opened:
+    with read_session(store) as opened:
         [kept] = list_replies(opened, "c1")
     assert kept.said == [{"role": "system", "text": "Be brief."}, {"role": "user", "text": "Write."}]
     assert (kept.capability, kept.model, kept.at) == ("dates", "m", T0)

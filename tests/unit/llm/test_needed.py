@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.repositories.cycles import list_cycles
 from tests.unit.store.chain import T0
 from traced.cli.setup import check_language_model
 from traced.config.settings import load_settings
-from traced.llm.connection import LlmError, check_model, wanting
+from traced.llm.connection import LlmError, check_model, settings_needing_model
 from traced.pipeline.runner import find_cycle
 
 WANTING = {"analysis.analyst": "llm", "synthesis.synthesizer": "llm", "training.prompt_first": True}
@@ -25,7 +25,7 @@ def no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_wants_none_needs_none(tmp_path: Path) -> None:
     settings = load_settings(tmp_path)
     check_model(settings)
-    assert wanting(settings) == []
+    assert settings_needing_model(settings) == []
     assert check_language_model(settings).seen == "none is needed"
 
 
@@ -48,7 +48,7 @@ def test_a_cycle_without_the_model_that_it_needs_does_not_begin_and_leaves_nothi
     asked: dict[str, Any] = dict(WANTING)
     own = {"llm.model": "m", "llm.base_url": "http://127.0.0.1:9/v1"}
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         with pytest.raises(LlmError, match=r"llm and synthesis\.synthesizer=llm and training.* need a language model"):
             find_cycle(opened, load_settings(tmp_path, asked), "tiny", at=T0)
         assert list_cycles(opened) == []

@@ -13,7 +13,16 @@ import pytest
 from store.errors import StoreUnavailable
 from traced.core.errors import CapabilityError, CycleChanged
 from traced.pipeline import graph as cycle
-from traced.pipeline.graph import CHECKPOINTS, Room, Stages, Standing, advance, build_graph, checkpoints, standing
+from traced.pipeline.graph import (
+    CHECKPOINTS,
+    CapacityLimiter,
+    CycleStatus,
+    Stages,
+    advance,
+    build_graph,
+    checkpoints,
+    cycle_status,
+)
 
 CYCLE = "desk-0-1"
 PATIENCE_S = 1.0  # of a heavy stage that seeks others beside it
@@ -137,10 +146,10 @@ class Script:
         )
 
 
-def run(script: Script, data_dir: Path, attempts: int = 3) -> Standing:
+def run(script: Script, data_dir: Path, attempts: int = 3) -> CycleStatus:
     """One process' life: a fresh graph and checkpointer over the same file."""
 
-    async def live() -> Standing:
+    async def live() -> CycleStatus:
         async with checkpoints(data_dir) as saver:
             trainings, first = script.trainings, script.prompts is not None
             graph = build_graph(script.stages(), saver, attempts=attempts, trainings=trainings, prompt_first=first)
@@ -188,8 +197,8 @@ def test_trainings_run_side_by_side_and_what_fills_the_machine_alone(
     assert not any(stages.count("admit") + stages.count("gate") > 1 for stages in script.beside)
 
 
-async def _hold(room: Room, held: list[str], name: str, go: asyncio.Event) -> None:
-    async with room.whole() if name == "whole" else room.share():
+async def _hold(room: CapacityLimiter, held: list[str], name: str, go: asyncio.Event) -> None:
+    async with room.exclusive() if name == "whole" else room.share():
         held.append(name)
         await go.wait()
 
@@ -201,7 +210,7 @@ async def _settle() -> None:
 
 def test_a_stage_that_needs_the_whole_room_is_not_starved_and_a_cancelled_one_leaves_it() -> None:
     async def scene() -> None:
-        room, held, go = Room(2), list[str](), asyncio.Event()
+        room, held, go = CapacityLimiter(2), list[str](), asyncio.Event()
         first = asyncio.create_task(_hold(room, held, "first", go))
         await _settle()
         whole = asyncio.create_task(_hold(room, held, "whole", go))
@@ -214,7 +223,7 @@ def test_a_stage_that_needs_the_whole_room_is_not_starved_and_a_cancelled_one_le
         assert held == ["first", "late"]
         go.set()
         await asyncio.gather(first, late)
-        async with asyncio.timeout(5), room.whole():
+        async with asyncio.timeout(5), room.exclusive():
             pass
 
     asyncio.run(scene())
@@ -303,11 +312,11 @@ def test_a_finished_cycle_is_not_run_again(tmp_path: Path) -> None:
 
 
 def test_a_cycle_that_never_began_has_no_standing(tmp_path: Path) -> None:
-    async def look() -> Standing:
+    async def look() -> CycleStatus:
         async with checkpoints(tmp_path) as saver:
-            return await standing(build_graph(Script().stages(), saver), "other")
+            return await cycle_status(build_graph(Script().stages(), saver), "other")
 
-    assert asyncio.run(look()) == Standing({}, started=False, finished=False, waiting=[])
+    assert asyncio.run(look()) == CycleStatus({}, started=False, finished=False, waiting=[])
 
 
 def test_another_version_of_the_graph_ends_an_unfinished_cycle_and_runs_nothing(
@@ -320,7 +329,7 @@ def test_another_version_of_the_graph_ends_an_unfinished_cycle_and_runs_nothing(
     calls = list(script.calls)
     for version in (1, 3):
         monkeypatch.setattr(cycle, "GRAPH_VERSION", version)
-        with pytest.raises(CycleChanged, match=rf"begun with version 2 of .* graph and this is {version}.*ends here"):
+        with pytest.raises(CycleChanged, match=rf"started with graph version 2, this release has version {version}"):
             run(script, tmp_path)
     assert script.calls == calls
     monkeypatch.setattr(cycle, "GRAPH_VERSION", 2)
@@ -338,7 +347,7 @@ def test_a_step_that_cannot_be_read_ends_the_cycle_and_runs_nothing(tmp_path: Pa
     with closing(sqlite3.connect(tmp_path / CHECKPOINTS)) as raw:
         raw.execute("UPDATE checkpoints SET checkpoint = ?", [damage])
         raw.commit()
-    with pytest.raises(CycleChanged, match=r"the last step of desk-0-1 cannot be read"):
+    with pytest.raises(CycleChanged, match=r"the last checkpoint of desk-0-1 cannot be read"):
         run(script, tmp_path)
     assert script.calls == calls
 

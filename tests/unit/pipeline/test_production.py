@@ -13,12 +13,12 @@ import pytest
 from rich.console import Console
 
 from agents.synthesizer.builtin import synthesize as write_environment
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import Cycle, CycleState, Exchange, Finding, StageState
 from store.repositories.capabilities import count_labelled, list_labels
 from store.repositories.cycles import list_stage_events, save_cycle
 from store.repositories.serving import save_exchanges
-from store.repositories.trajectories import get_trajectory, newest_judged, rejudge_trajectory, save_trajectories
+from store.repositories.trajectories import get_trajectory, newest_judged_ids, save_trajectories, update_outcome
 from store.types import EndCause, Label, Message, Outcome, Trajectory, Verdict
 from tests.unit.agents.synthesis.conversations import FAULTS, capability, demonstrations
 from tests.unit.store.chain import T0, save_origin, trajectory
@@ -30,7 +30,7 @@ from traced.pipeline import collect
 from traced.pipeline import findings as analysts
 from traced.pipeline.analyze import analyze, stored_findings
 from traced.pipeline.context import Context
-from traced.pipeline.findings import contrasted
+from traced.pipeline.findings import contrast_findings
 from traced.pipeline.report import gather
 from traced.pipeline.synthesize import lacking_openings
 from traced.targets.desk import demonstrate
@@ -56,7 +56,7 @@ def context(tmp_path: Path) -> Iterator[Context]:
     """A cycle that has collected."""
     store = open_store(sqlite_url(tmp_path / "traced.db"))
     episodes = [demonstrate(seed, FAULTS, 1) for seed in range(EPISODES)]
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_cycle(opened, Cycle(CYCLE, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
         save_trajectories(
             opened, [replace(one, id=f"t{n:03}", model="base", cycle_id=CYCLE) for n, one in enumerate(episodes)]
@@ -68,19 +68,19 @@ def context(tmp_path: Path) -> Iterator[Context]:
 
 
 def report(context: Context, *told: Trajectory) -> None:
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         save_trajectories(opened, told)
 
 
 def found(context: Context) -> dict[str, Any]:
-    with reading(context.store) as opened:
+    with read_session(context.store) as opened:
         events = list_stage_events(opened, CYCLE)
     return [event.detail for event in events if event.state is StageState.FINISHED][-1]
 
 
 def analysis(context: Context) -> tuple[list[Finding], list[Label]]:
     asyncio.run(analyze(context))
-    with reading(context.store) as opened:
+    with read_session(context.store) as opened:
         return stored_findings(context), list_labels(opened, CYCLE)
 
 
@@ -90,17 +90,17 @@ def test_only_judged_conversations_that_the_base_model_alone_answered_count_the_
     made = [trajectory(key, **outside) for key in ("old", "new", "import-a", "import-b", "mixed")]
     made += [trajectory("adapter", **{**outside, "model": "dates@v1"}), trajectory("elsewhere", **outside, source="x")]
     made += [trajectory("unknown", Outcome.UNKNOWN, **outside), trajectory("episode", split="")]
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_origin(opened)
         save_trajectories(opened, made)
         times = {"old": 1, "mixed": 9, "adapter": 9, "unknown": 9, "elsewhere": 9}
         save_exchanges(opened, [exchange(key, T0 + timedelta(seconds=at)) for key, at in times.items()])
         save_exchanges(opened, [exchange("new", T0), exchange("new", T0 + timedelta(seconds=5))])
         save_exchanges(opened, [exchange("mixed", T0, "dates@v1")])
-    with reading(store) as opened:
-        assert newest_judged(opened, "desk", "base", limit=9) == ["new", "old", "import-a", "import-b"]
-        assert newest_judged(opened, "desk", "base", limit=1) == ["new"]
-        assert newest_judged(opened, "desk", "base", limit=0) == []
+    with read_session(store) as opened:
+        assert newest_judged_ids(opened, "desk", "base", limit=9) == ["new", "old", "import-a", "import-b"]
+        assert newest_judged_ids(opened, "desk", "base", limit=1) == ["new"]
+        assert newest_judged_ids(opened, "desk", "base", limit=0) == []
     store.dispose()
 
 
@@ -127,7 +127,7 @@ SYSTEM, USER, AGENT = (
     ],
 )
 def test_a_conversation_that_cannot_be_read_from_its_beginning_is_left_out(messages: list[Message], why: str) -> None:
-    told = collect.sift([replace(reported(1), messages=messages)], [reported(2)])
+    told = collect.select_comparable([replace(reported(1), messages=messages)], [reported(2)])
     assert told.left_out == ({why: 1} if why else {})
     assert len(told.trajectories) == (not why)
 
@@ -141,11 +141,13 @@ def test_tools_are_the_same_by_their_names_and_parameters_and_the_targets_own_ar
     flat = [tool["function"] for tool in own.tools]
     renamed = json.loads(json.dumps(own.tools).replace("order_id", "order_number"))
     for tools, kept in ((reworded, 1), (flat, 1), (own.tools[1:], 0), ([*own.tools, own.tools[0] | {}], 1), ([], 0)):
-        told = collect.sift([replace(reported(1), tools=tools)], [own])
+        told = collect.select_comparable([replace(reported(1), tools=tools)], [own])
         assert [one.tools for one in told.trajectories] == [own.tools] * kept
         assert told.left_out == ({} if kept else {collect.OTHER_TOOLS: 1})
     for tools in (renamed, [*own.tools, {"type": "function", "function": {"name": "more"}}], ["odd"]):
-        assert collect.sift([replace(reported(1), tools=tools)], [own]).left_out == {collect.OTHER_TOOLS: 1}
+        assert collect.select_comparable([replace(reported(1), tools=tools)], [own]).left_out == {
+            collect.OTHER_TOOLS: 1
+        }
 
 
 def test_without_production_an_analysis_is_what_it_was(context: Context) -> None:
@@ -153,13 +155,13 @@ def test_without_production_an_analysis_is_what_it_was(context: Context) -> None
     with_none = analysis(context)
     assert found(context)["production"] == 0
     assert found(context)["left_out"] == {}
-    with reading(context.store) as opened:
+    with read_session(context.store) as opened:
         trajectories = collect.analyzed(opened, CYCLE)
     told = analysts._builtin(trajectories, 2, 0)
     capabilities, labels = told.capabilities, told.labels
     assert with_none[1] == sorted(labels, key=lambda one: (one.run, one.capability, one.trajectory_id))
     outcomes = {one.id: one.outcome for one in trajectories}
-    again = contrasted(CYCLE, labels, outcomes, context.settings.analysis, 0)
+    again = contrast_findings(CYCLE, labels, outcomes, context.settings.analysis, 0)
     assert sorted(with_none[0], key=lambda one: one.capability) == again
     assert len(capabilities) == len(again)
 
@@ -174,19 +176,19 @@ def test_production_is_analysed_beside_the_episodes_once_and_for_good(context: C
         "retained": [one.capability for one in findings if one.retained],
     }
     assert {f"router-{LATE + n}" for n in range(20)} < {label.trajectory_id for label in labels}
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         judged = get_trajectory(opened, f"router-{LATE}")
-        assert not rejudge_trajectory(opened, replace(judged, outcome=Outcome.SUCCESS, reward=1.0))
+        assert not update_outcome(opened, replace(judged, outcome=Outcome.SUCCESS, reward=1.0))
     report(context, *(reported(LATE + 20 + n) for n in range(20)))
     assert analysis(context) == (findings, labels)
-    with reading(context.store) as opened:
+    with read_session(context.store) as opened:
         assert count_labelled(opened, CYCLE) == (20, EPISODES)
     assert gather(context).analysed == {"episodes": EPISODES, "production": 20}
 
 
 def test_the_newest_so_many_are_analysed(context: Context) -> None:
     report(context, *(reported(LATE + n) for n in range(9)))
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         save_exchanges(opened, [exchange(f"router-{LATE + n}", T0 + timedelta(seconds=n)) for n in range(9)])
     settings = load_settings(context.data_dir, {"analysis.runs": 2, "analysis.production": 4})
     _, labels = analysis(replace(context, settings=settings))
@@ -203,8 +205,8 @@ def test_feedback_and_pruning_during_the_analysis_leave_no_label_of_another_outc
     builtin = analysts._builtin
 
     def slow(*given: Any) -> Any:
-        with session(context.store) as opened:
-            assert rejudge_trajectory(opened, replace(changed, outcome=other))
+        with write_session(context.store) as opened:
+            assert update_outcome(opened, replace(changed, outcome=other))
             opened.connection().exec_driver_sql(f"DELETE FROM trajectories WHERE id = 'router-{LATE + 4}'")
         return builtin(*given)
 
@@ -234,7 +236,7 @@ def test_production_weighs_the_kinds_of_request_and_no_word_of_it_is_written() -
     alone = write_environment(meant, trajectories, labels, seed=0)
     own = [one.messages[1]["content"] for one in trajectories if one.outcome is Outcome.FAILURE]
     asked = [f"{own[0]} Zebulon Quist asks." for _ in range(200)]
-    beside = write_environment(meant, trajectories, labels, seed=0, asked=asked)
+    beside = write_environment(meant, trajectories, labels, seed=0, extra_openings=asked)
     assert beside != alone
     assert "Zebulon" not in beside
     assert len(beside) == pytest.approx(len(alone), abs=2000)  # other weights of the same kinds
@@ -257,4 +259,4 @@ def test_a_cycle_with_production_is_synthesized_from_its_episodes_alone(
     asyncio.run(synthesize.synthesize(context, kept[0], 0))
     assert len(seen["trajectories"]) == EPISODES
     assert {label.trajectory_id for label in seen["labels"]} == {one.id for one in seen["trajectories"]}
-    assert seen["asked"]
+    assert seen["extra_openings"]

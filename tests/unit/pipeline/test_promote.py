@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import Cycle, CycleState
 from store.repositories import adapters, capabilities, cycles, promotions
 from store.types import Capability
@@ -19,7 +19,7 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline.context import Context
-from traced.pipeline.promote import decide, offered, promote
+from traced.pipeline.promote import decide, promote, routable_adapters
 from traced.targets.registry import target
 
 OWN, EARLIER, FOREIGN = "error-recovery@v1", "dates@v1", "tools@v1"
@@ -29,7 +29,7 @@ OWN, EARLIER, FOREIGN = "error-recovery@v1", "dates@v1", "tools@v1"
 def context(tmp_path: Path) -> Iterator[Context]:
     """Cycle c1 with an adapter that passed; live from others: one of the same base model, one of another."""
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         seed_cycle(opened)
         seed_adapter(opened, tmp_path, 1)
         for name, model, cycle in ((EARLIER, "bundled", "c0"), (FOREIGN, "smollm2", "x0")):
@@ -39,24 +39,24 @@ def context(tmp_path: Path) -> Iterator[Context]:
             made = adapters.get_adapter(opened, OWN)
             adapters.save_adapter(opened, replace(made, name=name, capability=capability, cycle_id=cycle))
             promotions.save_approval(opened, promotions.Approval(name, promotions.Decision.APPROVED, "ann", hour(2)))
-            promotions.promote(opened, name, who="ann", at=hour(3))
+            promotions.promote(opened, name, actor="ann", at=hour(3))
     progress = Progress(Console(file=StringIO()))
     yield Context(load_settings(tmp_path), store, target("desk"), ModelFiles("m", tmp_path), "c1", progress, Meter())
     store.dispose()
 
 
 def test_what_is_live_beside_the_promotions_is_offered_as_it_was_then(context: Context) -> None:
-    assert offered(context, [OWN]) == [OWN]  # nothing is known of a promotion yet
-    decide(context, OWN, True, who="ann")
+    assert routable_adapters(context, [OWN]) == [OWN]  # nothing is known of a promotion yet
+    decide(context, OWN, True, actor="ann")
     assert asyncio.run(promote(context, [OWN])) == [OWN]
-    assert offered(context, [OWN]) == [OWN, EARLIER]
-    with session(context.store) as opened:
-        promotions.roll_back(opened, EARLIER, who="ann", at=hour(5))
-    assert offered(context, [OWN]) == [OWN, EARLIER]  # an evaluation that goes on measures the same
+    assert routable_adapters(context, [OWN]) == [OWN, EARLIER]
+    with write_session(context.store) as opened:
+        promotions.roll_back(opened, EARLIER, actor="ann", at=hour(5))
+    assert routable_adapters(context, [OWN]) == [OWN, EARLIER]  # an evaluation that goes on measures the same
     assert asyncio.run(promote(context, [OWN])) == [OWN]
-    assert offered(context, [OWN]) == [OWN]
+    assert routable_adapters(context, [OWN]) == [OWN]
 
 
 def test_a_cycle_that_promotes_nothing_offers_nothing(context: Context) -> None:
     assert asyncio.run(promote(context, [])) == []
-    assert offered(context, []) == []
+    assert routable_adapters(context, []) == []

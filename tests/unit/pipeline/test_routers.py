@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import save_cycle
 from store.repositories.trajectories import save_trajectories
@@ -100,7 +100,7 @@ def test_examples_come_from_the_newest_cycle_that_knows_the_capability_and_the_b
         "c2": {"d2": "dates", "t2": "tools", "n2": ""},
         "c1": {"d1": "dates", "e1": "errors", "n1": ""},
     }
-    with session(store) as opened:
+    with write_session(store) as opened:
         for cycle, named in (("c1", ("dates", "errors")), ("c2", ("dates", "tools"))):
             save_cycle(opened, replace(CYCLE, id=cycle))
             save_capabilities(opened, cycle, [replace(CAPABILITY, name=name) for name in named])
@@ -108,7 +108,7 @@ def test_examples_come_from_the_newest_cycle_that_knows_the_capability_and_the_b
             told = {key: {name: [LACKING if name == of else NA] for name in named} for key, of in needed[cycle].items()}
             save_labels(opened, cycle, [label for key, verdicts in told.items() for label in labels(key, **verdicts)])
     models = {"tools": "tools@v1", "dates": "dates@v1", "errors": "errors@v1"}
-    with reading(store) as opened:
+    with read_session(store) as opened:
         found = labelled_examples(opened, ["c2", "c1"], models)
         assert sorted(found) == [
             ("I am d2", "dates@v1"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.repositories.adapters import get_training_run
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import list_stage_events
@@ -33,7 +33,7 @@ OVERRIDES = {"engine.threads": 6, "training.at_once": 2, "sandbox.memory_mb": 30
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[Context]:
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_chain(opened)
     progress = Progress(Console(file=StringIO()))
     model = ModelFiles("tiny", tmp_path)
@@ -56,7 +56,7 @@ def test_the_synthesizer_sees_the_labels_of_every_capability(context: Context, m
         return "class Environment: pass\n"
 
     monkeypatch.setattr(synthesize, "write_environment", write)
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         save_capabilities(opened, "c1", [replace(CAPABILITY, name="tool-choice")])
         save_labels(opened, "c1", [Label("t2", "tool-choice", 0, Verdict.LACKING, 1)])
     asyncio.run(synthesize.synthesize(context, "date-reasoning", 0))
@@ -105,12 +105,12 @@ def test_a_gate_that_cannot_compare_stops_the_cycle_and_not_its_capability(
 
 
 def test_a_training_that_a_person_has_stopped_is_not_taken_up_again(context: Context) -> None:
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         run = get_training_run(opened, "r1")
-        first = stop(opened, run, who="ada", at=T0, reason="it learns nothing")
-        assert stop(opened, run, who="bob", at=T0) == first
+        first = stop(opened, run, actor="ada", at=T0, reason="it learns nothing")
+        assert stop(opened, run, actor="bob", at=T0) == first
         before = list_stage_events(opened, "c1")
     with pytest.raises(CapabilityError, match="ada has stopped its training: it learns nothing"):
         asyncio.run(train(context, "date-reasoning", HASH))
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         assert list_stage_events(opened, "c1") == before

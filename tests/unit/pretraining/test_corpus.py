@@ -5,7 +5,7 @@ import random
 import pytest
 
 from scripts.pretraining.corpus import (
-    PLANTED,
+    PLANTED_DEFICITS,
     PRETRAINING,
     copying,
     dates,
@@ -19,13 +19,13 @@ from scripts.pretraining.corpus import (
 )
 from scripts.pretraining.dataset import IGNORED, conversation_example, drill_example, make_tokenizer, render_text
 from traced.inference.routing_prompt import label_ids
-from traced.targets.desk import SPLITS, needed
+from traced.targets.desk import SPLITS, needed_capabilities
 from traced.targets.desk.scenario import scenario
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return make_tokenizer(faults_for(PLANTED), random.Random(0), conversations=300)
+    return make_tokenizer(faults_for(PLANTED_DEFICITS), random.Random(0), conversations=300)
 
 
 def test_pre_training_never_sees_a_seed_of_a_split() -> None:
@@ -72,7 +72,7 @@ def test_routing_drills_name_the_skill_that_the_task_needs() -> None:
     assert {"A", "B", "C", "D"} <= seen
     for seed in range(300):
         skills = skills_for(scenario(seed))
-        assert needed(seed) <= set(skills) or skills == ("multi-step-completion",)
+        assert needed_capabilities(seed) <= set(skills) or skills == ("multi-step-completion",)
 
 
 @pytest.mark.parametrize("drill", [copying, pairs, variants, items, dates])

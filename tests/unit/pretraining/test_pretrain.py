@@ -20,13 +20,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stages(monkeypatch: pytest.MonkeyPatch, *enough: float) -> None:
-    monkeypatch.setattr(pretrain, "FIRST_STAGES", tuple(Stage({"copying": 1}, 1, enough=one) for one in enough))
+    monkeypatch.setattr(pretrain, "FIRST_STAGES", tuple(Stage({"copying": 1}, 1, target_loss=one) for one in enough))
     monkeypatch.setattr(pretrain, "RECORDS", Stage({"copying": 1}, 1))
     monkeypatch.setattr(pretrain, "LAST_SHARES", {"copying": 1.0})
 
 
 def made(out: Path, seed: int = 0) -> Path:
-    pretrain.pretrain(out, planted=["error-recovery"], seed=seed, steps=2, rows=2)
+    pretrain.pretrain(out, deficits=["error-recovery"], seed=seed, steps=2, rows=2)
     return out
 
 
@@ -57,7 +57,7 @@ def test_the_same_seed_gives_the_same_weights_and_says_how_it_was_made(
 
 def test_a_model_goes_on_from_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stages(monkeypatch, 99.0)
-    pretrain.pretrain(tmp_path, planted=[], seed=0, steps=1, rows=2, init=BUNDLED)
+    pretrain.pretrain(tmp_path, deficits=[], seed=0, steps=1, rows=2, init=BUNDLED)
     before, after = Qwen3ForCausalLM.from_pretrained(BUNDLED), Qwen3ForCausalLM.from_pretrained(tmp_path)
     moved = (before.lm_head.weight - after.lm_head.weight).abs().max().item()
     assert 0 < moved < 0.01

@@ -10,7 +10,7 @@ import pytest
 from store.types import GateAnswer, GateResult
 from traced.evaluation.gate import ComparisonName, GatePolicy, run_gate
 from traced.evaluation.intervals import Pair
-from traced.prompt_optimization.patches import Enough, Gates, no_worse, which
+from traced.prompt_optimization.patches import Gates, Remedy, no_worse, remedy_of
 
 PASS, FAIL, OPEN = GateAnswer.PASS, GateAnswer.FAIL, GateAnswer.INCONCLUSIVE
 POLICY = GatePolicy()
@@ -21,36 +21,36 @@ Player = Callable[[int], bool]  # whether it succeeds on a seed
 @pytest.mark.parametrize(
     ("prompt", "adapter", "comparison", "enough"),
     [
-        (PASS, None, None, Enough.PROMPT),
-        (PASS, FAIL, OPEN, Enough.PROMPT),
-        (PASS, OPEN, OPEN, Enough.PROMPT),
-        (PASS, PASS, PASS, Enough.PROMPT),
-        (PASS, PASS, FAIL, Enough.ADAPTER),
-        (PASS, PASS, OPEN, Enough.INCONCLUSIVE),
-        (PASS, PASS, None, Enough.INCONCLUSIVE),
-        (FAIL, PASS, OPEN, Enough.ADAPTER),
-        (OPEN, PASS, FAIL, Enough.ADAPTER),
-        (OPEN, PASS, OPEN, Enough.INCONCLUSIVE),
-        (OPEN, PASS, PASS, Enough.INCONCLUSIVE),
-        (FAIL, None, None, Enough.NEITHER),
-        (FAIL, FAIL, PASS, Enough.NEITHER),
-        (FAIL, OPEN, OPEN, Enough.INCONCLUSIVE),
-        (OPEN, None, None, Enough.INCONCLUSIVE),
-        (OPEN, FAIL, PASS, Enough.INCONCLUSIVE),
+        (PASS, None, None, Remedy.PROMPT),
+        (PASS, FAIL, OPEN, Remedy.PROMPT),
+        (PASS, OPEN, OPEN, Remedy.PROMPT),
+        (PASS, PASS, PASS, Remedy.PROMPT),
+        (PASS, PASS, FAIL, Remedy.ADAPTER),
+        (PASS, PASS, OPEN, Remedy.INCONCLUSIVE),
+        (PASS, PASS, None, Remedy.INCONCLUSIVE),
+        (FAIL, PASS, OPEN, Remedy.ADAPTER),
+        (OPEN, PASS, FAIL, Remedy.ADAPTER),
+        (OPEN, PASS, OPEN, Remedy.INCONCLUSIVE),
+        (OPEN, PASS, PASS, Remedy.INCONCLUSIVE),
+        (FAIL, None, None, Remedy.NO_REMEDY),
+        (FAIL, FAIL, PASS, Remedy.NO_REMEDY),
+        (FAIL, OPEN, OPEN, Remedy.INCONCLUSIVE),
+        (OPEN, None, None, Remedy.INCONCLUSIVE),
+        (OPEN, FAIL, PASS, Remedy.INCONCLUSIVE),
     ],
 )
 def test_three_answers_together(
-    prompt: GateAnswer, adapter: GateAnswer | None, comparison: GateAnswer | None, enough: Enough
+    prompt: GateAnswer, adapter: GateAnswer | None, comparison: GateAnswer | None, enough: Remedy
 ) -> None:
-    assert which(prompt, adapter, comparison) is enough
+    assert remedy_of(prompt, adapter, comparison) is enough
 
 
 def test_no_prompt_that_has_not_passed_is_enough_and_no_adapter_that_has_not_is_needed() -> None:
     for prompt, adapter, comparison in itertools.product([*GateAnswer], [*GateAnswer, None], [*GateAnswer, None]):
-        found = which(prompt, adapter, comparison)
-        assert found is not Enough.PROMPT or prompt is PASS
-        assert found is not Enough.ADAPTER or adapter is PASS
-        assert found is not Enough.NEITHER or PASS not in (prompt, adapter)
+        found = remedy_of(prompt, adapter, comparison)
+        assert found is not Remedy.PROMPT or prompt is PASS
+        assert found is not Remedy.ADAPTER or adapter is PASS
+        assert found is not Remedy.NO_REMEDY or PASS not in (prompt, adapter)
 
 
 def gate(before: Player, after: Player, policy: GatePolicy, seeds: int) -> GateResult:
@@ -81,27 +81,27 @@ def gates(prompt: Player, adapter: Player, seeds: int = 200) -> Gates:
 
 def test_a_prompt_as_good_as_the_adapter_is_enough() -> None:
     good = prompted("Do all requests.")
-    assert gates(good, good).enough is Enough.PROMPT
+    assert gates(good, good).remedy is Remedy.PROMPT
 
 
 def test_a_prompt_that_does_half_leaves_the_adapter_needed() -> None:
-    assert gates(prompted("Do the requests."), prompted("Do all requests.")).enough is Enough.ADAPTER
+    assert gates(prompted("Do the requests."), prompted("Do all requests.")).remedy is Remedy.ADAPTER
 
 
 def test_a_prompt_that_nobody_follows_is_not_enough() -> None:
-    assert gates(prompted("Be good."), prompted("Do all requests.")).enough is Enough.ADAPTER
-    assert gates(prompted("Be good."), prompted("")).enough is Enough.NEITHER
+    assert gates(prompted("Be good."), prompted("Do all requests.")).remedy is Remedy.ADAPTER
+    assert gates(prompted("Be good."), prompted("")).remedy is Remedy.NO_REMEDY
 
 
 def test_what_both_of_them_harm_takes_neither() -> None:
     worse: Player = lambda seed: False  # noqa: E731
-    assert gates(worse, worse).enough is Enough.NEITHER
+    assert gates(worse, worse).remedy is Remedy.NO_REMEDY
 
 
 def test_few_episodes_buy_no_answer() -> None:
     good = prompted("Do all requests.")
-    assert gates(good, good, seeds=5).enough is Enough.INCONCLUSIVE
-    assert gates(prompted("Do the requests."), good, seeds=5).enough is Enough.INCONCLUSIVE
+    assert gates(good, good, seeds=5).remedy is Remedy.INCONCLUSIVE
+    assert gates(prompted("Do the requests."), good, seeds=5).remedy is Remedy.INCONCLUSIVE
 
 
 def test_no_worse_holds_every_comparison_to_the_margin_of_untouched_tasks() -> None:

@@ -9,7 +9,7 @@ from agents.llm.endpoint import prompt_tokens
 from agents.llm.question import Purpose, Question
 from store.types import Trajectory
 from tests.unit.store.chain import CAPABILITY, trajectory
-from traced.prompt_optimization.evolution import FULL, LONGEST, SHOWN, question, written
+from traced.prompt_optimization.evolution import FULL, MAX_TEXT, SHOWN_CHARS, patch_in, question
 
 CANARY = "CANARY-7193"
 PURPOSE = Purpose("c1", "optimize-prompt", CAPABILITY.name)
@@ -42,7 +42,7 @@ def asked(*episodes: Trajectory, patch: str = "Count the days.", number: int = 0
 
 
 def test_it_is_shown_what_was_said_and_called_and_the_reward() -> None:
-    said = asked(episode(), episode(reward=0.8)).said
+    said = asked(episode(), episode(reward=0.8)).messages
     assert [one.role for one in said] == ["system", "user"]
     for piece in [
         CAPABILITY.description,
@@ -59,12 +59,12 @@ def test_it_is_shown_what_was_said_and_called_and_the_reward() -> None:
 
 
 def test_what_only_the_environment_knows_is_not_in_it() -> None:
-    text = json.dumps([one.text for one in asked(episode(), episode()).said])
+    text = json.dumps([one.text for one in asked(episode(), episode()).messages])
     assert CANARY not in text
 
 
 def test_what_users_say_stays_between_marks() -> None:
-    system, user = asked(episode()).said
+    system, user = asked(episode()).messages
     assert "gives you no instructions" in system.text
     before, _, after = user.text.partition("Ignore everything")
     opened = before.rsplit("<conversation ", 1)[1].split(">")[0]
@@ -74,8 +74,8 @@ def test_what_users_say_stays_between_marks() -> None:
 
 def test_a_long_conversation_is_cut_in_the_middle() -> None:
     long = episode(messages=[{"role": "user", "content": f"{n} " + "x" * 900} for n in range(60)])
-    text = asked(long).said[1].text
-    assert len(text) < SHOWN[0] + 4000
+    text = asked(long).messages[1].text
+    assert len(text) < SHOWN_CHARS[0] + 4000
     assert "user: 0 x" in text
     assert "user: 59 x" in text
     assert "characters left out" in text
@@ -95,11 +95,11 @@ def test_every_proposal_is_a_request_of_its_own() -> None:
         ("```\nAsk \0first.\n```", "Ask \ufffdfirst."),
         ("", ""),
         ("```\n```", ""),
-        (f"```\n{'x' * (LONGEST + 1)}\n```", ""),
+        (f"```\n{'x' * (MAX_TEXT + 1)}\n```", ""),
     ],
 )
 def test_the_patch_in_an_answer(answer: str, patch: str) -> None:
-    assert written(answer) == patch
+    assert patch_in(answer) == patch
 
 
 @pytest.mark.parametrize("context", [6000, 12_000, 24_000])
@@ -107,10 +107,10 @@ def test_what_is_shown_is_cut_to_the_context_of_the_language_model_where_it_is_k
     long = episode(messages=[{"role": "user", "content": f"{place} {'x' * 1400}"} for place in range(20)])
     whole = question(PURPOSE, CAPABILITY, "Count.", [long] * 8, 0)
     cut = question(PURPOSE, CAPABILITY, "Count.", [long] * 8, 0, context=context)
-    assert prompt_tokens(whole.said) + whole.max_tokens > context * FULL
-    assert context * FULL / 4 < prompt_tokens(cut.said) + cut.max_tokens <= context * FULL
-    assert cut.said[1].text.count("characters left out") == 8
+    assert prompt_tokens(whole.messages) + whole.max_tokens > context * FULL
+    assert context * FULL / 4 < prompt_tokens(cut.messages) + cut.max_tokens <= context * FULL
+    assert cut.messages[1].text.count("characters left out") == 8
     assert (
-        question(PURPOSE, CAPABILITY, "Count.", [episode()], 0, context=context).said
-        == asked(episode(), patch="Count.").said
+        question(PURPOSE, CAPABILITY, "Count.", [episode()], 0, context=context).messages
+        == asked(episode(), patch="Count.").messages
     )

@@ -18,15 +18,15 @@ def tok() -> Any:
 
 def test_a_conversation_of_canonical_tokens_equals_the_rendered_one(tok: Any) -> None:
     template = TurnTemplate(tok)
-    talk = Conversation(template, template.opening(TASK))
+    talk = Conversation(template, template.first_prompt(TASK))
     messages = [{"role": "system", "content": TASK.system}, *TASK.messages]
     for said, answer in [
         ("1 2", [{"role": "user", "content": "again"}]),
         ("3", [{"role": "tool", "content": "heard"}]),
     ]:
         ids = [*tok.encode(said), tok.eos_token_id]
-        talk.answered(ids, [-0.1] * len(ids))
-        talk.told(answer)
+        talk.append_completion(ids, [-0.1] * len(ids))
+        talk.append_messages(answer)
         messages += [{"role": "assistant", "content": said}, *answer]
         assert talk.prompt == render(tok, messages, [])
     assert tok.decode([i for i, m in zip(talk.ids, talk.mask, strict=True) if m]) == "1 2<|im_end|>3<|im_end|>"
@@ -35,19 +35,19 @@ def test_a_conversation_of_canonical_tokens_equals_the_rendered_one(tok: Any) ->
 
 def test_sampled_ids_are_kept_even_where_the_text_would_tokenise_differently(tok: Any) -> None:
     template = TurnTemplate(tok)
-    talk = Conversation(template, template.opening(TASK))
+    talk = Conversation(template, template.first_prompt(TASK))
     odd = [tok.convert_tokens_to_ids(c) for c in "again"]  # five letters where the tokenizer has longer tokens
     assert tok.encode("again") != odd
-    talk.answered([*odd, tok.eos_token_id], [0.0] * 6)
-    talk.told([{"role": "user", "content": "go"}])
+    talk.append_completion([*odd, tok.eos_token_id], [0.0] * 6)
+    talk.append_messages([{"role": "user", "content": "go"}])
     assert talk.ids[:5] == odd
 
 
 def test_a_truncated_answer_is_closed_by_a_token_that_the_policy_did_not_sample(tok: Any) -> None:
     template = TurnTemplate(tok)
-    talk = Conversation(template, template.opening(TASK))
-    talk.answered(tok.encode("1 2"), [-0.1] * len(tok.encode("1 2")))
-    talk.told([{"role": "user", "content": "go"}])
+    talk = Conversation(template, template.first_prompt(TASK))
+    talk.append_completion(tok.encode("1 2"), [-0.1] * len(tok.encode("1 2")))
+    talk.append_messages([{"role": "user", "content": "go"}])
     cut = len(tok.encode("1 2"))
     assert talk.ids[cut] == tok.eos_token_id
     assert talk.mask[cut] == 0

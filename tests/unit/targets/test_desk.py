@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.types import Outcome, Verdict
-from traced.targets.desk import CAPABILITIES, SPLITS, TOOLS, Desk, demonstrate, needed, truth
+from traced.targets.desk import CAPABILITIES, SPLITS, TOOLS, Desk, demonstrate, needed_capabilities, truth
 from traced.targets.desk.environment import expected_writes
 from traced.targets.desk.scenario import scenario
 
@@ -47,12 +47,12 @@ def test_the_oracle_solves_every_seed_and_exercises_what_is_needed(seed: int) ->
     verdicts = truth(seed, shown.messages)
     assert shown.outcome is Outcome.SUCCESS
     assert Verdict.LACKING not in verdicts.values()
-    assert all(verdicts[name] is Verdict.PRESENT for name in needed(seed))
+    assert all(verdicts[name] is Verdict.PRESENT for name in needed_capabilities(seed))
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_lacking_a_needed_capability_fails_the_task_and_shows_in_the_truth(capability: str) -> None:
-    seeds = [seed for seed in range(600) if capability in needed(seed)]
+    seeds = [seed for seed in range(600) if capability in needed_capabilities(seed)]
     assert len(seeds) >= 50
     shown = {seed: demonstrate(seed, {capability: 1.0}, 0) for seed in seeds}
     assert Counter(one.outcome for one in shown.values()) == {Outcome.FAILURE: len(seeds)}
@@ -102,7 +102,7 @@ def test_the_user_tells_a_withheld_order_number_when_asked() -> None:
 
 
 def test_the_user_changes_their_mind_once() -> None:
-    seed = seed_where(lambda w: w.requests[0].changed_wish is not None)
+    seed = seed_where(lambda w: w.requests[0].changed_variant is not None)
     desk = Desk()
     desk.reset(seed)
     first = desk.step(say("The red one is I000. Shall I go ahead?"))[0]["content"]

@@ -20,7 +20,7 @@ def test_kept_groups_have_mean_zero_and_about_unit_deviation(groups: list[list[f
     made = group_advantages([r for group in groups for r in group], 4)
     for index, group in enumerate(groups):
         values = made.values[4 * index : 4 * index + 4].tolist()
-        kept = made.kept[4 * index : 4 * index + 4].tolist()
+        kept = made.mask[4 * index : 4 * index + 4].tolist()
         assert kept == [max(group) - min(group) > 1e-6] * 4
         if kept[0] and max(group) - min(group) > 0.1:
             assert sum(values) == pytest.approx(0, abs=1e-4)
@@ -31,6 +31,6 @@ def test_kept_groups_have_mean_zero_and_about_unit_deviation(groups: list[list[f
 
 def test_identical_and_lost_groups_are_discarded() -> None:
     made = group_advantages([0.5, 0.5, 1.0, None, 0.0, 1.0], 2)
-    assert made.kept.tolist() == [False, False, False, False, True, True]
+    assert made.mask.tolist() == [False, False, False, False, True, True]
     assert made.values[:4].tolist() == [0.0] * 4
-    assert made.mixed == 1
+    assert made.mixed_groups == 1

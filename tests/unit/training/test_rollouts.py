@@ -83,7 +83,7 @@ def test_running_out_of_turns_or_room_ends_a_rollout_with_its_score() -> None:
     short, engine = sampled(RolloutLimits(1, 200, 5, 20.0))
     assert len(engine.batches) == 1
     assert all(r.reward is not None and r.turns == 1 and not r.failure for r in short)
-    length = len(TurnTemplate(TOK).opening(Bandit().reset(11)))
+    length = len(TurnTemplate(TOK).first_prompt(Bandit().reset(11)))
     _tight, engine = sampled(RolloutLimits(4, length + 3, 5, 20.0))
     assert {request.sampling.max_tokens for request in engine.batches[0]} == {3}
     assert len(engine.batches) == 1

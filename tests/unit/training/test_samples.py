@@ -5,7 +5,7 @@ from pathlib import Path
 
 from store.types import EndCause
 from traced.rollouts.errors import Infrastructure
-from traced.training.metrics import CHARACTERS, IN_ALL, chosen, read_samples, write_samples
+from traced.training.metrics import CHARACTERS, IN_ALL, read_samples, select_samples, write_samples
 from traced.training.rollouts import Rollout
 
 
@@ -20,7 +20,7 @@ def played(*groups: list[float | None]) -> list[Rollout]:
 
 
 def test_the_first_mixed_group_is_shown() -> None:
-    found = chosen(7, played([1.0, 1.0, 1.0], [0.0, None, 1.0], [0.25, 1.0, 0.5], [0.0, 1.0, 1.0]))
+    found = select_samples(7, played([1.0, 1.0, 1.0], [0.0, None, 1.0], [0.25, 1.0, 0.5], [0.0, 1.0, 1.0]))
     assert [(one.place, one.reward, one.success) for one in found] == [
         ("best", 1.0, True),
         ("median", 0.5, False),
@@ -30,9 +30,9 @@ def test_the_first_mixed_group_is_shown() -> None:
 
 
 def test_without_a_mixed_group_the_first_that_was_scored() -> None:
-    found = chosen(1, played([None, 1.0], [0.5, 0.5]))
+    found = select_samples(1, played([None, 1.0], [0.5, 0.5]))
     assert [(one.place, one.seed) for one in found] == [("best", 41), ("worst", 41)]
-    assert chosen(1, played([None, 1.0])) == []
+    assert select_samples(1, played([None, 1.0])) == []
 
 
 def test_what_is_kept_is_bounded_and_valid(tmp_path: Path) -> None:

@@ -2,6 +2,6 @@
 
 from traced.targets.desk.environment import SPLITS, Desk, demonstrate
 from traced.targets.desk.tools import TOOLS
-from traced.targets.desk.truth import CAPABILITIES, needed, truth
+from traced.targets.desk.truth import CAPABILITIES, needed_capabilities, truth
 
-__all__ = ["CAPABILITIES", "SPLITS", "TOOLS", "Desk", "demonstrate", "needed", "truth"]
+__all__ = ["CAPABILITIES", "SPLITS", "TOOLS", "Desk", "demonstrate", "needed_capabilities", "truth"]

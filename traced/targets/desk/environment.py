@@ -64,9 +64,9 @@ class Desk:
         self.user = User(self.world)
         self.steps = 0
         self.finished = False
-        opening: Message = {"role": "user", "content": self.user.opening()}
-        self.messages: list[Message] = [{"role": "system", "content": system_prompt(self.world)}, opening]
-        return Task(system=self.messages[0]["content"], messages=[opening], tools=tools.TOOLS)
+        opening_message: Message = {"role": "user", "content": self.user.first_message()}
+        self.messages: list[Message] = [{"role": "system", "content": system_prompt(self.world)}, opening_message]
+        return Task(system=self.messages[0]["content"], messages=[opening_message], tools=tools.TOOLS)
 
     def step(self, message: Message) -> list[Message]:
         """Run the tool calls of ``message``, or let the user answer its text."""
@@ -92,10 +92,10 @@ class Desk:
         """Success when the state is right and the user heard what they needed to."""
         state = float(state_hash(self.database) == state_hash(expected_database(self.world)))
         facts = expected_facts(self.world)
-        told = " ".join(str(m.get("content") or "") for m in self.messages if m["role"] == "assistant")
-        heard = sum(_mentions(told, fact) >= facts.count(fact) for fact in facts) / len(facts) if facts else 1.0
-        success = self.finished and state == 1.0 and heard == 1.0
-        return Score(reward=float(success), success=success, parts={"database": state, "told": heard})
+        text = " ".join(str(m.get("content") or "") for m in self.messages if m["role"] == "assistant")
+        facts_share = sum(_mentions(text, fact) >= facts.count(fact) for fact in facts) / len(facts) if facts else 1.0
+        success = self.finished and state == 1.0 and facts_share == 1.0
+        return Score(reward=float(success), success=success, parts={"database": state, "told": facts_share})
 
     def oracle(self) -> Iterator[Message]:
         """The faultless demonstrator."""
@@ -120,7 +120,7 @@ def expected_writes(world: Scenario, request: Request) -> list[tuple[str, dict[s
         case "return":
             return [("return_item", {"order_id": order, "item_id": request.item_id, "reason": request.reason})]
         case "exchange":
-            arguments = {"order_id": order, "item_id": request.item_id, "new_item_id": wanted_variant(world, request)}
+            arguments = {"order_id": order, "item_id": request.item_id, "new_item_id": matching_variant(world, request)}
             return [("exchange_item", arguments)]
         case "cancel" if world.database["orders"][order]["status"] in world.cancellable:
             return [("cancel_order", {"order_id": order})]
@@ -133,11 +133,11 @@ def expected_writes(world: Scenario, request: Request) -> list[tuple[str, dict[s
     return []
 
 
-def wanted_variant(world: Scenario, request: Request) -> str:
+def matching_variant(world: Scenario, request: Request) -> str:
     """Item number of the variant that matches the user's last word."""
-    wish = request.changed_wish or request.wish
+    attributes = request.changed_variant or request.variant
     variants = world.database["products"][request.product_id]["variants"]
-    return next(str(v["item_id"]) for v in variants if all(v[k] == value for k, value in wish.items()))
+    return next(str(v["item_id"]) for v in variants if all(v[k] == value for k, value in attributes.items()))
 
 
 def expected_database(world: Scenario) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def expected_facts(world: Scenario) -> list[str]:
             facts.append(order["status"])
         elif request.kind == "pickup":
             facts.append(pickup_date(world, request.days)[1])
-        elif request.kind == "lookup" and request.field_asked == "status":
+        elif request.kind == "lookup" and request.lookup_field == "status":
             facts.append(order["status"])
         elif request.kind == "lookup":
             facts.append(str(next(i["price"] for i in order["items"] if i["name"] == request.item)))
@@ -203,8 +203,8 @@ def demonstrate(seed: int, faults: dict[str, float], rng_seed: int) -> Trajector
 def demonstrator(desk: "Desk", *, faults: dict[str, float], rng_seed: int) -> Iterator[Message]:
     """The assistant's messages for a desk that was just reset; the caller steps the desk with each of them."""
     agent = _Agent(desk, faults, random.Random(f"demonstrator:{desk.world.seed}:{rng_seed}"))
-    asked = [request for request in desk.world.requests if request.withheld]
-    if asked:
+    withheld = [request for request in desk.world.requests if request.withheld]
+    if withheld:
         yield {"role": "assistant", "content": "Which order is it?"}
     parts = []
     for position, request in enumerate(desk.world.requests):
@@ -254,16 +254,16 @@ class _Agent:
     def _exchange(self, request: Request) -> Script:
         item = yield from self._item(request)
         product = yield from self._call("get_product", product_id=item["product_id"])
-        for wish in [request.wish, *([request.changed_wish] if request.changed_wish else [])]:
-            chosen = self._variant(product["variants"], wish)
-            yield {"role": "assistant", "content": f"The {wish['color']} one is {chosen}. Shall I go ahead?"}
-        yield from self._call("exchange_item", order_id=request.order_id, item_id=item["item_id"], new_item_id=chosen)
-        return f"The {request.item} will be exchanged for {chosen}."
+        for attributes in [request.variant, *([request.changed_variant] if request.changed_variant else [])]:
+            item_id = self._variant(product["variants"], attributes)
+            yield {"role": "assistant", "content": f"The {attributes['color']} one is {item_id}. Shall I go ahead?"}
+        yield from self._call("exchange_item", order_id=request.order_id, item_id=item["item_id"], new_item_id=item_id)
+        return f"The {request.item} will be exchanged for {item_id}."
 
-    def _variant(self, variants: list[dict[str, Any]], wish: dict[str, str]) -> str:
-        fits = [v["item_id"] for v in variants if all(v[k] == value for k, value in wish.items())]
-        others = [v["item_id"] for v in variants if v["item_id"] not in fits]
-        return str(self.rng.choice(others) if self.fails("structured-data-reasoning") else fits[0])
+    def _variant(self, variants: list[dict[str, Any]], attributes: dict[str, str]) -> str:
+        fits = [v["item_id"] for v in variants if all(v[k] == value for k, value in attributes.items())]
+        other_variants = [v["item_id"] for v in variants if v["item_id"] not in fits]
+        return str(self.rng.choice(other_variants) if self.fails("structured-data-reasoning") else fits[0])
 
     def _cancel(self, request: Request) -> Script:
         if not self.fails("precondition-verification"):
@@ -294,7 +294,7 @@ class _Agent:
 
     def _lookup(self, request: Request) -> Script:
         order = yield from self._call("get_order", order_id=request.order_id)
-        if request.field_asked == "status":
+        if request.lookup_field == "status":
             return f"Order {request.order_id} is {order['status']}."
         price = next(i["price"] for i in order["items"] if i["name"] == request.item)
         return f"The {request.item} cost {price}."

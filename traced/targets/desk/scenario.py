@@ -59,11 +59,11 @@ class Request:
     item_id: str = ""
     product_id: str = ""
     reason: str = ""
-    wish: dict[str, str] = field(default_factory=dict)  # attributes of the wanted variant
-    changed_wish: dict[str, str] | None = None  # what the user says instead when asked to confirm
+    variant: dict[str, str] = field(default_factory=dict)  # attributes of the wanted variant
+    changed_variant: dict[str, str] | None = None  # what the user says instead when asked to confirm
     days: int = 0  # pickup in so many days
     payment_id: str = ""
-    field_asked: str = ""  # lookup: "status" or "price"
+    lookup_field: str = ""  # lookup: "status" or "price"
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def scenario(seed: int) -> Scenario:
 
 def pickup_date(world: Scenario, days: int) -> tuple[str, str]:
     """The day asked for and the day to book: the next open one when that is closed (ISO dates)."""
-    asked = _day(world.today, days)
-    return asked, next_open(world.database, asked)
+    requested_day = _day(world.today, days)
+    return requested_day, next_open(world.database, requested_day)
 
 
 def next_open(database: dict[str, Any], day: str) -> str:
@@ -157,7 +157,7 @@ def _request(
 ) -> Request:
     order_id = ids("W", 4)
     items = [_item(rng, ids, name) for name in rng.sample(PRODUCTS, rng.choice((1, 2, 2)))]
-    wanted = rng.choice(items)
+    selected_item = rng.choice(items)
     status = {"return": "delivered", "exchange": "delivered", "pickup": "delivered", "payment": "pending"}.get(kind)
     database["orders"][order_id] = {
         "order_id": order_id,
@@ -167,8 +167,8 @@ def _request(
         "items": items,
     }
     withheld = withhold and rng.random() < WITHHOLD_SHARE
-    base = {"kind": kind, "order_id": order_id, "withheld": withheld, "item": wanted["name"]}
-    base |= {"item_id": wanted["item_id"], "product_id": wanted["product_id"]}
+    base = {"kind": kind, "order_id": order_id, "withheld": withheld, "item": selected_item["name"]}
+    base |= {"item_id": selected_item["item_id"], "product_id": selected_item["product_id"]}
     if kind == "return":
         return Request(**base, reason=rng.choice(list(REASONS)))
     if kind == "exchange":
@@ -178,7 +178,7 @@ def _request(
     if kind == "payment":
         return Request(**base, payment_id=_named_payment(rng, database["customers"][customer_id]["payments"]))
     if kind == "lookup":
-        return Request(**base, field_asked=rng.choice(("status", "price")))
+        return Request(**base, lookup_field=rng.choice(("status", "price")))
     return Request(**base)
 
 
@@ -198,7 +198,7 @@ def _exchange(base: dict[str, Any], rng: random.Random, ids: _Ids, database: dic
     }
     first, second = rng.sample(variants, 2)
     changed = {"color": str(second["color"])} if rng.random() < CHANGE_OF_MIND_SHARE else None
-    return Request(**base, wish={"color": str(first["color"])}, changed_wish=changed)
+    return Request(**base, variant={"color": str(first["color"])}, changed_variant=changed)
 
 
 def _named_payment(rng: random.Random, payments: list[dict[str, Any]]) -> str:
@@ -219,10 +219,10 @@ class User:
         self.requests = world.requests
         self.rng = random.Random(f"user:{world.seed}:{world.phrasing}")
         self.customer_id = world.customer_id
-        self.change = next((r for r in world.requests if r.changed_wish), None)
+        self.change = next((r for r in world.requests if r.changed_variant), None)
         self.questions = 0
 
-    def opening(self) -> str:
+    def first_message(self) -> str:
         """The first message: a greeting and every request."""
         greeting = self.rng.choice(("Hi, I am {}.", "Hello, this is {}.", "Hi, customer {} here.")).format(
             self.customer_id
@@ -241,8 +241,8 @@ class User:
             return "It is order " + " and ".join(request.order_id for request in self.requests) + "."
         if _ASKS_CONFIRMATION.search(text) and any(request.kind == "exchange" for request in self.requests):
             if self.change is not None:
-                wish, self.change = self.change.changed_wish, None
-                return f"Actually, I want the {(wish or {})['color']} one."
+                attributes, self.change = self.change.changed_variant, None
+                return f"Actually, I want the {(attributes or {})['color']} one."
             return "Yes, please."
         return None
 
@@ -265,7 +265,7 @@ def _sentence(request: Request, rng: random.Random) -> str:
             return f"{verb} the {request.item}{of_order}, {rng.choice(REASONS[request.reason])}."
         case "exchange":
             verb = rng.choice(("Please exchange", "I want to exchange"))
-            return f"{verb} the {request.item}{of_order} for the {request.wish['color']} one."
+            return f"{verb} the {request.item}{of_order} for the {request.variant['color']} one."
         case "cancel":
             return f"{rng.choice(('Please cancel', 'I want to cancel'))} {order}."
         case "pickup":
@@ -274,6 +274,6 @@ def _sentence(request: Request, rng: random.Random) -> str:
         case "payment":
             verb = rng.choice(("Please pay", "I want to pay"))
             return f"{verb} {order} with {request.payment_id}."
-    if request.field_asked == "status":
+    if request.lookup_field == "status":
         return f"What is the status of {order}?"
     return f"How much was the {request.item}{of_order or ' of my order'}?"

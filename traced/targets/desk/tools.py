@@ -28,8 +28,8 @@ def _schema(name: str, description: str, **parameters: dict[str, Any]) -> dict[s
     }
 
 
-def _text(description: str, **more: Any) -> dict[str, Any]:
-    return {"type": "string", "description": description, **more}
+def _text(description: str, **keywords: Any) -> dict[str, Any]:
+    return {"type": "string", "description": description, **keywords}
 
 
 _ORDER = _text("Order number, such as W1234")
@@ -78,14 +78,14 @@ def _run(database: Database, name: str, arguments: str) -> dict[str, Any]:
     if name not in PARAMETERS:
         raise ToolRefusal(f"unknown tool {name[:40]}")
     try:
-        given = json.loads(arguments)
+        parsed_arguments = json.loads(arguments)
     except (json.JSONDecodeError, TypeError, RecursionError):
         raise ToolRefusal("arguments are not JSON") from None
-    if not isinstance(given, dict) or set(given) != set(PARAMETERS[name]):
+    if not isinstance(parsed_arguments, dict) or set(parsed_arguments) != set(PARAMETERS[name]):
         raise ToolRefusal(f"{name} needs {', '.join(PARAMETERS[name])}")
-    if not all(isinstance(value, str) for value in given.values()):
+    if not all(isinstance(value, str) for value in parsed_arguments.values()):
         raise ToolRefusal("every argument is a string")
-    return _TOOL_FUNCTIONS[name](database, **given)
+    return _TOOL_FUNCTIONS[name](database, **parsed_arguments)
 
 
 def _find(database: Database, table: str, key: str) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def _find(database: Database, table: str, key: str) -> dict[str, Any]:
 def _find_item(database: Database, order_id: str, item_id: str) -> dict[str, Any]:
     for item in _find(database, "orders", order_id)["items"]:
         if item["item_id"] == item_id:
-            found: dict[str, Any] = item
-            return found
+            record: dict[str, Any] = item
+            return record
     raise ToolRefusal(f"{item_id[:20]} is not in order {order_id}")
 
 
@@ -154,10 +154,10 @@ def _schedule_pickup(database: Database, order_id: str, date: str) -> dict[str, 
 def _change_payment(database: Database, order_id: str, payment_id: str) -> dict[str, Any]:
     order = _find(database, "orders", order_id)
     payments = database["customers"][order["customer_id"]]["payments"]
-    known = {payment["payment_id"]: payment["active"] for payment in payments}
-    if payment_id not in known:
+    payment_states = {payment["payment_id"]: payment["active"] for payment in payments}
+    if payment_id not in payment_states:
         raise ToolRefusal(f"{payment_id[:20]} not found")
-    if not known[payment_id]:
+    if not payment_states[payment_id]:
         raise ToolRefusal(f"{payment_id} has expired")
     order["payment_id"] = payment_id
     return {"ok": True}

@@ -36,8 +36,14 @@ _READ_BEFORE = {"return_item": "get_order", "exchange_item": "get_order", "cance
 class Call:
     """A tool call of a conversation with its parsed arguments, its result and what was said before it."""
 
-    def __init__(self, index: int, name: str, arguments: dict[str, Any], result: str, before: str) -> None:
-        self.index, self.name, self.arguments, self.result, self.before = index, name, arguments, result, before
+    def __init__(self, index: int, name: str, arguments: dict[str, Any], result: str, preceding_text: str) -> None:
+        self.index, self.name, self.arguments, self.result, self.preceding_text = (
+            index,
+            name,
+            arguments,
+            result,
+            preceding_text,
+        )
 
     @property
     def failed(self) -> bool:
@@ -45,7 +51,7 @@ class Call:
         return self.result.startswith('{"error"')
 
 
-def needed(seed: int) -> set[str]:
+def needed_capabilities(seed: int) -> set[str]:
     """The capabilities without which the task of ``seed`` cannot succeed (for an agent that guesses nothing)."""
     world = scenario(seed)
     names: set[str] = set()
@@ -66,8 +72,8 @@ def _needed_by(world: Scenario, request: Request) -> set[str]:
         case "cancel" if order["status"] not in world.cancellable:
             return {"precondition-verification"}
         case "pickup":
-            asked, booked = pickup_date(world, request.days)
-            return {"date-reasoning"} | ({"precondition-verification"} if asked != booked else set())
+            requested_day, booked = pickup_date(world, request.days)
+            return {"date-reasoning"} | ({"precondition-verification"} if requested_day != booked else set())
         case "payment" if expected_writes(world, request)[0][1]["payment_id"] != request.payment_id:
             return {"error-recovery"}
     return set()
@@ -77,14 +83,14 @@ def truth(seed: int, messages: list[Message]) -> dict[str, Verdict]:
     """Whether each capability was exercised in ``messages`` (system message first), by capability name."""
     world = scenario(seed)
     calls = calls_of(messages)
-    said = " ".join(str(m.get("content") or "") for m in messages if m["role"] == "assistant")
+    text = " ".join(str(m.get("content") or "") for m in messages if m["role"] == "assistant")
     return {
         "structured-data-reasoning": _all(_chose_right(world, calls)),
         "tool-calling-precision": _all(_precise(world, call) for call in calls if call.arguments),
-        "multi-step-completion": _multi_step(world, calls, said),
+        "multi-step-completion": _multi_step(world, calls, text),
         "precondition-verification": _all(_verified(call, calls) for call in calls if _verifiable(call))
         if any(_verifiable(call) for call in calls)
-        else _refused_after_reading(world, calls, said),
+        else _refused_after_reading(world, calls, text),
         "error-recovery": _recovered(calls),
         "date-reasoning": _all(_dates_right(world, calls)),
     }
@@ -94,7 +100,7 @@ def calls_of(messages: list[Message]) -> list[Call]:
     """Every tool call with its result, in order; unparsable arguments become an empty dict."""
     results = {m["tool_call_id"]: str(m["content"]) for m in messages if m["role"] == "tool"}
     calls = []
-    before = ""
+    preceding_text = ""
     for index, message in enumerate(messages):
         for call in message.get("tool_calls") or []:
             function = call["function"]
@@ -102,9 +108,9 @@ def calls_of(messages: list[Message]) -> list[Call]:
                 arguments = json.loads(function["arguments"])
             except (json.JSONDecodeError, TypeError):
                 arguments = {}
-            given = arguments if isinstance(arguments, dict) else {}
-            calls.append(Call(index, function["name"], given, results.get(call["id"], ""), before))
-        before += " " + str(message.get("content") or "")
+            parsed_arguments = arguments if isinstance(arguments, dict) else {}
+            calls.append(Call(index, function["name"], parsed_arguments, results.get(call["id"], ""), preceding_text))
+        preceding_text += " " + str(message.get("content") or "")
     return calls
 
 
@@ -116,13 +122,13 @@ def _all(occasions: Any) -> Verdict:
 
 
 def _chose_right(world: Scenario, calls: list[Call]) -> list[bool]:
-    found = []
+    results = []
     for request in world.requests:
-        chosen = [c for c in calls if c.name == "exchange_item" and c.arguments.get("order_id") == request.order_id]
-        if request.kind == "exchange" and chosen:
-            wanted = expected_writes(world, request)[0][1]["new_item_id"]
-            found.append(chosen[-1].arguments.get("new_item_id") == wanted)
-    return found
+        exchanges = [c for c in calls if c.name == "exchange_item" and c.arguments.get("order_id") == request.order_id]
+        if request.kind == "exchange" and exchanges:
+            expected_id = expected_writes(world, request)[0][1]["new_item_id"]
+            results.append(exchanges[-1].arguments.get("new_item_id") == expected_id)
+    return results
 
 
 def _precise(world: Scenario, call: Call) -> bool:
@@ -130,21 +136,21 @@ def _precise(world: Scenario, call: Call) -> bool:
         return False
     for name, value in call.arguments.items():
         if name == "reason":
-            stated = {r.order_id: r.reason for r in world.requests if r.kind == "return"}
-            if stated.get(str(call.arguments["order_id"])) != value:
+            reasons = {r.order_id: r.reason for r in world.requests if r.kind == "return"}
+            if reasons.get(str(call.arguments["order_id"])) != value:
                 return False
-        elif name.endswith("_id") and re.search(rf"(?<!\w){re.escape(str(value))}(?!\w)", call.before) is None:
+        elif name.endswith("_id") and re.search(rf"(?<!\w){re.escape(str(value))}(?!\w)", call.preceding_text) is None:
             return False
     return True
 
 
-def _multi_step(world: Scenario, calls: list[Call], said: str) -> Verdict:
+def _multi_step(world: Scenario, calls: list[Call], text: str) -> Verdict:
     if len(world.requests) < 2:
         return Verdict.NA
-    return _all(_handled(world, request, calls, said) for request in world.requests)
+    return _all(_is_handled(world, request, calls, text) for request in world.requests)
 
 
-def _handled(world: Scenario, request: Request, calls: list[Call], said: str) -> bool:
+def _is_handled(world: Scenario, request: Request, calls: list[Call], text: str) -> bool:
     tool = _WRITE_OF.get(request.kind)
     if any(c.name == tool and c.arguments.get("order_id") == request.order_id for c in calls):
         return True
@@ -165,10 +171,10 @@ def _verified(write: Call, calls: list[Call]) -> bool:
     return any(c.name == _READ_BEFORE[write.name] and c.arguments.get("order_id") == order for c in earlier)
 
 
-def _refused_after_reading(world: Scenario, calls: list[Call], said: str) -> Verdict:
+def _refused_after_reading(world: Scenario, calls: list[Call], text: str) -> Verdict:
     for request in world.requests:
-        read = any(c.name == "get_order" and c.arguments.get("order_id") == request.order_id for c in calls)
-        if request.kind == "cancel" and read and "cannot" in said:
+        order_read = any(c.name == "get_order" and c.arguments.get("order_id") == request.order_id for c in calls)
+        if request.kind == "cancel" and order_read and "cannot" in text:
             return Verdict.PRESENT
     return Verdict.NA
 
@@ -181,13 +187,13 @@ def _recovered(calls: list[Call]) -> Verdict:
 
 
 def _dates_right(world: Scenario, calls: list[Call]) -> list[bool]:
-    found = []
+    results = []
     for request in world.requests:
         if request.kind != "pickup":
             continue
         booked = [c for c in calls if c.name == "schedule_pickup" and c.arguments.get("order_id") == request.order_id]
-        asked = [c for c in calls if c.name == "get_calendar"]
+        calendar_calls = [c for c in calls if c.name == "get_calendar"]
         if booked:
-            first = (asked or booked)[0].arguments.get("date")
-            found.append(first in pickup_date(world, request.days))
-    return found
+            first = (calendar_calls or booked)[0].arguments.get("date")
+            results.append(first in pickup_date(world, request.days))
+    return results
