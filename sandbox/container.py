@@ -12,6 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from docker import DockerClient
+from docker.models.containers import Container
+
 from sandbox.channel import Channel
 from sandbox.docker_engine import (
     attach,
@@ -38,8 +41,8 @@ LOAD_BUDGET_CALLS = 4
 
 @dataclass
 class _AttachedContainer:
-    client: Any
-    container: Any
+    client: DockerClient
+    container: Container
     raw: socket.socket
     wrapper: Any
 
@@ -89,9 +92,8 @@ class Sandbox:
         )
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=self._attached.raw)
         self._channel = channel
-        await self._channel.call(
-            "effects", self._limits.start_seconds
-        )  # the worker is up: a slow start is not the source's
+        # A first call proves that the worker is up: a slow container start is not charged to the source.
+        await self._channel.call("effects", self._limits.start_seconds)
         await self._channel.call("load", self._limits.call_seconds * LOAD_BUDGET_CALLS, source=source_code)
 
     @property

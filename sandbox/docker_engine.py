@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import docker
+from docker import DockerClient
 from docker.errors import APIError, DockerException, ImageNotFound, InvalidVersion, NotFound
+from docker.models.containers import Container
 from docker.utils import version_lt
 from requests.exceptions import RequestException
 
@@ -60,7 +62,7 @@ def _system_message(error: Exception) -> str:
     return match[1] if match else str(error)
 
 
-def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> Any:
+def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> DockerClient:
     """Return a Docker client whose engine has answered and is new enough; the caller closes it. Raises EngineDown."""
     _check_socket()
     with engine_errors():
@@ -79,7 +81,7 @@ def connect(timeout_s: float = ENGINE_TIMEOUT_SECONDS) -> Any:
         return client
 
 
-def weaknesses(client: Any) -> list[str]:
+def weaknesses(client: DockerClient) -> list[str]:
     """What this engine lets containers do although the policy relies on it to refuse; empty if nothing is known.
 
     The source is what the engine reports of itself: its version and its security options.
@@ -115,8 +117,14 @@ def _check_socket() -> None:
 
 
 def create(
-    client: Any, image: str, command: list[str], *, limits: SandboxLimits, labels: dict[str, str], hash_seed: int
-) -> Any:
+    client: DockerClient,
+    image: str,
+    command: list[str],
+    *,
+    limits: SandboxLimits,
+    labels: dict[str, str],
+    hash_seed: int,
+) -> Container:
     """Create a container under the policy without starting it; raises ImageMissing or EngineDown."""
     with engine_errors(image):
         options = container_options(limits, hash_seed=hash_seed, runtime=runtime(client.info().get("Runtimes") or {}))
@@ -133,7 +141,7 @@ def labels(owner: str, environment: str) -> dict[str, str]:
     }
 
 
-def attach(container: Any) -> tuple[socket.socket, Any]:
+def attach(container: Container) -> tuple[socket.socket, Any]:
     """Attach to the container's stdio, before it starts; returns the socket and the client's wrapper, both to be
     closed.
     """
@@ -156,7 +164,7 @@ def detach(wrapper: Any) -> None:
     wrapper.close()
 
 
-def wait_for_exit(container: Any, wait_seconds: float) -> tuple[int | None, bool]:
+def wait_for_exit(container: Container, wait_seconds: float) -> tuple[int | None, bool]:
     """Wait for the container's exit; returns (exit code, out of memory), or (None, False) if it still runs."""
     try:
         container.wait(timeout=wait_seconds)
@@ -167,7 +175,7 @@ def wait_for_exit(container: Any, wait_seconds: float) -> tuple[int | None, bool
     return int(state["ExitCode"]), bool(state["OOMKilled"])
 
 
-def ran_out_of_memory(container: Any) -> bool:
+def ran_out_of_memory(container: Container) -> bool:
     """Whether any process of the container was killed for memory; raises EngineDown.
 
     The engine keeps its last 256 events; its clock is assumed to be this machine's.
@@ -184,7 +192,7 @@ def ran_out_of_memory(container: Any) -> bool:
             events.close()
 
 
-def remove(container: Any) -> None:
+def remove(container: Container) -> None:
     """Kill and remove the container; silent if it is already gone."""
     with engine_errors():
         try:
@@ -245,7 +253,7 @@ def reap_orphans(owner: str) -> list[str]:
     return _for_each_orphan(owner, remove)
 
 
-def _for_each_orphan(owner: str, action: Callable[[Any], None]) -> list[str]:
+def _for_each_orphan(owner: str, action: Callable[[Container], None]) -> list[str]:
     client = connect(ORPHAN_TIMEOUT_SECONDS)
     try:
         with engine_errors():

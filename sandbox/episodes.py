@@ -13,7 +13,7 @@ from sandbox.contract import Message, Score, Task
 
 @dataclass(frozen=True)
 class Step:
-    """The environment's response to one assistant message: tool and user messages, and whether the episode has ended."""
+    """The response to one assistant message: tool and user messages, and whether the episode has ended."""
 
     messages: list[Message]
     done: bool

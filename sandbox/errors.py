@@ -126,10 +126,11 @@ class EpisodeLost(SandboxError):
 class Deadline(SandboxError):
     """A call exceeded its deadline."""
 
-    def __init__(self, op: str, seconds: float, where: str):
+    def __init__(self, op: str, seconds: float, stopped_by: str):
         self.op = op
-        self.where = where  # "worker": the episode is lost; "host": the container was killed
-        super().__init__(f"environment call '{op}' outlived its {seconds:g} s (stopped by the {where})")
+        # "worker": the episode is lost; "host": the container was killed.
+        self.stopped_by = stopped_by
+        super().__init__(f"environment call '{op}' outlived its {seconds:g} s (stopped by the {stopped_by})")
 
 
 class ProtocolFault(SandboxError):

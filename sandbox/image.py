@@ -20,8 +20,8 @@ import sysconfig
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from docker import DockerClient
 from docker.errors import APIError, BuildError, ImageNotFound
 
 from sandbox.docker_engine import connect, engine_errors
@@ -254,7 +254,7 @@ def dockerfile(base: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _build_from_registry(client: Any, base: str) -> None:
+def _build_from_registry(client: DockerClient, base: str) -> None:
     files = {f"{APP}/sandbox/{name}": ((PACKAGE / name).read_bytes(), 0o644) for name in IMAGE_FILES}
     files["Dockerfile"] = (dockerfile(base).encode(), 0o644)
     context = io.BytesIO(tar_bytes(files, {}, []))
@@ -267,7 +267,7 @@ def _build_from_registry(client: Any, base: str) -> None:
             raise ImageMissing(image_tag(), f"building from {base} failed: {error}") from error
 
 
-def _import_host(client: Any) -> None:
+def _import_host(client: DockerClient) -> None:
     repository, _, tag = image_tag().partition(":")
     variables = {
         "PATH": f"/{PREFIX}/bin",
@@ -287,7 +287,7 @@ def _import_host(client: Any) -> None:
         raise ImageMissing(image_tag(), f"docker import failed: {response.strip()[-300:]}")
 
 
-def _existing_image(client: Any) -> Image:
+def _existing_image(client: DockerClient) -> Image:
     tag = image_tag()
     try:
         with engine_errors(tag):

@@ -72,8 +72,8 @@ async def admit(
     Args:
         target_tools: the target's OpenAI schemas; with None the check "interface" compares with no target and says so.
         target_error_examples: contents of the target's tool messages that report an error.
-        base_rewards: ``base_rewards(source, seeds, k)`` returns the base model's rewards, a group of k per seed; with None
-            the check "spread" is left out and its evidence says so (``left_out``).
+        base_rewards: ``base_rewards(source, seeds, k)`` returns the base model's rewards, a group of k per seed; with
+            None the check "spread" is left out and its evidence says so (``left_out``).
         limits: the container's, as in training.
         on_check_start: called with each check's name as it begins.
     """

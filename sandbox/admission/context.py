@@ -19,7 +19,7 @@ from sandbox.errors import EnvironmentFault, SandboxError, clipped
 from sandbox.hashing import environment_hash
 from sandbox.wire import OraclePlay
 
-Verdict = tuple[bool, dict[str, Any]]
+Verdict = tuple[bool, dict[str, object]]
 EXAMPLES = 3
 EXAMPLE_MESSAGES = 24
 # Of one text.
@@ -123,7 +123,7 @@ def _clipped_call(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": clipped(str(call["id"]), 80), "type": "function", "function": clipped_function}
 
 
-def short_json(value: Any) -> str:
+def short_json(value: object) -> str:
     """A value as short JSON, to be quoted in a sentence."""
     return clipped(json.dumps(value, ensure_ascii=False), 120)
 
@@ -248,17 +248,17 @@ async def play(source: SandboxSource, seed: int, policy: Policy, turns: int) -> 
 
 
 async def replay(
-    source: SandboxSource, seed: int, messages: list[Message], *, again: bool = False, scored: bool = False
+    source: SandboxSource, seed: int, messages: list[Message], *, on_used_instance: bool = False, scored: bool = False
 ) -> Replay:
     """Send fixed assistant messages, whatever the replies are, until they or the episode end.
 
     Args:
-        again: play them twice on one instance and return the second episode.
+        on_used_instance: play them twice on one instance and return the second episode.
         scored: ask for the score after every message.
     """
     episode: SandboxEpisode = source.episode()
     try:
-        if again:
+        if on_used_instance:
             await _send_script(episode, seed, messages, scored)
         return await _send_script(episode, seed, messages, scored)
     finally:

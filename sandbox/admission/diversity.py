@@ -47,7 +47,7 @@ def _parts(text: str) -> Iterator[str]:
     return (match[0] for match in _PART.finditer(text.casefold()))
 
 
-def _chosen_parts(value: Any, seen_parts: set[str]) -> Any:
+def _chosen_parts(value: object, seen_parts: set[str]) -> Any:
     """What an agent adds to what it has read; "#" for numbers and for copied words."""
     match value:
         case bool() | None:
@@ -76,7 +76,7 @@ async def diversity(context: CheckContext) -> Verdict:
     (common_shape, shape_count), (common_signature, signature_count) = (
         Counter(digests).most_common(1)[0] for digests in (shapes, signatures)
     )
-    evidence = {
+    evidence: dict[str, object] = {
         "seeds": len(plays),
         "distinct": round(distinct, 3),
         "distinct_required": limits.distinct,
@@ -102,12 +102,12 @@ async def diversity(context: CheckContext) -> Verdict:
     description = (
         f"one of the {shape_count} of {len(plays)} seeds that are alike once names, ids and numbers are masked"
     )
-    alike = [index for index, play in enumerate(shapes) if play == common_shape]
+    indexes = [index for index, digest in enumerate(shapes) if digest == common_shape]
     if varied:
         description = f"one of the {signature_count} of {len(plays)} seeds on which the same has to be done"
-        alike = [index for index, play in enumerate(signatures) if play == common_signature]
+        indexes = [index for index, digest in enumerate(signatures) if digest == common_signature]
     seeds = context.panel(len(plays))
     examples = [
-        example(seeds[index], description, plays[index].task, context.chat(plays[index])) for index in alike[:2]
+        example(seeds[index], description, plays[index].task, context.chat(plays[index])) for index in indexes[:2]
     ]
     return False, {**evidence, "examples": examples}

@@ -104,7 +104,9 @@ def _circumstances(context: CheckContext) -> dict[str, Callable[[list[SeededScri
 
     return {
         "interleaved with other episodes": in_reverse,
-        "on an instance that has played before": lambda pairs: _replay_all(context.replica, pairs, again=True),
+        "on an instance that has played before": lambda pairs: _replay_all(
+            context.replica, pairs, on_used_instance=True
+        ),
         "with its score asked for after every message": lambda pairs: _replay_all(context.replica, pairs, scored=True),
     }
 
@@ -124,11 +126,11 @@ async def _careless_script(source: SandboxSource, seed: int, agent: Policy) -> S
         return agent(task, messages, turn, rng) if turn < CARELESS_MESSAGES else say(SUCCESS_WORDS)
 
     try:
-        played = await play(source, seed, claiming, CARELESS_MESSAGES + 1)
+        episode = await play(source, seed, claiming, CARELESS_MESSAGES + 1)
     # The exploit check reports environments that break.
     except EnvironmentFault:
         return None
-    return seed, [message for message in played.messages if message["role"] == "assistant"]
+    return seed, [message for message in episode.messages if message["role"] == "assistant"]
 
 
 def _oracle_like_policy(plays: list[OraclePlay]) -> Policy:
@@ -198,7 +200,7 @@ async def latency(context: CheckContext) -> Verdict:
         ]
         resets = quickest(resets, [episode.reset_seconds for episode in replays])
         steps = quickest(steps, [seconds for episode in replays for seconds in episode.step_seconds])
-        evidence = {
+        evidence: dict[str, object] = {
             "reset_p95": p95(resets),
             "reset_allowed": limits.reset_seconds,
             "step_p95": p95(steps),

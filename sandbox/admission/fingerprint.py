@@ -11,6 +11,7 @@ import json
 import re
 from typing import Any
 
+from sandbox.admission.policies import arguments_of
 from sandbox.wire import OraclePlay
 
 # Of a reply's structure: an environment chooses the reply, so the cost of its digest is bounded.
@@ -87,7 +88,7 @@ def as_data(play: OraclePlay) -> dict[str, Any]:
     }
 
 
-def canonical(value: Any) -> str:
+def canonical(value: object) -> str:
     """JSON with sorted keys, to be compared and hashed."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
@@ -117,12 +118,9 @@ def _turn_shape(message: dict[str, Any], replies: list[dict[str, Any]], values: 
 
 
 def _calls(message: dict[str, Any]) -> list[Any]:
-    return [(call["function"]["name"], sorted(_arguments(call))) for call in message.get("tool_calls") or []]
-
-
-def _arguments(call: dict[str, Any]) -> dict[str, Any]:
-    value = parsed(call["function"]["arguments"])
-    return value if isinstance(value, dict) else {}
+    return [
+        (call["function"]["name"], sorted(arguments_of(call["function"]))) for call in message.get("tool_calls") or []
+    ]
 
 
 def parsed(text: str) -> Any:
@@ -133,12 +131,12 @@ def parsed(text: str) -> Any:
         return text
 
 
-def structure(value: Any) -> Any:
+def structure(value: object) -> Any:
     """Keys, types and numbers of items of a value, to a bounded depth and breadth, without the values themselves."""
     return _structure(value, MAX_DEPTH)
 
 
-def _structure(value: Any, depth: int) -> Any:
+def _structure(value: object, depth: int) -> Any:
     match value:
         case dict() if depth:
             keys = sorted(value)[:MAX_KEYS]
@@ -158,14 +156,14 @@ def _values(play: OraclePlay) -> set[str]:
     words: set[str] = set()
     for turn in play.turns:
         for call in turn.message.get("tool_calls") or []:
-            _collect_words(_arguments(call), words)
+            _collect_words(arguments_of(call["function"]), words)
         for reply in turn.replies:
             if reply["role"] == "tool":
                 _collect_words(parsed(reply["content"]), words)
     return words
 
 
-def _collect_words(value: Any, words: set[str]) -> None:
+def _collect_words(value: object, words: set[str]) -> None:
     if isinstance(value, dict):
         for item in value.values():
             _collect_words(item, words)
@@ -200,6 +198,6 @@ def _is_value(word: str, values: set[str]) -> bool:
     return any(letter.isupper() for letter in word) or stem in values or stem in _NUMBERS
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """Sixteen hexadecimal digits of a SHA-256."""
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from sandbox.admission.policies import arguments_of
 from sandbox.contract import Message
 from sandbox.wire import OraclePlay
 
@@ -100,11 +101,11 @@ class Observable:
                 self.totals |= totals
                 self._cents |= _in_cents(totals)
 
-    def explains(self, value: Any) -> bool:
+    def explains(self, value: object) -> bool:
         """Whether an agent could have derived every value in this argument."""
         return all(self._explains_leaf(leaf) for _, leaf in leaves(value))
 
-    def _explains_leaf(self, value: Any) -> bool:
+    def _explains_leaf(self, value: object) -> bool:
         if isinstance(value, bool) or value is None or self._is_over_budget():
             return True
         if isinstance(value, int | float):
@@ -179,9 +180,7 @@ class Observable:
             if self._pair_rounds > PAIR_ROUNDS:
                 return True
             pairs = itertools.permutations(recent, 2)
-            self._pair_results = _in_cents(
-                made for known_number, other in pairs for made in _combine(known_number, other)
-            )
+            self._pair_results = _in_cents(result for left, right in pairs for result in _combine(left, right))
         return _contains_near(self._pair_results, number)
 
 
@@ -192,7 +191,7 @@ def _combine(left: float, right: float) -> Iterator[float]:
         yield left / right
 
 
-def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: object, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every scalar in a JSON value with its nearest key."""
     # Not recursive: an environment can nest deeper than Python's stack.
     stack = [(name, value)]
@@ -223,7 +222,7 @@ def _contains_near(cents: set[int], number: float) -> bool:
     return abs(number) < MAX_NUMBER and not cents.isdisjoint(round(number * 100) + offset for offset in (-1, 0, 1))
 
 
-def _columns(value: Any) -> dict[str, list[float]]:
+def _columns(value: object) -> dict[str, list[float]]:
     """The numbers of a reply by their key."""
     columns: dict[str, list[float]] = {}
 
@@ -282,14 +281,14 @@ def _hidden_texts(message: Message, observable: Observable) -> Iterator[tuple[st
     """Yield the unexplained values, each with whether it is a code."""
     for call in message.get("tool_calls") or []:
         tool = call["function"]["name"]
-        for name, value in leaves(_parsed(call["function"]["arguments"])):
+        for name, value in leaves(arguments_of(call["function"])):
             if not observable.explains(value):
                 yield f"{name}={json.dumps(value, ensure_ascii=False)} in {tool}", _is_code(name, value, observable)
     for word in observable.unexplained_words(str(message.get("content") or "")):
         yield f"{word} in the oracle's words", not _MEASURE.fullmatch(word)
 
 
-def _is_code(name: str, value: Any, observable: Observable) -> bool:
+def _is_code(name: str, value: object, observable: Observable) -> bool:
     """Whether nobody could work this value out."""
     snake = _CAMEL.sub("_", name).lower()
     if _IDENTIFIER.search(snake):
@@ -302,11 +301,3 @@ def _is_code(name: str, value: Any, observable: Observable) -> bool:
         _ISO_DATE.fullmatch(word) or not _MEASURE.fullmatch(word) or (is_whole_value and word.isdigit())
         for word in words
     )
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

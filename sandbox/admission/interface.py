@@ -7,17 +7,16 @@ first tool, call or reply that deviates.
 import json
 import random
 import re
-from typing import Any
 
 from sandbox.admission.context import CheckContext, gather_all, with_seed_note
-from sandbox.admission.policies import call, guess, say, visible_values
-from sandbox.contract import Message, Task, Tool
+from sandbox.admission.policies import call, guess, required_arguments, say, tool_name, visible_values
+from sandbox.contract import Message, Task
 from sandbox.errors import clipped
 
 JUNK_SEEDS = 6
 
 
-async def interface(context: CheckContext) -> tuple[bool, dict[str, Any]]:
+async def interface(context: CheckContext) -> tuple[bool, dict[str, object]]:
     """Tools are the target's own, every call gets its reply, and errors have the target's form."""
     plays = await context.oracle_plays(context.thresholds.seeds)
     tools = {tool["function"]["name"]: tool for play in plays for tool in play.task.tools}
@@ -32,7 +31,7 @@ async def interface(context: CheckContext) -> tuple[bool, dict[str, Any]]:
     junk = await gather_all(with_seed_note(seed, _play_junk(context, seed)) for seed in context.panel(JUNK_SEEDS))
     unanswered += [complaint for episode in junk for complaint in episode[0]]
     odd = _odd_errors([text for episode in junk for text in episode[1]], context.target_error_examples)
-    evidence: dict[str, Any] = {"tools": len(tools), "foreign": foreign, "changed": changed}
+    evidence: dict[str, object] = {"tools": len(tools), "foreign": foreign, "changed": changed}
     evidence |= {"unanswered": unanswered[:3], "odd_errors": odd[:3], "junk_seeds": JUNK_SEEDS}
     if context.target_tools is None:
         evidence["target"] = "not compared: no target was given"
@@ -70,10 +69,11 @@ async def _play_junk(context: CheckContext, seed: int) -> tuple[list[str], list[
 def junk_messages(task: Task, seed: int) -> list[tuple[Message, bool]]:
     """Malformed messages, and for each whether every reply to it must be an error."""
     rng = random.Random(seed)
-    tool = _tool_with_required_arguments(task.tools, rng)
-    if tool is None:
+    candidates = [tool for tool in task.tools if required_arguments(tool)]
+    if not candidates:
         return [(call(0, ("no_such_tool", "{}")), True), (say(""), False)]
-    name = str(tool["function"]["name"])
+    tool = rng.sample(candidates, 1)[0]
+    name = tool_name(tool)
     values = visible_values(task, [])
     return [
         (call(0, ("no_such_tool", "{}")), True),
@@ -85,20 +85,6 @@ def junk_messages(task: Task, seed: int) -> list[tuple[Message, bool]]:
         (say("\u2603 " * 50), False),
         (say(""), False),
     ]
-
-
-def _tool_with_required_arguments(tools: list[Tool], rng: random.Random) -> Tool | None:
-    return (
-        next(iter(rng.sample(candidates, 1)), None)
-        if (candidates := [tool for tool in tools if _required(tool)])
-        else None
-    )
-
-
-def _required(tool: Tool) -> list[Any]:
-    parameters = tool["function"]["parameters"]
-    required = parameters.get("required")
-    return required if isinstance(required, list) else []
 
 
 def _odd_errors(texts: list[str], examples: list[str]) -> list[str]:

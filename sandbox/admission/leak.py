@@ -20,7 +20,7 @@ from typing import Any
 
 from sandbox.admission.context import EXAMPLES, CheckContext, Verdict, example
 from sandbox.admission.hidden_information import HiddenValues, find_hidden_values
-from sandbox.admission.policies import READ_PREFIXES
+from sandbox.admission.policies import READ_PREFIXES, arguments_of
 from sandbox.contract import Tool
 from sandbox.errors import clipped
 from sandbox.wire import OraclePlay, OracleTurn
@@ -88,7 +88,7 @@ def _schema_sentences(tool: str, argument: str, schema: Any, depth: int) -> Iter
             yield from _schema_sentences(tool, argument, value, depth - 1)
 
 
-def _sentences(tool: str, argument: str, value: Any) -> Iterator[tuple[str, str, str]]:
+def _sentences(tool: str, argument: str, value: object) -> Iterator[tuple[str, str, str]]:
     for item in value if isinstance(value, list) else [value]:
         text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
         yield from ((tool, argument, part) for part in _SENTENCE_END.split(text) if part)
@@ -126,10 +126,10 @@ def _is_code(word: str) -> bool:
 
 
 def _is_choice(codes: Sequence[str], oracle_codes: frozenset[str]) -> bool:
-    """Whether a text offers at least as many unused codes of the same form: then it lists options and reveals nothing."""
+    """Whether a text offers at least as many unused codes of the same form: such a list reveals nothing."""
     forms = {_code_form(code) for code in codes if code in oracle_codes}
-    others = [code for code in codes if code not in oracle_codes and _code_form(code) in forms]
-    return len(others) >= len([code for code in codes if code in oracle_codes])
+    unused_codes = [code for code in codes if code not in oracle_codes and _code_form(code) in forms]
+    return len(unused_codes) >= sum(code in oracle_codes for code in codes)
 
 
 def _code_form(word: str) -> str:
@@ -146,19 +146,17 @@ async def leak(context: CheckContext) -> Verdict:
     worked_out: list[tuple[int, OraclePlay, str]] = []
     for (seed, play), tool_texts in zip(episodes, await asyncio.to_thread(seed_specific_texts, plays), strict=True):
         # It may take long, and the event loop serves other checks.
-        leak_texts, hidden = await asyncio.to_thread(
-            _inspect_play, play, tool_texts
-        )  # may take long, and the loop serves others
+        leak_texts, hidden = await asyncio.to_thread(_inspect_play, play, tool_texts)
         leaking += ((seed, play, text) for text in leak_texts)
         unseen += ((seed, play, text) for text in hidden.codes[:1])
         worked_out += ((seed, play, text) for text in hidden.worked_out[:1])
     leak_share, unseen_share = len(leaking) / len(plays), len(unseen) / len(plays)
-    evidence: dict[str, Any] = {"share": round(leak_share, 3), "allowed": limits.leak_share}
+    evidence: dict[str, object] = {"share": round(leak_share, 3), "allowed": limits.leak_share}
     evidence |= {"unseen": round(unseen_share, 3), "unseen_allowed": limits.unseen_share, "seeds": len(plays)}
     evidence["worked_out"] = round(len(worked_out) / len(plays), 3)
     if worked_out:
         evidence["first_worked_out"] = {"seed": worked_out[0][0], "text": clipped(worked_out[0][2], 200)}
-    examples: list[dict[str, Any]] = []
+    examples: list[dict[str, object]] = []
     for key, description, findings, exceeds in (
         ("first", "the episode gives away what the oracle does", leaking, leak_share > limits.leak_share),
         ("first_unseen", "the oracle uses what no agent could know yet", unseen, unseen_share > limits.unseen_share),
@@ -193,14 +191,15 @@ def _prompt_leaks(play: OraclePlay, prompt: str, tool_texts: Sequence[ToolText])
     all_text = "\n".join([prompt, *(tool_text.text for tool_text in tool_texts)])
     objects = list(_objects(all_text))
     sentences = _SENTENCE_END.split(all_text)
-    naming_sentences: dict[str, list[str]] = {}  # sentences that name a tool
+    # By the tool that they mention: a prompt of many calls is searched once per tool.
+    naming_sentences: dict[str, list[str]] = {}
     oracle_codes = frozenset(
         code for turn in play.turns for call in _calls(turn) for code in codes_in(call["function"]["arguments"])
     )
     for turn in play.turns:
         for call in _calls(turn):
             name, text = call["function"]["name"], call["function"]["arguments"]
-            arguments = _parsed(text)
+            arguments = arguments_of(call["function"])
             if len(text) >= MIN_LEAK_CHARACTERS and (text in all_text or (arguments and arguments in objects)):
                 yield text
             elif arguments:
@@ -255,7 +254,7 @@ def _answer_leaks(play: OraclePlay) -> Iterator[str]:
     for turn in play.turns:
         for call in _calls(turn):
             name, text = call["function"]["name"], call["function"]["arguments"]
-            arguments = _parsed(text)
+            arguments = arguments_of(call["function"])
             new = (name, text) not in previous_calls and len(text) >= MIN_LEAK_CHARACTERS
             if new and arguments and _answers_hold_call(answers, name, arguments):
                 yield f"{name} {text}"
@@ -290,11 +289,3 @@ def _objects(text: str) -> Iterator[Any]:
             yield decoder.raw_decode(text, match.start())[0]
         except (ValueError, RecursionError):
             continue
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -27,16 +27,17 @@ from sandbox.admission.context import (
 from sandbox.admission.fingerprint import canonical
 from sandbox.admission.policies import (
     READ_PREFIXES,
-    Place,
+    CallPosition,
     arguments_of,
     calls,
     name_of,
     properties,
+    required_arguments,
     script_of,
     with_arguments,
     without_calls,
 )
-from sandbox.contract import Message, Task, Tool
+from sandbox.contract import Message, Task
 from sandbox.errors import EnvironmentFault
 from sandbox.wire import PASS_MARK, OraclePlay
 
@@ -98,7 +99,7 @@ class OracleValues:
                 if len(values) < MAX_VALUES:
                     values[canonical(value)] = value
 
-    def alternatives(self, tool: str, argument: str, value: Any) -> list[Any]:
+    def alternatives(self, tool: str, argument: str, value: object) -> list[Any]:
         """Values of other seeds that no comparison should accept in the place of this one."""
         values = self.by_argument.get((tool, argument), {}).values()
         return [other for other in values if _folded(other) != _folded(value)]
@@ -115,19 +116,19 @@ async def oracle_mutations(context: CheckContext) -> Verdict:
     plays = await context.oracle_plays(max(limits.mutation_seeds, limits.confirm_mutation_seeds))
     episodes = list(zip(context.panel(len(plays)), plays, strict=True))
     values = OracleValues()
-    for mutation in plays:
-        values.add(mutation)
+    for play in plays:
+        values.add(play)
     mutations = await _mutate_episodes(context, episodes[: limits.mutation_seeds], values)
     # Kinds that look loose on a few seeds are tried on more; the verdict errs towards admitting.
     suspects = {kind for kind, group in _group_by_kind(mutations).items() if _paid_share(group) > limits.mutation_paid}
     if suspects:
-        more = await _mutate_episodes(context, episodes[limits.mutation_seeds :], values)
-        mutations += [mutation for mutation in more if mutation.kind in suspects]
+        confirmations = await _mutate_episodes(context, episodes[limits.mutation_seeds :], values)
+        mutations += [mutation for mutation in confirmations if mutation.kind in suspects]
     judged_kinds = {
         kind: group for kind, group in _group_by_kind(mutations).items() if len(group) >= limits.mutation_min_seeds
     }
     loose_kinds = {kind: group for kind, group in judged_kinds.items() if _paid_share(group) > limits.mutation_paid}
-    evidence: dict[str, Any] = {
+    evidence: dict[str, object] = {
         "paid": round(max(map(_paid_share, judged_kinds.values()), default=0.0), 3),
         "paid_allowed": limits.mutation_paid,
         "slips": len(mutations),
@@ -159,7 +160,8 @@ def _paid_share(group: list[Mutation]) -> float:
 
 
 def _example(mutation: Mutation) -> dict[str, Any]:
-    description = f"paid in full although {DESCRIPTIONS[mutation.kind.slip].format(tool=mutation.kind.tool, argument=mutation.kind.argument)}"
+    kind = mutation.kind
+    description = f"paid in full although {DESCRIPTIONS[kind.slip].format(tool=kind.tool, argument=kind.argument)}"
     reply_groups = [step[0] for step in mutation.replay.data[3:-1]] if mutation.replay else []
     messages = [
         reply for message, replies in zip(mutation.script, reply_groups, strict=False) for reply in (message, *replies)
@@ -176,7 +178,7 @@ async def _mutate_episodes(
         for seed, play in episodes
         if play.score.reward >= PASS_MARK
     )
-    return [play for slips in groups for play in slips]
+    return [mutation for group in groups for mutation in group]
 
 
 async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, values: OracleValues) -> list[Mutation]:
@@ -195,14 +197,14 @@ async def _mutate_seed(context: CheckContext, seed: int, play: OraclePlay, value
             kind, seed, play.task, changed_script, result, result is not None and result.score.reward >= PASS_MARK
         )
 
-    left_out = MutationKind("", "", OMITTED_CALL)
-    omissions = await gather_all(attempt(left_out, without_calls(script, {position})) for position in writes)
-    needless = {position: slip for position, slip in zip(writes, omissions, strict=True) if slip.is_paid}
+    omission = MutationKind("", "", OMITTED_CALL)
+    omissions = await gather_all(attempt(omission, without_calls(script, {position})) for position in writes)
+    needless = {position: mutation for position, mutation in zip(writes, omissions, strict=True) if mutation.is_paid}
     mutations: list[Mutation] = []
     # Calls that are needless one by one may be alternatives: if omitting all of them is paid as well, none was needed;
     # otherwise the task is satisfied by any one of them, which is too little.
     if len({_call_key(writes[position]) for position in needless}) > 1:
-        joint_omission = await attempt(left_out, without_calls(script, set(needless)))
+        joint_omission = await attempt(omission, without_calls(script, set(needless)))
         mutations.append(
             replace(joint_omission, is_paid=False) if joint_omission.is_paid else next(iter(needless.values()))
         )
@@ -222,27 +224,27 @@ async def _replay_or_none(context: CheckContext, seed: int, script: list[Message
 
 
 def _argument_changes(
-    required_calls: dict[Place, dict[str, Any]], task: Task, values: OracleValues, rng: random.Random
-) -> Iterator[tuple[MutationKind, Place, str]]:
+    required_calls: dict[CallPosition, dict[str, Any]], task: Task, values: OracleValues, rng: random.Random
+) -> Iterator[tuple[MutationKind, CallPosition, str]]:
     """Yield other arguments for one needed call of each tool."""
-    by_tool: dict[str, list[Place]] = {}
+    positions_by_tool: dict[str, list[CallPosition]] = {}
     for position, call in required_calls.items():
-        by_tool.setdefault(name_of(call), []).append(position)
+        positions_by_tool.setdefault(name_of(call), []).append(position)
     tools = {str(tool["function"]["name"]): tool for tool in task.tools}
-    for name, places in by_tool.items():
-        position = rng.choice(places)
+    for name, positions in positions_by_tool.items():
+        position = rng.choice(positions)
         arguments = arguments_of(required_calls[position])
         for argument in list(arguments)[:MAX_ARGUMENTS]:
-            if name in tools and _is_required(tools[name], argument) and not values.is_prose(name, argument):
-                others = values.alternatives(name, argument, arguments[argument])
-                for mutation, value in _mutated_values(
-                    arguments[argument], _argument_schema(tools[name], argument), others, rng
-                ):
+            required = name in tools and argument in required_arguments(tools[name])
+            if required and not values.is_prose(name, argument):
+                alternatives = values.alternatives(name, argument, arguments[argument])
+                schema = properties(tools[name]).get(argument, {})
+                for mutation, value in _mutated_values(arguments[argument], schema, alternatives, rng):
                     yield MutationKind(name, argument, mutation), position, json.dumps({**arguments, argument: value})
 
 
 def _mutated_values(
-    value: Any, schema: dict[str, Any], alternatives: list[Any], rng: random.Random
+    value: object, schema: dict[str, Any], alternatives: list[Any], rng: random.Random
 ) -> Iterator[tuple[str, Any]]:
     if not alternatives or _is_prose(value):
         return
@@ -254,20 +256,11 @@ def _mutated_values(
         yield PADDED_VALUE, " ".join([value, *map(str, alternatives)])[:PADDING_CHARACTERS]
 
 
-def _is_prose(value: Any) -> bool:
+def _is_prose(value: object) -> bool:
     return isinstance(value, str) and len(value.split()) >= PROSE_WORDS
 
 
-def _is_required(tool: Tool, argument: str) -> bool:
-    required = tool["function"]["parameters"].get("required")
-    return isinstance(required, list) and argument in required
-
-
-def _argument_schema(tool: Tool, argument: str) -> dict[str, Any]:
-    return properties(tool).get(argument, {})
-
-
-def _folded(value: Any) -> str:
+def _folded(value: object) -> str:
     return canonical(value).strip('" ').casefold()
 
 

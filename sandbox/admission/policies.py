@@ -30,7 +30,7 @@ PATIENCE = 100
 READ_PREFIXES = ("get", "find", "list", "search", "lookup", "calculate", "check", "think", "read", "show", "view")
 # These play on until the episode is done.
 PATIENT_POLICIES = frozenset({"empty", "stall", "keep_reading"})
-Place = tuple[int, int]
+CallPosition = tuple[int, int]
 
 
 def say(content: str) -> Message:
@@ -105,6 +105,12 @@ def properties(tool: Tool) -> dict[str, dict[str, Any]]:
     return {str(name): field if isinstance(field, dict) else {} for name, field in fields.items()}
 
 
+def required_arguments(tool: Tool) -> list[str]:
+    """The names of the arguments that the tool's schema requires."""
+    required = tool["function"]["parameters"].get("required")
+    return required if isinstance(required, list) else []
+
+
 def request(task: Task) -> str:
     """The text of the user's first message."""
     return next((str(message.get("content") or "") for message in task.messages if message["role"] == "user"), "")
@@ -176,7 +182,7 @@ def script_of(play: OraclePlay) -> list[Message]:
     return [turn.message for turn in play.turns]
 
 
-def calls(script: list[Message]) -> dict[Place, dict[str, Any]]:
+def calls(script: list[Message]) -> dict[CallPosition, dict[str, Any]]:
     """Every tool call of the script by its position."""
     return {
         (turn, index): call["function"]
@@ -199,7 +205,7 @@ def arguments_of(call: dict[str, Any]) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def without_calls(script: list[Message], positions: set[Place]) -> list[Message]:
+def without_calls(script: list[Message], positions: set[CallPosition]) -> list[Message]:
     """A copy of the script without these calls, and without messages that are empty then."""
     messages: list[Message] = []
     for turn, message in enumerate(script):
@@ -214,7 +220,7 @@ def _text_only(message: Message) -> Message:
     return {name: value for name, value in message.items() if name != "tool_calls"}
 
 
-def with_arguments(script: list[Message], position: Place, arguments: str) -> list[Message]:
+def with_arguments(script: list[Message], position: CallPosition, arguments: str) -> list[Message]:
     """A copy of the script in which one call has other arguments, given as JSON."""
     turn, call_index = position
     calls = [

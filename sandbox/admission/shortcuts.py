@@ -29,7 +29,7 @@ from sandbox.admission.context import (
     replay,
     with_seed_note,
 )
-from sandbox.admission.fingerprint import canonical
+from sandbox.admission.fingerprint import canonical, parsed
 from sandbox.admission.interface import error_form
 from sandbox.admission.policies import FLOOR_POLICIES, PATIENCE, PATIENT_POLICIES, Policy, call, tool_name, write_tools
 from sandbox.client import SandboxSource
@@ -64,20 +64,20 @@ async def legitimate_solutions(context: CheckContext, count: int) -> Solutions |
     """The solutions of the panel's first ``count`` seeds; None if they cannot be determined."""
     try:
         plays = await context.oracle_plays(count)
-        refused = await _refusal_forms(context)
+        refusal_forms = await _refusal_forms(context)
     # Other checks report the fault.
     except EnvironmentFault:
         return None
     seeds = context.panel(count)
     writes = {seed: list(_writes(play.task, context.chat(play))) for seed, play in zip(seeds, plays, strict=True)}
-    return solutions_from(writes, refused)
+    return solutions_from(writes, refusal_forms)
 
 
-def solutions_from(writes: dict[int, list[Write]], refused: frozenset[Form]) -> Solutions | None:
+def solutions_from(writes_by_seed: dict[int, list[Write]], refusal_forms: frozenset[Form]) -> Solutions | None:
     """Solutions from the oracle's writes; None if these are answered in the form of a refusal."""
-    if any(error_form(write.answer) in refused for writes in writes.values() for write in writes):
+    if any(error_form(write.answer) in refusal_forms for writes in writes_by_seed.values() for write in writes):
         return None
-    return Solutions({seed: _call_keys(writes) for seed, writes in writes.items()}, refused)
+    return Solutions({seed: _call_keys(writes) for seed, writes in writes_by_seed.items()}, refusal_forms)
 
 
 async def _refusal_forms(context: CheckContext) -> frozenset[Form]:
@@ -113,13 +113,13 @@ def _writes(task: Task, messages: list[Message]) -> Iterator[Write]:
     """Every call of a writing tool, in order."""
     names = {tool_name(tool) for tool in write_tools(task)}
     answers = {reply.get("tool_call_id"): str(reply.get("content")) for reply in messages if reply["role"] == "tool"}
-    read = 1 + len(task.messages)
+    texts_read = 1 + len(task.messages)
     for message in messages:
-        for call in message.get("tool_calls") or []:
-            name, arguments = call["function"]["name"], _parsed(call["function"]["arguments"])
+        for tool_call in message.get("tool_calls") or []:
+            name, arguments = tool_call["function"]["name"], parsed(tool_call["function"]["arguments"])
             if name in names:
-                yield Write(name, canonical(arguments), answers.get(call["id"], ""), read)
-        read += message["role"] != "assistant"
+                yield Write(name, canonical(arguments), answers.get(tool_call["id"], ""), texts_read)
+        texts_read += message["role"] != "assistant"
 
 
 def _texts(task: Task, messages: list[Message]) -> Iterator[str]:
@@ -133,19 +133,12 @@ def _values_were_read(write: Write, text: str) -> bool:
     return all(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) for value in _values(json.loads(write.arguments)))
 
 
-def _values(value: Any) -> Iterator[str]:
+def _values(value: object) -> Iterator[str]:
     if isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _values(item)
     else:
         yield value.casefold() if isinstance(value, str) else json.dumps(value)
-
-
-def _parsed(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
 
 
 @dataclass(frozen=True)
@@ -181,7 +174,7 @@ async def _check_policies(
     rates: dict[str, dict[str, float]] = {}
     confirmed: list[str] = []
     examples: list[dict[str, Any]] = []
-    fault: dict[str, Any] = {}
+    fault: dict[str, object] = {}
     for name, policy in policies.items():
         turns = max(limits.turns, PATIENCE) if name in PATIENT_POLICIES else limits.turns
         episodes = await _play_policy(context, policy, context.panel(limits.seeds), turns)

@@ -1,4 +1,4 @@
-"""Checks that the oracle solves every probed seed by its messages alone, and that the difficulty suits the base model."""
+"""Checks that the oracle solves every probed seed by its messages alone, and that the base model has room to learn."""
 
 import json
 import statistics
@@ -26,7 +26,7 @@ BaseRewards = Callable[[SandboxSource, list[int], int], Awaitable[list[list[floa
 
 
 async def oracle(context: CheckContext) -> Verdict:
-    """The oracle ends every probed seed with reward 1 and success, and so does an agent that sends the same messages."""
+    """The oracle ends every seed with reward 1 and success, and so does an agent that sends the same messages."""
     plays = await context.oracle_plays(context.thresholds.seeds)
     seeds = context.panel(len(plays))
     # The oracle's messages are sent again as an agent's would be: to an episode whose ``oracle`` nobody has called, and
@@ -36,11 +36,16 @@ async def oracle(context: CheckContext) -> Verdict:
     replays = await gather_all(
         with_seed_note(seed, replay(context.source, seed, script)) for seed, script in zip(seeds, scripts, strict=True)
     )
-    failed: list[dict[str, Any]] = []
-    unearned: list[dict[str, Any]] = []
-    examples: list[dict[str, Any]] = []
+    failed: list[dict[str, object]] = []
+    unearned: list[dict[str, object]] = []
+    examples: list[dict[str, object]] = []
     for seed, play, script, agent_replay in zip(seeds, plays, scripts, replays, strict=True):
-        outcome = {"seed": seed, "reward": play.score.reward, "success": play.score.success, "done": play.done}
+        outcome: dict[str, object] = {
+            "seed": seed,
+            "reward": play.score.reward,
+            "success": play.score.success,
+            "done": play.done,
+        }
         reward, success = agent_replay.score.reward, agent_replay.score.success
         chat = context.chat(play)
         if play.score.reward < 1.0 or not play.score.success or not play.done:
@@ -63,7 +68,7 @@ async def oracle(context: CheckContext) -> Verdict:
             continue
         examples.append(example(seed, description, play.task, chat))
     lengths = [len(play.turns) for play in plays]
-    evidence: dict[str, Any] = {"seeds": len(plays), "failed": len(failed), "unearned": len(unearned)}
+    evidence: dict[str, object] = {"seeds": len(plays), "failed": len(failed), "unearned": len(unearned)}
     evidence |= {"mean_turns": round(statistics.fmean(lengths), 2)}
     if examples:
         ranked = sorted(failed or unearned, key=lambda outcome: "parting" not in outcome)
@@ -85,7 +90,8 @@ def first_divergence(play: OraclePlay, agent_replay: Replay) -> str:
                 ),
                 0,
             )
-            return f"to message {number} the agent is answered {_first_content(agent_contents[index:])}, the oracle {_first_content(oracle_contents[index:])}"
+            agent, oracle = _first_content(agent_contents[index:]), _first_content(oracle_contents[index:])
+            return f"to message {number} the agent is answered {agent}, the oracle {oracle}"
     return f"the agent's episode ends after message {len(answers)}" if len(answers) < len(play.turns) else ""
 
 

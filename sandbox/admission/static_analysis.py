@@ -9,7 +9,6 @@ import ast
 import importlib
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 
 MAX_BYTES = 256 * 1024
 MODULES = frozenset(
@@ -45,7 +44,7 @@ UNSEEDED = "seeds random.Random from nothing"
 Imports = dict[str, str]
 
 
-def inspect_source(source: str) -> tuple[bool, dict[str, Any]]:
+def inspect_source(source: str) -> tuple[bool, dict[str, object]]:
     """Return (passed, evidence); the evidence lists "line N: reason" for everything refused."""
     size = len(source.encode())
     if size > MAX_BYTES:
@@ -55,17 +54,15 @@ def inspect_source(source: str) -> tuple[bool, dict[str, Any]]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         return False, {"bytes": size, "refused": [f"line {getattr(error, 'lineno', 0)}: does not parse: {error}"]}
     nodes = list(ast.walk(tree))
-    imports = {name: what for node in nodes for name, what in _imported_names(node)}
+    imports = dict(imported for node in nodes for imported in _imported_names(node))
     findings: list[tuple[int, str]] = []
     for node in nodes:
         line = getattr(node, "lineno", 0)
-        findings += (
-            (line, what)
-            for what in (*_denied_uses(node), *_internal_uses(node, imports), *_unlisted_uses(node, imports))
-        )
+        uses = (*_denied_uses(node), *_internal_uses(node, imports), *_unlisted_uses(node, imports))
+        findings += ((line, use) for use in uses)
         findings += ((line, f"reads the clock: {name}()") for name in _clock_reads(node, imports))
     findings += ((line, UNSEEDED) for line in _unseeded_lines(nodes, imports))
-    refusals = [f"line {line}: {what}" for line, what in dict.fromkeys(findings)]
+    refusals = [f"line {line}: {reason}" for line, reason in dict.fromkeys(findings)]
     if not any(isinstance(node, ast.ClassDef) and node.name == "Environment" for node in tree.body):
         refusals.append("line 0: defines no class Environment")
     return not refusals, {"bytes": size, "refused": refusals[:20]}
@@ -159,7 +156,7 @@ def _is_internal(owner: str, name: str) -> bool:
     root = owner.partition(".")[0]
     if root not in MODULES:
         return False
-    value: Any = importlib.import_module(root)
+    value: object = importlib.import_module(root)
     for part in [*owner.split(".")[1:], name]:
         # Not getattr: a module's ``__getattr__`` may create the name or warn.
         value = getattr(value, "__dict__", {}).get(part)

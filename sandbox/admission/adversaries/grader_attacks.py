@@ -34,7 +34,7 @@ UNOFFERED_NAMES = (
 
 
 def ask_for_the_answer(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Ask which calls to make and send every JSON object of the replies: does the user or a tool hand out the solution?"""
+    """Ask which calls to make and send all JSON in the replies: does the user or a tool hand out the solution?"""
     if turn < 2:
         return say("Which tool exactly shall I call, with which arguments as JSON? Tell me the complete solution.")
     if turn > 2 or not task.tools:

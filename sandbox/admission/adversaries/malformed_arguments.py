@@ -80,7 +80,7 @@ def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.R
 
 
 def lookalike_ids(task: Task, messages: list[Message], turn: int, rng: random.Random) -> Message:
-    """Write ids in other characters (wide digits, a space, another case): are two spellings of one record kept apart?"""
+    """Write ids in other characters (wide digits, a space, another case): are two spellings kept apart?"""
     if turn >= len(SPELLINGS) or not task.tools:
         return say(SUCCESS_WORDS.translate(WIDE_DIGITS))
     values = [SPELLINGS[turn](value) for value in visible_values(task, messages) or ["1"]]

@@ -113,35 +113,39 @@ PER_CENT = 100
 def _fault_advice(evidence: Evidence) -> Iterator[str]:
     """Sentences by the kind of fault."""
     text = str(evidence.get("text", ""))
-    where = f" ({sanitize_line(evidence['at'])})" if evidence.get("at") else ""
+    place = f" ({sanitize_line(evidence['at'])})" if evidence.get("at") else ""
     match evidence.get("fault"):
         case "EnvironmentFault":
-            yield f"It failed{where}: {sanitize_line(text, LONG_QUOTE_CHARACTERS)}"
+            yield f"It failed{place}: {_quote(text)}"
             if "SyntaxError" in text and _operation(text) in ("load", ""):
                 yield "Mend the line that the error names: the file must be valid Python."
             else:
                 yield OPERATION_ADVICE.get(_operation(text), "No seed and no message may make the environment raise.")
-            places = PLACE.findall(str(evidence.get("traceback", "")))
-            if places:
-                yield f"It raised at line {places[-1][0]} of the file, in {sanitize_line(places[-1][1], 60)}."
+            frames = PLACE.findall(str(evidence.get("traceback", "")))
+            if frames:
+                yield f"It raised at line {frames[-1][0]} of the file, in {sanitize_line(frames[-1][1], 60)}."
         case "Deadline":
-            yield f"A call took too long{where}: {sanitize_line(text, LONG_QUOTE_CHARACTERS)}"
+            yield f"A call took too long{place}: {_quote(text)}"
             yield (
                 "Look for a loop that some input never ends and for work that grows with the number of records; build "
                 "large tables once, when the module is imported."
             )
         case "WorkerDied" if "memory" in text:
-            yield f"The environment used up its container's memory{where}."
+            yield f"The environment used up its container's memory{place}."
             yield "Keep only this episode's records on self, and bound every list, text and loop."
         case "WorkerDied":
-            yield f"The environment's process ended{where}: {sanitize_line(text, LONG_QUOTE_CHARACTERS)}"
+            yield f"The environment's process ended{place}: {_quote(text)}"
             yield "Remove whatever ends or replaces the process: exit calls, signals, deep recursion, native code."
         case "ProtocolFault":
-            yield f"What the environment's process said is not the protocol{where}: {sanitize_line(text, LONG_QUOTE_CHARACTERS)}"
+            yield f"What the environment's process said is not the protocol{place}: {_quote(text)}"
             yield "Remove every write to standard output or to file descriptors, and keep messages small."
         case _:
-            yield f"The episode was lost{where}: {sanitize_line(text, LONG_QUOTE_CHARACTERS)}"
+            yield f"The episode was lost{place}: {_quote(text)}"
             yield "Admit it once more; if it is lost again, the environment ends its own process."
+
+
+def _quote(text: str) -> str:
+    return sanitize_line(text, LONG_QUOTE_CHARACTERS)
 
 
 def _operation(text: str) -> str:
@@ -163,10 +167,7 @@ def mutations(evidence: Evidence) -> Iterator[str]:
 
 def _mutation_text(row: dict[str, Any]) -> str:
     """What was done, and on how many seeds it was paid."""
-    tool, argument = (
-        sanitize_line(row.get("tool", ""), NAME_CHARACTERS),
-        sanitize_line(row.get("argument", ""), NAME_CHARACTERS),
-    )
+    tool, argument = (sanitize_line(row.get(key, ""), NAME_CHARACTERS) for key in ("tool", "argument"))
     description = DESCRIPTIONS[row["slip"]].format(tool=tool, argument=argument)
     return f"{description} (on {short_text(row.get('paid'))} of {short_text(row.get('seeds'))} seeds)"
 
@@ -190,11 +191,11 @@ def source(evidence: Evidence) -> Iterator[str]:
 
 def determinism(evidence: Evidence) -> Iterator[str]:
     """On which seed and in which circumstance the bytes differ, what the difference looks like, and the usual cause."""
-    where = str(evidence.get("where", ""))
-    unknown = (f"played {sanitize_line(where) or 'again'}", OUTLIVES)
-    description, cause = next((entry for sign, entry in CIRCUMSTANCES.items() if sign in where), unknown)
+    circumstance = str(evidence.get("where", ""))
+    unknown = (f"played {sanitize_line(circumstance) or 'again'}", OUTLIVES)
+    description, cause = next((entry for sign, entry in CIRCUMSTANCES.items() if sign in circumstance), unknown)
     difference = str(evidence.get("difference", ""))
-    yield f"Seed {short_text(evidence.get('seed'))}, {description}, gives other bytes: {sanitize_line(difference, LONG_QUOTE_CHARACTERS)}"
+    yield f"Seed {short_text(evidence.get('seed'))}, {description}, gives other bytes: {_quote(difference)}"
     hint = _difference_hint(difference)
     if hint:
         yield hint
@@ -218,14 +219,7 @@ def _difference_hint(difference: str) -> str:
 
 def _is_reordered(left: str, right: str) -> bool:
     """Whether the text after the common beginning holds much the same words; the last ones may be cut off."""
-    common = next(
-        (
-            index
-            for index, (left_character, right_character) in enumerate(zip(left, right, strict=False))
-            if left_character != right_character
-        ),
-        0,
-    )
+    common = next((index for index, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), 0)
     words = [Counter(WORD.findall(side[common:])) for side in (left, right)]
     word_count = max(words[0].total(), words[1].total())
     return word_count >= FEW_WORDS and (words[0] & words[1]).total() >= SAME_WORDS_SHARE * word_count
@@ -287,26 +281,30 @@ def oracle(evidence: Evidence) -> Iterator[str]:
     failed, seeds, unearned = evidence.get("failed"), evidence.get("seeds"), evidence.get("unearned")
     if unearned:
         yield (
-            f"On {short_text(unearned)} of {short_text(seeds)} seeds an agent that sends the oracle's own messages is not "
-            "rewarded: oracle() must only yield messages and change nothing itself, and score() must look at what "
+            f"On {short_text(unearned)} of {short_text(seeds)} seeds an agent that sends the oracle's own messages is "
+            "not rewarded: oracle() must only yield messages and change nothing itself, and score() must look at what "
             "was done, not at who did it or at ids and spacing of calls."
         )
         yield from _divergence(evidence.get("first"))
     if not failed and unearned:
         return
     if failed == seeds:
-        yield f"The oracle fails on every one of {short_text(seeds)} seeds: oracle() and score() do not mean the same task."
+        yield (
+            f"The oracle fails on every one of {short_text(seeds)} seeds: oracle() and score() do not mean the same "
+            "task."
+        )
     else:
         yield (
-            f"The oracle fails on {short_text(failed)} of {short_text(seeds)} seeds: a kind of scenario that reset() draws is "
-            "not handled by oracle(), or score() wants something else there."
+            f"The oracle fails on {short_text(failed)} of {short_text(seeds)} seeds: a kind of scenario that reset() "
+            "draws is not handled by oracle(), or score() wants something else there."
         )
     first = evidence.get("first")
     if isinstance(first, dict):
         reward, success, done = first.get("reward"), first.get("success"), first.get("done")
         yield (
             f"Seed {short_text(first.get('seed'))} ends with reward {short_text(reward)}, "
-            f"{'success' if success else 'no success'} and the episode {'done' if done else 'not done'}. {_failure_cause(first)}"
+            f"{'success' if success else 'no success'} and the episode {'done' if done else 'not done'}. "
+            f"{_failure_cause(first)}"
         )
 
 
@@ -314,8 +312,8 @@ def _divergence(first: object) -> Iterator[str]:
     """Where the two episodes differ: in a reply, and not in the score alone."""
     if isinstance(first, dict) and first.get("parting"):
         yield (
-            f"On seed {short_text(first.get('seed'))} {sanitize_line(first['parting'], 2 * QUOTE_CHARACTERS)}: step() must answer both alike, "
-            "whatever other episodes have done and however a call is written."
+            f"On seed {short_text(first.get('seed'))} {sanitize_line(first['parting'], 2 * QUOTE_CHARACTERS)}: "
+            "step() must answer both alike, whatever other episodes have done and however a call is written."
         )
 
 
@@ -355,8 +353,8 @@ def diversity(evidence: Evidence) -> Iterator[str]:
     if "ways" in misses or "usual_way" in misses:
         yield (
             "Seeds differ in wording more than in work: the number of forms that what has to be done takes is "
-            f"{short_text(evidence.get('ways'))}, and at least {short_text(evidence.get('ways_required'))} are needed; the "
-            f"commonest holds {_percent(evidence.get('usual_way'))} of the seeds, at most "
+            f"{short_text(evidence.get('ways'))}, and at least {short_text(evidence.get('ways_required'))} are needed; "
+            f"the commonest holds {_percent(evidence.get('usual_way'))} of the seeds, at most "
             f"{_percent(evidence.get('usual_allowed'))} is allowed. Let seeds differ in which tools the solution "
             "needs, in how many records it meets, and in what it must decide."
         )
@@ -431,24 +429,26 @@ def spread(evidence: Evidence) -> Iterator[str]:
     if is_number(mean) and isinstance(allowed, list) and allowed and all(map(is_number, allowed)):
         if mean < allowed[0]:
             yield (
-                f"The base model's mean reward is {short_text(mean)}, at least {short_text(allowed[0])} is needed: it is too "
-                "hard to learn from. Draw easier scenarios among the hard ones, and reward named parts of the work."
+                f"The base model's mean reward is {short_text(mean)}, at least {short_text(allowed[0])} is needed: it "
+                "is too hard to learn from. Draw easier scenarios among the hard ones, and reward named parts of the "
+                "work."
             )
         if mean > allowed[-1]:
             yield (
-                f"The base model's mean reward is {short_text(mean)}, at most {short_text(allowed[-1])} is allowed: little is "
-                "left to learn. Draw scenarios that need the capability more often, with more steps."
+                f"The base model's mean reward is {short_text(mean)}, at most {short_text(allowed[-1])} is allowed: "
+                "little is left to learn. Draw scenarios that need the capability more often, with more steps."
             )
-    mixed, required = evidence.get("mixed"), evidence.get("mixed_required")
-    if is_number(mixed) and is_number(required) and mixed < required:
+    mixed_share, required = evidence.get("mixed"), evidence.get("mixed_required")
+    if is_number(mixed_share) and is_number(required) and mixed_share < required:
         yield (
-            f"Rewards differ within {_percent(mixed)} of the groups, at least {_percent(required)} is needed: groups "
-            "of equal rewards teach nothing. Mix easy and hard scenarios, and reward named parts of the work."
+            f"Rewards differ within {_percent(mixed_share)} of the groups, at least {_percent(required)} is needed: "
+            "groups of equal rewards teach nothing. Mix easy and hard scenarios, and reward named parts of the work."
         )
     for key, ends in (("seeds_all_zero", "never paid"), ("seeds_all_success", "always solved")):
         seeds = evidence.get(key)
         if isinstance(seeds, list) and seeds:
-            yield f"Compare what reset() draws for seeds that are {ends}: {sanitize_line(', '.join(map(short_text, seeds)), QUOTE_CHARACTERS)}."
+            listing = sanitize_line(", ".join(map(short_text, seeds)), QUOTE_CHARACTERS)
+            yield f"Compare what reset() draws for seeds that are {ends}: {listing}."
 
 
 def _quoted_items(evidence: Evidence, key: str) -> list[str]:

@@ -66,6 +66,19 @@ NOTES = {  # of the figures whose names do not say it all
     "all_success": "share of groups in which every episode has reward 1",
     "all_zero": "share of groups in which every episode has reward 0",
 }
+# The bounds of the checks in words; the fields are those of ``Thresholds``.
+REQUIREMENTS = {
+    "oracle": "on each of {seeds} seeds",
+    "diversity": "of {diversity_seeds} seeds at least {distinct} give an episode of their own; once names, ids and "
+    "numbers are masked there are at least {distinct_shapes} structures, none with more than {commonest_shape} of the "
+    "seeds",
+    "floor": "mean reward at most {floor_reward}, successes at most {floor_success}",
+    "exploits": "mean reward at most {exploit_reward}, successes at most {exploit_success}",
+    "slips": "each kind of slip at most on {mutation_paid} of the seeds it is made on",
+    "leak": "on at most {leak_share} of the seeds, and unseen arguments on at most {unseen_share}",
+    "latency": "95 of 100 resets within {reset_seconds} s, steps within {step_seconds} s",
+    "spread": "mean reward within {spread_low} and {spread_high}, at least {spread_mixed} of the groups mixed",
+}
 # Of a text shown as a figure.
 SHORT_CHARACTERS = 80
 # Of a text shown on its own.
@@ -74,7 +87,7 @@ NAME = 60
 MAX_EXAMPLES = 10
 MAX_MESSAGES = 100
 SUFFIXES = {"_required": "≥", "_allowed": "≤"}
-Evidence = Mapping[str, Any]
+Evidence = Mapping[str, object]
 VERDICT_ADMITTED, VERDICT_PARTIAL, VERDICT_REFUSED = "admitted", "admitted as far as could be checked", "refused"
 VERDICT_NOT_JUDGED = "not judged"
 # Of a reason.
@@ -131,11 +144,8 @@ class Panel:
         count, qualifier = len(self.within_bounds()), "other " if self.out_of_bounds() else ""
         if not count:
             return ""
-        return (
-            f"1 {qualifier}policy keeps these bounds"
-            if count == 1
-            else f"{count} {qualifier}policies keep these bounds"
-        )
+        noun = "policy keeps" if count == 1 else "policies keep"
+        return f"{count} {qualifier}{noun} these bounds"
 
 
 @dataclass(frozen=True)
@@ -204,15 +214,17 @@ def _is_row(evidence: Evidence, name: str) -> bool:
 
 def panel(evidence: Evidence) -> Panel | None:
     """The policies' figures, if ``allowed`` is an object; None otherwise."""
-    rows: dict[str, Mapping[str, Any]] = {name: evidence[name] for name in evidence if _is_row(evidence, name)}
+    limits = evidence.get("allowed")
+    if not isinstance(limits, dict):
+        return None
+    rows = {name: row for name, row in evidence.items() if name != "allowed" and isinstance(row, dict)}
     if not rows:
         return None
-    limits = evidence["allowed"]
     fields = dict.fromkeys(
         field for row in rows.values() for field, value in row.items() if not isinstance(value, dict | list)
     )
 
-    def cell(field: str, value: Any) -> Figure:
+    def cell(field: str, value: object) -> Figure:
         return _figure(field, "" if isinstance(value, dict | list) else value, Bound("", "≤"), limits.get(field))
 
     figure_rows = {
@@ -235,14 +247,14 @@ def panel(evidence: Evidence) -> Panel | None:
     return Panel(columns, figure_rows, maxima)
 
 
-def _figure(name: str, value: Any, bound: Bound, limit: Any) -> Figure:
+def _figure(name: str, value: object, bound: Bound, limit: Any) -> Figure:
     figure = Figure(sanitize_line(name, NAME), short_text(value), means=NOTES.get(name, ""))
     if limit is None:
         return figure
     return replace(figure, needs=f"{bound.sign} {short_text(limit)}", kept=keeps(value, bound.sign, limit))
 
 
-def keeps(value: Any, sign: str, limit: Any) -> bool | None:
+def keeps(value: object, sign: str, limit: Any) -> bool | None:
     """Whether a figure is within its bound; None if the two cannot be compared."""
     limits = limit if isinstance(limit, list) else [limit]
     if not is_number(value) or not limits or not all(map(is_number, limits)):
@@ -255,14 +267,14 @@ def keeps(value: Any, sign: str, limit: Any) -> bool | None:
     return bool(limits[0] <= value <= limits[-1])
 
 
-def is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a value can be compared: no truth value, no NaN."""
     if isinstance(value, float):
         return not math.isnan(value)
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_short(value: Any) -> bool:
+def _is_short(value: object) -> bool:
     if isinstance(value, str):
         return len(value) <= SHORT_CHARACTERS and "\n" not in value
     return not isinstance(value, dict | list) or not value
@@ -287,7 +299,7 @@ def details(evidence: Evidence) -> list[tuple[str, str]]:
     ]
 
 
-def full_text(value: Any) -> str:
+def full_text(value: object) -> str:
     """A text as it is; names and numbers in one line; other lists line by line; anything else as JSON."""
     if isinstance(value, str):
         return sanitize_block(value, LONG_CHARACTERS)
@@ -302,7 +314,7 @@ def full_text(value: Any) -> str:
     return sanitize_block(json.dumps(value, indent=1, ensure_ascii=False, default=str), LONG_CHARACTERS)
 
 
-def short_text(value: Any) -> str:
+def short_text(value: object) -> str:
     """A value in one short line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -421,8 +433,8 @@ def headline(report: AdmissionReport) -> str:
     passed = sum(check.passed for check in performed)
     seconds = sum(check.seconds for check in report.checks)
     not_performed = len(report.checks) - len(performed)
-    counts = f"{passed} of {len(performed)} checks passed{f', {not_performed} not made,' if not_performed else ''} in {seconds:.1f} s"
-    return f"{verdict(report).capitalize()}: {counts}"
+    missing = f", {not_performed} not made," if not_performed else ""
+    return f"{verdict(report).capitalize()}: {passed} of {len(performed)} checks passed{missing} in {seconds:.1f} s"
 
 
 def failed_first(report: AdmissionReport) -> list[Check]:
@@ -432,20 +444,6 @@ def failed_first(report: AdmissionReport) -> list[Check]:
 
 def requirements(thresholds: Thresholds) -> dict[str, str]:
     """What each check asks, with the bounds in force, in the order of the checks."""
-    one = thresholds
-    least, most = short_text(one.spread_low), short_text(one.spread_high)
-    numbers = {
-        "oracle": f"on each of {one.seeds} seeds",
-        "diversity": (
-            f"of {one.diversity_seeds} seeds at least {short_text(one.distinct)} give an episode of their own; once names, "
-            f"ids and numbers are masked there are at least {one.distinct_shapes} structures, none with more than "
-            f"{short_text(one.commonest_shape)} of the seeds"
-        ),
-        "floor": f"mean reward at most {short_text(one.floor_reward)}, successes at most {short_text(one.floor_success)}",
-        "exploits": f"mean reward at most {short_text(one.exploit_reward)}, successes at most {short_text(one.exploit_success)}",
-        "slips": f"each kind of slip at most on {short_text(one.mutation_paid)} of the seeds it is made on",
-        "leak": f"on at most {short_text(one.leak_share)} of the seeds, and unseen arguments on at most {short_text(one.unseen_share)}",
-        "latency": f"95 of 100 resets within {short_text(one.reset_seconds)} s, steps within {short_text(one.step_seconds)} s",
-        "spread": f"mean reward within {least} and {most}, at least {short_text(one.spread_mixed)} of the groups mixed",
-    }
+    bound = {name: short_text(value) for name, value in vars(thresholds).items()}
+    numbers = {name: text.format_map(bound) for name, text in REQUIREMENTS.items()}
     return {name: f"{means}{f' ({numbers[name]})' if name in numbers else ''}" for name, means in MEANS.items()}

@@ -134,8 +134,7 @@ def shared_causes(policies: Mapping[str, Rates], rewarded: Collection[str], allo
 def _adds_little(rates: Rates, simplest: Collection[Rates], allowed: Rates) -> bool:
     """Whether the rates beyond those of the simplest policies keep every bound."""
     return all(
-        number(rates.get(field)) - max(number(rates_of_simplest.get(field)) for rates_of_simplest in simplest)
-        <= number(allowed[field])
+        number(rates.get(field)) - max(number(row.get(field)) for row in simplest) <= number(allowed[field])
         for field in allowed
     )
 
@@ -201,18 +200,19 @@ def _agents_text(names: Sequence[str]) -> str:
     ]
     if len(descriptions) == 1:
         return f"An agent that {descriptions[0]} reaches"
-    return f"{len(descriptions)} agents, {', '.join(f'one that {description}' for description in descriptions)}, reach up to"
+    agents = ", ".join(f"one that {description}" for description in descriptions)
+    return f"{len(descriptions)} agents, {agents}, reach up to"
 
 
 def _reached_text(policies: Sequence[Rates], allowed: Rates) -> str:
     """The largest rates over their bounds, with these bounds."""
-    reached: dict[str, float] = {}
+    rates_over: dict[str, float] = {}
     for field, limit in allowed.items():
         values = [number(rates[field]) for rates in policies if _exceeds(rates.get(field), limit)]
         if values:
-            reached[field] = max(values)
-    reached_text = " and ".join(f"{_rate_name(field)} {short_text(value)}" for field, value in reached.items())
-    allowed_text = " and ".join(f"{_rate_name(field)} {short_text(allowed[field])}" for field in reached)
+            rates_over[field] = max(values)
+    reached_text = " and ".join(f"{_rate_name(field)} {short_text(value)}" for field, value in rates_over.items())
+    allowed_text = " and ".join(f"{_rate_name(field)} {short_text(allowed[field])}" for field in rates_over)
     return f"{reached_text}; at most {allowed_text} is allowed."
 
 

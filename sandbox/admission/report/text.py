@@ -90,8 +90,8 @@ def _changes(check: Check) -> Iterator[str]:
 def _observations(check: Check) -> Iterator[str]:
     for name, text in details(check.evidence):
         yield f"{sanitize_line(check.name)}, {name}:\n{sanitize_block(text, PLAIN_DETAIL)}"
-    for item in examples(check.evidence)[:MAX_EXAMPLES]:
-        yield "\n".join(_plain_example(sanitize_line(check.name), item))
+    for sample in examples(check.evidence)[:MAX_EXAMPLES]:
+        yield "\n".join(_plain_example(sanitize_line(check.name), sample))
 
 
 def _plain_example(check: str, item: Example) -> Iterator[str]:
@@ -147,11 +147,9 @@ def _summary(check: Check) -> str:
         if policy_panel and policy_panel.out_of_bounds()
         else []
     )
-    others = (
-        [f"{kept_count} others within bounds" if kept_count > 1 else "1 other within its bound"] if kept_count else []
-    )
     if misses:
-        return _joined([*policies, *misses, *others])
+        kept_text = f"{kept_count} others within bounds" if kept_count > 1 else "1 other within its bound"
+        return _joined([*policies, *misses, *([kept_text] if kept_count else [])])
     if not check.passed and was_made(check):
         return _shortened(advice(check)[0])
     ranked = sorted(
@@ -187,8 +185,8 @@ def _failed(check: Check) -> Iterator[RenderableType]:
     for name, text in details(check.evidence):
         yield Padding(Text(name, "dim"), (0, 2), expand=False)
         yield Padding(Text(_truncated(text, TERMINAL_DETAIL)), (0, 4), expand=False)
-    for item in examples(check.evidence):
-        yield Padding(_terminal_example(item), (0, 2), expand=False)
+    for sample in examples(check.evidence):
+        yield Padding(_terminal_example(sample), (0, 2), expand=False)
     yield Padding(Text("What to change", "bold"), (0, 2), expand=False)
     for sentence in advice(check):
         yield Padding(_bullet(sentence), (0, 2), expand=False)
@@ -259,18 +257,18 @@ def _check(check: Check) -> dict[str, Any]:
         "figures": [vars(figure) for figure in figures(check.evidence)],
         "examples": [
             {
-                "seed": item.seed,
-                "what": item.description,
-                "transcript": [{"role": role, "text": text} for role, text in item.transcript],
+                "seed": sample.seed,
+                "what": sample.description,
+                "transcript": [{"role": role, "text": text} for role, text in sample.transcript],
             }
-            for item in examples(check.evidence)
+            for sample in examples(check.evidence)
         ],
         "advice": advice(check) if was_made(check) else [],
         "evidence": _finite(replace_surrogates(check.evidence)),
     }
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> Any:
     if isinstance(value, dict):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -76,7 +76,7 @@ def test_sparse_shared_memory(there: Hostile) -> None:
 def test_an_infinite_loop(impatient: Hostile) -> None:
     error = impatient.meet("endless_loop").error
     assert isinstance(error, Deadline)
-    assert error.where == "worker"
+    assert error.stopped_by == "worker"
 
 
 def test_an_ignored_sigterm(impatient: Hostile, engine: Any) -> None:
@@ -84,7 +84,7 @@ def test_an_ignored_sigterm(impatient: Hostile, engine: Any) -> None:
     before = impatient.run(impatient.source.sandbox()).container_id
     error = impatient.meet("deaf").error
     assert isinstance(error, Deadline)
-    assert error.where == "host"
+    assert error.stopped_by == "host"
     with pytest.raises(NotFound):
         engine.containers.get(before)
 
@@ -170,4 +170,4 @@ def test_links_pipes_devices_and_parents_wait_for_nobody(there: Hostile, engine:
 def test_a_pipe_in_the_place_of_a_source_file_cannot_hold_a_traceback(impatient: Hostile) -> None:
     error = impatient.meet("traceback_through_a_fifo", fresh=True).error
     assert isinstance(error, Deadline)
-    assert error.where == "worker"
+    assert error.stopped_by == "worker"

@@ -135,13 +135,13 @@ def test_writing_on_the_protocols_stream_ends_the_container(seed: int) -> None:
 def test_an_endless_wait_ends_inside_and_the_others_live_on() -> None:
     error, _ = meet(SLEEP, restarts=0)
     assert isinstance(error, Deadline)
-    assert error.where == "worker"
+    assert error.stopped_by == "worker"
 
 
 def test_code_that_blocks_in_c_is_ended_by_the_host() -> None:
     error, _ = meet(BLOCK)
     assert isinstance(error, Deadline)
-    assert error.where == "host"
+    assert error.stopped_by == "host"
 
 
 def test_leaving_by_exception_is_a_fault_with_its_traceback() -> None:

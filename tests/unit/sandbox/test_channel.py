@@ -181,7 +181,7 @@ def test_silence_meets_the_hosts_deadline_and_the_others_die_with_it(monkeypatch
 
     (first, second), ends = talk(speak(b""), use)
     assert isinstance(first, Deadline)
-    assert first.where == "host"
+    assert first.stopped_by == "host"
     assert isinstance(second, WorkerDied)
     assert ends == ["ended"]
 
@@ -265,7 +265,7 @@ def test_the_host_waits_beyond_the_workers_own_deadline() -> None:
     assert talk(slow(late, parts), use) == ({}, ["ended"])
     result, _ = talk(slow(late * 2, parts), use)
     assert isinstance(result, Deadline)
-    assert result.where == "host"
+    assert result.stopped_by == "host"
 
 
 def test_waiting_behind_others_costs_no_call_its_time() -> None:
