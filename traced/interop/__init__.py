@@ -1,33 +1,31 @@
-"""Environments between traced and two projects that others train with: ``verifiers`` and ``openenv``.
+"""Environments as packages of two other projects: ``verifiers`` and ``openenv``.
 
-``export`` writes an environment as a package of theirs, ``recognise`` reads a package of theirs for admission. Neither
-project is a dependency (they exclude one another: verifiers 0.4.0 pins mcp 2.0.0, openenv 0.10.0 needs fastmcp 3, which
-needs mcp 1); what follows was read in their sources on PyPI, at these versions, on Python 3.11.
+``export`` writes an environment as a package of theirs, ``recognition`` reads a package of theirs for admission.
+Neither project is a dependency: they exclude one another (verifiers 0.4.0 pins mcp 2.0.0, openenv 0.10.0 needs
+fastmcp 3, which needs mcp 1). The following was read in their sources on PyPI, for Python 3.11.
 
 verifiers 0.4.0 (the interface ``verifiers.v1``; ``load_environment`` and ``MultiTurnEnv`` of 0.1 are gone)
-    An environment is an installed package whose ``__all__`` names one ``Taskset`` (tasks, each with ``@vf.reward``
-    methods over a finished trace) and, if it wants, one ``Harness`` (the program that plays a task; it may run in
-    verifiers' own process) and one ``Env``. ``vf-validate ID`` needs no model: *gold* runs ``Task.validate``, the
-    reference solution; *noop* scores the untouched task, invalid at reward 1. ``vf-eval ID`` plays tasks with a model
-    behind an OpenAI-compatible URL. Both run in a remote box unless ``--runtime.type subprocess`` is said.
+    An environment is an installed package whose ``__all__`` names one ``Taskset`` (tasks with ``@vf.reward`` methods
+    over a finished trace) and optionally a ``Harness`` (the program that plays a task, possibly in verifiers' own
+    process) and an ``Env``. ``vf-validate ID`` needs no model: *gold* runs ``Task.validate``, the reference solution;
+    *noop* scores the untouched task, which is invalid at reward 1. ``vf-eval ID`` plays tasks with a model behind an
+    OpenAI-compatible URL. Both run in a remote sandbox unless ``--runtime.type subprocess`` is given.
 
-openenv 0.10.0 (the former openenv-core ends at 0.3.0)
-    An environment is a folder with ``openenv.yaml``, models, client and a FastAPI server with reset(seed), step, state.
-    ``openenv validate DIR --level static`` reads ``openenv.yaml`` and its ``validation:`` block (reward range and
-    margins within the policy's bounds, resources, capabilities). ``--url`` asks a running server for its endpoints.
-    Level *runtime* builds the image, replays the plan of ``validation.execution.probe_path`` and grades rewards,
-    observation schema and state; network policy where the provider measures it; the policy's other checks, all of
-    level *semantic* (oracle, floor, determinism) among them, are "not implemented in this build". ``openenv push``
-    wants a fixed set of files, and other ways to serve a ``uv.lock``.
+openenv 0.10.0 (openenv-core ended at 0.3.0)
+    An environment is a folder with ``openenv.yaml``, models, a client and a FastAPI server with reset(seed), step and
+    state. ``openenv validate DIR --level static`` reads ``openenv.yaml`` and its ``validation:`` block (reward range
+    and margins, resources, capabilities); ``--url`` checks the endpoints of a running server. Level *runtime* builds
+    the image, replays the plan of ``validation.execution.probe_path`` and grades rewards, observation schema and
+    state, and network policy where the provider measures it. Checks of level *semantic* (oracle, floor, determinism)
+    are "not implemented in this build". ``openenv push`` expects a fixed set of files, and a ``uv.lock`` for other
+    ways to serve.
 
-Not covered: publishing on either hub, and importing a package of theirs as something to train on.
-
-What can go wrong between traced and other projects' environments.
+Not covered: publishing on either hub, and importing a package of theirs for training.
 
 InteropError            (exit code 1)
-├── NoSuchEnvironment   no file of that name, and no or more than one stored environment begins with that hash
-├── NotExportable       the source cannot become a package as it stands
-├── InTheWay            there is something where the package would be written
+├── NoSuchEnvironment   no file of that name, and not exactly one stored environment with that hash
+├── NotExportable       the source cannot become a package
+├── TargetUnavailable   the folder of the package exists already or cannot be written
 └── NotRecognised       a folder holds no environment of a known kind, or several
 """
 
@@ -39,15 +37,15 @@ class InteropError(TracedError):
 
 
 class NoSuchEnvironment(InteropError):
-    """No file of that name, and no or more than one stored environment begins with that hash."""
+    """There is no file of that name, and not exactly one stored environment with that hash."""
 
 
 class NotExportable(InteropError):
-    """The source cannot become a package as it stands."""
+    """The source cannot become a package."""
 
 
 class TargetUnavailable(InteropError):
-    """There is something where the package would be written."""
+    """The folder of the package exists already or cannot be written."""
 
 
 class NotRecognised(InteropError):

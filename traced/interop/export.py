@@ -1,12 +1,11 @@
 """Write an environment as a package of verifiers or OpenEnv.
 
-Invariants: ``environment.py`` in the package is the source byte for byte and ``contract.py`` beside it the contract;
-the rest is rendered from ``templates`` and imports the other project and the standard library alone, never traced; no
-code of the environment runs here. ``traced.json`` in the package's folder names the origin and the SHA-256 of every
-other file, by which ``recognise`` knows what was changed since. The folder appears whole, by one rename, or not at all;
-nothing is overwritten.
-How it fails: ``NotExportable`` for a source that does not parse, defines no class ``Environment`` or imports what the
-package could not give it; ``InTheWay``. What ``verifiers`` and OpenEnv check is in this package's docstring.
+The package holds the source byte for byte and the contract beside it; the rest is rendered from ``templates`` and
+imports only the other project and the standard library. ``traced.json`` names the origin and the SHA-256 of every other
+file, by which ``recognition`` detects later changes.
+
+Invariants: no code of the environment runs; the folder appears by one rename or not at all; nothing is overwritten.
+How it fails: ``NotExportable`` for a source that could not run as a package; ``TargetUnavailable``.
 """
 
 import ast
@@ -30,16 +29,22 @@ from traced.interop.origin import Origin
 FORMAT = 1
 RECORD_FILE = "traced.json"
 ENVIRONMENT, CONTRACT = "environment.py", "contract.py"
-VERSION = "0.1.0"  # of every exported package: its content is named by the hash in its name
+# Of every exported package: the hash in its name identifies the content.
+VERSION = "0.1.0"
 CONTRACT_MODULE = "sandbox.contract"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of package: where the environment's own files go, and which template each other file is rendered from."""
+    """A kind of package.
 
-    inner: str  # folder of environment.py; "" is the package's name
-    templates: dict[str, str]  # {inner} stands for that folder
+    Args:
+        inner: The folder of environment.py; "" for the name of the package.
+        templates: The template of each other file; ``{inner}`` stands for that folder.
+    """
+
+    inner: str
+    templates: dict[str, str]
 
 
 KINDS = {
@@ -78,7 +83,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the package's folder and import name, and why nobody should train on it yet ("" if one may)."""
+    """A written package; ``warning`` says why it should not be used for training yet, "" if it may."""
 
     folder: Path
     package: str
@@ -89,12 +94,15 @@ class Exported:
 
 
 def export(origin: Origin, kind: str, target: Path | None = None) -> Exported:
-    """Write the package into ``into``, which is new or empty; by default a folder of its name and kind, here."""
+    """Write the package into ``target``, a new or empty folder; by default a folder named after package and kind."""
     require_exportable(origin.source_code)
     package = package_name(origin)
     folder = (target or Path(f"{package}-{kind}")).absolute()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise TargetUnavailable(f"{folder} is there already", hint="another folder for --into, or move this one away")
+        raise TargetUnavailable(
+            f"{folder} exists already", hint="choose another folder with --into, or move this one away"
+        )
+    # Beside the target, so that the rename does not cross file systems.
     staging = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     try:
         for name, content in package_files(origin, kind).items():
@@ -103,14 +111,16 @@ def export(origin: Origin, kind: str, target: Path | None = None) -> Exported:
             path.write_bytes(content)
         os.replace(staging, folder)
     except OSError as error:
-        raise TargetUnavailable(f"{folder} cannot be written: {error}", hint="another folder for --into") from error
+        raise TargetUnavailable(
+            f"{folder} cannot be written: {error}", hint="choose another folder with --into"
+        ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return Exported(folder, package, kind, origin.hash, origin.admitted, origin.warning)
 
 
 def package_files(origin: Origin, kind: str) -> dict[str, bytes]:
-    """Path in the package -> content; the same origin gives the same bytes."""
+    """The files of a package by path; the same origin gives the same bytes."""
     package = package_name(origin)
     inner = KINDS[kind].inner or package
     values = {
@@ -146,22 +156,23 @@ def package_files(origin: Origin, kind: str) -> dict[str, bytes]:
 
 
 def package_name(origin: Origin) -> str:
-    """``traced_NAME_HASH8``: an import name that no two environments share."""
+    """The import name ``traced_NAME_HASH8``, which is unique to the environment."""
     slug = re.sub(r"[^a-z0-9]+", "_", origin.name.lower()).strip("_")[:40].strip("_")
     return "_".join(filter(None, ["traced", slug, origin.hash[:8]]))
 
 
 def require_exportable(source_code: str) -> None:
-    """Raise NotExportable for a source whose package could not run; admission itself is not repeated here."""
+    """Raise NotExportable for a source that could not run as a package; this does not replace admission."""
     try:
         tree = ast.parse(source_code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None) or 1
-        raise NotExportable(f"line {line} does not parse: {error}", hint="name a Python file") from error
+        raise NotExportable(f"line {line} is not valid Python: {error}", hint="name a Python file") from error
     if not any(isinstance(node, ast.ClassDef) and node.name == "Environment" for node in tree.body):
         raise NotExportable(
-            "the file defines no class Environment", hint="sandbox/contract.py says what an environment defines"
+            "the file defines no class Environment", hint="see sandbox/contract.py for what an environment defines"
         )
+    # The package replaces the import of the contract at the top of the file only.
     late = {id(node) for outer in ast.walk(tree) if _is_function(outer) for node in ast.walk(outer)}
     for node in ast.walk(tree):
         for module in imported_modules(node):
@@ -176,7 +187,7 @@ def require_exportable(source_code: str) -> None:
 
 
 def imported_modules(node: ast.AST) -> list[str]:
-    """The modules that an import statement names; a relative one begins with a dot."""
+    """The modules that an import statement names; a relative one begins with a dot. Empty for other nodes."""
     match node:
         case ast.Import(names=names):
             return [alias.name for alias in names]
@@ -191,7 +202,7 @@ def _is_function(node: ast.AST) -> bool:
 
 @functools.cache
 def _templates() -> Environment:
-    """What a person or a model wrote reaches a file only through ``quoted`` and ``cell``, or reduced to a title."""
+    # Text of people and models enters a file only through these filters, or reduced to a title.
     environment = Environment(
         loader=PackageLoader("traced.interop"), undefined=StrictUndefined, keep_trailing_newline=True
     )
@@ -200,12 +211,12 @@ def _templates() -> Environment:
 
 
 def _quoted(text: str) -> str:
-    """A string literal of Python and TOML alike."""
+    """A string literal that is valid in Python and in TOML."""
     return json.dumps(_one_line(text), ensure_ascii=False)
 
 
 def _cell(text: str) -> str:
-    """The inside of a cell of a Markdown table."""
+    """Text for a cell of a Markdown table."""
     return re.sub(r"([|<>\\`*_\[\]])", r"\\\1", _one_line(text))
 
 

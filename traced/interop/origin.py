@@ -1,8 +1,7 @@
-"""Where an environment that leaves comes from: its source, who made it, and what admission said of it.
+"""The origin of an environment that is exported: its source, its author, and the verdict of admission.
 
-Invariants: the hash is that of the source's bytes; the verdict is the newest one that the store holds for them; where
-it holds none, or there is no store to ask, the environment counts as unjudged, which is never admitted.
-How it fails: ``NoSuchEnvironment`` for a name that is no file and no hash of exactly one stored environment.
+The verdict is the newest one that the store holds for these bytes; without one the environment counts as not judged,
+which is never admitted. Raises ``NoSuchEnvironment``.
 """
 
 import re
@@ -22,16 +21,28 @@ _HASH = re.compile(rf"(?:env:)?([0-9a-f]{{{MIN_PREFIX},64}})")
 
 @dataclass(frozen=True)
 class Origin:
-    """An environment and what is known of it; "" where nothing is. ``admitted`` is None before any admission."""
+    """An environment and where it comes from; "" where that is unknown.
+
+    Args:
+        source_code: The source.
+        name: The capability, or the name of the file.
+        capability: The capability that it trains.
+        description: The description of the capability.
+        synthesizer: What wrote it.
+        cycle: The id of its cycle.
+        admitted: The verdict of admission; None before any admission.
+        failed: The checks of admission that refused it.
+        judged_at: The date of the admission.
+    """
 
     source_code: str
-    name: str  # of the capability, or of the file
+    name: str
     capability: str = ""
     description: str = ""
     synthesizer: str = ""
     cycle: str = ""
     admitted: bool | None = None
-    failed: list[str] = field(default_factory=list)  # the names of the checks that refused it
+    failed: list[str] = field(default_factory=list)
     judged_at: str = ""
 
     @property
@@ -41,7 +52,7 @@ class Origin:
 
     @property
     def verdict(self) -> str:
-        """What admission said, in words."""
+        """The verdict of admission in words."""
         if self.admitted is None:
             return "never judged"
         return (
@@ -50,7 +61,7 @@ class Origin:
 
     @property
     def warning(self) -> str:
-        """Why nobody should train on it yet; "" for an admitted one."""
+        """Why it should not be used for training yet; "" for an admitted one."""
         if self.admitted:
             return ""
         if self.admitted is None:
@@ -59,7 +70,7 @@ class Origin:
 
 
 def origin_of_file(path: Path, session: Session | None) -> Origin:
-    """The environment in a single file, with what the store knows of these bytes."""
+    """The environment in a single file, with what the store holds of these bytes."""
     try:
         source_code = path.read_bytes().decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -71,7 +82,7 @@ def origin_of_file(path: Path, session: Session | None) -> Origin:
 
 
 def origin_of_hash(session: Session, identifier: str) -> Origin:
-    """The one stored environment whose hash begins so; ``named`` may begin with "env:"."""
+    """The only stored environment whose hash begins with ``identifier``, which may begin with "env:"."""
     match = _HASH.fullmatch(identifier)
     hashes = find_hashes(session, match[1], limit=4) if match else []
     if len(hashes) == 1:
@@ -80,15 +91,17 @@ def origin_of_hash(session: Session, identifier: str) -> Origin:
             return origin
     if hashes:
         candidates = ", ".join(f"env:{stored_hash[:16]}" for stored_hash in hashes)
-        raise NoSuchEnvironment(f"{identifier!r} begins several hashes: {candidates}", hint="more of the hash")
+        raise NoSuchEnvironment(
+            f"{identifier!r} matches several environments: {candidates}", hint="give more of the hash"
+        )
     raise NoSuchEnvironment(
-        f"{identifier!r} is no file, and no stored environment's hash begins so",
-        hint=f"env: and at least {MIN_PREFIX} digits of a hash; traced show environment lists them",
+        f"{identifier!r} is neither a file nor the beginning of a stored environment's hash",
+        hint=f"give env: and at least {MIN_PREFIX} digits of a hash; traced show environment lists them",
     )
 
 
 def origin_of_stored(session: Session, environment: str) -> Origin | None:
-    """What the store holds of the environment with this hash; None when that is nothing."""
+    """The stored environment with this hash; None if there is none."""
     origins = list_origins(session, environment)
     if not origins:
         return None

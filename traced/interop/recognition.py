@@ -1,20 +1,13 @@
-"""What the sources of a verifiers or OpenEnv package declare, read from their syntax alone.
+"""Read a file or a folder for admission: find its single-file environment, or report why admission cannot play it.
 
-Reading tells names: classes and what they derive from by name, decorated functions, arguments of a few calls. It can be
-deceived and says nothing about behaviour; it is told beside a verdict, never instead of one.
+An exported package, or a folder in which exactly one file defines the whole contract, is admitted by that file. Other
+packages of verifiers and OpenEnv cannot be played: they bring dependencies (the sandbox's image has the standard
+library alone, and no network), tasks of verifiers are rows instead of seeds, neither has solutions as messages, and
+OpenEnv's actions are its own. ``unplayable_report`` leaves out every check with its reason: such a package is neither
+admitted nor refused. What it declares is read by name from its syntax, which is informational: it can be deceived.
 
-What admission can do with a file or a folder: judge its single-file environment, or only say what it cannot.
-
-A package that traced exported, or any folder in which exactly one file defines a class ``Environment`` with the whole
-contract, comes down to that file: admission judges it like every other. What else verifiers and OpenEnv can express,
-admission cannot play: their environments bring dependencies (the sandbox's image has the standard library alone, and
-no network to fetch more), those of verifiers begin from rows of a dataset instead of a seed, neither tells a solution
-as messages, and OpenEnv's actions may be anything. Such a package is read, never imported; ``unproved`` makes the
-report of it: no check is made or passed, each is left out for its reason (``left_out``), and "source" tells what was
-read. So it is not judged: neither admitted nor refused. Its imports are its own project's, and nothing against it.
-
-Invariants: nothing of the folder is executed, links are not followed, at most ``MOST_FILES`` files are read.
-How it fails: ``NotRecognised``. Not covered: a server of OpenEnv that runs already, which could be asked for more.
+Invariants: nothing of the folder is executed, links are not followed, at most ``MAX_FILES`` files are read.
+How it fails: ``NotRecognised``. Not covered: a running server of OpenEnv.
 """
 
 import ast
@@ -39,8 +32,11 @@ CONTRACT = {"reset", "step", "done", "score", "oracle"}
 NO_DEPENDENCIES = (
     "its dependencies ({}) are not in the sandbox's image, which has the standard library alone and no network"
 )
+MAX_FILES = 500
+SKIPPED_FOLDERS = {"build", "dist", "node_modules", "outputs", "venv", "__pycache__"}
 SEED, SOLUTION, ACTIONS = "seed", "solution", "actions"
-REQUIREMENTS = {  # beside the dependencies
+# What each check of admission needs, besides the dependencies.
+REQUIREMENTS = {
     "determinism": (SEED, SOLUTION),
     "oracle": (SOLUTION,),
     "diversity": (SEED, SOLUTION),
@@ -53,21 +49,37 @@ REQUIREMENTS = {  # beside the dependencies
     "spread": (SEED, ACTIONS),
 }
 
+# Findings of the static analysis that every package of the other projects has.
+_EXPECTED_FINDING = re.compile(r": imports |defines no class Environment$")
+
+# Path inside the folder -> text.
+Sources = dict[str, str]
+
 
 @dataclass(frozen=True)
 class Declaration:
-    """What was read. ``lacks`` says for seed, solution and actions why admission cannot have them."""
+    """What the files of a package declare.
+
+    Args:
+        kind: "verifiers" or "openenv".
+        interface: The interface that it implements.
+        environments: The names of its classes, or "load_environment".
+        rewards: The names of its reward functions or rubrics.
+        tools: The names of its tools.
+        imports: Modules beyond the standard library and the package itself.
+        lacks: Why admission cannot have a seed, a solution or actions.
+    """
 
     kind: str
     interface: str
-    environments: list[str] = field(default_factory=list)  # classes, or "load_environment"
+    environments: list[str] = field(default_factory=list)
     rewards: list[str] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
-    imports: list[str] = field(default_factory=list)  # beyond the standard library and the package itself
+    imports: list[str] = field(default_factory=list)
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def as_evidence(self) -> dict[str, Any]:
-        """Flat JSON."""
+        """The declaration as the evidence of a check."""
         return {
             "kind": self.kind,
             "interface": self.interface,
@@ -78,16 +90,98 @@ class Declaration:
         }
 
     def reason_left_out(self, check: str) -> str:
-        """Why a check of admission could not run."""
+        """Why a check of admission was left out."""
         if check == "source":
-            return f"read, not run: a package of {self.kind} is written by the rules of {self.kind}, not by admission's"
+            return f"read, not run: the package follows the rules of {self.kind}, not those of admission"
         reasons = [NO_DEPENDENCIES.format(", ".join(self.imports[:6]) or self.kind)]
         reasons += [self.lacks[need] for need in REQUIREMENTS.get(check, ()) if need in self.lacks]
         return "; ".join(reasons)
 
 
+@dataclass(frozen=True)
+class RecognisedEnvironment:
+    """A single-file environment that admission can judge.
+
+    Args:
+        path: The file.
+        source_code: Its source.
+        kind: "file", "verifiers" or "openenv".
+        exported_hash: The hash of the environment when it was exported, "" if it was not.
+        changed: The other files of the package that were changed since the export.
+    """
+
+    path: Path
+    source_code: str
+    kind: str
+    exported_hash: str = ""
+    changed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ForeignPackage:
+    """A package of another project that admission cannot play."""
+
+    path: Path
+    declaration: Declaration
+    sources: Sources
+
+
+def recognise_file(path: Path, text: str) -> RecognisedEnvironment | ForeignPackage:
+    """Recognise a single Python file."""
+    sources = {path.name: text}
+    kind = foreign_kind(sources)
+    if kind and not defines_contract(text):
+        return ForeignPackage(path, read_declaration(kind, sources), sources)
+    return RecognisedEnvironment(path, text, "file")
+
+
+def recognise_folder(folder: Path) -> RecognisedEnvironment | ForeignPackage:
+    """Recognise a folder; raises NotRecognised."""
+    record = _record(folder)
+    if record is not None:
+        return _exported(folder, record)
+    sources = _read(folder)
+    kind = foreign_kind(sources, is_openenv=(folder / "openenv.yaml").is_file())
+    candidates = [name for name, text in sources.items() if defines_contract(text) and _stands_alone(text)]
+    if len(candidates) == 1:
+        return RecognisedEnvironment(folder / candidates[0], sources[candidates[0]], kind or "file")
+    if candidates:
+        raise NotRecognised(
+            f"{folder} holds {len(candidates)} environments: {', '.join(candidates)}", hint="name one of these files"
+        )
+    if kind is None:
+        raise NotRecognised(
+            f"{folder} holds no environment: no openenv.yaml, nothing that imports verifiers.v1 or defines "
+            "load_environment, and no file with a whole class Environment",
+            hint="name the file of the environment, or the folder of the package",
+        )
+    return ForeignPackage(folder, read_declaration(kind, sources), sources)
+
+
+def unplayable_report(foreign: ForeignPackage) -> AdmissionReport:
+    """The admission report on a package that cannot be played: every check is left out with its reason."""
+    findings = [
+        f"{name} {line}"
+        for name, text in foreign.sources.items()
+        for line in inspect_source(text)[1]["refused"]
+        if not _EXPECTED_FINDING.search(line)
+    ]
+    read = {**foreign.declaration.as_evidence(), "files": len(foreign.sources)}
+    read["noted"] = [clipped(line, 200) for line in findings[:20]]
+    reasons = {name: {"left_out": foreign.declaration.reason_left_out(name)} for name in CHECK_NAMES}
+    checks = [
+        Check(name, False, {**evidence, **(read if name == "source" else {})}, 0.0)
+        for name, evidence in reasons.items()
+    ]
+    digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
+    return AdmissionReport(digest, False, checks)
+
+
 def foreign_kind(sources: Mapping[str, str], *, is_openenv: bool = False) -> str | None:
-    """ "openenv" or "verifiers", by what is imported; ``is_openenv``: there is an openenv.yaml."""
+    """The project that sources are written for, by their imports; None if they are for neither.
+
+    ``is_openenv`` says that there is an openenv.yaml.
+    """
     modules = {module.partition(".")[0] for text in sources.values() for module in _modules(_parsed(text))}
     if is_openenv or modules & {"openenv", "openenv_core"}:
         return "openenv"
@@ -95,7 +189,7 @@ def foreign_kind(sources: Mapping[str, str], *, is_openenv: bool = False) -> str
 
 
 def defines_contract(text: str) -> bool:
-    """Whether the file defines a class Environment with every member of the contract, its own or of a base there."""
+    """Whether a file defines a class Environment with every member of the contract, inherited ones included."""
     classes = {node.name: node for node in _parsed(text).body if isinstance(node, ast.ClassDef)}
     members: set[str] = set()
     pending, visited = ["Environment"], set[str]()
@@ -105,12 +199,15 @@ def defines_contract(text: str) -> bool:
             visited.add(name)
             members |= _members(classes[name])
             pending += [_last_name(base) for base in classes[name].bases]
-    protocol = "Environment" in classes and any(_last_name(base) == "Protocol" for base in classes["Environment"].bases)
-    return "Environment" in classes and members >= CONTRACT and not protocol
+    # The contract itself is a Protocol, and not an environment.
+    is_protocol = "Environment" in classes and any(
+        _last_name(base) == "Protocol" for base in classes["Environment"].bases
+    )
+    return "Environment" in classes and members >= CONTRACT and not is_protocol
 
 
 def read_declaration(kind: str, sources: Mapping[str, str]) -> Declaration:
-    """What the package's files declare."""
+    """Read what the files of a package declare, from their syntax alone."""
     trees = [_parsed(text) for text in sources.values()]
     own_modules = {part for name in sources for part in name.removesuffix(".py").split("/")}
     top_level = {module.partition(".")[0] for tree in trees for module in _modules(tree)}
@@ -131,10 +228,10 @@ def read_declaration(kind: str, sources: Mapping[str, str]) -> Declaration:
     interface = "verifiers.v1: tasksets" if tasksets else "verifiers 0.1: load_environment"
     has_validation = any(_derives(one, "Task") and "validate" in _members(one) for one in classes)
     lacks = {
-        SEED: "its tasks are rows that it loads, and none begins from a seed of ours",
-        SOLUTION: "its reference solution is a check of its own (Task.validate; vf-validate runs it), not messages"
+        SEED: "its tasks are loaded rows and do not start from a seed",
+        SOLUTION: "its reference solution is a check (Task.validate, run by vf-validate), not messages"
         if has_validation
-        else "it tells no solution",
+        else "it has no solution",
         ACTIONS: "its episodes are driven by a model behind a URL, not message by message",
     }
     return Declaration(kind, interface, [*tasksets, *loaders], rewards, tools, imports, lacks)
@@ -149,7 +246,7 @@ def _openenv_lacks(environments: list[ast.ClassDef], classes: list[ast.ClassDef]
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     ]
     lacks = {
-        SOLUTION: "it tells no solution as messages: OpenEnv's oracle is a script or a state of its server",
+        SOLUTION: "it has no solution as messages: OpenEnv's oracle is a script or a state of its server",
         ACTIONS: f"its actions are its own ({', '.join(fields[:6]) or 'unknown'}), not assistant messages",
     }
     resets = [
@@ -159,12 +256,12 @@ def _openenv_lacks(environments: list[ast.ClassDef], classes: list[ast.ClassDef]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == "reset"
     ]
     if not any("seed" in {arg.arg for arg in [*node.args.args, *node.args.kwonlyargs]} for node in resets):
-        lacks[SEED] = "its reset names no seed"
+        lacks[SEED] = "its reset takes no seed"
     return lacks
 
 
 def _parsed(text: str) -> ast.Module:
-    """The tree, an empty one for what does not parse."""
+    """The syntax tree; an empty one for invalid Python."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -172,7 +269,7 @@ def _parsed(text: str) -> ast.Module:
 
 
 def _modules(tree: ast.Module) -> Iterator[str]:
-    """Absolute imports."""
+    """The modules of absolute imports."""
     for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
@@ -182,7 +279,7 @@ def _modules(tree: ast.Module) -> Iterator[str]:
 
 
 def _members(node: ast.ClassDef) -> set[str]:
-    """Methods and names that the class's own body sets, and ``done`` where a method sets it on the instance."""
+    """The methods of a class, and the names that its body or a method assigns."""
     names = {child.name for child in node.body if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)}
     for child in ast.walk(node):
         match child:
@@ -203,7 +300,7 @@ def _names(target: ast.expr) -> Iterator[str]:
 
 
 def _derives(node: ast.ClassDef, base: str) -> bool:
-    """Whether a base is called so, or ends so in words: MCPEnvironment is an Environment."""
+    """Whether the name of a base class ends with ``base``: MCPEnvironment is an Environment."""
     return any(_last_name(base_node).endswith(base) for base_node in node.bases)
 
 
@@ -218,7 +315,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _decorated(nodes: list[ast.AST], decorator: str) -> list[str]:
-    """Functions under that decorator, in order."""
+    """The names of functions with a decorator, in order."""
     functions = [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return [
         node.name
@@ -228,7 +325,7 @@ def _decorated(nodes: list[ast.AST], decorator: str) -> list[str]:
 
 
 def _names_in_list(nodes: list[ast.AST], argument: str) -> list[str]:
-    """Names in a list that some call is given as ``argument``: Rubric(funcs=[right, short])."""
+    """The names in a list that is passed as ``argument``, as in Rubric(funcs=[right, short])."""
     values = [
         keyword.value
         for node in nodes
@@ -245,93 +342,14 @@ def _names_in_list(nodes: list[ast.AST], argument: str) -> list[str]:
     ]
 
 
-MAX_FILES = 500
-SKIPPED_FOLDERS = {"build", "dist", "node_modules", "outputs", "venv", "__pycache__"}
-
-_OF_ITS_KIND = re.compile(r": imports |defines no class Environment$")  # what no such package can do without
-
-Sources = dict[str, str]  # path inside the folder -> text
-
-
-@dataclass(frozen=True)
-class RecognisedEnvironment:
-    """A single-file environment: what ``sandbox.admission.checks`` takes."""
-
-    path: Path
-    source_code: str
-    kind: str  # "file", "verifiers" or "openenv"
-    exported_hash: str = ""  # the hash that it had when traced exported it
-    changed: list[str] = field(default_factory=list)  # files beside it that are no longer what traced wrote
-
-
-@dataclass(frozen=True)
-class ForeignPackage:
-    """A package of another project, as far as reading goes."""
-
-    path: Path
-    declaration: Declaration
-    sources: Sources
-
-
-def recognise_file(path: Path, text: str) -> RecognisedEnvironment | ForeignPackage:
-    """What the Python file of this text is."""
-    sources = {path.name: text}
-    kind = foreign_kind(sources)
-    if kind and not defines_contract(text):
-        return ForeignPackage(path, read_declaration(kind, sources), sources)
-    return RecognisedEnvironment(path, text, "file")
-
-
-def recognise_folder(folder: Path) -> RecognisedEnvironment | ForeignPackage:
-    """What a package's folder is. Raises NotRecognised."""
-    record = _record(folder)
-    if record is not None:
-        return _exported(folder, record)
-    sources = _read(folder)
-    kind = foreign_kind(sources, is_openenv=(folder / "openenv.yaml").is_file())
-    candidates = [name for name, text in sources.items() if defines_contract(text) and _stands_alone(text)]
-    if len(candidates) == 1:
-        return RecognisedEnvironment(folder / candidates[0], sources[candidates[0]], kind or "file")
-    if candidates:
-        raise NotRecognised(
-            f"{folder} holds {len(candidates)} environments: {', '.join(candidates)}", hint="name one of the files"
-        )
-    if kind is None:
-        raise NotRecognised(
-            f"{folder} holds no environment: no openenv.yaml, nothing that imports verifiers.v1 or defines "
-            "load_environment, and no file with a whole class Environment",
-            hint="name the environment's file, or the package's own folder",
-        )
-    return ForeignPackage(folder, read_declaration(kind, sources), sources)
-
-
-def unplayable_report(foreign: ForeignPackage) -> AdmissionReport:
-    """The report on a package that cannot be played: not judged, each check with what it lacks."""
-    findings = [
-        f"{name} {line}"
-        for name, text in foreign.sources.items()
-        for line in inspect_source(text)[1]["refused"]
-        if not _OF_ITS_KIND.search(line)
-    ]
-    read = {**foreign.declaration.as_evidence(), "files": len(foreign.sources)}
-    read["noted"] = [clipped(line, 200) for line in findings[:20]]
-    reasons = {name: {"left_out": foreign.declaration.reason_left_out(name)} for name in CHECK_NAMES}
-    checks = [
-        Check(name, False, {**evidence, **(read if name == "source" else {})}, 0.0)
-        for name, evidence in reasons.items()
-    ]
-    digest = hashlib.sha256(json.dumps(sorted(foreign.sources.items())).encode()).hexdigest()
-    return AdmissionReport(digest, False, checks)
-
-
 def _exported(folder: Path, record: dict[str, Any]) -> RecognisedEnvironment:
-    """What traced wrote, and which files around the environment were changed since: admission does not judge those."""
+    """The environment of an exported package, and the other files that were changed since."""
     files = {name: digest for name, digest in record["files"].items() if isinstance(name, str)}
     source = record["source"]
     text = _text(folder, source) if source in files else None
     if text is None:
         raise NotRecognised(
-            f"{folder / RECORD_FILE} names {source!r}, which is not there, or longer than admission takes",
+            f"{folder / RECORD_FILE} names {source!r}, which is missing or too long for admission",
             hint="export it again",
         )
     changed = [name for name, digest in files.items() if name != source and _digest(folder, name) != digest]
@@ -339,7 +357,7 @@ def _exported(folder: Path, record: dict[str, Any]) -> RecognisedEnvironment:
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
-    """``traced.json`` where it is one."""
+    """The content of ``traced.json``; None if it is missing or invalid."""
     try:
         record = json.loads((folder / RECORD_FILE).read_bytes())
         fits = (
@@ -353,7 +371,7 @@ def _record(folder: Path) -> dict[str, Any] | None:
 
 
 def _read(folder: Path) -> Sources:
-    """The folder's Python files; what is too long for admission, no UTF-8 or a link is left out."""
+    """The Python files of a folder, without those that are too long for admission, not UTF-8, or links."""
     sources: Sources = {}
     for directory, folders, names in os.walk(folder):
         folders[:] = sorted(
@@ -366,7 +384,7 @@ def _read(folder: Path) -> Sources:
                 sources[relative] = text
             if len(sources) > MAX_FILES:
                 raise NotRecognised(
-                    f"{folder} holds more than {MAX_FILES} Python files", hint="the package's own folder"
+                    f"{folder} holds more than {MAX_FILES} Python files", hint="name the folder of the package"
                 )
     return sources
 
@@ -385,7 +403,7 @@ def _digest(folder: Path, name: str) -> str:
 
 
 def _bytes(folder: Path, name: str) -> bytes | None:
-    """The content of a plain file inside the folder, at most one byte more than admission takes."""
+    """The content of a regular file inside the folder; None if it is too long for admission or not there."""
     path = folder / name
     try:
         if path.is_symlink() or not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):

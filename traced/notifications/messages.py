@@ -1,14 +1,7 @@
-"""What a notice says, and under which key it is told only once.
+"""The notices that are sent to hooks, their keys, and when an outage is worth a notice.
 
-Invariants: a key names the thing and not the moment, so that a cycle that comes by again, or a daemon that starts
-again, does not tell it twice; what can happen to one thing several times carries what tells the times apart.
-Not covered: telling people inside (``traced status``, events): a notice is for those who do not look.
-
-What holds the service up, and when that is worth a notice: not at once, and once.
-
-A stage that waits for something outside says so again and again; ``held_up`` answers since when, at the first time that
-this has lasted for ``TELL_AFTER``. A stage that was not heard of for ``FORGET_AFTER``, which is longer than the longest
-wait between two attempts, begins anew.
+A key names the subject and not the moment, so that a repeated cycle or a restarted daemon does not send a notice twice;
+where a subject can have several notices the key holds what tells them apart.
 """
 
 from collections.abc import Sequence
@@ -19,10 +12,15 @@ from sqlmodel import Session
 
 from store.repositories.events import add_notice
 
+# An outage is reported once it has lasted for so long.
+REPORT_AFTER = timedelta(minutes=1)
+# Longer than the longest wait between two attempts: a stage that was silent for so long has a new outage.
+FORGET_AFTER = timedelta(hours=1)
+
 
 @dataclass(frozen=True)
 class Message:
-    """``kind`` is a word for programs, ``text`` a sentence for people, ``command`` what to type next."""
+    """A notice; ``kind`` is for programs, ``text`` for people, ``command`` is what to run next."""
 
     kind: str
     subject: str
@@ -32,43 +30,39 @@ class Message:
 
 
 def approval_needed(adapter: str, gate_id: str) -> Message:
-    """An adapter version passed its gate and waits for a person."""
-    text = f"Adapter {adapter} passed its gate and waits for a decision."
+    """An adapter version passed its gate and awaits a decision."""
+    text = f"Adapter {adapter} passed its gate and awaits a decision."
     return Message("approval-needed", adapter, text, f"traced explain {adapter}", f"approval:{adapter}:{gate_id}")
 
 
 def input_quarantined(input_id: str, stage: str, subject: str, reason: str) -> Message:
-    """An input failed too often and is left aside."""
-    text = f"{stage} of {subject or 'the cycle'} failed too often and is parked: {reason}"
+    """An input failed too often and is quarantined."""
+    text = f"{stage} of {subject or 'the cycle'} failed too often and is quarantined: {reason}"
     return Message("parked", subject or stage, text, f"traced release {input_id}", f"parked:{input_id}")
 
 
 def cycle_failed(cycle_id: str, reason: str, at: datetime) -> Message:
-    """A cycle ended without a result; one that was carried on may do so again."""
+    """A cycle ended without a result; it may do so again after it was resumed."""
     key = f"cycle:{cycle_id}:{at.isoformat(timespec='seconds')}"
     return Message("cycle-failed", cycle_id, f"Cycle {cycle_id} failed: {reason}", "traced status", key)
 
 
 def daemon_held_up(subject: str, reason: str, command: str, since: datetime) -> Message:
-    """Something that only a person can mend holds the daemon up (Docker down, disk full) ``since`` that time."""
+    """The daemon has been waiting since ``since`` for something that a person has to repair (Docker, a full disk)."""
     key = f"trouble:{subject}:{since.isoformat(timespec='seconds')}"
-    return Message("trouble", subject, f"The daemon is held up by {subject}: {reason}", command, key)
+    return Message("trouble", subject, f"The daemon cannot continue because of {subject}: {reason}", command, key)
 
 
 def canary_ended(adapter: str, seq: int, result: str, reason: str) -> Message:
-    """A canary went live or was rolled back by itself; ``seq`` is the log entry that it had come to."""
+    """A canary was promoted or rolled back automatically; ``seq`` is its entry in the promotion log."""
     text = f"Canary {adapter} {result}: {reason}"
     return Message("canary-ended", adapter, text, f"traced explain {adapter}", f"canary:{adapter}:{seq}")
 
 
 def announce(session: Session, message: Message, hooks: Sequence[str], *, at: datetime) -> None:
-    """Have ``hooks`` told of ``message``; do it in the transaction that saves what it is about."""
+    """Queue a notice for ``hooks``, in the transaction that stores its subject."""
     body = {**asdict(message), "at": at.isoformat(timespec="seconds")}
     add_notice(session, message.key, hooks, body, at=at)
-
-
-REPORT_AFTER = timedelta(minutes=1)
-FORGET_AFTER = timedelta(hours=1)
 
 
 @dataclass
@@ -80,12 +74,12 @@ class _Outage:
 
 @dataclass
 class OutageTracker:
-    """What each stage waits for now."""
+    """The current outage of each stage."""
 
     stages: dict[str, _Outage] = field(default_factory=dict)
 
     def outage_to_report(self, stage: str, at: datetime) -> datetime | None:
-        """Since when, if people are to be told now."""
+        """Record a failure of a stage; returns when its outage began, if it is to be reported now."""
         outage = self.stages.get(stage)
         if outage is None or not timedelta(0) <= at - outage.last <= FORGET_AFTER:
             outage = self.stages[stage] = _Outage(at, at)

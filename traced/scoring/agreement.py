@@ -83,12 +83,12 @@ def labelled_conversations(
     store: Engine, source: str, labels: Labels, against: OutcomeSource, limit: int
 ) -> list[Trajectory]:
     """The newest trajectories of the source whose outcome is the word of ``against``."""
-    with read_session(store) as db_session:
-        ids = reported_ids(db_session, source, (Outcome.SUCCESS, Outcome.FAILURE))
+    with read_session(store) as session:
+        ids = reported_ids(session, source, (Outcome.SUCCESS, Outcome.FAILURE))
     conversations: list[Trajectory] = []
     for trajectory in iterate_trajectories(store, ids):
-        with read_session(store) as db_session:
-            status = effective_outcome(db_session, trajectory, labels)
+        with read_session(store) as session:
+            status = effective_outcome(session, trajectory, labels)
         if status.source is against:  # their word, also where evidence keeps the stored outcome as it was
             conversations.append(replace(trajectory, outcome=status.outcome))
         if len(conversations) == limit:

@@ -201,8 +201,8 @@ PAGE_SIZE = 50
 
 def select_source(store: Engine, named: str | None, target: str) -> str:
     """The source to look at: the one named, else the target, else the only one there is; raises ``OutcomesError``."""
-    with read_session(store) as db_session:
-        sources = reported_sources(db_session)
+    with read_session(store) as session:
+        sources = reported_sources(session)
     if named is None:
         named = target if target in sources or len(sources) != 1 else sources[0]
     if named not in sources:
@@ -216,6 +216,6 @@ def iterate_trajectories(store: Engine, ids: Sequence[str]) -> Iterator[Trajecto
     """These trajectories in this order, a page at a time."""
     for start in range(0, len(ids), PAGE_SIZE):
         page = ids[start : start + PAGE_SIZE]
-        with read_session(store) as db_session:
-            by_id = {trajectory.id: trajectory for trajectory in get_trajectories(db_session, page, tokens=False)}
+        with read_session(store) as session:
+            by_id = {trajectory.id: trajectory for trajectory in get_trajectories(session, page, tokens=False)}
         yield from (by_id[trajectory] for trajectory in page if trajectory in by_id)

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from agents.errors import ModelDenied, ModelError, OutOfForm
 from agents.llm.model import Endpoint, Model
-from agents.llm.question import InMemoryLedger, Purpose, Question, ChatMessage, marked
+from agents.llm.question import ChatMessage, InMemoryLedger, Purpose, Question, marked
 from agents.llm.transport import Transport
 from store.types import Message, Outcome, Trajectory
 from traced.config.cycle_sections import JudgeSection

@@ -88,8 +88,8 @@ class ApplyReport:
 
 def check_rules(store: Engine, rules: Rules, source: str, labels: Labels, limit: int | None) -> RulesReport:
     """What the rules say of the newest ``limit`` trajectories; nothing is stored."""
-    with read_session(store) as db_session:
-        ids = reported_ids(db_session, source, limit=limit)
+    with read_session(store) as session:
+        ids = reported_ids(session, source, limit=limit)
     report = RulesReport(source, len(ids), [RuleCount(rule.name, rule.outcome) for rule in rules.rules])
     counts = {rule_count.rule: rule_count for rule_count in report.rules}
     for trajectory in iterate_trajectories(store, ids):
@@ -99,8 +99,8 @@ def check_rules(store: Engine, rules: Rules, source: str, labels: Labels, limit:
         elif not decision.rule:
             report.undecided += 1
         else:
-            with read_session(store) as db_session:
-                status = effective_outcome(db_session, trajectory, labels)
+            with read_session(store) as session:
+                status = effective_outcome(session, trajectory, labels)
             _count(counts[decision.rule], trajectory, decision, status.outcome, status.source)
     return report
 
@@ -110,14 +110,14 @@ def apply_rules(
 ) -> ApplyReport:
     """Judge the trajectories that nobody judged; with ``again`` also those that rules or the judge did."""
     outcomes = tuple(Outcome) if again else (Outcome.UNKNOWN,)
-    with read_session(store) as db_session:
-        ids = reported_ids(db_session, source, outcomes, limit)
+    with read_session(store) as session:
+        ids = reported_ids(session, source, outcomes, limit)
     report = ApplyReport(source)
     with _event_at_end(store, report, rules_author(rules.hash), at):
         for trajectory in iterate_trajectories(store, ids):
-            with read_session(store) as db_session:
-                outcome_source = effective_outcome(db_session, trajectory, labels).source
-                previous = latest_verdict(RULES, feedback_on(db_session, trajectory.id))
+            with read_session(store) as session:
+                outcome_source = effective_outcome(session, trajectory, labels).source
+                previous = latest_verdict(RULES, feedback_on(session, trajectory.id))
             if outcome_source in (OutcomeSource.PEOPLE, OutcomeSource.SOURCE):
                 continue
             decision = rules.decide(trajectory)
@@ -135,8 +135,8 @@ async def apply_judge(
 ) -> ApplyReport:
     """Let a judge that counts judge at most ``limit`` trajectories that nobody did; raises ``JudgeNotTrusted``."""
     require_trusted_judge(store, judge)
-    with read_session(store) as db_session:
-        ids = reported_ids(db_session, source, (Outcome.UNKNOWN,))
+    with read_session(store) as session:
+        ids = reported_ids(session, source, (Outcome.UNKNOWN,))
     report = ApplyReport(source)
 
     def then(judgement: Judgement) -> None:
@@ -160,32 +160,32 @@ def _event_at_end(store: Engine, report: ApplyReport, author: str, at: datetime)
         yield
     finally:
         if report.verdicts:
-            with write_session(store) as db_session:
+            with write_session(store) as session:
                 save_event(
-                    db_session,
+                    session,
                     Event(at, OUTCOMES_EVENT, report.source, detail={"who": author, "judged": report.judged}),
                 )
 
 
 def require_trusted_judge(store: Engine, judge: Judge) -> None:
     """Make sure that a judge counts; raises ``JudgeNotTrusted``."""
-    with read_session(store) as db_session:
-        require_trusted(db_session, judge)
+    with read_session(store) as session:
+        require_trusted(session, judge)
 
 
 def tell(store: Engine, row: Feedback | None, labels: Labels) -> bool:
     """Store a verdict; whether it changed anything."""
     if row is None:
         return False
-    with write_session(store) as db_session:
-        return store_verdict(db_session, row, labels)
+    with write_session(store) as session:
+        return store_verdict(session, row, labels)
 
 
 def _not_yet_judged(store: Engine, ids: Sequence[str], name: str) -> Iterator[Trajectory]:
     """Those of which this judge has not spoken yet."""
     for trajectory in iterate_trajectories(store, ids):
-        with read_session(store) as db_session:
-            previous = latest_verdict(JUDGE, feedback_on(db_session, trajectory.id))
+        with read_session(store) as session:
+            previous = latest_verdict(JUDGE, feedback_on(session, trajectory.id))
         if previous is None or previous.who != name:
             yield trajectory
 

@@ -144,7 +144,7 @@ def test_a_refused_notice_is_tried_again_with_backoff_and_then_given_up(engine: 
         (left,) = waiting(engine)
         assert left.next_at == (None if wait is None else at + timedelta(seconds=wait))
         at += timedelta(seconds=wait or 1000)
-    assert (left.tries, left.last_error) == (3, "webhook ops: it answered 404")
+    assert (left.tries, left.last_error) == (3, "webhook ops: status 404")
     assert turn(engine, settings, at) == DeliveryResult()
     assert len({headers["webhook-id"] for headers, _ in receiver.got}) == 1
     assert len(receiver.got) == 3
@@ -229,7 +229,7 @@ def test_a_program_past_its_time_is_killed_with_what_it_started(engine: Engine, 
     settings = hooks(commands=[{"name": "mail", "argv": [program(tmp_path, "mail", script)]}], timeout_s=0.5)
     say(engine, settings)
     assert turn(engine, settings) == DeliveryResult(0, 1)
-    assert "not done after 0.5 s" in waiting(engine)[0].last_error
+    assert "did not finish within 0.5 s" in waiting(engine)[0].last_error
     state = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
 

@@ -98,7 +98,7 @@ def test_a_conversation_cannot_end_itself() -> None:
         ((Status(400),), Outcome.UNKNOWN, True, "status 400", None),
         ((Silence(60),), Outcome.UNKNOWN, True, "is not available", None),
         ((Dropped(),), Outcome.UNKNOWN, True, "is not available", None),
-        ((NotJson(),), Outcome.UNKNOWN, True, "no answer in OpenAI's protocol", None),
+        ((NotJson(),), Outcome.UNKNOWN, True, "response is not in OpenAI's protocol", None),
         ((NoChoices(),), Outcome.UNKNOWN, True, "held no choice", None),
     ],
 )

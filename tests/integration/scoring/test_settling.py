@@ -199,7 +199,7 @@ def test_a_conversation_that_goes_on_while_rules_decide_waits_for_its_next_turn(
     with write_session(store) as opened:
         save_exchanges(opened, [exchange(1, USELESS, "Sorry.")])
     rules.meanwhile = meanwhile
-    told: dict[str, Any] = {"target": "desk", "judging": Scorers(LABELS, rules), "now": later(60), "silence_s": 1}
+    told: dict[str, Any] = {"target": "desk", "scorers": Scorers(LABELS, rules), "now": later(60), "silence_s": 1}
     settle_silent(store, **told)
     with read_session(store) as opened:
         assert list_trajectories(opened) == []

@@ -65,7 +65,7 @@ def test_what_no_rule_speaks_of_stays() -> None:
 
 def test_a_bad_pattern_is_refused_when_the_settings_are_read(tmp_path: Any) -> None:
     (tmp_path / "traced.toml").write_text('[serving]\nredact = ["(card"]\n')
-    with pytest.raises(ConfigError, match="no regular expression"):
+    with pytest.raises(ConfigError, match="not a regular expression"):
         load_settings(tmp_path)
 
 

@@ -55,7 +55,6 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.unit.ingest.test_spool import line
-from traced.ingest.settlement import Judging, settle_silent
 from traced.ingest.spool import Spool
 spool = Spool(Path(sys.argv[1]) / "spool")
 for number in range(100):

@@ -112,7 +112,7 @@ def shapes(files: dict[str, bytes]) -> list[str]:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("def (", "line 1 does not parse"),
+        ("def (", "line 1 is not valid Python"),
         ("x = 1\n", "no class Environment"),
         ("import numpy\n" + WHOLE, "line 1 imports numpy"),
         ("from . import other\n" + WHOLE, "line 1 imports ."),
@@ -131,7 +131,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     export(lamp_shop(), "openenv", tmp_path / "empty")
     before = sorted((tmp_path / "empty").rglob("*"))
-    with pytest.raises(TargetUnavailable, match="is there already"):
+    with pytest.raises(TargetUnavailable, match="exists already"):
         export(lamp_shop(), "verifiers", tmp_path / "empty")
     assert sorted((tmp_path / "empty").rglob("*")) == before
     (tmp_path / "file").touch()

@@ -122,7 +122,7 @@ def test_what_was_changed_around_it_is_named(tmp_path: Path) -> None:
     assert found.changed == ["client.py", "server/adapter.py"]
     assert environment_hash(found.source_code) != found.exported_hash
     (written.folder / "server" / "environment.py").unlink()
-    with pytest.raises(NotRecognised, match="not there"):
+    with pytest.raises(NotRecognised, match="is missing"):
         recognise(written.folder)
 
 
@@ -164,7 +164,7 @@ def test_a_taskset_of_verifiers_says_what_it_declares_and_what_left_out(tmp_path
     assert not any(check.passed for check in found.values())
     assert "read, not run" in found["source"].evidence["left_out"]
     assert "standard library" in found["runs"].evidence["left_out"]
-    assert "it tells no solution" in found["oracle"].evidence["left_out"]
+    assert "it has no solution" in found["oracle"].evidence["left_out"]
     assert "seed" in found["determinism"].evidence["left_out"]
 
 
@@ -190,10 +190,10 @@ def test_an_environment_of_openenv_lacks_messages_but_may_have_a_seed(tmp_path: 
     found = judged(recognise(folder(tmp_path, openenv="name: maze\n", server__maze=OPENENV)))
     assert found["source"].evidence["environments"] == ["MazeEnvironment"]
     assert "direction" in found["floor"].evidence["left_out"]
-    assert "names no seed" not in found["determinism"].evidence["left_out"]
+    assert "takes no seed" not in found["determinism"].evidence["left_out"]
     unseeded = OPENENV.replace("seed=None, ", "")
     found = judged(recognise(folder(tmp_path, openenv="name: maze\n", server__maze=unseeded)))
-    assert "names no seed" in found["determinism"].evidence["left_out"]
+    assert "takes no seed" in found["determinism"].evidence["left_out"]
 
 
 def test_what_a_foreign_source_reaches_for_is_noted_and_its_imports_are_not(tmp_path: Path) -> None:

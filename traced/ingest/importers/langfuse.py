@@ -101,7 +101,7 @@ def _parse_scores(job: ImportJob, record: Fields, trace_id: str, call_id: str) -
 def _parse_score(job: ImportJob, record: object, trace_id: str, call_id: str) -> Iterator[Score]:
     if not isinstance(record, Mapping) or not isinstance(record.get("name"), str):
         return
-    # Newer servers name the scored object in "subject" instead of "observationId" and "traceId".
+    # Some versions name the scored object in "subject" instead of "observationId" and "traceId".
     subject_field = record.get("subject")
     subject = subject_field if isinstance(subject_field, Mapping) else {}
     subject_kind = str(subject.get("kind") or subject.get("type") or "").lower()

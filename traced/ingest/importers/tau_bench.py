@@ -36,7 +36,7 @@ from traced.ingest.importers.reader import (
 TAU_BENCH = "tau-bench"
 TAU2_BENCH = "tau2-bench"
 SIMULATIONS_KEY = "simulations"
-# As in tau2.metrics: rewards are products of floats.
+# As in tau2.metrics.
 SUCCESS_REWARD = 1 - 1e-6
 # Endings that say nothing about the agent.
 SIMULATOR_ERRORS = ("user_error", "unexpected_error", "infrastructure_error")

@@ -195,7 +195,7 @@ def error_body(status: int, message: str, encoding: Encoding) -> bytes:
     code = GRPC_CODES.get(status, 2)
     if encoding == JSON:
         return json.dumps({"code": code, "message": message}).encode()
-    # Two protobuf fields by hand: the schema of google.rpc.Status is in no package that is installed anyway.
+    # Encoded by hand: google.rpc.Status is not part of opentelemetry-proto.
     text = message.encode("utf-8", "replace")
     return bytes([0x08, code, 0x12]) + _varint(len(text)) + text
 

@@ -29,7 +29,7 @@ def read(body: bytes, encoding: wire.Encoding) -> list[Any]:
     try:
         return [*wire.spans(body, encoding), *wire.records(body, encoding)]
     except ValueError as error:
-        return [str(error).index("the body is no Export")]
+        return [str(error).index("the body is not a valid Export")]
 
 
 @given(st.binary(max_size=200))
