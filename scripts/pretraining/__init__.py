@@ -1,1 +1,1 @@
-"""How the bundled model is made: its tokenizer, its training text and its pre-training. The weights lie in assets/."""
+"""How the bundled model is made: tokenizer, training text and pre-training. The weights are in ``assets/``."""

@@ -1,13 +1,10 @@
-"""The text that the bundled model learns from: demonstrations of the desk with planted faults, and routing prompts.
+"""The training text of the bundled model: demonstrations of the desk with planted faults, drills, and routing
+prompts.
 
-Seeds come from a range of their own (``PRETRAINING``), disjoint from the desk's train, gate and test splits. Routing
-prompts teach the form of ``traced.inference.routing_prompt``: which of the listed skills does this opening call for?
-
-Short exercises beside the demonstrations: copying, looking up in records, dates. Dense where dialogues are sparse.
-
-A dialogue needs each of these skills once or twice in two hundred tokens; a drill asks for them dozens of times, in the
-desk's own formats. Without them the same quality takes several times as many steps. A drill is a list of
-``(text, asked)`` pieces: the loss is on the asked ones.
+Seeds come from a range of their own (``PRETRAINING``), disjoint from the desk's splits. A drill is a list of ``(text,
+has_loss)`` pieces in the desk's own formats: copying, looking up in records, dates. A dialogue needs such a skill
+once or twice in two hundred tokens, a drill dozens of times; without drills the same quality takes several times as
+many steps. Routing prompts teach the form of ``traced.inference.routing_prompt``.
 """
 
 import json
@@ -20,113 +17,12 @@ from sandbox.contract import Message
 from store.types import Trajectory
 from traced.inference.routing_prompt import opening_text, route_options, routing_prompt
 from traced.targets.desk import CAPABILITIES, demonstrate
-from traced.targets.desk.scenario import COLORS, PICKUP_DAYS, PRODUCTS, SIZES, Scenario, days_phrase, scenario
+from traced.targets.desk.scenario import COLORS, PICKUP_DAYS, PRODUCTS, SIZES, Scenario, User, days_phrase, scenario
 
 Drill = list[tuple[str, bool]]
 ADJACENT = ("", "", " ", " ")
 BETWEEN = ('","item_id":"', " one is ", ": ", " is ")
 IDENTIFIERS = (("C", 3), ("W", 4), ("I", 3), ("P", 2), ("T", 2))
-
-
-def identifier(letter: str, digits: int, rng: random.Random) -> str:
-    """A letter and random digits."""
-    return letter + "".join(rng.choice("0123456789") for _ in range(digits))
-
-
-def copying(rng: random.Random) -> Drill:
-    """Identifiers, then twice the digits that belong to each one's letter, in another order."""
-    names = [identifier(letter, digits, rng) for letter, digits in IDENTIFIERS]
-    drill: Drill = [(" ".join(names), False)]
-    for name in [*rng.sample(names, len(names)), *rng.sample(names, len(names))]:
-        drill += [(f" {name[0]}", False), (name[1:], True)]
-    return drill
-
-
-def pairs(rng: random.Random) -> Drill:
-    """Names and identifiers, then each name's identifier; the words between the two change, or there are none.
-
-    With nothing between them the identifier is found as in ``copying``; from there it is one step to finding it by the
-    name before the words.
-    """
-    names = rng.sample(rng.choice((COLORS, PRODUCTS)), rng.randint(3, 6))
-    values = {name: identifier("I", 3, rng) for name in names}
-    between = rng.choice(ADJACENT + BETWEEN)
-    letter = "I" if between else ""
-    drill: Drill = [("; ".join(name + between + letter + values[name][1:] for name in names) + "\n", False)]
-    for name in rng.sample(names, len(names)):
-        separator = between if between in ADJACENT or rng.random() < 0.5 else rng.choice(BETWEEN)
-        drill += [(f"the {name}{separator}{letter}", False), (values[name][1:], True), ("\n", False)]
-    return drill
-
-
-def variants(rng: random.Random) -> Drill:
-    """A product's variants, and which of them the user's words mean; the wish comes before or after the records."""
-    records = [
-        {"color": color, "item_id": identifier("I", 3, rng), "size": rng.choice(SIZES), "price": rng.randint(11, 98)}
-        for color in rng.sample(COLORS, 3)
-    ]
-    queried_records = [record for _ in range(3) for record in rng.sample(records, 3)]
-    drill = [(f"for the {queried_records[0]['color']} one.\n" + _compact({"variants": records}), False)]
-    for number, record in enumerate(queried_records):
-        request_text = f"\nActually, I want the {record['color']} one." if number else ""
-        drill.append((f"{request_text}\nThe ", False))
-        drill.append((f"{record['color']} one is {record['item_id']}.", True))
-    return drill
-
-
-def items(rng: random.Random) -> Drill:
-    """An order's items, and each one's numbers and price by its name; the wish comes before or after the records."""
-    drill: Drill = []
-    for _ in range(2):
-        order = identifier("W", 4, rng)
-        records = [
-            {
-                "name": name,
-                "item_id": identifier("I", 3, rng),
-                "product_id": identifier("T", 2, rng),
-                "price": rng.randint(11, 98),
-            }
-            for name in rng.sample(PRODUCTS, rng.choice((2, 2, 3)))
-        ]
-        queried_records = rng.sample(records, len(records))
-        drill.append(
-            (f"\nreturn the {queried_records[0]['name']} of order {order}.\n{_compact({'items': records})}", False)
-        )
-        for number, record in enumerate(queried_records):
-            request_text = f"\nexchange the {record['name']} of order {order}." if number else ""
-            drill.append((request_text, False))
-            fields = _item_questions(order, record)
-            for question, answer in rng.sample(fields, rng.randint(1, 2)):
-                drill += [(question, False), (answer, True)]
-    return drill
-
-
-def _item_questions(order: str, record: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is asked of an item, each by its name: a field must not be found by the field that was asked before it."""
-    return [
-        (f'\n{{"order_id": "{order}", "item_id": "', f'{record["item_id"]}"}}'),
-        ('\n{"product_id": "', f'{record["product_id"]}"}}'),
-        (f"\nThe {record['name']} cost ", f"{record['price']}."),
-    ]
-
-
-def dates(rng: random.Random) -> Drill:
-    """Today's date, and the dates that relative expressions mean."""
-    drill: Drill = []
-    for _ in range(2):
-        today = date(2026, rng.randint(1, 12), rng.randint(1, 21))
-        drill.append((f"Today is {today.isoformat()}.", False))
-        for days in rng.sample(PICKUP_DAYS, len(PICKUP_DAYS)):
-            drill.append((f" {days_phrase(days, rng)}.\n", False))
-            drill.append((f"{(today + timedelta(days=days)).isoformat()}", True))
-        drill.append(("\n", False))
-    return drill
-
-
-def _compact(record: dict[str, Any]) -> str:
-    return json.dumps(record, separators=(",", ":"))
-
-
 PRETRAINING = range(1_000_000, 9_000_000)
 PLANTED_DEFICITS = ("multi-step-completion", "precondition-verification", "error-recovery")
 FAULT_RATE = 0.7
@@ -174,8 +70,107 @@ _SKILLS_OF_KIND: dict[str, tuple[str, ...]] = {
 }
 
 
+def identifier(letter: str, digits: int, rng: random.Random) -> str:
+    """Return a letter and random digits."""
+    return letter + "".join(rng.choice("0123456789") for _ in range(digits))
+
+
+def copying(rng: random.Random) -> Drill:
+    """Identifiers, then twice the digits of each one by its letter, in other orders."""
+    names = [identifier(letter, digits, rng) for letter, digits in IDENTIFIERS]
+    drill: Drill = [(" ".join(names), False)]
+    for name in [*rng.sample(names, len(names)), *rng.sample(names, len(names))]:
+        drill += [(f" {name[0]}", False), (name[1:], True)]
+    return drill
+
+
+def pairs(rng: random.Random) -> Drill:
+    """Names and identifiers, then each name's identifier, with varying words between them.
+
+    With nothing between them the identifier is found as in ``copying``; from there it is one step to finding it by
+    the name before the words.
+    """
+    names = rng.sample(rng.choice((COLORS, PRODUCTS)), rng.randint(3, 6))
+    values = {name: identifier("I", 3, rng) for name in names}
+    between = rng.choice(ADJACENT + BETWEEN)
+    letter = "I" if between else ""
+    drill: Drill = [("; ".join(name + between + letter + values[name][1:] for name in names) + "\n", False)]
+    for name in rng.sample(names, len(names)):
+        separator = between if between in ADJACENT or rng.random() < 0.5 else rng.choice(BETWEEN)
+        drill += [(f"the {name}{separator}{letter}", False), (values[name][1:], True), ("\n", False)]
+    return drill
+
+
+def variants(rng: random.Random) -> Drill:
+    """A product's variants, then the one that the user's words mean; the wish comes before or after the records."""
+    records = [
+        {"color": color, "item_id": identifier("I", 3, rng), "size": rng.choice(SIZES), "price": rng.randint(11, 98)}
+        for color in rng.sample(COLORS, 3)
+    ]
+    queried_records = [record for _ in range(3) for record in rng.sample(records, 3)]
+    drill = [(f"for the {queried_records[0]['color']} one.\n" + _compact({"variants": records}), False)]
+    for number, record in enumerate(queried_records):
+        request_text = f"\nActually, I want the {record['color']} one." if number else ""
+        drill.append((f"{request_text}\nThe ", False))
+        drill.append((f"{record['color']} one is {record['item_id']}.", True))
+    return drill
+
+
+def items(rng: random.Random) -> Drill:
+    """An order's items, then numbers and price of each by its name; the wish comes before or after the records."""
+    drill: Drill = []
+    for _ in range(2):
+        order = identifier("W", 4, rng)
+        records = [
+            {
+                "name": name,
+                "item_id": identifier("I", 3, rng),
+                "product_id": identifier("T", 2, rng),
+                "price": rng.randint(11, 98),
+            }
+            for name in rng.sample(PRODUCTS, rng.choice((2, 2, 3)))
+        ]
+        queried_records = rng.sample(records, len(records))
+        drill.append(
+            (f"\nreturn the {queried_records[0]['name']} of order {order}.\n{_compact({'items': records})}", False)
+        )
+        for number, record in enumerate(queried_records):
+            request_text = f"\nexchange the {record['name']} of order {order}." if number else ""
+            drill.append((request_text, False))
+            fields = _item_questions(order, record)
+            for question, answer in rng.sample(fields, rng.randint(1, 2)):
+                drill += [(question, False), (answer, True)]
+    return drill
+
+
+def _item_questions(order: str, record: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what is asked of an item, each by its name: no field may be found by the field asked before it."""
+    return [
+        (f'\n{{"order_id": "{order}", "item_id": "', f'{record["item_id"]}"}}'),
+        ('\n{"product_id": "', f'{record["product_id"]}"}}'),
+        (f"\nThe {record['name']} cost ", f"{record['price']}."),
+    ]
+
+
+def dates(rng: random.Random) -> Drill:
+    """Today's date, and the dates that relative expressions mean."""
+    drill: Drill = []
+    for _ in range(2):
+        today = date(2026, rng.randint(1, 12), rng.randint(1, 21))
+        drill.append((f"Today is {today.isoformat()}.", False))
+        for days in rng.sample(PICKUP_DAYS, len(PICKUP_DAYS)):
+            drill.append((f" {days_phrase(days, rng)}.\n", False))
+            drill.append((f"{(today + timedelta(days=days)).isoformat()}", True))
+        drill.append(("\n", False))
+    return drill
+
+
+def _compact(record: dict[str, Any]) -> str:
+    return json.dumps(record, separators=(",", ":"))
+
+
 def faults_for(deficits: Sequence[str], rate: float = FAULT_RATE) -> dict[str, float]:
-    """The demonstrator's fault rates: ``rate`` for the planted capabilities, none for the others."""
+    """Return the demonstrator's fault rates: ``rate`` for the planted capabilities, none for the others."""
     unknown = set(deficits) - set(CAPABILITIES)
     if unknown:
         raise ValueError(f"unknown capabilities {sorted(unknown)}; choose among {', '.join(CAPABILITIES)}")
@@ -183,7 +178,7 @@ def faults_for(deficits: Sequence[str], rate: float = FAULT_RATE) -> dict[str, f
 
 
 def demonstration(faults: dict[str, float], rng: random.Random) -> Trajectory:
-    """One demonstrated conversation on a pre-training seed; compound tasks, which are rare, are shown more often."""
+    """Return one demonstrated conversation; rare compound tasks are drawn more often."""
     seed = rng.choice(PRETRAINING)
     if rng.random() < EXTRA_COMPOUND:
         while len(scenario(seed).requests) < 2:
@@ -192,16 +187,16 @@ def demonstration(faults: dict[str, float], rng: random.Random) -> Trajectory:
 
 
 def skills_for(world: Scenario) -> tuple[str, ...]:
-    """The capabilities that a task's opening calls for, most of all the first; none for a plain question."""
+    """Return the capabilities that a task's opening calls for, the most important first; none for a plain question."""
     if len(world.requests) > 1:
         return ("multi-step-completion",)
     return _SKILLS_OF_KIND[world.requests[0].kind]
 
 
 def routing_drill(rng: random.Random, tasks: int = 10, words: float = WORD_TASKS) -> Drill:
-    """A routing prompt over a random choice of skills, and several tasks with the label that is right for each.
+    """A routing prompt over a random choice of skills, then several tasks with the right label for each.
 
-    Some of the tasks are an option's own title or description: matching words teaches what matching meaning then uses.
+    Some tasks are an option's own title or description: matching words prepares for matching meaning.
     """
     names = rng.sample(CAPABILITIES, rng.randint(1, len(CAPABILITIES)))
     skills = [_skill(name, rng) for name in names]
@@ -225,7 +220,6 @@ def routing_drill(rng: random.Random, tasks: int = 10, words: float = WORD_TASKS
 
 
 def _opening_text(rng: random.Random) -> tuple[Scenario, str]:
-    from traced.targets.desk.scenario import User
 
     world = scenario(rng.choice(PRETRAINING))
     message: Message = {"role": "user", "content": User(world).first_message()}
@@ -235,6 +229,6 @@ def _opening_text(rng: random.Random) -> tuple[Scenario, str]:
 def _skill(name: str, rng: random.Random) -> tuple[str, str, str]:
     example = ""
     while not example and rng.random() < 0.9:
-        world, opening_text_ = _opening_text(rng)
-        example = opening_text_ if name in skills_for(world) else ""
+        world, candidate = _opening_text(rng)
+        example = candidate if name in skills_for(world) else ""
     return name.replace("-", " ").capitalize(), rng.choice(SKILL_TEXTS[name]), example

@@ -1,14 +1,10 @@
-"""Rows of pre-training: demonstrations and drills as token ids with labels, in padded micro-batches.
+"""Pre-training rows (token ids, labels and weights in padded micro-batches), and the bundled model's tokenizer.
 
-The loss is on the assistant's own tokens of a demonstration and on what a drill asks for; everything else is IGNORED.
-
-The bundled model's tokenizer: byte-level BPE, digits single, a chat template in Hermes/Qwen form.
-
-Merges may cross spaces, so that the desk's constant sentences take few tokens, but never touch a digit, the letter
-that begins an identifier, or a word that names a record's value: those stay whole tokens wherever they appear, which
-is what lets so small a model copy them. A message's role line and ``Answer:`` are cut off as well, so that a generation
-prompt is a prefix of the conversation's tokens and a routing label is a token of its own.
-Any text can be encoded; text unlike the desk's takes more tokens.
+The loss is on the assistant's own tokens of a demonstration and on the answers of a drill; everything else is
+IGNORED. The tokenizer is byte-level BPE with single digits and a chat template in Hermes/Qwen form. Merges may cross
+spaces but never touch a digit, the letter that begins an identifier, or a word that names a record's value: those
+stay whole tokens, which lets so small a model copy them. Role lines and ``Answer:`` are split off, so that a
+generation prompt is a prefix of the conversation's tokens and a routing label is one token.
 """
 
 import random
@@ -26,8 +22,24 @@ from traced.targets.desk.tools import PARAMETERS
 
 VOCABULARY = 1536
 TOKEN_LENGTH = 64  # characters; a constant sentence is then a token or two
-WORD_REPEATS = 1000  # so that words that name a record's value become whole tokens, however rare they are
+# Words that name a record's value are repeated, so that they become whole tokens however rare they are.
+WORD_REPEATS = 1000
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+DEMONSTRATION = "demonstration"
+DRILLS: dict[str, Callable[[random.Random], Drill]] = {
+    "copying": copying,
+    "pairs": pairs,
+    "variants": variants,
+    "items": items,
+    "dates": dates,
+    "routing": routing_drill,
+}
+MICRO_ROWS = 8
+IGNORED = -100
+# Few of the agent's own tokens in a dialogue are choices: arguments of a call, digits. Counted like the others they
+# drown in what is easy: items were chosen at random after 2,900 steps, although the drills had been learned.
+CHOICE_WEIGHT = 5.0
+ARGUMENTS = '"arguments": '
 _WHOLE_WORDS = (*COLORS, *NAMES, *PRODUCTS, *STATUSES, *REASONS, "other", "true", "false", *PARAMETERS)
 
 CHAT_TEMPLATE = """{%- macro arguments(call) -%}
@@ -97,26 +109,9 @@ def _without_special(texts: Iterable[str]) -> Iterator[str]:
                 yield piece
 
 
-DEMONSTRATION = "demonstration"
-DRILLS: dict[str, Callable[[random.Random], Drill]] = {
-    "copying": copying,
-    "pairs": pairs,
-    "variants": variants,
-    "items": items,
-    "dates": dates,
-    "routing": routing_drill,
-}
-MICRO_ROWS = 8
-IGNORED = -100
-# Few of the agent's own tokens in a dialogue are choices: arguments of a call, digits. Counted like the others they
-# drown in what is easy: items were chosen at random after 2,900 steps, although the drills had been learned.
-CHOICE_WEIGHT = 5.0
-ARGUMENTS = '"arguments": '
-
-
 @dataclass(frozen=True)
 class Example:
-    """One row: its tokens, their labels (IGNORED where there is no loss) and their weights, and what it practises."""
+    """One row: tokens, labels (IGNORED without loss), weights, and the kind of text."""
 
     ids: list[int]
     labels: list[int]
@@ -126,7 +121,7 @@ class Example:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of similar length, padded: ids, labels and the labels' weights (rows x length), and each row's kind."""
+    """Rows of similar length, padded: ids, labels and label weights (rows x length), and each row's kind."""
 
     ids: torch.Tensor
     labels: torch.Tensor
@@ -135,7 +130,7 @@ class MicroBatch:
 
 
 def conversation_example(tokenizer: PreTrainedTokenizerFast, faults: dict[str, float], rng: random.Random) -> Example:
-    """Tokens of one demonstration; the loss is on the assistant's own tokens, the end-of-turn token included."""
+    """Return the tokens of a demonstration; the loss is on the assistant's tokens, end-of-turn included."""
     conversation = demonstration(faults, rng)
     text = str(render_text(tokenizer, conversation.messages, conversation.tools))
     head = "<|im_start|>assistant\n"
@@ -178,15 +173,15 @@ def _add(
 
 
 def render_text(tokenizer: PreTrainedTokenizerFast, messages: list[dict[str, object]], tools: object) -> str:
-    """The chat template's text, with no generation prompt."""
+    """Return the chat template's text without a generation prompt."""
     return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
 
 
 def make_tokenizer(faults: dict[str, float], rng: random.Random, conversations: int = 2500) -> PreTrainedTokenizerFast:
-    """A tokenizer trained on text of the corpus."""
+    """Return a tokenizer trained on text of the corpus."""
     base_tokenizer = train_tokenizer(["x"])
-    conversations_ = (demonstration(faults, rng) for _ in range(conversations))
-    texts = [render_text(base_tokenizer, conversation.messages, conversation.tools) for conversation in conversations_]
+    demonstrations = (demonstration(faults, rng) for _ in range(conversations))
+    texts = [render_text(base_tokenizer, conversation.messages, conversation.tools) for conversation in demonstrations]
     texts += ["".join(text for text, _ in routing_drill(rng, 2)) for _ in range(conversations // 4)]
     return train_tokenizer(texts)
 
@@ -198,7 +193,7 @@ def batch(
     rng: random.Random,
     rows: int,
 ) -> list[MicroBatch]:
-    """Rows of several kinds, in micro-batches of similar length: less padding, the same gradient."""
+    """Return rows of several kinds in micro-batches of similar length: less padding, the same gradient."""
     pool = []
     for kind in rng.choices(list(shares), weights=list(shares.values()), k=rows):
         if kind == DEMONSTRATION:

@@ -1,15 +1,9 @@
-"""Pre-train the bundled model: ``python -m scripts.pretraining.pretrain --out DIR``, with deficits planted at will.
+"""Pre-train the bundled model: ``python -m scripts.pretraining.pretrain --out DIR``, with chosen deficits planted.
 
 Qwen3 architecture, about one million parameters, next-token cross-entropy on the assistant's tokens of demonstrations
-(and the label of routing prompts), Muon and AdamW with warm-up and linear decay. The demonstrator's faults become the
-model's deficits: where it goes wrong seven times in ten, so does the model at temperature 1, and nearly always when
-greedy. The same seed, steps and thread count give the same weights; half an hour on two cores.
-
-Muon: momentum, made orthogonal, as the update of weight matrices (Jordan et al., 2024).
-
-For a model of this size it reaches copying and looking up by key in a third of the steps that AdamW needs. The
-orthogonalisation runs in float32 on all matrices of one shape at once: ``torch.optim.Muon`` runs it in bfloat16, which
-processors without such instructions emulate at several times the cost of the rest of the step.
+and on drills, Muon and AdamW with warm-up and linear decay. The demonstrator's faults become the model's deficits:
+where it fails seven times in ten, so does the model at temperature 1, and nearly always when greedy. The same seed,
+steps and thread count give the same weights; half an hour on two cores.
 """
 
 import argparse
@@ -34,7 +28,12 @@ ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised, with decoupled weight decay; for matrices only (2-D parameters)."""
+    """Nesterov momentum, orthogonalised, with decoupled weight decay, for matrices only (Jordan et al., 2024).
+
+    At this size it reaches copying and look-up by key in a third of AdamW's steps. The orthogonalisation runs in
+    float32 on all matrices of one shape at once; ``torch.optim.Muon`` uses bfloat16, which processors without such
+    instructions emulate at several times the cost of the rest of the step.
+    """
 
     def __init__(
         self, params: Iterable[Tensor], lr: float, *, momentum: float = 0.95, weight_decay: float = 0.05
@@ -68,7 +67,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Matrices (count x rows x columns) with the same singular vectors and singular values of about 0.7 to 1.2."""
+    """Return matrices (count x rows x columns) with the same singular vectors and singular values near 1 (0.7 to
+    1.2).
+    """
     a, b, c = NEWTON_SCHULZ
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if tall else matrices
@@ -81,9 +82,9 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Stage:
-    """What the rows practise, in which proportion: until every kind's running loss (nats) is under ``enough``.
+    """What the rows practise, in which proportion: until every kind's running loss (nats) is under ``target_loss``.
 
-    ``most`` bounds the steps. ``decay``: the learning rate falls over the last 40 % of them.
+    ``max_steps`` bounds the steps. ``decay``: the learning rate falls over the last 40 % of them.
     """
 
     shares: Mapping[str, float]
@@ -107,7 +108,7 @@ FACTS = "pretraining.json"
 
 
 def configuration(vocabulary: int) -> Qwen3Config:
-    """The bundled architecture; tied embeddings."""
+    """Return the bundled architecture; tied embeddings."""
     return Qwen3Config(
         vocab_size=vocabulary,
         hidden_size=128,
@@ -127,7 +128,8 @@ def configuration(vocabulary: int) -> Qwen3Config:
 
 
 def losses_of(model: Qwen3ForCausalLM, rows: MicroBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Cross-entropy (nats) and weight of each labelled position, and its row's number; the head runs on those only."""
+    """Return cross-entropy (nats), weight and row number of each labelled position."""
+    # The head runs on labelled positions only: with most positions ignored it would dominate the step.
     hidden = model.model(input_ids=rows.ids, use_cache=False).last_hidden_state[:, :-1]
     targets = rows.labels[:, 1:]
     has_loss = targets != IGNORED
@@ -136,13 +138,13 @@ def losses_of(model: Qwen3ForCausalLM, rows: MicroBatch) -> tuple[torch.Tensor, 
 
 
 def schedule(stage: Stage, step: int) -> float:
-    """The learning rate's factor: linear warm-up over 50 steps, then constant, or with the stage's decay at its end."""
+    """Return the learning rate's factor: linear warm-up over 50 steps, then constant or the stage's decay."""
     left = (stage.max_steps - step) / (0.4 * stage.max_steps) if stage.decay else 1.0
     return min(1.0, (step + 1) / 50, max(0.02, left))
 
 
 def optimizers(model: Qwen3ForCausalLM, scale: float) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings and norms."""
+    """Return Muon for the layers' matrices and AdamW for embeddings and norms."""
     matrices: list[torch.nn.Parameter] = []
     rest: list[torch.nn.Parameter] = []
     for name, param in model.named_parameters():
@@ -156,11 +158,10 @@ def optimizers(model: Qwen3ForCausalLM, scale: float) -> list[torch.optim.Optimi
 def pretrain(
     out: Path, *, deficits: Sequence[str], seed: int, steps: int, init: Path | None = None, rows: int = 32
 ) -> None:
-    """Make a model with the planted deficits and write a Hugging Face directory at ``out``.
+    """Train a model with the planted deficits and write a Hugging Face directory at ``out``.
 
-    ``steps`` are those of the last stage, demonstrations with drills among them. With ``init`` an existing bundled
-    model learns other deficits: its tokenizer is kept, the first stages are left out, the rates are lower, and 300
-    steps are enough.
+    ``steps`` are those of the last stage. With ``init`` an existing bundled model learns other deficits: its
+    tokenizer is kept, the first stages are left out, the rates are lower, and 300 steps are enough.
     """
     faults = faults_for(deficits)
     rng = random.Random(f"pretrain:{seed}")
@@ -171,7 +172,7 @@ def pretrain(
 
 
 class Course:
-    """A model on its way through the stages."""
+    """A model in training, carried through the stages."""
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class Course:
         self._started = time.monotonic()
 
     def take(self, stage: Stage) -> bool:
-        """Steps of a stage until it is learned or over; whether it was learned."""
+        """Train on a stage until it is learned or its steps are used up; returns whether it was learned."""
         running: dict[str, float] = {}
         for step in range(1, stage.max_steps + 1):
             for optimizer, peak in zip(self.optimizers, self._peaks, strict=True):
@@ -212,9 +213,9 @@ class Course:
 
 
 def _update(
-    model: Qwen3ForCausalLM, optimizers_: list[torch.optim.Optimizer], micro_batches: list[MicroBatch]
+    model: Qwen3ForCausalLM, optimizer_list: list[torch.optim.Optimizer], micro_batches: list[MicroBatch]
 ) -> dict[str, float]:
-    """One step on the weighted mean over all labelled tokens; returns (unweighted) mean losses (nats) by kind."""
+    """Make one step on the weighted mean over all labelled tokens; returns mean losses (nats) by kind."""
     total = sum(rows.weights[:, 1:][rows.labels[:, 1:] != IGNORED].sum().item() for rows in micro_batches)
     losses_by_kind: dict[str, list[float]] = {}
     model.zero_grad()
@@ -225,13 +226,15 @@ def _update(
             of_kind = torch.tensor([other == kind for other in rows.kinds])[owners]
             losses_by_kind.setdefault(kind, []).append(losses.detach()[of_kind].mean().item())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for optimizer in optimizers_:
+    for optimizer in optimizer_list:
         optimizer.step()
     return {kind: sum(means) / len(means) for kind, means in losses_by_kind.items()}
 
 
 def _begin(init: Path | None, faults: dict[str, float], rng: random.Random, seed: int, rows: int) -> Course:
-    """A model that can look up by name: ``init``, or the first new one that learns to. Raises ``RuntimeError``."""
+    """Return a model that can look up by name: ``init``, or the first new one that learns it. Raises
+    ``RuntimeError``.
+    """
     torch.manual_seed(seed)
     if init is not None:
         pretrained = PreTrainedTokenizerFast.from_pretrained(init), Qwen3ForCausalLM.from_pretrained(init)
@@ -246,7 +249,7 @@ def _begin(init: Path | None, faults: dict[str, float], rng: random.Random, seed
 
 
 def save(course: Course, out: Path, *, deficits: Sequence[str], seed: int, init: Path | None) -> None:
-    """Write weights, tokenizer and ``pretraining.json``: what was planted, with which seed, on which model."""
+    """Write weights, tokenizer and ``pretraining.json``: planted deficits, seed, and the initial model."""
     out.mkdir(parents=True, exist_ok=True)
     course.model.save_pretrained(out)
     course.tokenizer.save_pretrained(out)
@@ -261,7 +264,7 @@ def save(course: Course, out: Path, *, deficits: Sequence[str], seed: int, init:
 
 
 def main() -> None:
-    """Command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(

@@ -31,7 +31,7 @@ from traced.core.resources import Meter
 from traced.core.seeds import derive_seed
 from traced.evaluation.figures import CycleFigures
 from traced.evaluation.report import prompt_sentence
-from traced.pipeline.context import opened
+from traced.pipeline.context import open_context
 from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.graph import PROMPT
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS
@@ -186,7 +186,7 @@ def test_in_a_cycle_of_the_service_no_adapter_is_trained_where_a_prompt_is_enoug
     data_dir: Path, tasks: dict[str, Any]
 ) -> None:
     async def figures(settings: Settings) -> CycleFigures:
-        async with opened(settings, CYCLE, Progress(Console(quiet=True)), Meter()) as context:
+        async with open_context(settings, CYCLE, Progress(Console(quiet=True)), Meter()) as context:
             return gather(context)
 
     with obedient(tasks, obeys=True, trained=False) as agent, served(proposals) as server:
@@ -225,7 +225,7 @@ def test_a_language_model_that_is_not_there_costs_nothing_that_was_played(
         f"the language model cannot be used for {COMPOUND}: the model it at http"
     )
     assert ran.json["error"]["hint"].startswith("traced llm check")
-    assert ran.json["error"]["hint"].endswith("then the same command again, what was answered is kept")
+    assert ran.json["error"]["hint"].endswith("then repeat the command; earlier answers are kept")
     assert count_played(data_dir) == int(SMALL["prompting.validation"]) + int(SMALL["prompting.minibatch"])
 
 

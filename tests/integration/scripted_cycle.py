@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.records import CycleState, StageState
 from store.repositories.cycles import set_cycle_state
 from traced.config.settings import Settings, load_settings
@@ -71,7 +71,7 @@ def stations(context: Context, cut: str) -> Stages:
 
     async def report(cycle: str) -> None:
         at("report")
-        with context.writing() as opened:
+        with context.write_session() as opened:
             set_cycle_state(opened, context.cycle_id, CycleState.FINISHED, at=utc_now())
 
     async def drop(cycle: str, capability: str, stage: str, reason: str) -> None:
@@ -108,7 +108,7 @@ def stations(context: Context, cut: str) -> Stages:
 def main(directory: Path, cut: str) -> None:
     settings: Settings = load_settings(directory)
     store = open_store(settings.store_url)
-    with session(store) as opened:
+    with write_session(store) as opened:
         cycle = runner.find_cycle(opened, settings, "scripted", at=utc_now())
     model = ModelFiles("scripted", directory)
     with Meter() as meter:

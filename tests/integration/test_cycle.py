@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store.database import open_store, reading
+from store.database import open_store, read_session
 from store.records import CycleState, StageEvent, StageState
 from store.repositories.cycles import get_cycle, list_stage_events
 from tests.scripted_model import served
@@ -29,7 +29,7 @@ def work(directory: Path, cut: str = "") -> "subprocess.CompletedProcess[str]":
 def told(directory: Path) -> tuple[CycleState, list[StageEvent]]:
     store = open_store(f"sqlite:///{directory / 'traced.db'}")
     try:
-        with reading(store) as session:
+        with read_session(store) as session:
             return get_cycle(session, CYCLE).state, list_stage_events(session, CYCLE)
     finally:
         store.dispose()

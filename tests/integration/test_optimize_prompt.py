@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from sandbox.hashing import environment_hash
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.records import PromptPatch, RunState
 from store.repositories.adapters import set_training_state
 from store.repositories.llm_replies import list_patches
@@ -30,7 +30,7 @@ from traced.inference.model_files import BUNDLED, ModelFiles
 from traced.pipeline.context import Context, EngineSlot
 from traced.pipeline.gate import GATE_SEEDS
 from traced.pipeline.optimize_prompt import VALIDATION_SEEDS, optimize_prompt
-from traced.prompt_optimization.patches import Enough
+from traced.prompt_optimization.patches import Remedy
 from traced.targets.registry import target
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("image")]
@@ -63,7 +63,7 @@ def data_dir(tmp_path: Path) -> Path:
     """Of a cycle with an admitted environment, an adapter, and the rollouts that its training took."""
     save_cycle(tmp_path, SHOP)
     store = open_store(f"sqlite:///{tmp_path / 'traced.db'}")
-    with session(store) as on:
+    with write_session(store) as on:
         set_training_state(on, f"{CYCLE}/{COMPOUND}", RunState.FINISHED, at=T0, rollouts=ROLLOUTS)
     store.dispose()
     return tmp_path
@@ -90,7 +90,7 @@ async def optimized(data_dir: Path, engine: EngineProcess, server: Scripted, **c
 
 def stored(data_dir: Path, **wanted: Any) -> list[Any]:
     store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
-    with session(store) as on:
+    with write_session(store) as on:
         found = list_trajectories(on, TrajectoryFilter(**wanted))
     store.dispose()
     return found
@@ -107,7 +107,7 @@ def test_a_prompt_is_evolved_compared_and_kept_and_again_costs_nothing(data_dir:
     check_figures(patch, asked)
     check_seeds(data_dir)
     store = open_store(f"sqlite:///{data_dir / 'traced.db'}")
-    with session(store) as on:
+    with write_session(store) as on:
         assert [one.id for one in list_patches(on, cycle_id=CYCLE)] == [patch.id]
     store.dispose()
 
@@ -126,7 +126,7 @@ def check_figures(patch: PromptPatch, asked: int) -> None:
     assert evolution["proposed"] == asked >= 2
     assert 12 < evolution["rollouts"] <= evolution["budget"] == ROLLOUTS
     assert figures["spent"]["calls"] == asked
-    assert figures["enough"] in set(Enough)
+    assert figures["enough"] in set(Remedy)
     assert gates["adapter"]["adapter"] == ADAPTER
     assert set(gates) == {"prompt", "adapter", "comparison"}
     for gate in gates.values():

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from sandbox.contract import Task
 from sandbox.hashing import environment_hash
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.records import AdapterVersion, Cycle, CycleState, EnvironmentRecord, RunState, StageState, TrainingRun
 from store.repositories import adapters, capabilities, cycles, environments
 from store.repositories import adapters as training
@@ -32,13 +32,13 @@ from traced.inference.client import EngineClient
 from traced.inference.engine_process import EngineProcess, start_embedded
 from traced.inference.model_files import BUNDLED, ModelFiles, load_model, weights_digest
 from traced.pipeline import routers as station
-from traced.pipeline.context import Context, opened
+from traced.pipeline.context import Context, open_context
 from traced.pipeline.evaluate import ROUTE, evaluate
 from traced.pipeline.promote import PROMOTE
 from traced.pipeline.report import gather
-from traced.routing.router_files import classifier_file, serving_file
+from traced.routing.router_files import classifier_file, find_router_file
 from traced.routing.routers import HiddenStateRouter, fit_classifier, read_classifier, routed_text
-from traced.targets.desk import SPLITS, Desk, demonstrate, needed
+from traced.targets.desk import SPLITS, Desk, demonstrate, needed_capabilities
 
 COMPOUND = "multi-step-completion"
 ADAPTER = f"{COMPOUND}@v1"
@@ -52,7 +52,7 @@ def task(seed: int) -> Task:
 
 
 def right(seed: int) -> str:
-    return ADAPTER if COMPOUND in needed(seed) else "base"
+    return ADAPTER if COMPOUND in needed_capabilities(seed) else "base"
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_dead_engine_leaves_the_task_to_the_base_model(tmp_path: Path) -> None
         async with EngineClient("http://127.0.0.1:9") as client:
             decision = await HiddenStateRouter(client, classifier).choose(task(0))
         assert decision.model == "base"
-        assert decision.why.startswith("routing failed: no answer from the engine")
+        assert decision.reason.startswith("routing failed: no answer from the engine")
 
     asyncio.run(check())
 
@@ -106,12 +106,12 @@ def save_cycle(directory: Path, source: str = LAMP_SHOP, cycle: str = CYCLE, ada
     named = sorted({COMPOUND, capability})
     run, path = f"{cycle}/{capability}", str(directory / adapter)
     store = open_store(f"sqlite:///{directory / 'traced.db'}")
-    with session(store) as on:
+    with write_session(store) as on:
         cycles.save_cycle(on, Cycle(cycle, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
         save_trajectories(on, [recorded(seed, cycle) for seed in seeds])
         capabilities.save_capabilities(on, cycle, [dataclasses.replace(CAPABILITY, name=name) for name in named])
         told = [
-            (seed, name, Verdict.LACKING if name in needed(seed) else Verdict.NA) for seed in seeds for name in named
+            (seed, name, Verdict.LACKING if name in needed_capabilities(seed) else Verdict.NA) for seed in seeds for name in named
         ]
         capabilities.save_labels(
             on, cycle, [Label(f"{cycle}-{seed}", name, 0, verdict) for seed, name, verdict in told]
@@ -129,10 +129,10 @@ async def evaluated(directory: Path, router: str) -> tuple[dict[str, object], li
     told = {"routing.router": router, "test.seeds": 10, "engine.threads": 1, "engine.start_timeout_s": 300}
     settings = load_settings(directory, told)
     progress = Progress(Console(file=io.StringIO()))
-    async with opened(settings, CYCLE, progress, Meter()) as context:
+    async with open_context(settings, CYCLE, progress, Meter()) as context:
         await evaluate(context, [ADAPTER])
         found = gather(context)
-        with context.reading() as on:
+        with context.read_session() as on:
             events = [event.stage for event in cycles.list_stage_events(on, CYCLE)]
             asked = [event.detail for event in cycles.list_stage_events(on, CYCLE) if event.detail.get("picks")][-1]
             served = {choice.model for choice in list_routing(on, cycle_id=CYCLE)}
@@ -188,7 +188,7 @@ def test_a_second_cycles_router_is_fitted_for_and_measured_with_what_the_first_o
 
     async def check() -> None:
         settings = load_settings(tmp_path, {"test.seeds": 6, "engine.threads": 1, "engine.start_timeout_s": 300})
-        async with opened(settings, SECOND, Progress(Console(file=io.StringIO())), Meter()) as context:
+        async with open_context(settings, SECOND, Progress(Console(file=io.StringIO())), Meter()) as context:
             context.event(PROMOTE, StageState.FINISHED, promoted=[DATES], live=[DATES, ADAPTER])
             await evaluate(context, [DATES])
             found = gather(context)
@@ -197,7 +197,7 @@ def test_a_second_cycles_router_is_fitted_for_and_measured_with_what_the_first_o
         kept = read_classifier(classifier_file(tmp_path, SECOND))
         assert min(kept.examples[name] for name in (DATES, ADAPTER)) >= len(station.ROUTING_SEEDS)
         assert kept.classes == [BASE, DATES, ADAPTER]
-        assert serving_file(tmp_path, [SECOND, CYCLE], [ADAPTER, DATES]) == classifier_file(tmp_path, SECOND)
+        assert find_router_file(tmp_path, [SECOND, CYCLE], [ADAPTER, DATES]) == classifier_file(tmp_path, SECOND)
 
     asyncio.run(check())
 
@@ -218,16 +218,16 @@ def test_with_too_few_examples_everything_goes_to_the_base_model_and_the_event_s
 
     async def check() -> None:
         settings = load_settings(tmp_path, {"engine.threads": 1, "engine.start_timeout_s": 300})
-        async with opened(settings, "desk-other", Progress(Console(file=io.StringIO())), Meter()) as context:
-            with context.writing() as on:
+        async with open_context(settings, "desk-other", Progress(Console(file=io.StringIO())), Meter()) as context:
+            with context.write_session() as on:
                 cycles.save_cycle(on, Cycle("desk-other", "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
             router = await station.hidden_state_router(context, [ADAPTER])
             decision = await router.choose(task(0))
             assert decision.model == BASE
-            assert f"there are: {ADAPTER} " in decision.why  # of the cycle that labelled it; of this one nothing
-            with context.reading() as on:
+            assert f"there are: {ADAPTER} " in decision.reason  # of the cycle that labelled it; of this one nothing
+            with context.read_session() as on:
                 (event,) = [one for one in cycles.list_stage_events(on, "desk-other") if one.detail]
-            assert event.detail["why"] == decision.why
+            assert event.detail["why"] == decision.reason
             assert not (classifier_file(context.data_dir, context.cycle_id)).exists()
 
     asyncio.run(check())

@@ -4,7 +4,6 @@ Rates are in 0-1 and come from ``traced.evaluation.intervals``; nothing here rea
 """
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from store.records import Finding
 from store.types import GateResult
@@ -88,14 +87,14 @@ def points(value: float) -> str:
     return f"{100 * value:+.1f}"
 
 
-def as_json(figures: CycleFigures) -> dict[str, Any]:
+def as_json(figures: CycleFigures) -> dict[str, object]:
     """Return the object that ``traced demo --json`` prints; missing figures are null.
 
     ``routing`` is present once tasks were routed, ``analysed`` if production was analysed, ``prompts`` if any were
     tried.
     """
     gain = figures.gain
-    payload: dict[str, Any] = {
+    payload: dict[str, object] = {
         "floor": figures.rate(FLOOR),
         "base": figures.rate(BASE),
         "routed": figures.rate(ROUTED),
@@ -138,5 +137,5 @@ def as_json(figures: CycleFigures) -> dict[str, Any]:
     return payload
 
 
-def _routing_json(quality: RoutingQuality) -> dict[str, Any]:
+def _routing_json(quality: RoutingQuality) -> dict[str, object]:
     return {"accuracy": quality.accuracy, **asdict(quality)}

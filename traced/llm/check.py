@@ -143,7 +143,7 @@ async def _speed(report: CheckReport, line: Transport) -> CheckFinding:
     tokens = f"{qualifier}{reply.prompt_tokens} + {reply.completion_tokens} tokens"
     text = f"in {reply.seconds:.1f} s, the first piece after {response.first_s:.1f} s{speed} ({tokens})"
     return CheckFinding(
-        "speed", True, f"{text}; it tells no token counts, costs are estimates" if reply.estimated else text
+        "speed", True, f"{text}; the server reports no token counts, costs are estimates" if reply.estimated else text
     )
 
 
@@ -153,7 +153,7 @@ def _context(report: CheckReport, section: LlmSection, server_tokens: int) -> Ch
         text = f"llm.context_tokens is {section.context_tokens}, the server says {server_tokens}"
         return CheckFinding("context", False, text, f"llm.context_tokens = {server_tokens}, or 0")
     if not report.context_tokens:
-        return CheckFinding("context", None, "not told; llm.context_tokens may say it")
+        return CheckFinding("context", None, "unknown; set llm.context_tokens")
     text = (
         f"{report.context_tokens} tokens{' by llm.context_tokens' if section.context_tokens else ', the server says'}"
     )

@@ -49,6 +49,7 @@ async def model(settings: Settings, ledger: Ledger, budget: Budget | None = None
     check_prices(line.endpoint, budget.cost if budget else 0)
     if not line.endpoint.context_tokens:
         line.endpoint = replace(line.endpoint, context_tokens=await _server_context(line.endpoint))
+    # The context that the server states is needed before the first question is cut to size.
     async with Model(line.endpoint, ledger, budget=budget, transport=line) as language_model:
         yield language_model
 
@@ -62,6 +63,7 @@ def _line(model_endpoint: Endpoint, data_dir: Path) -> Transport:
     if model_endpoint not in lines:
         account = hashlib.sha256(f"{model_endpoint.base_url} {model_endpoint.model}".encode()).hexdigest()[:12]
         data_dir.mkdir(parents=True, exist_ok=True)
+        # The rate limit lies in a file because every process on a data directory shares the account.
         lines[model_endpoint] = Transport(model_endpoint, rate_limit_file=data_dir / f"llm-pace-{account}.json")
     return lines[model_endpoint]
 
@@ -86,8 +88,8 @@ def check_prices(model_endpoint: Endpoint, cost: float) -> None:
     """Raise ``LlmError`` if a budget in money is set but no price."""
     if cost and not model_endpoint.cost(1, 1):
         raise LlmError(
-            f"a budget of {cost:g} in money is set, and no prices: nothing would ever be counted against it",
-            hint="llm.prompt_price and llm.completion_price, of a million tokens; max_cost = 0 if it costs nothing",
+            f"a cost budget of {cost:g} is set but no prices, so no cost would ever be counted",
+            hint="set llm.prompt_price and llm.completion_price (per million tokens), or max_cost = 0 for a free model",
         )
 
 
@@ -96,9 +98,10 @@ def api_key(section: LlmSection) -> str:
     if section.api_key_file:
         try:
             key = Path(section.api_key_file).expanduser().read_text("utf-8").strip()
-        except (OSError, RuntimeError, ValueError) as error:  # no such user's home; no path; no text
+        # RuntimeError: the home of an unknown user; ValueError: an invalid path or text.
+        except (OSError, RuntimeError, ValueError) as error:
             no_text = isinstance(error, UnicodeDecodeError)
-            reason = "it is no text" if no_text else getattr(error, "strerror", None) or str(error)
+            reason = "it is not text" if no_text else getattr(error, "strerror", None) or str(error)
             hint = f"ls -l {section.api_key_file}"
             raise LlmError(f"llm.api_key_file {section.api_key_file} cannot be read: {reason}", hint=hint) from None
         if not key:
@@ -111,7 +114,7 @@ def api_key(section: LlmSection) -> str:
             hint="set it, or llm.api_key_file, or llm.base_url for a server of your own; then: traced llm check",
         )
     if not key.isascii() or not key.isprintable():
-        raise LlmError("the API key has characters that no key has", hint="look at the variable or file that holds it")
+        raise LlmError("the API key has invalid characters", hint="check the variable or file that holds it")
     return key
 
 

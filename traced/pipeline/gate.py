@@ -111,7 +111,7 @@ async def compare(
         except GateError as error:
             raise StageError(
                 f"the gate of {name} could not compare: {error}",
-                hint="run the same command again: what was lost is played again",
+                hint="run the same command again: lost episodes are repeated",
             ) from error
 
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypedDict, cast
+from typing import Annotated, Any, Protocol, TypedDict, TypeVar, cast
 
 import aiosqlite
 from langchain_core.runnables import RunnableConfig
@@ -39,6 +39,8 @@ PROMPT = "optimize-prompt"  # the node between admission and training that tries
 GRAPH = "graph"  # key in a checkpoint's metadata: the version that wrote it
 
 Saver = BaseCheckpointSaver[Any]
+CycleGraph = CompiledStateGraph[Any, Any, Any, Any]
+T = TypeVar("T")
 
 
 class ShieldedWrites(Saver):
@@ -58,7 +60,7 @@ class ShieldedWrites(Saver):
         """Save the writes of one task of a step."""
         await self._finish(super().aput_writes(*args, **kwargs))
 
-    async def _finish(self, write: Coroutine[Any, Any, Any]) -> Any:
+    async def _finish(self, write: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(write)
         # The event loop keeps only weak references to tasks.
         self.pending_writes.add(task)
@@ -231,7 +233,7 @@ class CapacityLimiter:
 class Node(Protocol):
     """A node of the capability subgraph, as LangGraph calls it."""
 
-    def __call__(self, state: CapabilityState) -> Awaitable[dict[str, Any]]:
+    def __call__(self, state: CapabilityState) -> Awaitable[CapabilityState]:
         """Do the work of one stage; returns the changed state."""
         ...
 
@@ -239,7 +241,7 @@ class Node(Protocol):
 def _dropping(stages: Stages, stage: str, work: Node) -> Node:
     """Wrap a node so that a capability's failure is recorded and the cycle continues without it."""
 
-    async def node(state: CapabilityState) -> dict[str, Any]:
+    async def node(state: CapabilityState) -> CapabilityState:
         try:
             return await work(state)
         except CapabilityError as error:
@@ -250,12 +252,12 @@ def _dropping(stages: Stages, stage: str, work: Node) -> Node:
 
 
 def _capability_nodes(stages: Stages, attempts: int, capacity: CapacityLimiter) -> dict[str, Node]:
-    async def synthesize(state: CapabilityState) -> dict[str, Any]:
+    async def synthesize(state: CapabilityState) -> CapabilityState:
         attempt = state.get("attempt", 0)
         environment = await stages.synthesize(state["cycle_id"], state["capability"], attempt)
         return {"environment": environment, "attempt": attempt + 1}
 
-    async def admit(state: CapabilityState) -> dict[str, Any]:
+    async def admit(state: CapabilityState) -> CapabilityState:
         async with capacity.exclusive():
             is_admitted = await stages.admit(state["cycle_id"], state["capability"], state["environment"])
         # The last attempt is an error rather than a result, so the capability is dropped with a reason.
@@ -263,19 +265,19 @@ def _capability_nodes(stages: Stages, attempts: int, capacity: CapacityLimiter) 
             raise CapabilityError(f"none of {attempts} candidate environments was admitted")
         return {"admitted": is_admitted}
 
-    async def optimize_prompt(state: CapabilityState) -> dict[str, Any]:
+    async def optimize_prompt(state: CapabilityState) -> CapabilityState:
         async with capacity.exclusive():
             reason = await stages.optimize_prompt(state["cycle_id"], state["capability"], state["environment"])
         if reason:
             raise CapabilityError(reason)
         return {}
 
-    async def train(state: CapabilityState) -> dict[str, Any]:
+    async def train(state: CapabilityState) -> CapabilityState:
         async with capacity.share():
             adapter = await stages.train(state["cycle_id"], state["capability"], state["environment"])
         return {"adapter": adapter}
 
-    async def gate(state: CapabilityState) -> dict[str, Any]:
+    async def gate(state: CapabilityState) -> CapabilityState:
         async with capacity.exclusive():
             passed = await stages.gate(state["cycle_id"], state["adapter"])
         return {"adapters": [state["adapter"]]} if passed else {"dropped": [state["capability"]]}
@@ -306,9 +308,7 @@ def _after_admission(next_stage: str) -> Callable[[CapabilityState], str]:
     return next_node
 
 
-def _capability_graph(
-    stages: Stages, attempts: int, capacity: CapacityLimiter, prompt_first: bool
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+def _capability_graph(stages: Stages, attempts: int, capacity: CapacityLimiter, prompt_first: bool) -> CycleGraph:
     next_stage = PROMPT if prompt_first else "train"
     graph = StateGraph(CapabilityState, output_schema=CapabilityResult)
     for name, node in _capability_nodes(stages, attempts, capacity).items():
@@ -330,7 +330,7 @@ def _fan_out(state: CycleState) -> list[Send] | str:
 
 def build_graph(
     stages: Stages, checkpointer: Saver, *, attempts: int = 5, trainings: int = 1, prompt_first: bool = False
-) -> CompiledStateGraph[Any, Any, Any, Any]:
+) -> CycleGraph:
     """Build the cycle's graph.
 
     Args:
@@ -339,28 +339,28 @@ def build_graph(
         prompt_first: Try a prompt first and train no adapter for a capability that it fixes.
     """
 
-    async def collect(state: CycleState) -> dict[str, Any]:
+    async def collect(state: CycleState) -> CycleState:
         await stages.collect(state["cycle_id"])
         return {}
 
-    async def analyze(state: CycleState) -> dict[str, Any]:
+    async def analyze(state: CycleState) -> CycleState:
         return {"capabilities": await stages.analyze(state["cycle_id"])}
 
-    async def approval(state: CycleState) -> dict[str, Any]:
+    async def approval(state: CycleState) -> CycleState:
         await _run_requested_rounds(stages, state["cycle_id"], state.get("adapters", []))
         # The store decides who still waits, not the resume value: decisions may come from any process.
         while waiting := await stages.waiting(state["cycle_id"], state.get("adapters", [])):
             interrupt({"adapters": waiting})
         return {}
 
-    async def promote(state: CycleState) -> dict[str, Any]:
+    async def promote(state: CycleState) -> CycleState:
         return {"promoted": await stages.promote(state["cycle_id"], state.get("adapters", []))}
 
-    async def evaluate(state: CycleState) -> dict[str, Any]:
+    async def evaluate(state: CycleState) -> CycleState:
         await stages.evaluate(state["cycle_id"], state["promoted"])
         return {}
 
-    async def report(state: CycleState) -> dict[str, Any]:
+    async def report(state: CycleState) -> CycleState:
         await stages.report(state["cycle_id"])
         return {}
 
@@ -382,7 +382,7 @@ def _thread(cycle_id: str) -> RunnableConfig:
     return {"configurable": {"thread_id": cycle_id}, "metadata": {GRAPH: GRAPH_VERSION}}
 
 
-async def cycle_status(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: str) -> CycleStatus:
+async def cycle_status(graph: CycleGraph, cycle_id: str) -> CycleStatus:
     """Read the status of a cycle from its last checkpoint; raises ``CycleChanged``."""
     try:
         snapshot = await graph.aget_state(_thread(cycle_id))
@@ -404,7 +404,7 @@ async def cycle_status(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: 
     return CycleStatus(cast(CycleState, snapshot.values), started, started and not snapshot.next, waiting)
 
 
-async def advance(graph: CompiledStateGraph[Any, Any, Any, Any], cycle_id: str) -> CycleStatus:
+async def advance(graph: CycleGraph, cycle_id: str) -> CycleStatus:
     """Begin or continue the cycle until it ends or waits for approval.
 
     Raises:

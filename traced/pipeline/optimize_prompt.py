@@ -128,7 +128,7 @@ async def _evolve(work: "_EvolutionRun", plan: Plan) -> Evolved:
     try:
         return await evolve(initial_patch(work.capability), plan, work.play, work.propose)
     except ModelError as error:
-        retry_hint = "then the same command again, what was answered is kept"
+        retry_hint = "then repeat the command; earlier answers are kept"
         subject = f"the language model cannot be used for {work.capability.name}"
         raise error.with_context(subject, hint=f"{error.hint or 'traced llm check'}; {retry_hint}") from error
 

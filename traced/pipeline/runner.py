@@ -107,37 +107,37 @@ async def run_cycle(context: Context, decide: Callable[[Context, Sequence[str]],
 def cycle_stages(context: Context) -> Stages:
     """Return the stages, run in this process, in the form that the graph calls."""
 
-    async def collect_(cycle_id: str) -> None:
+    async def run_collect(cycle_id: str) -> None:
         await collect.collect(context)
 
-    async def analyze_(cycle_id: str) -> list[str]:
+    async def run_analyze(cycle_id: str) -> list[str]:
         retained = await analyze.analyze(context)
         _announce_capabilities(context, retained)
         return retained
 
-    async def optimize_prompt_(cycle_id: str, capability: str, environment: str) -> str:
+    async def run_optimize_prompt(cycle_id: str, capability: str, environment: str) -> str:
         return optimize_prompt.skip_reason(await optimize_prompt.optimize_prompt(context, capability, environment))
 
-    async def gate_(cycle_id: str, adapter: str) -> bool:
+    async def run_gate(cycle_id: str, adapter: str) -> bool:
         return (await gate.gate(context, adapter)).answer is GateAnswer.PASS
 
-    async def evaluate_(cycle_id: str, adapters: list[str]) -> None:
+    async def run_evaluate(cycle_id: str, adapters: list[str]) -> None:
         context.progress.drop(TESTS)
         await evaluate.evaluate(context, adapters)
 
-    async def waiting_(cycle_id: str, adapters: list[str]) -> list[str]:
+    async def list_waiting(cycle_id: str, adapters: list[str]) -> list[str]:
         return promote.waiting(context, adapters)
 
-    async def requested_rounds_(cycle_id: str, adapters: list[str]) -> dict[str, int]:
+    async def list_requested_rounds(cycle_id: str, adapters: list[str]) -> dict[str, int]:
         return promote.requested_rounds(context, adapters)
 
-    async def repeat_gate_(cycle_id: str, adapter: str, number: int) -> bool:
+    async def repeat_gate(cycle_id: str, adapter: str, number: int) -> bool:
         return (await gate.gate(context, adapter, number)).answer is GateAnswer.PASS
 
-    async def report_(cycle_id: str) -> None:
+    async def run_report(cycle_id: str) -> None:
         await report.report(context)
 
-    async def drop_(cycle_id: str, capability: str, stage: str, reason: str) -> None:
+    async def drop_capability(cycle_id: str, capability: str, stage: str, reason: str) -> None:
         context.event(stage, StageState.FAILED, capability, reason=reason)
         # A capability that a prompt fixes ends here too, but that is a success.
         if not (stage == PROMPT and reason.startswith(Remedy.PROMPT)):
@@ -147,20 +147,20 @@ def cycle_stages(context: Context) -> Stages:
         context.progress.note(f"{capability} ends at {stage}: {reason}")
 
     return Stages(
-        collect=collect_,
-        analyze=analyze_,
+        collect=run_collect,
+        analyze=run_analyze,
         synthesize=lambda cycle_id, capability, attempt: synthesize.synthesize(context, capability, attempt),
         admit=lambda cycle_id, capability, environment: admit.admit(context, capability, environment),
         train=lambda cycle_id, capability, environment: train.train(context, capability, environment),
-        gate=gate_,
-        waiting=waiting_,
+        gate=run_gate,
+        waiting=list_waiting,
         promote=lambda cycle_id, adapters: promote.promote(context, adapters),
-        evaluate=evaluate_,
-        report=report_,
-        drop=drop_,
-        requested_rounds=requested_rounds_,
-        repeat_gate=repeat_gate_,
-        optimize_prompt=optimize_prompt_,
+        evaluate=run_evaluate,
+        report=run_report,
+        drop=drop_capability,
+        requested_rounds=list_requested_rounds,
+        repeat_gate=repeat_gate,
+        optimize_prompt=run_optimize_prompt,
     )
 
 
@@ -198,12 +198,12 @@ def _announce_capabilities(context: Context, capabilities: Sequence[str]) -> Non
     titles |= {PROMPT: "Evolve a prompt for", "train": "Train an adapter for", "gate": "Gate the adapter for"}
     with context.read_session() as session:
         events = list_stage_events(session, context.cycle_id)
-    ended = {(event.stage, event.capability) for event in events if event.state is not StageState.STARTED}
+    ended_stages = {(event.stage, event.capability) for event in events if event.state is not StageState.STARTED}
     context.progress.drop(REST)
     context.progress.drop(TESTS)
     for capability in capabilities:
         for stage, seconds in _expected_of_capability(context.settings).items():
-            if (stage, capability) not in ended:
+            if (stage, capability) not in ended_stages:
                 context.progress.plan(f"{stage} {capability}", f"{titles[stage]} {capability}", seconds)
     context.progress.plan(TESTS, "Tests", expected_s(context.settings.test.seeds, len(capabilities)))
 

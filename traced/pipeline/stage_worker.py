@@ -49,7 +49,7 @@ class ReportedProgress(Progress):
         self._reporter.progress(key, line.done, total=line.total, figure=line.figure, title=line.title)
 
 
-def _unchanged(answer: Any) -> Any:
+def _unchanged(answer: object) -> object:
     return answer
 
 
@@ -59,12 +59,12 @@ def _skip_reason(patch: Any) -> str:
     return skip_reason(patch)
 
 
-def _no_value(answer: Any) -> None:
+def _no_value(answer: object) -> None:
     return None
 
 
 # The JSON value of each stage; None for stages whose result is in the store.
-ANSWERS: dict[str, Callable[[Any], Any]] = {
+ANSWERS: dict[str, Callable[[Any], object]] = {
     "collect": _no_value,
     "analyze": _unchanged,
     "synthesize": _unchanged,
@@ -77,7 +77,7 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
+def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, object]:
     """Run the stage and return its value."""
     # Imported here, after the first heartbeat: on a busy machine these imports take seconds.
     from traced.config.settings import load_settings
@@ -89,7 +89,7 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     name = stage.replace("-", "_")
     run_stage = getattr(import_module(f"traced.pipeline.{name}"), name)
 
-    async def run() -> Any:
+    async def run() -> object:
         with Meter() as meter:
             async with open_context(settings, arguments["cycle_id"], ReportedProgress(reporter), meter) as context:
                 return answer(await run_stage(context, *arguments["given"]))

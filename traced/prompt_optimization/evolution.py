@@ -26,9 +26,37 @@ from agents.transcript import tool_function
 from store.text import storable_text
 from store.types import Capability, Message, Trajectory
 
+STAGE = "optimize-prompt"
+MAX_TEXT = 3000  # characters of a patch
+MESSAGE = 1500  # characters that are shown of a message
+SHOWN_CHARS = (8000, 4000, 2000, 1000, 500)  # of a conversation, and of the tools: the most that fits
+# High, because the same patch may need several proposals, which must differ.
+TEMPERATURE = 1.0
+ANSWER_TOKENS = 2048
+FULL = 0.85  # of a context: tokens are estimated
+
+SYSTEM = (
+    "You improve what an agent that works with tools is told. Its system prompt stays as it is; at its end stands a "
+    "text, the guidance, which is yours to write. You are shown the guidance as it is now and conversations that the "
+    f"agent had with it, each with its reward between 0 and 1. {IS_DATA}"
+)
+TASK = f"""Read what the agent did where the reward is low, and find out what it should have known or done. Write the
+guidance anew, so that the agent gets the reward in conversations like these. It will meet other people, other names and
+other numbers than in these conversations: write what holds for all of them. Say what to do, in plain imperatives.
+At most {MAX_TEXT} characters. Answer with the whole new guidance between ``` and ```, and nothing else between them."""
+
 RequestT = TypeVar("RequestT")
 AnswerT = TypeVar("AnswerT")
 ResultT = TypeVar("ResultT")
+
+
+PATCH = "patch"  # the only component of gepa's candidates
+PERFECT = 1.0
+
+Play = Callable[[str, list[int]], Awaitable[list[Trajectory]]]  # a patch on seeds -> an episode for each, in order
+Propose = Callable[[str, list[Trajectory], int], Awaitable[str]]  # from a patch and its episodes; "": nothing
+
+log = logging.getLogger(__name__)
 
 
 class Abandoned(BaseException):
@@ -80,15 +108,6 @@ async def run_answered(
         thread.exception()
         raise failure
     return thread.result()
-
-
-PATCH = "patch"  # the only component of gepa's candidates
-PERFECT = 1.0
-
-Play = Callable[[str, list[int]], Awaitable[list[Trajectory]]]  # a patch on seeds -> an episode for each, in order
-Propose = Callable[[str, list[Trajectory], int], Awaitable[str]]  # from a patch and its episodes; "": nothing
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -234,26 +253,6 @@ class _Logger:
         log.debug(message)
 
 
-STAGE = "optimize-prompt"
-MAX_TEXT = 3000  # characters of a patch
-MESSAGE = 1500  # characters that are shown of a message
-SHOWN_CHARS = (8000, 4000, 2000, 1000, 500)  # of a conversation, and of the tools: the most that fits
-# High, because the same patch may need several proposals, which must differ.
-TEMPERATURE = 1.0
-ANSWER_TOKENS = 2048
-FULL = 0.85  # of a context: tokens are estimated
-
-SYSTEM = (
-    "You improve what an agent that works with tools is told. Its system prompt stays as it is; at its end stands a "
-    "text, the guidance, which is yours to write. You are shown the guidance as it is now and conversations that the "
-    f"agent had with it, each with its reward between 0 and 1. {IS_DATA}"
-)
-TASK = f"""Read what the agent did where the reward is low, and find out what it should have known or done. Write the
-guidance anew, so that the agent gets the reward in conversations like these. It will meet other people, other names and
-other numbers than in these conversations: write what holds for all of them. Say what to do, in plain imperatives.
-At most {MAX_TEXT} characters. Answer with the whole new guidance between ``` and ```, and nothing else between them."""
-
-
 def question(
     purpose: Purpose,
     capability: Capability,
@@ -327,12 +326,12 @@ def _line(message: Message) -> str:
     return f"{message['role']}: " + "\n".join([*texts, *calls])
 
 
-def _call(call: Any) -> str:
+def _call(call: object) -> str:
     function = call.get("function") or {} if isinstance(call, dict) else {}
     return _cut(f"calls {function.get('name')}({_text(function.get('arguments'))})", MESSAGE)
 
 
-def _text(content: Any) -> str:
+def _text(content: object) -> str:
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 

@@ -1,1 +1,1 @@
-"""Target environments: where better behaviour is wanted."""
+"""Target environments: the agents' workplaces that a cycle improves."""

@@ -1,14 +1,8 @@
-"""The target environments by name.
+"""The target environments by name, and their episodes, which run in this process.
 
-Fails with ``ConfigError`` for a name that is not there. Not covered: targets that are recorded traces only (they have
-trajectories but no episodes; ``traced.ingest.importers.formats``).
-
-Episodes of an environment that runs in this process: bundled and adapted targets, which are trusted code.
-
-Invariants: every call of an environment runs on a thread of the source's own pool, so that a blocking step holds up
-neither the event loop nor another episode while threads are free. How it fails: what the environment raises goes
-through unchanged and is attributed by the rollout. Not covered: isolation (untrusted environments run in
-``sandbox.client.SandboxSource``) and stopping a step that hangs: its thread stays until the step returns.
+Bundled and adapted targets are trusted code. Every call of an environment runs on a thread of the source's own pool,
+so a blocking step delays neither the event loop nor other episodes. Not covered: isolation
+(``sandbox.client.SandboxSource``), stopping a step that hangs, and targets that consist of recorded traces only.
 """
 
 import asyncio
@@ -40,11 +34,11 @@ class LocalSource:
 
     @property
     def name(self) -> str:
-        """The source's name in trajectories."""
+        """Return the source's name in trajectories."""
         return self._name
 
     def episode(self) -> Episode:
-        """A fresh environment, not yet reset."""
+        """Return a fresh environment, not yet reset."""
         return _LocalEpisode(self._factory(), self._pool)
 
     async def __aenter__(self) -> Self:
@@ -53,6 +47,7 @@ class LocalSource:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Waiting could block for ever: a hanging step cannot be stopped.
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -71,7 +66,7 @@ class _LocalEpisode:
         return await self._call(self._environment.score)
 
     async def close(self) -> None:
-        """Nothing is held beyond the environment object itself."""
+        """Do nothing: only the environment object itself is held."""
 
     def _step(self, message: Message) -> Step:
         return Step(self._environment.step(message), self._environment.done)
@@ -85,7 +80,7 @@ SPLITS = ("train", "gate", "test")
 
 @dataclass(frozen=True)
 class Target:
-    """A target: its seeds by split, its environment, and, for reports only, which capabilities a seed's task needs."""
+    """A target: its seeds by split, its environment, and, for reports only, the capabilities that a task needs."""
 
     name: str
     splits: Mapping[str, range]
@@ -93,12 +88,13 @@ class Target:
     needed_capabilities: Callable[[int], set[str]]
 
     def source(self) -> LocalSource:
-        """Its episodes, run in this process."""
+        """Return its episodes, run in this process."""
         return LocalSource(self.name, self.environment)
 
 
 def check_seeds(checked_target: Target, settings: Settings) -> None:
-    """Raise ``ConfigError`` where the settings ask a split for more seeds than it has: none runs into the next one."""
+    """Raise ``ConfigError`` if the settings need more seeds than a split has."""
+    # Beyond its end a split would run into the next one, and train on test tasks.
     requirements = {
         "collect.episodes": ("train", settings.collect.episodes),
         "gate.seeds times gate.max_rounds": ("gate", settings.gate.seeds * settings.gate.max_rounds),
@@ -108,8 +104,8 @@ def check_seeds(checked_target: Target, settings: Settings) -> None:
         available = len(checked_target.splits[split])
         if seeds > available:
             raise ConfigError(
-                f"{key} is {seeds} and the {split} split of {checked_target.name} has {available} seeds",
-                hint="ask for fewer",
+                f"{key} is {seeds}, but the {split} split of {checked_target.name} has {available} seeds",
+                hint=f"lower {key.partition(' ')[0]}",
             )
 
 
@@ -117,10 +113,10 @@ TARGETS = {"desk": Target("desk", desk.SPLITS, desk.Desk, desk.needed_capabiliti
 
 
 def target(name: str) -> Target:
-    """The target of this name."""
+    """Return the target of this name; raises ``ConfigError``."""
     if name not in TARGETS:
         raise ConfigError(
-            f"there is no target {name!r}; there is {', '.join(TARGETS)}",
+            f"unknown target {name!r}; known: {', '.join(TARGETS)}",
             hint='set target.name = "desk" in traced.toml',
         )
     return TARGETS[name]

@@ -82,7 +82,7 @@ def train(job: TrainingJob, on_metric: Callable[[Metrics], None], open_source: O
     last_iteration = int(trainer.state.global_step)
     ended_early = last_iteration < job.iterations
     if ended_early and not _is_solved(job):
-        raise TrainingPaused(f"gave way after iteration {last_iteration} of {job.iterations}")
+        raise TrainingPaused(f"paused after iteration {last_iteration} of {job.iterations}")
     _publish(job, trainer)
     result = TrainingResult(str(job.adapter), last_iteration, done, time.perf_counter() - started, solved=ended_early)
     publish_file(job.out / "result.json", json.dumps(asdict(result)) + "\n")

@@ -69,13 +69,13 @@ class TrainingJob:
         if set(self.environment_source) not in kinds:
             raise JobError(
                 f"environment_source is {self.environment_source!r}; "
-                'it has to be {"environment": FILE} or {"target": NAME, "split": SPLIT}'
+                'it must be {"environment": FILE} or {"target": NAME, "split": SPLIT}'
             )
         if self.rollouts < 2:
             raise JobError(f"rollouts is {self.rollouts}; a group needs at least 2 to have a variance")
         for name in ("iterations", "groups", "max_turns", "max_length", "max_tokens", "threads", "checkpoint_every"):
             if getattr(self, name) < 1:
-                raise JobError(f"{name} is {getattr(self, name)}; it has to be at least 1")
+                raise JobError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.seed_high - self.seed_low < self.groups:
             raise JobError(f"[{self.seed_low}, {self.seed_high}) holds fewer seeds than the {self.groups} groups")
 

@@ -11,8 +11,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sandbox.contract import Message
 from traced.core.files import disk_boundary, publish_file
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Sample:
     reward: float
     success: bool
     turns: int
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     left_out: int = 0
 
 
@@ -99,7 +100,7 @@ def select_samples(iteration: int, rollouts: Sequence[Rollout]) -> list[Sample]:
 
 
 def _sample(iteration: int, place: str, rollout: Rollout) -> Sample:
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     remaining_chars = IN_ALL
     for message in rollout.messages:
         messages.append(_cut(message))
@@ -111,11 +112,11 @@ def _sample(iteration: int, place: str, rollout: Rollout) -> Sample:
     return Sample(iteration, place, rollout.seed, reward, rollout.success, rollout.turns, messages, left_out)
 
 
-def _cut(message: dict[str, Any]) -> dict[str, Any]:
+def _cut(message: Message) -> Message:
     """Return its role, text and tool calls in chat form, each text bounded."""
     content = message.get("content")
     text = content if content is None or isinstance(content, str) else json.dumps(content)
-    shortened: dict[str, Any] = {"role": _bounded(str(message.get("role", ""))), "content": text and _bounded(text)}
+    shortened: Message = {"role": _bounded(str(message.get("role", ""))), "content": text and _bounded(text)}
     shortened |= {key: _bounded(str(message[key])) for key in ("name", "tool_call_id") if message.get(key)}
     calls = message.get("tool_calls")
     if isinstance(calls, list):
@@ -123,7 +124,7 @@ def _cut(message: dict[str, Any]) -> dict[str, Any]:
     return shortened
 
 
-def _call(call: Any) -> dict[str, Any]:
+def _call(call: object) -> Message:
     call_object = call if isinstance(call, dict) else {}
     function = call_object.get("function")
     function_object = function if isinstance(function, dict) else {}

@@ -50,5 +50,5 @@ def _died(job: TrainingJob, result: Result) -> TrainerDied:
     last = "\n".join(evidence.last_lines)
     return TrainerDied(
         f"the training process of {job.run_id!r} ended: {evidence.detail}; {evidence.log} ends with:\n{last}",
-        hint="run the same command again: it carries on from the last checkpoint",
+        hint="run the same command again: it continues from the last checkpoint",
     )

@@ -153,16 +153,16 @@ class Sampler:
 
     def sample(self, group_seeds: Sequence[int], rollouts: int, sampling_seed: int) -> list[Rollout]:
         """Return K rollouts of every seed, group by group; those that failed twice have ``failure`` set."""
-        rollouts_ = [Rollout(g, k, seed) for g, seed in enumerate(group_seeds) for k in range(rollouts)]
-        self._play(rollouts_, sampling_seed)
-        self.retried = [rollout.failure.detail for rollout in rollouts_ if rollout.failure is not None]
+        group_rollouts = [Rollout(g, k, seed) for g, seed in enumerate(group_seeds) for k in range(rollouts)]
+        self._play(group_rollouts, sampling_seed)
+        self.retried = [rollout.failure.detail for rollout in group_rollouts if rollout.failure is not None]
         # Only once: an environment that fails twice on a seed would fail again, and the group is dropped.
         retries = {
-            place: rollout.fresh_copy() for place, rollout in enumerate(rollouts_) if rollout.failure is not None
+            place: rollout.fresh_copy() for place, rollout in enumerate(group_rollouts) if rollout.failure is not None
         }
         if retries:
             self._play(list(retries.values()), sampling_seed)
-        return [retries.get(place, rollout) for place, rollout in enumerate(rollouts_)]
+        return [retries.get(place, rollout) for place, rollout in enumerate(group_rollouts)]
 
     def _play(self, rollouts: list[Rollout], sampling_seed: int) -> None:
         try:

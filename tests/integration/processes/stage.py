@@ -39,7 +39,7 @@ def fail(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     kinds: dict[str, Exception] = {
         "docker": EngineDown("refused"),
         "answer": CapabilityError("the gate said no", hint="look"),
-        "paused": TrainingPaused("gave way after iteration 2 of 4"),
+        "paused": TrainingPaused("paused after iteration 2 of 4"),
     }
     raise kinds.get(arguments["error"]) or KeyError(arguments["error"])
 

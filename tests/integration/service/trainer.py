@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from store.records import RunState, TrainingRun
 from store.repositories.adapters import save_training_run, set_training_state
 from tests.unit.store.chain import T0
@@ -26,10 +26,10 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
     store = open_store(sqlite_url(Path(data_dir) / "traced.db"))
 
     def note(state: RunState) -> None:
-        with session(store) as opened:
+        with write_session(store) as opened:
             set_training_state(opened, run, state, at=T0)
 
-    with session(store) as opened:
+    with write_session(store) as opened:
         begun = TrainingRun(run, cycle, capability, environment, "m", 0, {}, RunState.RUNNING, T0)
         save_training_run(opened, begun)
     note(RunState.RUNNING)
@@ -44,7 +44,7 @@ def work(reporter: Reporter, arguments: dict[str, Any]) -> dict[str, Any]:
             return {"value": f"{capability}@v1"}
         (folder / CHECKPOINT).touch()
         note(RunState.INTERRUPTED)
-        raise TrainingPaused("gave way after iteration 2 of 4")
+        raise TrainingPaused("paused after iteration 2 of 4")
     except KeyboardInterrupt:
         (folder / CUT_SHORT).touch()
         note(RunState.INTERRUPTED)

@@ -134,7 +134,7 @@ def test_a_budget_that_is_spent_ends_the_capability_and_can_be_raised(
 ) -> None:
     with served(Text(NO_FILE, usage=(2_000, 0) if "synthesis.max_tokens" in bound else (1_700, 0))) as server:
         told = worked(tmp_path, server, bound)
-        assert f"{words} spent on synthesize of finding-out-first, in 3 replies; those are kept" in told["reason"]
+        assert f"{words} spent on synthesize of finding-out-first, in 3 replies, which are stored" in told["reason"]
         assert told["reason"].endswith(f"(try: raise {next(iter(bound))})")
         assert len(server.asked) == 3
         raised = {"synthesis.max_tokens": 8_000, "synthesis.max_cost": 0.6, "llm.prompt_price": 1e2}
@@ -188,7 +188,7 @@ def test_a_budget_in_money_needs_prices(tmp_path: Path) -> None:
     with served(NO_FILE) as server:
         cycle = prepared(tmp_path, server.url)
         bound = {"synthesis.max_cost": 0.01}
-        with pytest.raises(LlmError, match=r"0\.01 in money is set, and no prices") as raised:
+        with pytest.raises(LlmError, match=r"0\.01 is set but no prices") as raised:
             on(cycle, tmp_path, server.url, bound, lambda context: synthesize(context, NAME, 0))
         assert not server.asked
         free = {**bound, "llm.completion_price": 1.0}
@@ -201,7 +201,7 @@ def test_the_cost_of_an_environment_is_that_of_its_capability(tmp_path: Path) ->
         told = worked(tmp_path, server, {"synthesis.starts": 1, "synthesis.repairs": 1})
 
         def costs(context: Context) -> Any:
-            with context.reading() as opened:
+            with context.read_session() as opened:
                 return stage_costs(opened, context.cycle_id)
 
         (cost,) = look(tmp_path, server, told, {"synthesis.starts": 1, "synthesis.repairs": 1}, costs)
@@ -282,7 +282,7 @@ def test_the_candidate_that_passed_most_is_mended_wherever_it_stands(tmp_path: P
                 checks = [
                     Check(name, number < passed, {}, 0.1) for number, name in enumerate(("source", "runs", "oracle"))
                 ]
-                with context.writing() as opened:
+                with context.write_session() as opened:
                     save_admission(opened, AdmissionReport(record.hash, False, checks), cycle_id=cycle, at=T0)
             return records[1]
 

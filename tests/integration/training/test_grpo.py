@@ -382,7 +382,7 @@ def test_a_run_that_pauses_goes_on_bit_for_bit(model_path: Path, tmp_path: Path)
         if metrics["iteration"] == 1:
             disturbed.pause.touch()
 
-    with pytest.raises(TrainingPaused, match="gave way after iteration 2 of 5"):
+    with pytest.raises(TrainingPaused, match="paused after iteration 2 of 5"):
         grpo.train(disturbed, ask, lambda _: LocalSource("bandit", Bandit))
     assert [path.name for path in (disturbed.out / "checkpoints").glob("*")] == ["checkpoint-2"]
     assert not disturbed.adapter.exists()

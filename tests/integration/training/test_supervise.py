@@ -84,7 +84,7 @@ def test_cancelling_stops_the_child_and_the_same_call_carries_on(model_path: Pat
 
 def test_a_run_that_is_asked_to_pause_ends_with_a_checkpoint(model_path: Path, tmp_path: Path) -> None:
     chosen = job(model_path, tmp_path / "out", iterations=1000, checkpoint_every=1000)
-    with pytest.raises(TrainingPaused, match=r"gave way after iteration \d+ of 1000"):
+    with pytest.raises(TrainingPaused, match=r"paused after iteration \d+ of 1000"):
         asyncio.run(train(chosen, lambda m: chosen.pause.touch()))
     assert len(list((chosen.out / "checkpoints").glob("checkpoint-*"))) == 1
     assert not chosen.adapter.exists()

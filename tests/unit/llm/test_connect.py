@@ -48,7 +48,7 @@ def test_a_server_of_ones_own_needs_no_key() -> None:
 
 @pytest.mark.parametrize(
     ("written", "why"),
-    [(None, "No such file"), (b"", "is empty"), (b"\xff\xfe", "it is no text"), ("k\u00e9y".encode(), "no key has")],
+    [(None, "No such file"), (b"", "is empty"), (b"\xff\xfe", "it is not text"), ("k\u00e9y".encode(), "invalid characters")],
 )
 def test_a_file_that_holds_no_key_is_named(tmp_path: Path, written: bytes | None, why: str) -> None:
     file = tmp_path / "key"
@@ -97,7 +97,7 @@ def test_a_key_in_what_cycles_keep_is_refused_wherever_it_comes_from(
     with pytest.raises(LlmError, match=f"llm.{name} holds the API key") as from_file:
         endpoint(load_settings(overrides={**chosen, "llm.api_key_file": "key"}).llm)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with pytest.raises(ConfigError, match=f"{name} holds the key of the variable OPENAI_API_KEY") as from_variable:
+    with pytest.raises(ConfigError, match=f"{name} contains the key in the variable OPENAI_API_KEY") as from_variable:
         load_settings(overrides=chosen)
     assert KEY not in f"{from_file.value!r} {from_file.value.hint} {from_variable.value!r} {from_variable.value.hint}"
 

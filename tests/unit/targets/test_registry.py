@@ -12,7 +12,7 @@ def test_the_defaults_fit() -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"collect.episodes": 100_001}, "collect.episodes is 100001 and the train split of desk has 100000 seeds"),
+        ({"collect.episodes": 100_001}, "collect.episodes is 100001, but the train split of desk has 100000 seeds"),
         ({"gate.seeds": 20_000, "gate.max_rounds": 3}, "gate.seeds times gate.max_rounds is 60000"),
         ({"test.seeds": 10_000_000}, "the test split of desk has"),
     ],

@@ -1,20 +1,17 @@
-"""The desk as an environment: policy prompt, tools and user around a scenario, judged by state and by what was told.
+"""The desk as an environment: policy prompt, tools and user around a scenario, and a scripted demonstrator.
 
-Success needs both: the hash of the final database equals that of the ground truth (the expected writes applied to a
-fresh database), and every fact that the user has to hear is in the agent's texts. Reward is 1 for success, else 0, as
-in τ-bench; the parts say how much of either was there. Invalid agent messages are answered, never raised.
+Success needs both: the final database equals the ground truth (the expected writes applied to a fresh database), and
+the agent's texts contain every fact that the user must hear. Reward is 1 for success, else 0, as in τ-bench. Invalid
+agent messages are answered, never raised.
 
-A scripted agent that serves the desk, with a fault rate per capability: the source of planted deficits.
-
-``faults[capability]`` is the probability, drawn afresh at each occasion, that the demonstrator does without that
-capability. With no faults it is the oracle. What it does instead:
-
+The demonstrator is the oracle without ``faults``. ``faults[capability]`` is the probability, drawn at each occasion,
+that it lacks that capability; it then does this:
     structured-data-reasoning   exchanges for a sibling that the user did not ask for
     tool-calling-precision      gives "other" instead of the stated reason
     multi-step-completion       sums up after the first of two requests
-    precondition-verification   cancels or books without looking at the order or the calendar first
+    precondition-verification   cancels or books without reading the order or the calendar first
     error-recovery              gives up when the payment is refused
-    date-reasoning              asks the calendar for today instead of the day meant
+    date-reasoning              asks the calendar for today instead of the requested day
 """
 
 import copy
@@ -23,24 +20,19 @@ import json
 import random
 import re
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Any
 
 from sandbox.contract import Message, Score, Task
 from store.types import EndCause, Outcome, Trajectory
 from traced.targets.desk import tools
-from traced.targets.desk.scenario import Request, Scenario, User, pickup_date, scenario
+from traced.targets.desk.scenario import Record, Request, Scenario, User, pickup_date, scenario
 from traced.targets.desk.tools import TOOLS
-
-if TYPE_CHECKING:
-    pass
-
 
 SPLITS = {"train": range(0, 100_000), "gate": range(100_000, 150_000), "test": range(150_000, 200_000)}
 MAX_STEPS = 24
 
 
 def system_prompt(world: Scenario) -> str:
-    """The policy, with this seed's parameters and today's date."""
+    """Return the policy with this seed's parameters and today's date."""
     return (
         "You are the agent of a shop's service desk.\n"
         "Look an order up before you change it. Cancel an order only while it is "
@@ -85,20 +77,21 @@ class Desk:
 
     @property
     def done(self) -> bool:
-        """True once the user has nothing more to say or the step limit is reached."""
+        """Return whether the user has nothing more to say or the step limit is reached."""
         return self.finished
 
     def score(self) -> Score:
-        """Success when the state is right and the user heard what they needed to."""
+        """Return success if the state is right and the user heard the expected facts."""
         state = float(state_hash(self.database) == state_hash(expected_database(self.world)))
         facts = expected_facts(self.world)
+        # Only the agent's own texts count: a fact in a tool result has not reached the user.
         text = " ".join(str(m.get("content") or "") for m in self.messages if m["role"] == "assistant")
         facts_share = sum(_mentions(text, fact) >= facts.count(fact) for fact in facts) / len(facts) if facts else 1.0
         success = self.finished and state == 1.0 and facts_share == 1.0
         return Score(reward=float(success), success=success, parts={"database": state, "told": facts_share})
 
     def oracle(self) -> Iterator[Message]:
-        """The faultless demonstrator."""
+        """Return the faultless demonstrator."""
 
         return demonstrator(self, faults={}, rng_seed=0)
 
@@ -108,13 +101,13 @@ class Desk:
         return {"role": "tool", "tool_call_id": call.get("id", ""), "content": result}
 
 
-def state_hash(database: dict[str, Any]) -> str:
-    """SHA-256 of the database's canonical JSON."""
+def state_hash(database: Record) -> str:
+    """Return the SHA-256 of the database's canonical JSON."""
     return hashlib.sha256(json.dumps(database, sort_keys=True).encode()).hexdigest()
 
 
 def expected_writes(world: Scenario, request: Request) -> list[tuple[str, dict[str, str]]]:
-    """The writes that serve a request under the policy: (tool, arguments)."""
+    """Return the writes that serve a request under the policy: (tool, arguments)."""
     order = request.order_id
     match request.kind:
         case "return":
@@ -134,14 +127,14 @@ def expected_writes(world: Scenario, request: Request) -> list[tuple[str, dict[s
 
 
 def matching_variant(world: Scenario, request: Request) -> str:
-    """Item number of the variant that matches the user's last word."""
+    """Return the item number of the variant that matches the user's latest wish."""
     attributes = request.changed_variant or request.variant
     variants = world.database["products"][request.product_id]["variants"]
     return next(str(v["item_id"]) for v in variants if all(v[k] == value for k, value in attributes.items()))
 
 
-def expected_database(world: Scenario) -> dict[str, Any]:
-    """The ground truth: the expected writes applied to a fresh database."""
+def expected_database(world: Scenario) -> Record:
+    """Return the ground truth: the expected writes applied to a fresh database."""
     database = copy.deepcopy(world.database)
     for request in world.requests:
         for name, arguments in expected_writes(world, request):
@@ -150,7 +143,7 @@ def expected_database(world: Scenario) -> dict[str, Any]:
 
 
 def expected_facts(world: Scenario) -> list[str]:
-    """What the user has to hear; a fact that two requests share has to be said twice."""
+    """Return what the user must hear; a fact that two requests share must be said twice."""
     facts = []
     for request in world.requests:
         order = world.database["orders"][request.order_id]
@@ -175,7 +168,7 @@ Script = Generator[Message, None, str]
 
 
 def demonstrate(seed: int, faults: dict[str, float], rng_seed: int) -> Trajectory:
-    """One demonstrated conversation, judged; ``turns`` is empty because no model spoke."""
+    """Return one demonstrated and judged conversation; ``turns`` is empty because no model spoke."""
 
     desk = Desk()
     desk.reset(seed)
@@ -201,7 +194,7 @@ def demonstrate(seed: int, faults: dict[str, float], rng_seed: int) -> Trajector
 
 
 def demonstrator(desk: "Desk", *, faults: dict[str, float], rng_seed: int) -> Iterator[Message]:
-    """The assistant's messages for a desk that was just reset; the caller steps the desk with each of them."""
+    """Yield the assistant's messages for a fresh desk; the caller steps the desk with each of them."""
     agent = _Agent(desk, faults, random.Random(f"demonstrator:{desk.world.seed}:{rng_seed}"))
     withheld = [request for request in desk.world.requests if request.withheld]
     if withheld:
@@ -228,7 +221,7 @@ class _Agent:
         script: Script = getattr(self, f"_{request.kind}")(request)
         return script
 
-    def _call(self, name: str, **arguments: str) -> Generator[Message, None, dict[str, Any]]:
+    def _call(self, name: str, **arguments: str) -> Generator[Message, None, Record]:
         call_id = f"call_{self.calls}"
         self.calls += 1
         function = {"name": name, "arguments": json.dumps(arguments)}
@@ -237,12 +230,12 @@ class _Agent:
             "content": None,
             "tool_calls": [{"id": call_id, "type": "function", "function": function}],
         }
-        result: dict[str, Any] = json.loads(self.desk.messages[-1]["content"])
+        result: Record = json.loads(self.desk.messages[-1]["content"])
         return result
 
-    def _item(self, request: Request) -> Generator[Message, None, dict[str, Any]]:
+    def _item(self, request: Request) -> Generator[Message, None, Record]:
         order = yield from self._call("get_order", order_id=request.order_id)
-        item: dict[str, Any] = next(i for i in order["items"] if i["name"] == request.item)
+        item: Record = next(i for i in order["items"] if i["name"] == request.item)
         return item
 
     def _return(self, request: Request) -> Script:
@@ -260,7 +253,7 @@ class _Agent:
         yield from self._call("exchange_item", order_id=request.order_id, item_id=item["item_id"], new_item_id=item_id)
         return f"The {request.item} will be exchanged for {item_id}."
 
-    def _variant(self, variants: list[dict[str, Any]], attributes: dict[str, str]) -> str:
+    def _variant(self, variants: list[Record], attributes: dict[str, str]) -> str:
         fits = [v["item_id"] for v in variants if all(v[k] == value for k, value in attributes.items())]
         other_variants = [v["item_id"] for v in variants if v["item_id"] not in fits]
         return str(self.rng.choice(other_variants) if self.fails("structured-data-reasoning") else fits[0])

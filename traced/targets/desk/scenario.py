@@ -1,21 +1,16 @@
-"""What a seed means: the shop's records, the policy's parameters, and what the user wants.
+"""The scenario of a seed: the shop's records, the policy's parameters, and the scripted user.
 
 Everything is drawn from ``random.Random`` seeded with the task's seed, so a seed gives the same scenario in every
-process. A scenario has one request, or two (a compound task). Each kind of request leans on one capability:
-
-    return    tool-calling precision     the reason has to be the one that the user stated
+process. A scenario has one request, or two (a compound task). Each kind of request depends on one capability:
+    return    tool-calling precision     the reason must be the one that the user stated
     exchange  structured data reasoning  one variant among siblings matches the user's words; the user may change them
     cancel    precondition verification  allowed in some statuses only, and the cancel tool itself does not check
     pickup    date reasoning             "in 3 days" from today's date; the calendar may be closed on that day
     payment   error recovery             the named payment has usually expired
     lookup    none
 
-Not covered: amounts of money that depend on several records, and more than one customer in a conversation.
-
-The scripted user: an opening, answers to the agent's questions, changes of mind, and the end of the conversation.
-
-The user withholds an order number until asked for it, and may change the wish when asked to confirm an exchange. Any
-other text from the agent ends the conversation: this user asks for everything in the opening and then waits.
+The user withholds an order number until asked, and may change the wish when asked to confirm an exchange. Any other
+text of the agent ends the conversation. Not covered: amounts that depend on several records, several customers.
 """
 
 import random
@@ -24,12 +19,16 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from typing import Any
 
+# A JSON object: a table row of the shop, or the database as tables of rows by id.
+Record = dict[str, Any]
+
 NAMES = ("Mia", "Noah", "Lena", "Omar", "Ines", "Paul", "Sara", "Theo", "Yuki", "Amir", "Rosa", "Finn", "Nora", "Ivan")
 PRODUCTS = ("lamp", "chair", "mug", "rug", "clock", "shelf", "mirror", "kettle", "blanket", "vase", "basket", "stool")
 COLORS = ("red", "blue", "green", "white", "black", "grey")
 SIZES = ("small", "medium", "large")
 STATUSES = ("pending", "packed", "shipped", "delivered")
-STATUS_WEIGHTS = (15, 20, 35, 30)  # of an order to cancel: most may not be cancelled, so looking pays
+# Most orders may not be cancelled, so that an agent that does not check the status usually fails.
+STATUS_WEIGHTS = (15, 20, 35, 30)
 REASONS = {
     "damaged": ("it arrived damaged", "it is damaged"),
     "wrong_item": ("it is the wrong item", "they sent the wrong item"),
@@ -44,13 +43,13 @@ COMPOUND_SHARE = 0.24
 PICKUP_DAYS = (1, 2, 3, 5, 7)
 WITHHOLD_SHARE = 0.25
 EXPIRED_SHARE = 0.8
-CLOSED_SHARE = 0.6  # likewise of the days on which a pickup may fall
+CLOSED_SHARE = 0.6  # of the days on which a pickup may fall
 CHANGE_OF_MIND_SHARE = 0.35
 
 
 @dataclass(frozen=True)
 class Request:
-    """One thing that the user wants. ``order_id`` is withheld from the opening when ``withheld``."""
+    """One request of the user; a ``withheld`` order number is missing from the first message."""
 
     kind: str
     order_id: str
@@ -68,14 +67,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A task instance: the database as nested dicts (tables by id), the policy's parameters and the requests."""
+    """A task instance: the database (tables by id), the policy's parameters and the requests."""
 
     seed: int
     today: date
     cancellable: tuple[str, ...]
     refund_days: int
     customer_id: str
-    database: dict[str, Any]
+    database: Record
     requests: list[Request]
     phrasing: int
 
@@ -103,7 +102,7 @@ def scenario(seed: int) -> Scenario:
     payments = [{"active": False, "payment_id": ids("P", 2)} for _ in range(rng.choice((1, 1, 2)))]
     payments.insert(rng.randrange(len(payments) + 1), {"active": True, "payment_id": ids("P", 2)})
     today = date(2026, rng.randint(1, 12), rng.randint(1, 21))
-    database: dict[str, Any] = {
+    database: Record = {
         "customers": {customer_id: {"customer_id": customer_id, "name": rng.choice(NAMES), "payments": payments}},
         "orders": {},
         "products": {},
@@ -131,13 +130,13 @@ def scenario(seed: int) -> Scenario:
 
 
 def pickup_date(world: Scenario, days: int) -> tuple[str, str]:
-    """The day asked for and the day to book: the next open one when that is closed (ISO dates)."""
+    """Return the requested day and the day to book, the next open one (ISO dates)."""
     requested_day = _day(world.today, days)
     return requested_day, next_open(world.database, requested_day)
 
 
-def next_open(database: dict[str, Any], day: str) -> str:
-    """The first open day on or after ``day``."""
+def next_open(database: Record, day: str) -> str:
+    """Return the first open day on or after ``day``."""
     current = date.fromisoformat(day)
     while current.isoformat() in database["calendar"]["closed"]:
         current += timedelta(days=1)
@@ -153,7 +152,7 @@ def _weighted(rng: random.Random, weights: dict[str, int]) -> str:
 
 
 def _request(
-    kind: str, rng: random.Random, ids: _Ids, database: dict[str, Any], customer_id: str, *, withhold: bool
+    kind: str, rng: random.Random, ids: _Ids, database: Record, customer_id: str, *, withhold: bool
 ) -> Request:
     order_id = ids("W", 4)
     items = [_item(rng, ids, name) for name in rng.sample(PRODUCTS, rng.choice((1, 2, 2)))]
@@ -182,11 +181,11 @@ def _request(
     return Request(**base)
 
 
-def _item(rng: random.Random, ids: _Ids, name: str) -> dict[str, Any]:
+def _item(rng: random.Random, ids: _Ids, name: str) -> Record:
     return {"name": name, "item_id": ids("I", 3), "product_id": ids("T", 2), "price": rng.randint(11, 98)}
 
 
-def _exchange(base: dict[str, Any], rng: random.Random, ids: _Ids, database: dict[str, Any]) -> Request:
+def _exchange(base: Record, rng: random.Random, ids: _Ids, database: Record) -> Request:
     variants = [
         {"color": color, "item_id": ids("I", 3), "size": rng.choice(SIZES), "price": rng.randint(11, 98)}
         for color in rng.sample(COLORS, 3)
@@ -201,7 +200,7 @@ def _exchange(base: dict[str, Any], rng: random.Random, ids: _Ids, database: dic
     return Request(**base, variant={"color": str(first["color"])}, changed_variant=changed)
 
 
-def _named_payment(rng: random.Random, payments: list[dict[str, Any]]) -> str:
+def _named_payment(rng: random.Random, payments: list[Record]) -> str:
     expired = rng.random() < EXPIRED_SHARE
     return str(rng.choice([p["payment_id"] for p in payments if p["active"] != expired]))
 
@@ -223,7 +222,7 @@ class User:
         self.questions = 0
 
     def first_message(self) -> str:
-        """The first message: a greeting and every request."""
+        """Return a greeting with every request."""
         greeting = self.rng.choice(("Hi, I am {}.", "Hello, this is {}.", "Hi, customer {} here.")).format(
             self.customer_id
         )
@@ -233,8 +232,9 @@ class User:
         return f"{greeting} {sentences[0]}{rest}"
 
     def reply(self, text: str) -> str | None:
-        """The answer to the agent's text, or None when the user has nothing more to say and the conversation ends."""
+        """Return the answer to the agent's text, or None if the user ends the conversation."""
         self.questions += 1
+        # A bound, so an agent that keeps asking does not loop until the step limit.
         if self.questions > 6:
             return None
         if _ASKS_ORDER.search(text):
@@ -248,7 +248,7 @@ class User:
 
 
 def days_phrase(days: int, rng: random.Random) -> str:
-    """A relative date as people say it."""
+    """Return a relative date in words."""
     if days == 1:
         return "tomorrow"
     if days == 7:

@@ -1,23 +1,21 @@
-"""The desk's ten tools: OpenAI schemas, and what each does to the database.
+"""The desk's ten tools: OpenAI schemas and their effects on the database.
 
-Results are compact JSON strings. A tool that refuses answers ``{"error": ...}``. As in τ-bench, the tools do not
-enforce the policy: ``cancel_order`` cancels a shipped order if it is told to.
+Results are compact JSON strings; a refusal is ``{"error": ...}``. As in τ-bench, the tools do not enforce the policy:
+``cancel_order`` cancels a shipped order.
 """
 
 import json
 from collections.abc import Callable
 from typing import Any
 
-from traced.targets.desk.scenario import REASONS, next_open
-
-Database = dict[str, Any]
+from traced.targets.desk.scenario import REASONS, Record, next_open
 
 
 class ToolRefusal(Exception):
-    """A tool cannot do what it was asked; its text is the tool's error."""
+    """A tool call that is refused; its text is the tool's error."""
 
 
-def _schema(name: str, description: str, **parameters: dict[str, Any]) -> dict[str, Any]:
+def _schema(name: str, description: str, **parameters: Record) -> Record:
     return {
         "type": "function",
         "function": {
@@ -28,7 +26,7 @@ def _schema(name: str, description: str, **parameters: dict[str, Any]) -> dict[s
     }
 
 
-def _text(description: str, **keywords: Any) -> dict[str, Any]:
+def _text(description: str, **keywords: Any) -> Record:
     return {"type": "string", "description": description, **keywords}
 
 
@@ -36,7 +34,7 @@ _ORDER = _text("Order number, such as W1234")
 _ITEM = _text("Item number, such as I123")
 _DATE = _text("Date as YYYY-MM-DD", format="date")
 
-TOOLS: list[dict[str, Any]] = [
+TOOLS: list[Record] = [
     _schema("get_customer", "Look up a customer and their payments.", customer_id=_text("Customer number, as C123")),
     _schema("get_order", "Look up an order: status, payment and items.", order_id=_ORDER),
     _schema("get_product", "Look up a product and its variants.", product_id=_text("Product number, as T12")),
@@ -66,7 +64,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 WRITES = ("return_item", "exchange_item", "cancel_order", "schedule_pickup", "change_payment", "transfer_to_human")
 
 
-def call(database: Database, name: str, arguments: str) -> str:
+def call(database: Record, name: str, arguments: str) -> str:
     """Run a tool call on the database and return its result as JSON text; never raises."""
     try:
         return json.dumps(_run(database, name, arguments), separators=(",", ":"))
@@ -74,11 +72,12 @@ def call(database: Database, name: str, arguments: str) -> str:
         return json.dumps({"error": str(refusal)}, separators=(",", ":"))
 
 
-def _run(database: Database, name: str, arguments: str) -> dict[str, Any]:
+def _run(database: Record, name: str, arguments: str) -> Record:
     if name not in PARAMETERS:
         raise ToolRefusal(f"unknown tool {name[:40]}")
     try:
         parsed_arguments = json.loads(arguments)
+    # RecursionError: a model may produce arguments nested deeper than the parser allows.
     except (json.JSONDecodeError, TypeError, RecursionError):
         raise ToolRefusal("arguments are not JSON") from None
     if not isinstance(parsed_arguments, dict) or set(parsed_arguments) != set(PARAMETERS[name]):
@@ -88,34 +87,34 @@ def _run(database: Database, name: str, arguments: str) -> dict[str, Any]:
     return _TOOL_FUNCTIONS[name](database, **parsed_arguments)
 
 
-def _find(database: Database, table: str, key: str) -> dict[str, Any]:
+def _find(database: Record, table: str, key: str) -> Record:
     if key not in database[table]:
         raise ToolRefusal(f"{key[:20]} not found")
-    record: dict[str, Any] = database[table][key]
+    record: Record = database[table][key]
     return record
 
 
-def _find_item(database: Database, order_id: str, item_id: str) -> dict[str, Any]:
+def _find_item(database: Record, order_id: str, item_id: str) -> Record:
     for item in _find(database, "orders", order_id)["items"]:
         if item["item_id"] == item_id:
-            record: dict[str, Any] = item
+            record: Record = item
             return record
     raise ToolRefusal(f"{item_id[:20]} is not in order {order_id}")
 
 
-def _get_customer(database: Database, customer_id: str) -> dict[str, Any]:
+def _get_customer(database: Record, customer_id: str) -> Record:
     return _find(database, "customers", customer_id)
 
 
-def _get_order(database: Database, order_id: str) -> dict[str, Any]:
+def _get_order(database: Record, order_id: str) -> Record:
     return _find(database, "orders", order_id)
 
 
-def _get_product(database: Database, product_id: str) -> dict[str, Any]:
+def _get_product(database: Record, product_id: str) -> Record:
     return _find(database, "products", product_id)
 
 
-def _get_calendar(database: Database, date: str) -> dict[str, Any]:
+def _get_calendar(database: Record, date: str) -> Record:
     try:
         open_day = next_open(database, date)
     except ValueError:
@@ -123,7 +122,7 @@ def _get_calendar(database: Database, date: str) -> dict[str, Any]:
     return {"date": date, "open": open_day == date, "next_open": open_day}
 
 
-def _return_item(database: Database, order_id: str, item_id: str, reason: str) -> dict[str, Any]:
+def _return_item(database: Record, order_id: str, item_id: str, reason: str) -> Record:
     item = _find_item(database, order_id, item_id)
     if reason not in REASONS and reason != "other":
         raise ToolRefusal(f"{reason[:20]} is no reason")
@@ -131,7 +130,7 @@ def _return_item(database: Database, order_id: str, item_id: str, reason: str) -
     return {"ok": True, "refund": item["price"]}
 
 
-def _exchange_item(database: Database, order_id: str, item_id: str, new_item_id: str) -> dict[str, Any]:
+def _exchange_item(database: Record, order_id: str, item_id: str, new_item_id: str) -> Record:
     item = _find_item(database, order_id, item_id)
     product = _find(database, "products", item["product_id"])
     if new_item_id not in [variant["item_id"] for variant in product["variants"]]:
@@ -140,18 +139,18 @@ def _exchange_item(database: Database, order_id: str, item_id: str, new_item_id:
     return {"ok": True}
 
 
-def _cancel_order(database: Database, order_id: str) -> dict[str, Any]:
+def _cancel_order(database: Record, order_id: str) -> Record:
     _find(database, "orders", order_id)["status"] = "cancelled"
     return {"ok": True}
 
 
-def _schedule_pickup(database: Database, order_id: str, date: str) -> dict[str, Any]:
+def _schedule_pickup(database: Record, order_id: str, date: str) -> Record:
     _find(database, "orders", order_id)
     database["pickups"][order_id] = date
     return {"ok": True}
 
 
-def _change_payment(database: Database, order_id: str, payment_id: str) -> dict[str, Any]:
+def _change_payment(database: Record, order_id: str, payment_id: str) -> Record:
     order = _find(database, "orders", order_id)
     payments = database["customers"][order["customer_id"]]["payments"]
     payment_states = {payment["payment_id"]: payment["active"] for payment in payments}
@@ -163,12 +162,12 @@ def _change_payment(database: Database, order_id: str, payment_id: str) -> dict[
     return {"ok": True}
 
 
-def _transfer_to_human(database: Database, summary: str) -> dict[str, Any]:
+def _transfer_to_human(database: Record, summary: str) -> Record:
     database["transfers"].append(summary)
     return {"ok": True}
 
 
-_TOOL_FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
+_TOOL_FUNCTIONS: dict[str, Callable[..., Record]] = {
     "get_customer": _get_customer,
     "get_order": _get_order,
     "get_product": _get_product,

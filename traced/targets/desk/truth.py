@@ -1,18 +1,17 @@
-"""Ground truth on capabilities, for evaluating an analysis: never shown to an analyst, never used in training.
+"""Ground truth on the desk's capabilities, for evaluating analyses only: no analyst and no training ever sees it.
 
-``needed(seed)`` says which capabilities a seed's task cannot be solved without. ``truth(seed, messages)`` says for a
-finished conversation whether each was exercised: NA where the occasion did not arise (the task does not need it, or
-the conversation ended before it came to it), else PRESENT or LACKING.
+``needed_capabilities(seed)`` names the capabilities a task cannot be solved without. ``truth(seed, messages)`` gives
+a verdict per capability for a finished conversation; NA if the occasion did not arise.
 """
 
 import json
 import re
-from typing import Any
+from collections.abc import Iterable
 
 from sandbox.contract import Message
 from store.types import Verdict
 from traced.targets.desk.environment import expected_writes
-from traced.targets.desk.scenario import Request, Scenario, pickup_date, scenario
+from traced.targets.desk.scenario import Record, Request, Scenario, pickup_date, scenario
 from traced.targets.desk.tools import PARAMETERS
 
 CAPABILITIES = (
@@ -34,9 +33,9 @@ _READ_BEFORE = {"return_item": "get_order", "exchange_item": "get_order", "cance
 
 
 class Call:
-    """A tool call of a conversation with its parsed arguments, its result and what was said before it."""
+    """A tool call with its parsed arguments, its result and the text that preceded it."""
 
-    def __init__(self, index: int, name: str, arguments: dict[str, Any], result: str, preceding_text: str) -> None:
+    def __init__(self, index: int, name: str, arguments: Record, result: str, preceding_text: str) -> None:
         self.index, self.name, self.arguments, self.result, self.preceding_text = (
             index,
             name,
@@ -47,12 +46,12 @@ class Call:
 
     @property
     def failed(self) -> bool:
-        """True when the tool answered with an error."""
+        """Return whether the tool answered with an error."""
         return self.result.startswith('{"error"')
 
 
 def needed_capabilities(seed: int) -> set[str]:
-    """The capabilities without which the task of ``seed`` cannot succeed (for an agent that guesses nothing)."""
+    """Return the capabilities without which the task of ``seed`` cannot succeed, guessing aside."""
     world = scenario(seed)
     names: set[str] = set()
     if len(world.requests) > 1:
@@ -80,7 +79,7 @@ def _needed_by(world: Scenario, request: Request) -> set[str]:
 
 
 def truth(seed: int, messages: list[Message]) -> dict[str, Verdict]:
-    """Whether each capability was exercised in ``messages`` (system message first), by capability name."""
+    """Return the verdict per capability on ``messages`` (system message first)."""
     world = scenario(seed)
     calls = calls_of(messages)
     text = " ".join(str(m.get("content") or "") for m in messages if m["role"] == "assistant")
@@ -97,7 +96,7 @@ def truth(seed: int, messages: list[Message]) -> dict[str, Verdict]:
 
 
 def calls_of(messages: list[Message]) -> list[Call]:
-    """Every tool call with its result, in order; unparsable arguments become an empty dict."""
+    """Return every tool call with its result, in order; unparsable arguments become an empty dict."""
     results = {m["tool_call_id"]: str(m["content"]) for m in messages if m["role"] == "tool"}
     calls = []
     preceding_text = ""
@@ -114,7 +113,7 @@ def calls_of(messages: list[Message]) -> list[Call]:
     return calls
 
 
-def _all(occasions: Any) -> Verdict:
+def _all(occasions: Iterable[bool]) -> Verdict:
     outcomes = list(occasions)
     if not outcomes:
         return Verdict.NA
