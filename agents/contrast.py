@@ -1,26 +1,12 @@
-"""Contrastive capability identification: the arithmetic of the labelling tables (TRACE, section 3.3).
+"""Which capabilities separate failures from successes: the contrast of the label tables (TRACE, section 3.3).
 
-For one run and one capability c, over successful (D+) and failed (D-) trajectories::
+For one run and one capability c, over successful (D+) and failed (D-) trajectories:
 
     ER+(c) = #LACKING in D+ / #not-NA in D+        ER-(c) likewise in D-
     delta(c) = ER- - ER+                           Cov(c) = #LACKING in D- / |D-|
 
-Invariants: counts are integers and rates exact fractions; an empty denominator makes a rate None, never 0; trajectories
-with an ``infrastructure`` outcome are left out; thresholds are compared exactly (0.20 means 1/5); labels on which the
-runs do not agree retain nothing, whatever the gap. Fails with ``LabelTableError`` when a cell is doubled, missing, or
-of an unknown trajectory. Not covered: making the labels (``agents.analyst``), and how sure the rates are
-(``agents.contrast``).
-
-How sure the contrast is: intervals of the gap and the coverage, by resampling the trajectories.
-
-For each of 2,000 resamples the successes are drawn anew, with replacement, and the failures for themselves; the figure
-is the mean over the runs that define it, as the contrast's own. The interval holds the middle 95 % of the resamples'
-figures (percentile bootstrap); resamples that do not define the figure are left out.
-
-Invariants: counts are integers, so a figure is exact but for its divisions; the same labels, outcomes and seed give the
-same interval, in whatever order they come; infrastructure outcomes change nothing; None where the contrast itself is.
-The labels have to be a complete table, which ``agents.contrast`` sees to. Not covered: how far the runs agree
-(``agents.contrast.agreement``).
+Counts are integers and rates exact fractions; an empty denominator gives None, never 0. Trajectories with an
+``infrastructure`` outcome are left out. ``intervals`` gives percentile bootstrap intervals of both figures.
 """
 
 from collections import Counter, defaultdict
@@ -43,11 +29,16 @@ DELTA = 0.20
 RHO = 0.10
 CONSISTENCY = 0.8
 MIN_AGREEMENT = 0.4
+RESAMPLES = 2000
+# Resamples held in memory at a time.
+CHUNK = 250
+LEVEL = 0.95
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Counts:
-    """One capability's cells on one side of the contrast: ``total`` trajectories, ``needed`` not NA, ``lacking``."""
+    """One capability on one side of the contrast: all trajectories, those that needed it, those that lacked it."""
 
     total: int
     needed: int
@@ -55,7 +46,7 @@ class Counts:
 
     @property
     def error_rate(self) -> Fraction | None:
-        """ER: the share of the trajectories that needed the capability in which it was lacking."""
+        """ER: the share of the trajectories needing the capability that lacked it."""
         return Fraction(self.lacking, self.needed) if self.needed else None
 
 
@@ -70,25 +61,26 @@ class Contrast:
 
     @property
     def delta(self) -> Fraction | None:
-        """The contrastive gap ER- minus ER+; None when either side never needed the capability."""
+        """The contrastive gap ER- minus ER+; None if either side never needed the capability."""
         low, high = self.success.error_rate, self.failure.error_rate
         return None if low is None or high is None else high - low
 
     @property
     def coverage(self) -> Fraction | None:
-        """The share of all failures in which the capability was lacking; None without failures."""
+        """The share of all failures that lacked the capability; None without failures."""
         return Fraction(self.failure.lacking, self.failure.total) if self.failure.total else None
 
     def passes(self, delta: float = DELTA, rho: float = RHO) -> bool:
-        """Whether both thresholds hold in this run; an undefined rate passes nothing."""
+        """Whether both thresholds hold in this run; an undefined rate never passes."""
         if self.delta is None or self.coverage is None:
             return False
+        # By way of the decimal text, so that a threshold of 0.20 is exactly 1/5.
         return self.delta >= Fraction(str(delta)) and self.coverage >= Fraction(str(rho))
 
 
 @dataclass(frozen=True)
 class Retained:
-    """A capability that passed in enough runs. ``delta`` and ``coverage`` are means over the runs that define them."""
+    """A capability that passed in enough runs; ``delta`` and ``coverage`` are means over the runs that define them."""
 
     capability: str
     passed: int
@@ -100,16 +92,20 @@ class Retained:
 
 
 def contrast(labels: Sequence[Label], outcomes: Mapping[str, Outcome]) -> list[Contrast]:
-    """The contrast of every capability in one run's labels, sorted by name; raises ``LabelTableError``."""
+    """The contrast of every capability in one run's labels, sorted by name.
+
+    Raises:
+        LabelTableError: the labels belong to several runs, or the table is incomplete.
+    """
     runs = {label.run for label in labels}
     if len(runs) > 1:
         raise LabelTableError(
             f"labels of the runs {sorted(runs)} were given together; pass one run, or call retained()"
         )
     table = _table(labels, outcomes)
-    judged = {key for key, outcome in outcomes.items() if outcome.is_judged}
+    judged_ids = {key for key, outcome in outcomes.items() if outcome.is_judged}
     return [
-        Contrast(capability, run, *_side_counts({key: row[key] for key in row.keys() & judged}, outcomes))
+        Contrast(capability, run, *_side_counts({key: row[key] for key in row.keys() & judged_ids}, outcomes))
         for (capability, run), row in sorted(table.items())
     ]
 
@@ -123,10 +119,9 @@ def retained(
     *,
     min_agreement: float = MIN_AGREEMENT,
 ) -> list[Retained]:
-    """The capabilities that pass in at least ``consistency`` of the runs, widest mean gap first.
+    """The capabilities that pass in at least ``consistency`` of the runs, largest mean gap first.
 
-    One whose runs agree less than ``min_agreement`` is not among them; where agreement is not defined, nothing is asked
-    of it.
+    Those whose runs agree less than ``min_agreement`` are dropped; an undefined agreement does not count against one.
     """
     by_run: dict[int, list[Label]] = defaultdict(list)
     for label in labels:
@@ -146,9 +141,9 @@ def retained(
 
 
 def agreement(labels: Sequence[Label], capability: str | None = None) -> Fraction | None:
-    """Krippendorff's alpha between the runs (nominal; NA is a value), of one capability or of all cells.
+    """Krippendorff's alpha between runs (nominal, NA is a value), of one capability or of all cells.
 
-    1 is perfect, 0 is chance; None when fewer than two runs share a cell or when every label is the same.
+    1 is perfect, 0 is chance; None if fewer than two runs share a cell or all labels are equal.
     """
     units: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
     for label in labels:
@@ -219,24 +214,23 @@ def _side_counts(row: Mapping[str, Verdict], outcomes: Mapping[str, Outcome]) ->
     return side(Outcome.SUCCESS), side(Outcome.FAILURE)
 
 
-RESAMPLES = 2000
-CHUNK = 250  # resamples that are in memory at once
-LEVEL = 0.95
-
-Interval = tuple[float, float]
-
-
 @dataclass(frozen=True)
 class Intervals:
-    """Of one capability's mean gap and mean coverage."""
+    """Intervals of one capability's mean gap and mean coverage."""
 
     delta: Interval | None
     coverage: Interval | None
 
 
 def intervals(labels: Sequence[Label], outcomes: Mapping[str, Outcome], seed: int) -> dict[str, Intervals]:
-    """The intervals of every labelled capability."""
-    import numpy as np  # who only shows labels needs none of it
+    """Percentile bootstrap intervals of every labelled capability.
+
+    Successes and failures are resampled separately; resamples that do not define a figure are dropped. The result
+    depends on labels, outcomes and seed, not on their order. The labels must form a complete table (``contrast`` checks
+    it).
+    """
+    # Imported here because the API only needs ``agreement`` and should start without numpy.
+    import numpy as np
 
     names = sorted({label.capability for label in labels})
     success, failure = (_cells(labels, names, outcomes, side) for side in (Outcome.SUCCESS, Outcome.FAILURE))
@@ -259,7 +253,7 @@ def intervals(labels: Sequence[Label], outcomes: Mapping[str, Outcome], seed: in
 def _cells(
     labels: Sequence[Label], names: Sequence[str], outcomes: Mapping[str, Outcome], side: Outcome
 ) -> "CountArray":
-    """Of one side: (needed, lacking) x trajectory x capability x run, each 0 or 1."""
+    """Label indicators of one side: (needed, lacking) x trajectory x capability x run."""
     import numpy as np
 
     runs = sorted({label.run for label in labels})
@@ -276,7 +270,7 @@ def _cells(
 
 
 def _resampled(cells: "CountArray", rng: "np.random.Generator") -> "CountArray":
-    """(needed, lacking) x resample x capability x run: the counts of ``CHUNK`` draws with replacement."""
+    """Counts of ``CHUNK`` bootstrap draws: (needed, lacking) x resample x capability x run."""
     import numpy as np
 
     kinds, size, names, runs = cells.shape
@@ -288,7 +282,7 @@ def _resampled(cells: "CountArray", rng: "np.random.Generator") -> "CountArray":
 
 
 def _gap_and_coverage(success: "CountArray", failure: "CountArray", failures: int) -> "tuple[CountArray, CountArray]":
-    """The mean gap and the mean coverage over the runs, by resample and capability; NaN where not defined."""
+    """Mean gap and mean coverage over the runs, by resample and capability; NaN if undefined."""
     import numpy as np
 
     def rate(part: "CountArray", total: "CountArray") -> "CountArray":

@@ -1,10 +1,7 @@
-"""Views of a trajectory that analysis and synthesis share: what was said, what was called, what came back.
+"""A recorded trajectory as a conversation: texts, tool calls and tool results.
 
-Invariants: only ``Trajectory.messages`` and ``Trajectory.tools`` are read (never ``parts``, ``task_id`` or a reward),
-so nothing that an agent in production could not see enters. Indices are those of ``Trajectory.messages``. A tool result
-belongs to the call with its ``tool_call_id``, or else to the oldest open call. A call whose arguments are not a JSON
-object is kept with ``arguments = None``. Fails with ``TranscriptError`` on a message without a role, and on tool calls
-that are no list of OpenAI's calls. Not covered: images and audio (content parts that are not text are skipped).
+Only ``Trajectory.messages`` and ``Trajectory.tools`` are read, never ``parts``, ``task_id`` or a reward, so nothing
+that a production agent could not see enters analysis or synthesis. Content parts other than text are skipped.
 """
 
 import json
@@ -22,7 +19,7 @@ _STOP_MARK = re.compile(r"#{3}\w+#{3}")
 
 @dataclass(frozen=True)
 class Observation:
-    """A tool's answer: ``value`` is the parsed JSON, or the text itself where it is no JSON."""
+    """A tool's answer; ``value`` is the parsed JSON, or the text if it is not JSON."""
 
     index: int
     text: str
@@ -32,7 +29,10 @@ class Observation:
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call as the agent wrote it, with what came back (None when the episode ended first)."""
+    """A tool call as the agent wrote it and its result, None if the episode ended first.
+
+    ``arguments`` is None if they are not a JSON object.
+    """
 
     index: int
     name: str
@@ -42,7 +42,7 @@ class Call:
 
     @property
     def succeeded(self) -> bool:
-        """True when an answer came and it is no error."""
+        """Whether the call has a result that is not an error."""
         return self.result is not None and not self.result.error
 
 
@@ -56,7 +56,7 @@ class Utterance:
 
 @dataclass(frozen=True)
 class Transcript:
-    """One conversation; ``calls`` and the texts are in the order of the messages."""
+    """One conversation; calls and texts are in message order, indices are those of ``Trajectory.messages``."""
 
     trajectory_id: str
     system: str
@@ -67,16 +67,20 @@ class Transcript:
     length: int
 
     def user_before(self, index: int) -> list[Utterance]:
-        """What the user had said before message ``index``."""
+        """The user's texts before message ``index``."""
         return [utterance for utterance in self.user if utterance.index < index]
 
     def observations_before(self, index: int) -> list[Observation]:
-        """The tool answers that had come before message ``index``."""
+        """The tool answers before message ``index``."""
         return [call.result for call in self.calls if call.result is not None and call.result.index < index]
 
 
 def transcript(trajectory: Trajectory) -> Transcript:
-    """Read a trajectory; raises ``TranscriptError`` when a message has no role."""
+    """Read a trajectory.
+
+    Raises:
+        TranscriptError: a message has no role, or its tool calls are malformed.
+    """
     system: list[str] = []
     utterances: dict[str, list[Utterance]] = {"user": [], "assistant": []}
     open_calls: list[tuple[int, str, str, str]] = []
@@ -90,6 +94,7 @@ def transcript(trajectory: Trajectory) -> Transcript:
             if position is not None:
                 answers[position] = observation(index, text)
         elif role in utterances:
+            # User simulators end a conversation with marks such as ###STOP###, which are not part of the text.
             text = _STOP_MARK.sub("", text).strip()
             if text:
                 utterances[role].append(Utterance(index, text))
@@ -110,12 +115,12 @@ def transcript(trajectory: Trajectory) -> Transcript:
 
 
 def transcripts(trajectories: Sequence[Trajectory]) -> list[Transcript]:
-    """``transcript`` of each, in order."""
+    """Read several trajectories, in order."""
     return [transcript(trajectory) for trajectory in trajectories]
 
 
 def observation(index: int, text: str) -> Observation:
-    """Parse a tool's answer and tell whether it reports an error."""
+    """Parse a tool's answer and decide whether it reports an error."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -124,7 +129,7 @@ def observation(index: int, text: str) -> Observation:
 
 
 def tool_function(tool: Tool) -> dict[str, Any]:
-    """The function schema of a tool, whether or not it is wrapped as ``{"type": "function", "function": ...}``."""
+    """The function schema of a tool, with or without the ``{"type": "function", "function": ...}`` wrapper."""
     function = tool.get("function", tool)
     return function if isinstance(function, dict) else {}
 
@@ -187,6 +192,7 @@ def _arguments(raw: str) -> dict[str, Any] | None:
 def _answered_call(
     calls: list[tuple[int, str, str, str]], answers: dict[int, Observation], call_id: object
 ) -> int | None:
+    # A result without a matching id belongs to the oldest open call: some recorders drop the ids.
     unanswered = [position for position in range(len(calls)) if position not in answers]
     matching = [position for position in unanswered if call_id and calls[position][1] == call_id]
     return next(iter(matching or unanswered), None)

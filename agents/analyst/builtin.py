@@ -1,20 +1,9 @@
-"""The builtin analyst: names candidate capabilities and labels trajectories with no model.
+"""The builtin analyst: names candidate capabilities and labels trajectories by detectors, without a model.
 
-Invariants: the labelling table is complete, each (trajectory, capability) exactly once; everything is a function of the
-trajectories and the seed; ``Trajectory.parts``, ``task_id`` and rewards are never read (outcomes only as evidence for
-what to mine). Run r mines its statistics from a seeded 80 % of the trajectories and labels all of them, so runs differ
-where the evidence is thin. Fails with ``AgentsError`` on an unknown capability or a malformed trajectory. Not covered:
-capabilities without a detector in the catalogue (the ``llm`` analyst finds those).
-
-The builtin analyst's dictionary: each candidate capability's texts and the detector that labels it.
-
-The order is that of preference when more candidates apply than may be returned. Descriptions are short because the
-router's prompt carries one line per capability.
-
-What the builtin analyst counted, as text: evidence for a model that names capabilities, and names that are known.
-
-One run of its detectors over the mined trajectories, and the contrast of that run. Deterministic in the trajectories
-and the seed; takes seconds, so it is called on a thread.
+Its catalogue pairs each capability's texts with a detector, in order of preference. Labels are complete, each
+(trajectory, capability) exactly once, and depend only on the trajectories and the seed. Run r mines its statistics from
+a seeded 80 % of the trajectories and labels all of them, so runs differ where the evidence is thin. ``hints`` reports
+its figures to the llm analyst.
 """
 
 import random
@@ -32,6 +21,7 @@ from store.types import Capability, Label, Trajectory, Verdict
 
 Detector = Callable[[View, Corpus], Finding]
 
+# Descriptions are short because the router's prompt carries one line per capability.
 _ENTRIES: tuple[tuple[Detector, Capability], ...] = (
     (
         detectors.detect_structured_reasoning,
@@ -145,11 +135,11 @@ _MIN_APPLICABLE = 3
 def discover(trajectories: Sequence[Trajectory], *, seed: int) -> list[Capability]:
     """The candidate capabilities, at most 10: those whose detector applies to at least three trajectories.
 
-    Deterministic; ``seed`` is that of the labelling runs, and discovery mines what run 0 mines.
+    Discovery mines the same sample as labelling run 0 with this seed.
     """
-    judged = _judged(trajectories)
-    conversations = views(judged)
-    corpus = _mine_sample(judged, conversations, run=0, seed=seed)
+    mined = _judged_only(trajectories)
+    conversations = views(mined)
+    corpus = _mine_sample(mined, conversations, run=0, seed=seed)
     applies = Counter(
         capability.name
         for capability in CANDIDATES
@@ -163,25 +153,29 @@ def discover(trajectories: Sequence[Trajectory], *, seed: int) -> list[Capabilit
 def label(
     trajectories: Sequence[Trajectory], capabilities: Sequence[Capability], *, run: int, seed: int
 ) -> list[Label]:
-    """One run's labels of all trajectories, infrastructure outcomes included as NA."""
+    """One run's labels of all trajectories; infrastructure outcomes are NA."""
     return label_runs(trajectories, capabilities, runs=[run], seed=seed)
 
 
 def label_runs(
     trajectories: Sequence[Trajectory], capabilities: Sequence[Capability], *, runs: Sequence[int], seed: int
 ) -> list[Label]:
-    """The labels of several runs; reads the trajectories once."""
+    """The labels of several runs; the trajectories are parsed once.
+
+    Raises:
+        AgentsError: a capability has no detector.
+    """
     unknown = [capability.name for capability in capabilities if capability.name not in DETECTORS]
     if unknown:
         raise AgentsError(
             f"the builtin analyst has no detector for {unknown[0]!r}, only for {', '.join(DETECTORS)}; "
             "label it with the analyst that discovered it"
         )
-    judged = _judged(trajectories)
-    conversations = views(judged)
+    mined = _judged_only(trajectories)
+    conversations = views(mined)
     labels = []
     for run in runs:
-        corpus = _mine_sample(judged, conversations, run=run, seed=seed)
+        corpus = _mine_sample(mined, conversations, run=run, seed=seed)
         labels += [
             _label(conversation, capability, corpus, run)
             for conversation in conversations
@@ -198,10 +192,10 @@ def label_runs(
 
 def _label(view: View, capability: Capability, corpus: Corpus, run: int) -> Label:
     finding = DETECTORS[capability.name](view, corpus)
-    return Label(view.spoken.trajectory_id, capability.name, run, finding.verdict, finding.index)
+    return Label(view.transcript.trajectory_id, capability.name, run, finding.verdict, finding.index)
 
 
-def _judged(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+def _judged_only(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [trajectory for trajectory in trajectories if trajectory.outcome.is_judged]
 
 
@@ -214,26 +208,26 @@ def _mine_sample(trajectories: Sequence[Trajectory], views: Sequence[View], *, r
 
 @dataclass(frozen=True)
 class Hint:
-    """A capability of the builtin catalogue and what its detector found."""
+    """A capability of the catalogue and its contrast in one run."""
 
     capability: Capability
-    found: Contrast
+    contrast: Contrast
 
 
 def hints(trajectories: Sequence[Trajectory], seed: int) -> list[Hint]:
-    """Those that apply to some of the trajectories."""
+    """The contrast of every applicable catalogue capability; takes seconds, so call it in a thread."""
     capabilities = discover(trajectories, seed=seed)
     labels = label_runs(trajectories, capabilities, runs=[0], seed=seed)
     contrasts = {item.capability: item for item in contrast(labels, {item.id: item.outcome for item in trajectories})}
     return [Hint(capability, contrasts[capability.name]) for capability in capabilities if capability.name in contrasts]
 
 
-def as_text(findings: Sequence[Hint]) -> str:
-    """A line for each; "" where there are none."""
+def hint_text(findings: Sequence[Hint]) -> str:
+    """The hints as text for a prompt, one line each."""
     return "\n".join(map(_line, findings))
 
 
 def _line(hint: Hint) -> str:
-    sides = (("failures", hint.found.failure), ("successes", hint.found.success))
+    sides = (("failures", hint.contrast.failure), ("successes", hint.contrast.success))
     figures = (f"of {side.total} {name} {side.needed} needed it and {side.lacking} lacked it" for name, side in sides)
     return f"- {hint.capability.name} ({hint.capability.description}): {'; '.join(figures)}"

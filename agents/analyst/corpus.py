@@ -1,8 +1,6 @@
-"""What the builtin analyst mines from a sample of trajectories before it labels: tools, parameters, preconditions.
+"""Statistics that the builtin analyst mines from a sample before it labels: tools, parameters, preconditions.
 
-Nothing here is about one conversation; ``Corpus`` holds the target's habits as far as the sample shows them. Outcomes
-are used only as evidence of which habits matter. Deterministic in the sample and its order. Not covered: parameters
-deeper than JSON leaves (an array is one path, "flights[].date").
+Outcomes serve only as evidence for what matters. An array is one path ("flights[].date").
 """
 
 import re
@@ -18,8 +16,10 @@ from agents.analyst.view import View
 from agents.transcript import Call
 from store.types import Outcome, Tool
 
-Parameter = tuple[str, str]  # tool, path
-_MAX_CHOICES = 8  # a string parameter with at most so many values, often repeated, is a choice
+# Tool and path.
+Parameter = tuple[str, str]
+# A string parameter with at most this many values, often repeated, is a choice.
+_MAX_CHOICES = 8
 _MAJORITY = 0.6
 _CODE = re.compile(r"(?=\S*\d)\S+")
 _MIN_USES = 5
@@ -27,30 +27,30 @@ _MIN_USES = 5
 
 @dataclass(frozen=True)
 class Corpus:
-    """The mined habits. ``choices`` gives the values of parameters that are picked from a small set."""
+    """The mined statistics; ``choices`` holds the values of parameters that are picked from a small set."""
 
     declared: dict[str, Tool]
     validators: Validators
     kinds: dict[str, ToolKind]
     choices: dict[Parameter, list[str]]
-    copied: set[Parameter]
-    dated: set[Parameter]
-    described: set[Parameter]
+    copied_parameters: set[Parameter]
+    date_parameters: set[Parameter]
+    described_parameters: set[Parameter]
     links: list[Link]
     intents: Intents
 
     def writes(self, view: View) -> list[Call]:
         """The calls of a conversation that change something."""
-        return [call for call in view.spoken.calls if self.kinds.get(call.name) is ToolKind.WRITE]
+        return [call for call in view.transcript.calls if self.kinds.get(call.name) is ToolKind.WRITE]
 
     def handoffs(self, view: View) -> list[Call]:
         """The calls of a conversation that hand it over to a person."""
-        return [call for call in view.spoken.calls if self.kinds.get(call.name) is ToolKind.HANDOFF]
+        return [call for call in view.transcript.calls if self.kinds.get(call.name) is ToolKind.HANDOFF]
 
 
 def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
-    """Mine a sample; ``outcomes`` stands beside ``views``."""
-    transcripts = [view.spoken for view in views]
+    """Mine a sample; ``outcomes[i]`` belongs to ``views[i]``."""
+    transcripts = [view.transcript for view in views]
     declared = functions(transcripts)
     kinds = classify(declared, transcripts)
     intents = learn_intents(views, declared, kinds)
@@ -60,9 +60,11 @@ def mine(views: Sequence[View], outcomes: Sequence[Outcome]) -> Corpus:
         validators=validators(declared),
         kinds=kinds,
         choices=_choices(declared, uses),
-        copied={parameter for parameter, values in uses.items() if _is_copied(values)},
-        dated={parameter for parameter, values in uses.items() if _share(is_date(use.value) for use in values) > 0.5},
-        described=_described_parameters(views),
+        copied_parameters={parameter for parameter, values in uses.items() if _is_copied(values)},
+        date_parameters={
+            parameter for parameter, values in uses.items() if _share(is_date(use.value) for use in values) > 0.5
+        },
+        described_parameters=_described_parameters(views),
         links=mine_links(views, outcomes, kinds, declared, intents),
         intents=intents,
     )
@@ -78,7 +80,7 @@ class _Use:
 def _uses(views: Sequence[View], declared: dict[str, Tool]) -> dict[Parameter, list[_Use]]:
     uses: dict[Parameter, list[_Use]] = defaultdict(list)
     for view in views:
-        for call in view.spoken.calls:
+        for call in view.transcript.calls:
             if call.name in declared:
                 for path, value in leaves(call.arguments or {}):
                     uses[call.name, path].append(_Use(value, call, view))
@@ -87,10 +89,11 @@ def _uses(views: Sequence[View], declared: dict[str, Tool]) -> dict[Parameter, l
 
 def _choices(declared: dict[str, Tool], uses: dict[Parameter, list[_Use]]) -> dict[Parameter, list[str]]:
     choices = dict(_enums(declared))
-    for (tool, path), recorded in uses.items():
-        if declared[tool] or len(recorded) < 10 or not all(isinstance(use.value, str) for use in recorded):
+    for (tool, path), values_used in uses.items():
+        # A declared tool states its choices in the schema; guessing is only for tools without one.
+        if declared[tool] or len(values_used) < 10 or not all(isinstance(use.value, str) for use in values_used):
             continue
-        values = Counter(str(use.value) for use in recorded)
+        values = Counter(str(use.value) for use in values_used)
         if 2 <= len(values) <= _MAX_CHOICES and all(
             value.replace("_", "").isalpha() and value.islower() for value in values
         ):
@@ -107,20 +110,21 @@ def _enums(declared: dict[str, Tool]) -> Iterator[tuple[Parameter, list[str]]]:
                 yield (name, path), values
 
 
-def _is_copied(recorded: Sequence[_Use]) -> bool:
-    """Whether the values are codes (texts with digits) that mostly stood in an earlier text."""
-    if _share(isinstance(use.value, str) and bool(_CODE.fullmatch(use.value)) for use in recorded) < _MAJORITY:
+def _is_copied(values_used: Sequence[_Use]) -> bool:
+    """Whether the values are codes (texts with digits) that mostly appear in an earlier text."""
+    if _share(isinstance(use.value, str) and bool(_CODE.fullmatch(use.value)) for use in values_used) < _MAJORITY:
         return False
     return (
-        _share(not is_date(use.value) and use.view.grounded(use.value, use.call.index) for use in recorded) >= _MAJORITY
+        _share(not is_date(use.value) and use.view.grounded(use.value, use.call.index) for use in values_used)
+        >= _MAJORITY
     )
 
 
 def _described_parameters(views: Sequence[View]) -> set[Parameter]:
-    """The parameters that, whenever they are filled, mostly pick a record that the user described."""
+    """The parameters whose values mostly pick a record that the user described."""
     verdicts: dict[Parameter, list[bool]] = defaultdict(list)
     for view in views:
-        for call, picks in zip(view.spoken.calls, view.picks, strict=True):
+        for call, picks in zip(view.transcript.calls, view.picks, strict=True):
             for pick in picks:
                 verdicts[call.name, pick.path].append(pick.right is not None)
     return {parameter for parameter, flags in verdicts.items() if len(flags) >= _MIN_USES and _share(iter(flags)) > 0.5}

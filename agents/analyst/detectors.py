@@ -1,54 +1,4 @@
-"""Multi-step completion: of several requests, was each one done, answered or declined?
-
-Needed when the user made two requests or more. A request for a write is served by an attempt of its tool on its object
-(or of another write on an object that no other request is about); a question by a read of its object or an answer that
-names it. A hand-over serves what came before it. A request that the user took back is not counted.
-
-What a detector says of one conversation.
-
-Supported amounts: do the numbers in a write come from what was said, observed or computed with a tool?
-
-Needed when a write carries a number above 10 (smaller ones are counts that people round in their heads). Lacking when
-such a number had appeared in no earlier user message, observation or prompt.
-
-Date reasoning: was "in 3 days" turned into the right date?
-
-Needed when the user gave a relative date, today's date is known and a call with a date was made (a write, where the
-target has writes with dates). Right dates are those the user's words may mean, those the user wrote out, and those that
-an observation gave in answer to a right date. Lacking when the first date that the agent used, or one that it wrote, is
-no right one. Not covered: dates relative to another event.
-
-Error recovery: after a tool's error, did the agent get through in the end?
-
-Present when every tool that answered with an error later succeeded, or when the agent handed over after trying
-something else first. Lacking when it gave up or only repeated the failing call.
-
-Keeping the conversation: was it handed to a person before anything had been tried?
-
-Needed in every conversation with a write or a hand-over. Lacking when the agent handed over without having attempted a
-write or declined anything. A hand-over that the user asked for is not counted.
-
-Tool-calling precision: every call fits its schema, and its arguments come from what was said and seen.
-
-Needed whenever a tool was called with arguments. Lacking when a call breaks its schema, when a code appears that no
-earlier text held, or when a choice was made that the user's words speak against. Dates are left to date reasoning,
-choices among records to structured data reasoning, numbers and free text to nobody.
-
-Precondition verification: was the object read before it was changed (or the change refused)?
-
-The preconditions are the links mined into the corpus. Not needed where no write with a precondition was attempted and
-none was refused after reading; not covered: a write that goes against what the read said.
-
-Moving on: did the agent call a tool again with the same arguments although nothing had changed?
-
-Needed when at least two calls were made. Lacking when a call repeats an earlier one with no write and no user message
-in between.
-
-Structured data reasoning: among the records that a tool answered with, was the one taken that the user described?
-
-Needed when a write names a record that the user described by its attributes rather than named. Lacking when a sibling
-fits the user's (last) words strictly better, or when a parameter that is filled from described records held none.
-"""
+"""Detectors: each decides for one conversation whether a capability was needed, and exercised or lacking."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -75,6 +25,12 @@ from agents.analyst.view import Pick, View
 from agents.transcript import Call
 from store.types import Verdict
 
+# Smaller numbers are counts that people round in their heads.
+_MAX_COUNT = 10
+_WANTS_PERSON = re.compile(r"\b(human|real person|representative|supervisor|manager|someone else)\b", re.IGNORECASE)
+_IMPLICIT_CHOICES = frozenset({"yes", "no", "true", "false", "none"})
+_MARGIN = 0.5
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -87,21 +43,22 @@ class Finding:
 NOT_NEEDED = Finding(Verdict.NA)
 
 
-def present(index: int) -> Finding:
+def exercised_at(index: int) -> Finding:
     """The capability was needed and exercised."""
     return Finding(Verdict.PRESENT, index)
 
 
-def lacking(index: int) -> Finding:
+def lacking_at(index: int) -> Finding:
     """The capability was needed and not exercised."""
     return Finding(Verdict.LACKING, index)
 
 
-_MAX_COUNT = 10
-
-
 def detect_supported_amounts(view: View, corpus: Corpus) -> Finding:
-    """Judge one conversation."""
+    """Supported amounts: were the numbers of a write stated, observed or computed before?
+
+    Needed if a write carries a number above 10. Lacking if such a number appeared in no earlier user message,
+    observation or prompt.
+    """
     amounts = [
         (call.index, value)
         for call in corpus.writes(view)
@@ -111,16 +68,21 @@ def detect_supported_amounts(view: View, corpus: Corpus) -> Finding:
     for index, value in amounts:
         number = int(value) if float(value).is_integer() else value
         if not view.grounded(number, index):
-            return lacking(index)
-    return present(amounts[-1][0]) if amounts else NOT_NEEDED
+            return lacking_at(index)
+    return exercised_at(amounts[-1][0]) if amounts else NOT_NEEDED
 
 
 def detect_date_reasoning(view: View, corpus: Corpus) -> Finding:
-    """Judge one conversation."""
-    today = today_in(view.spoken.system) or _today_observed(view)
+    """Date reasoning: did a relative date ("in 3 days") become the right date?
+
+    Needed if the user gave a relative date, today's date is known, and a call with a date was made (a write, if the
+    target has writes with dates). Lacking if the first date used, or one that was written, is none of: a reading of the
+    user's words, a date the user wrote out, a date returned for a right one.
+    """
+    today = today_in(view.transcript.system) or _today_observed(view)
     if today is None:
         return NOT_NEEDED
-    dated_calls = [(call, days) for call in view.spoken.calls if (days := _dates(call, corpus))]
+    dated_calls = [(call, days) for call in view.transcript.calls if (days := _dates(call, corpus))]
     write_calls = [call for call, _ in dated_calls if corpus.kinds[call.name] is ToolKind.WRITE]
     if not dated_calls or (_writes_dates(corpus) and not write_calls):
         return NOT_NEEDED
@@ -131,49 +93,55 @@ def detect_date_reasoning(view: View, corpus: Corpus) -> Finding:
         if (position == 0 or call in write_calls) and not days & (
             valid_dates | _intended_dates(view, today, call.index)
         ):
-            return lacking(call.index)
+            return lacking_at(call.index)
         if days & valid_dates and call.result is not None:
             valid_dates |= {day for _, value in leaves(call.result.value) for day in ISO_DATE.findall(str(value))}
-    return present(dated_calls[-1][0].index)
+    return exercised_at(dated_calls[-1][0].index)
 
 
 def _intended_dates(view: View, today: date, index: int) -> set[str]:
-    """The dates that relative expressions may mean and, if there are any, the dates that the user wrote out."""
-    text = "\n".join(message.text for message in view.spoken.user_before(index))
+    """The readings of the user's relative dates and, if there are any, the dates written out."""
+    text = "\n".join(message.text for message in view.transcript.user_before(index))
     relative = {day.isoformat() for day in resolve(text, today)}
     return relative | set(ISO_DATE.findall(text)) if relative else set()
 
 
 def _dates(call: Call, corpus: Corpus) -> set[str]:
     return {
-        value for path, value in leaves(call.arguments or {}) if (call.name, path) in corpus.dated and is_date(value)
+        value
+        for path, value in leaves(call.arguments or {})
+        if (call.name, path) in corpus.date_parameters and is_date(value)
     }
 
 
 def _writes_dates(corpus: Corpus) -> bool:
-    return any(corpus.kinds[tool] is ToolKind.WRITE for tool, _ in corpus.dated)
+    return any(corpus.kinds[tool] is ToolKind.WRITE for tool, _ in corpus.date_parameters)
 
 
 def _today_observed(view: View) -> date | None:
-    texts = (call.result.text for call in view.spoken.calls if call.result is not None and not call.result.error)
+    texts = (call.result.text for call in view.transcript.calls if call.result is not None and not call.result.error)
     return next((day for text in texts if (day := today_in(text)) is not None), None)
 
 
 def detect_error_recovery(view: View, corpus: Corpus) -> Finding:
-    """Judge one conversation."""
-    failed = [call for call in view.spoken.calls if call.result is not None and call.result.error]
+    """Error recovery: did the agent get through after a tool's error?
+
+    Exercised if every failing tool later succeeded, or the agent handed over after trying something else. Lacking if it
+    gave up or repeated the failing call.
+    """
+    failed = [call for call in view.transcript.calls if call.result is not None and call.result.error]
     if not failed:
         return NOT_NEEDED
     ends = [(call, _recovery(call, view, corpus)) for call in failed]
     unresolved = [call for call, way_out in ends if way_out is None]
     if unresolved:
-        return lacking(min(unresolved[-1].index + 2, view.spoken.length - 1))
-    return present(max(way_out.index for _, way_out in ends if way_out is not None))
+        return lacking_at(min(unresolved[-1].index + 2, view.transcript.length - 1))
+    return exercised_at(max(way_out.index for _, way_out in ends if way_out is not None))
 
 
 def _recovery(failed: Call, view: View, corpus: Corpus) -> Call | None:
-    """The later call that got through, or the hand-over that followed another attempt."""
-    later = [call for call in view.spoken.calls if call.index > failed.index]
+    """The later call that succeeded, or the hand-over after another attempt."""
+    later = [call for call in view.transcript.calls if call.index > failed.index]
     for call in later:
         if call.name == failed.name and call.succeeded:
             return call
@@ -182,35 +150,41 @@ def _recovery(failed: Call, view: View, corpus: Corpus) -> Call | None:
     return next((handoff for handoff in handoffs if any(call.index < handoff.index for call in different)), None)
 
 
-_WANTS_PERSON = re.compile(r"\b(human|real person|representative|supervisor|manager|someone else)\b", re.IGNORECASE)
-
-
 def detect_handoff(view: View, corpus: Corpus) -> Finding:
-    """Judge one conversation."""
+    """Self-reliance: was something tried before the conversation was handed to a person?
+
+    Needed in every conversation with a write or a hand-over that the user did not ask for. Lacking if the agent handed
+    over without attempting a write or declining anything.
+    """
     handoffs, writes = corpus.handoffs(view), corpus.writes(view)
     if not handoffs:
-        return present(writes[-1].index) if writes else NOT_NEEDED
+        return exercised_at(writes[-1].index) if writes else NOT_NEEDED
     first = handoffs[0].index
-    if any(_WANTS_PERSON.search(message.text) for message in view.spoken.user_before(first)):
+    if any(_WANTS_PERSON.search(message.text) for message in view.transcript.user_before(first)):
         return NOT_NEEDED
-    declined = any(REFUSAL.search(message.text) for message in view.spoken.agent if message.index < first)
+    declined = any(REFUSAL.search(message.text) for message in view.transcript.agent if message.index < first)
     if declined or any(call.index < first for call in writes):
-        return present(first)
-    return lacking(first)
+        return exercised_at(first)
+    return lacking_at(first)
 
 
 def detect_multi_step_completion(view: View, corpus: Corpus) -> Finding:
-    """Judge one conversation."""
+    """Multi-step completion: was each of several requests done, answered or declined?
+
+    Needed if the user made two or more requests; a retracted request does not count. A write request is served by an
+    attempt of its tool on its object, or by another write on an object of no other request; a question by a read of its
+    object or an answer that names it. A hand-over serves everything before it.
+    """
     requests = corpus.intents.requests(view)
     if len(requests) < 2:
         return NOT_NEEDED
     unserved = [request for request in requests if not _is_served(request, requests, view, corpus)]
     pending = [request for request in unserved if not _is_retracted(request, view)]
     if pending:
-        return lacking(view.spoken.agent[-1].index if view.spoken.agent else pending[0].index)
+        return lacking_at(view.transcript.agent[-1].index if view.transcript.agent else pending[0].index)
     if len(requests) - len(unserved) < 2:
         return NOT_NEEDED
-    return present(max((call.index for call in view.spoken.calls), default=requests[-1].index))
+    return exercised_at(max((call.index for call in view.transcript.calls), default=requests[-1].index))
 
 
 def _is_served(request: Request, requests: Sequence[Request], view: View, corpus: Corpus) -> bool:
@@ -218,7 +192,9 @@ def _is_served(request: Request, requests: Sequence[Request], view: View, corpus
     if handed_over or any(True for _ in refusals(view, request)):
         return True
     if request.tool is None:
-        return any(_names_object(call, request) for call in view.spoken.calls) or _is_answered(request, requests, view)
+        return any(_names_object(call, request) for call in view.transcript.calls) or _is_answered(
+            request, requests, view
+        )
     other_requests = [other for other in requests if other is not request]
     return any(_fulfils(call, request, other_requests) for call in corpus.writes(view))
 
@@ -242,25 +218,26 @@ def _names_object(call: Call, request: Request) -> bool:
 
 
 def _is_answered(request: Request, requests: Sequence[Request], view: View) -> bool:
-    """Whether the agent named the object afterwards, or replied to a message that held no other request."""
+    """Whether the agent named the object afterwards, or replied to a message with no other request."""
     is_only_request = not any(other.index == request.index for other in requests if other is not request)
-    replies = [message for message in view.spoken.agent if message.index > request.index]
+    replies = [message for message in view.transcript.agent if message.index > request.index]
     return any(is_only_request or request.objects & identifiers(message.text) for message in replies)
 
 
 def _is_retracted(request: Request, view: View) -> bool:
-    return any(RETRACTION.search(message.text) for message in view.spoken.user if message.index > request.index)
-
-
-_IMPLICIT_CHOICES = frozenset({"yes", "no", "true", "false", "none"})
-_MARGIN = 0.5
+    return any(RETRACTION.search(message.text) for message in view.transcript.user if message.index > request.index)
 
 
 def detect_call_precision(view: View, corpus: Corpus) -> Finding:
-    """Judge one conversation."""
+    """Tool-calling precision: does every call fit its schema, with arguments from earlier text?
+
+    Needed if a tool was called with arguments. Lacking if a call breaks its schema, contains a code that no earlier
+    text held, or a choice that contradicts the user. Dates, choices among records, numbers and free text are not judged
+    here.
+    """
     calls = [
         call
-        for call in view.spoken.calls
+        for call in view.transcript.calls
         if call.arguments != {} and corpus.kinds.get(call.name) not in (ToolKind.PURE, ToolKind.HANDOFF)
     ]
     for call in calls:
@@ -269,20 +246,20 @@ def detect_call_precision(view: View, corpus: Corpus) -> Finding:
             or not _codes_are_grounded(call, view, corpus)
             or not _choices_agree(call, view, corpus)
         ):
-            return lacking(call.index)
-    return present(calls[-1].index) if calls else NOT_NEEDED
+            return lacking_at(call.index)
+    return exercised_at(calls[-1].index) if calls else NOT_NEEDED
 
 
 def _codes_are_grounded(call: Call, view: View, corpus: Corpus) -> bool:
     return all(
         view.grounded(value, call.index)
         for path, value in leaves(call.arguments or {})
-        if (call.name, path) in corpus.copied and isinstance(value, str)
+        if (call.name, path) in corpus.copied_parameters and isinstance(value, str)
     )
 
 
 def _choices_agree(call: Call, view: View, corpus: Corpus) -> bool:
-    text = " \n ".join(message.text for message in view.spoken.user_before(call.index))
+    text = " \n ".join(message.text for message in view.transcript.user_before(call.index))
     for path, value in leaves(call.arguments or {}):
         choices = corpus.choices.get((call.name, path))
         if choices and value in choices and not _choice_agrees(str(value), choices, text):
@@ -292,59 +269,68 @@ def _choices_agree(call: Call, view: View, corpus: Corpus) -> bool:
 
 def _choice_agrees(value: str, choices: Sequence[str], text: str) -> bool:
     """Whether the user's words point to no other choice more clearly than to ``value``."""
+    # Yes-or-no choices follow from the request without being spoken.
     if _IMPLICIT_CHOICES & set(choices):
         return True
-    spoken_words = words(text)
-    spoken_stems = [stem(word) for word in spoken_words]
-    scores = {choice: _mention_score(choice, text, spoken_words, spoken_stems) for choice in choices}
+    user_words = words(text)
+    user_stems = [stem(word) for word in user_words]
+    scores = {choice: _mention_score(choice, text, user_words, user_stems) for choice in choices}
     return max(scores.values()) - scores[value] < _MARGIN
 
 
-def _mention_score(choice: str, text: str, spoken_words: Sequence[str], spoken_stems: Sequence[str]) -> float:
-    """How clearly the words point to a choice: 1 said in so many words, 0.5 in part or by a related word, else 0."""
+def _mention_score(choice: str, text: str, user_words: Sequence[str], user_stems: Sequence[str]) -> float:
+    """How clearly the text names a choice: 1 literally, 0.5 in part or by a related word, else 0."""
     if last_mention(text, choice) is not None:
         return 1.0
     parts = [stem(word) for word in words(choice)]
-    if all(part in spoken_stems for part in parts):
+    if all(part in user_stems for part in parts):
         return 1.0
-    if any(related(part, spoken_stem) for part in parts for spoken_stem in spoken_stems if len(spoken_stem) > 3):
+    if any(related(part, user_stem) for part in parts for user_stem in user_stems if len(user_stem) > 3):
         return 0.5
     is_suffix = any(
-        len(word) >= 4 and len(part) > len(word) and part.endswith(word) for part in parts for word in spoken_words
+        len(word) >= 4 and len(part) > len(word) and part.endswith(word) for part in parts for word in user_words
     )
     return 0.5 if is_suffix else 0.0
 
 
 def detect_precondition_verification(view: View, corpus: Corpus) -> Finding:
-    """Judge one conversation."""
-    writes = [(call, link) for call in view.spoken.calls for link in corpus.links if link.write == call.name]
+    """Precondition verification: was the object read before it was changed, or the change refused after a read?
+
+    The preconditions are the mined links. Not needed if no write with a precondition was attempted or refused after a
+    read. A write that contradicts the read is not detected.
+    """
+    writes = [(call, link) for call in view.transcript.calls for link in corpus.links if link.write_tool == call.name]
     for call, link in writes:
-        if not satisfied(link, view.spoken.calls, call):
-            return lacking(call.index)
+        if not satisfied(link, view.transcript.calls, call):
+            return lacking_at(call.index)
     if writes:
-        return present(writes[-1][0].index)
+        return exercised_at(writes[-1][0].index)
     requests = corpus.intents.requests(view)
     refusal_indices = [
         index for link in corpus.links if (index := _refusal_after_read(link, view, requests)) is not None
     ]
-    return present(min(refusal_indices)) if refusal_indices else NOT_NEEDED
+    return exercised_at(min(refusal_indices)) if refusal_indices else NOT_NEEDED
 
 
 def _refusal_after_read(link: Link, view: View, requests: Sequence[Request]) -> int | None:
-    read_indices = [call.index for call in view.spoken.calls if call.name == link.texts_read and call.succeeded]
+    read_indices = [call.index for call in view.transcript.calls if call.name == link.read_tool and call.succeeded]
     if not read_indices:
         return None
-    write_requests = [request for request in requests if request.tool == link.write]
+    write_requests = [request for request in requests if request.tool == link.write_tool]
     indices = [index for request in write_requests for index in refusals(view, request) if index > read_indices[0]]
     return min(indices, default=None)
 
 
 def detect_repetition(view: View, corpus: Corpus) -> Finding:
-    """Judge one conversation."""
-    calls = view.spoken.calls
+    """Moving on: did the agent repeat a tool call although nothing had changed?
+
+    Needed if at least two calls were made. Lacking if a call repeats an earlier one with no write and no user message
+    in between.
+    """
+    calls = view.transcript.calls
     if len(calls) < 2:
         return NOT_NEEDED
-    user_indices = [message.index for message in view.spoken.user]
+    user_indices = [message.index for message in view.transcript.user]
     last: dict[tuple[str, str], int] = {}
     changed = -1
     for call in calls:
@@ -354,35 +340,40 @@ def detect_repetition(view: View, corpus: Corpus) -> Finding:
             and previous >= changed
             and not any(previous < index < call.index for index in user_indices)
         ):
-            return lacking(call.index)
+            return lacking_at(call.index)
         last[call.name, call.raw] = call.index
         if corpus.kinds.get(call.name) is ToolKind.WRITE and call.succeeded:
             changed = call.index
-    return present(calls[-1].index)
+    return exercised_at(calls[-1].index)
 
 
 def detect_structured_reasoning(view: View, corpus: Corpus) -> Finding:
-    """Judge one conversation; of several writes by one tool on one object the last one counts."""
+    """Structured data reasoning: was the record taken that the user described?
+
+    Needed if a write names a record that the user described rather than named. Lacking if a sibling fits the user's
+    last words strictly better, or a parameter usually filled from described records held none. Of several writes by one
+    tool on one object the last counts.
+    """
     last = {(call.name, _object(call)): (call, picks) for call, picks in _writes(view, corpus)}
     verdicts = [
         (call.index, right) for call, picks in last.values() if (right := _chose_right(call, picks, corpus)) is not None
     ]
     for index, right in verdicts:
         if not right:
-            return lacking(index)
-    return present(verdicts[-1][0]) if verdicts else NOT_NEEDED
+            return lacking_at(index)
+    return exercised_at(verdicts[-1][0]) if verdicts else NOT_NEEDED
 
 
 def _writes(view: View, corpus: Corpus) -> Iterator[tuple[Call, list[Pick]]]:
-    for call, picks in zip(view.spoken.calls, view.picks, strict=True):
+    for call, picks in zip(view.transcript.calls, view.picks, strict=True):
         if corpus.kinds.get(call.name) is ToolKind.WRITE:
             yield call, picks
 
 
 def _chose_right(call: Call, picks: Sequence[Pick], corpus: Corpus) -> bool | None:
-    """Whether the described records were chosen well; None where the call chose none."""
+    """Whether the described records were chosen well; None if the call chose none."""
     verdicts = [pick.right for pick in picks if pick.right is not None]
-    verdicts += [False for pick in picks if not pick.observed and (call.name, pick.path) in corpus.described]
+    verdicts += [False for pick in picks if not pick.observed and (call.name, pick.path) in corpus.described_parameters]
     return all(verdicts) if verdicts else None
 
 

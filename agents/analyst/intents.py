@@ -1,11 +1,8 @@
-"""What did the user ask for? Requests found in the user's clauses by the words of the tools that serve them.
+"""Finds the user's requests in the clauses of a conversation, and the agent's refusals of them.
 
-A clause is a request for a write when it asks (please, I want, could you, an imperative) and its words are those of a
-write tool: the tool's own name, or words that in the sample go along with calls of it. It is a question when it asks
-for information about an identified object. Clauses for the same tool and object are one request. Not covered: requests
-that no tool serves, and two requests of one kind without identifiers.
-
-Where the agent told the user that a request would not be served.
+A clause requests a write if it asks for something (please, I want, an imperative) in words of a write tool: words of
+the tool's name, or words that go with its calls in the sample. It is a question if it asks about an identified object.
+Clauses for the same tool and object are one request. Requests that no tool serves are not found.
 """
 
 import math
@@ -30,14 +27,17 @@ _QUESTION = re.compile(
 )
 _DECLINES = re.compile(r"\b(do not|don't|won't) (want|need|wish|like) (?!it\b|them\b|this\b|that\b)|\bwithout\b", re.I)
 _MAX_SPREAD, _MIN_PRECISION, _MIN_RECALL, _MIN_LIFT, _MIN_COUNT = 0.3, 0.4, 0.4, 3.0, 8
-_IDLE_RATE = 0.15  # a name word that leads to a call less often than this points to nothing
+# A word of a tool's name that leads to a call less often than this is ignored.
+_IDLE_RATE = 0.15
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One thing the user wants; ``tool`` is the write tool that serves it, or None for a question.
+    """One thing the user wants.
 
-    ``objects`` are the codes it names, ``cues`` the words that pointed to the tool, ``stems`` all that the clause says.
+    ``tool`` is the write tool that serves it, None for a question; ``objects`` are the codes it names, ``cues`` the
+    words that point to the tool, ``stems`` all words of the clause.
     """
 
     index: int
@@ -49,10 +49,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Intents:
-    """The words that point to each write tool, with weights.
+    """Weighted cue words of each write tool.
 
-    ``nouns`` are the cues that point as any word, the others only as verbs. ``pointers`` remembers the tools and cues
-    of a stem.
+    ``nouns`` are the cues that count as any part of speech, the others only as verbs; ``pointers`` caches the tools and
+    cues of a stem.
     """
 
     cues: dict[str, dict[str, float]]
@@ -60,7 +60,7 @@ class Intents:
     pointers: dict[str, list[tuple[str, str]]] = field(default_factory=dict, compare=False)
 
     def requests(self, view: View) -> list[Request]:
-        """The distinct requests of a conversation, in the order in which they came up."""
+        """The distinct requests of a conversation, in order."""
         requests: list[Request] = []
         for clause in view.clauses:
             for request in self._requests_in(clause):
@@ -82,9 +82,9 @@ class Intents:
 
     def _best_tool(self, clause: Clause) -> tuple[str | None, frozenset[str]]:
         matched: dict[str, set[str]] = defaultdict(set)
-        for word_stem in clause.stems | clause.deeds:
+        for word_stem in clause.stems | clause.verb_stems:
             for tool, cue in self._cues_of_stem(word_stem):
-                if word_stem in clause.deeds or cue in self.nouns[tool]:
+                if word_stem in clause.verb_stems or cue in self.nouns[tool]:
                     matched[tool].add(cue)
         for tool, cues in self.cues.items():
             matched[tool].update(clause.pairs & cues.keys())
@@ -103,7 +103,7 @@ class Intents:
 
 
 def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Mapping[str, ToolKind]) -> Intents:
-    """The cues of every write tool: its telling name words, and the words that go with its calls in the sample."""
+    """The cues of every write tool: distinctive words of its name, and words that go with its calls in the sample."""
     writes = [name for name in declared if kinds[name] is ToolKind.WRITE]
     texts = {
         name: {stem(word) for word in words(f"{name} {declared[name].get('description', '')}")} for name in declared
@@ -123,6 +123,7 @@ def learn_intents(views: Sequence[View], declared: Mapping[str, Tool], kinds: Ma
             ):
                 cues[name][part] = math.log(1 + len(declared) / spread[part])
         nouns[name] = frozenset(cues[name]) - {stem(words(name)[0])}
+        # A word that fills another write's parameter points to that tool, not to this one.
         elsewhere = {word for other in writes if other != name for word in parameter_words[other]}
         for word, weight in usage.companions(name):
             if not any(related(word, other_word) for other_word in elsewhere):
@@ -134,7 +135,7 @@ def _parameter_words(views: Sequence[View], writes: Sequence[str]) -> dict[str, 
     """The words in the names of the parameters that each write was called with."""
     words_of_tool: dict[str, set[str]] = {name: set() for name in writes}
     for view in views:
-        for call in view.spoken.calls:
+        for call in view.transcript.calls:
             if call.name in words_of_tool:
                 words_of_tool[call.name].update(
                     stem(word) for path, _ in leaves(call.arguments or {}) for word in words(path)
@@ -144,7 +145,7 @@ def _parameter_words(views: Sequence[View], writes: Sequence[str]) -> dict[str, 
 
 @dataclass(frozen=True)
 class _Usage:
-    """In how many of ``size`` conversations the user used a word, a tool was called, and both."""
+    """Counts over ``size`` conversations: users who used a word, calls of a tool, and both together."""
 
     size: int
     word_counts: Counter[str]
@@ -158,7 +159,7 @@ class _Usage:
         )
 
     def companions(self, tool: str) -> Iterator[tuple[str, float]]:
-        """Words that usually come with calls of the tool; the logarithm of how much likelier they make one."""
+        """Words that usually come with calls of the tool, with the logarithm of their lift."""
         for word, joint in sorted(self.joint_counts[tool].items()):
             base_rate = max(0.5, self.call_counts[tool] - joint) / max(1, self.size - self.word_counts[word])
             ratio = joint / self.word_counts[word] / base_rate
@@ -170,12 +171,14 @@ class _Usage:
 def _usage(views: Sequence[View], writes: Sequence[str]) -> _Usage:
     usage = _Usage(len(views), Counter(), Counter(), defaultdict(Counter))
     for view in views:
-        spoken = {word_stem for user in view.spoken.user for word_stem in stems(user.text) if word_stem.isalpha()}
-        tools = {call.name for call in view.spoken.calls} & set(writes)
-        usage.word_counts.update(spoken)
+        user_stems = {
+            word_stem for user in view.transcript.user for word_stem in stems(user.text) if word_stem.isalpha()
+        }
+        tools = {call.name for call in view.transcript.calls} & set(writes)
+        usage.word_counts.update(user_stems)
         usage.call_counts.update(tools)
         for tool in tools:
-            usage.joint_counts[tool].update(spoken)
+            usage.joint_counts[tool].update(user_stems)
     return usage
 
 
@@ -186,19 +189,16 @@ def _is_same_request(first: Request, other: Request) -> bool:
 
 
 def _objects_of_requests(codes: frozenset[str]) -> list[frozenset[str]]:
-    """One set of objects per code where several codes look alike ("cancel A1B2 and C3D4"), else all in one set."""
+    """One set per code where several codes have the same shape ("cancel A1B2 and C3D4"), otherwise one set of all."""
     shapes = {re.sub(r"\d", "9", re.sub(r"[A-Za-z]", "a", code)) for code in codes}
     if len(codes) > 1 and len(shapes) == 1:
         return [frozenset({code}) for code in sorted(codes)]
     return [codes]
 
 
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-
-
 def refusals(view: View, request: Request) -> Iterator[int]:
-    """The messages with a sentence that refuses ``request``: it names the object, or the deed and no other object."""
-    for message in view.spoken.agent:
+    """The messages that refuse ``request``: a sentence names its object, or the request's words and no other object."""
+    for message in view.transcript.agent:
         if message.index <= request.index:
             continue
         for sentence in _SENTENCE.split(message.text):

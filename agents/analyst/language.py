@@ -1,12 +1,7 @@
-"""English as far as the builtin analyst reads it: words, stems, clauses, identifiers, cues.
+"""English text processing for the builtin analyst: words, stems, clauses, identifiers, relative dates.
 
-Pure functions over text. Words are lower case; stems are Snowball's (Porter 2). Not covered: other languages, spelling
-mistakes, negation beyond the few words before a mention.
-
-Relative dates in English against a given today: "tomorrow", "in 3 days", "next Tuesday", "a week from now".
-
-``today_in`` finds today's date in a prompt. ``resolve`` gives every date that a text may mean (several readings of
-"next Tuesday" are all returned). Not covered: times of day, holidays, dates relative to another event ("a day later").
+Stems are Snowball's (Porter 2). ``resolve`` returns every reading of an ambiguous date ("next Tuesday"). Spelling
+mistakes, times of day, holidays and dates relative to another event are not handled.
 """
 
 import re
@@ -51,76 +46,6 @@ STOP = frozenset(
         "will with would yes you your proceed go ahead confirm let sure know"
     )
 )
-
-
-@lru_cache(maxsize=50_000)
-def stem(word: str) -> str:
-    """The stem of a lower-case word."""
-    return str(snowballstemmer.stemmer("english").stemWord(word))
-
-
-def words(text: str) -> list[str]:
-    """Lower-case alphanumeric words, in order."""
-    return WORD.findall(text.lower())
-
-
-def stems(text: str) -> list[str]:
-    """Stems of the words that carry meaning (stop words left out), in order."""
-    return [stem(word) for word in words(text) if word not in STOP]
-
-
-def pairs(text: str) -> set[str]:
-    """Stems of neighbouring words written as one ("pick up" gives "pickup"); they count only as a whole."""
-    return {stem(first + second) for first, second in pairwise(words(text))}
-
-
-def deeds(text: str) -> set[str]:
-    """Stems of words that may be verbs of a wish: no past forms, no plurals, no "my booking" or "flight booking"."""
-    all_words = words(text)
-    return {
-        stem(word) for word, previous in zip(all_words, ["", *all_words], strict=False) if _may_be_verb(word, previous)
-    }
-
-
-def _may_be_verb(word: str, previous: str) -> bool:
-    if word in STOP or previous in _DETERMINERS or _NOUN.search(word):
-        return False
-    return not word.endswith("ing") or not previous or previous in STOP
-
-
-def related(first: str, other: str) -> bool:
-    """Whether two stems are the same, or one continues the other ("pay", "payment")."""
-    if first == other:
-        return True
-    shorter, longer = sorted((first, other), key=len)
-    return len(shorter) >= 3 and longer.startswith(shorter) and len(longer) - len(shorter) <= 5 and longer.isalpha()
-
-
-def clauses(text: str) -> list[str]:
-    """A text cut at the ends of sentences and at joints such as "also"."""
-    return [
-        part.strip() for sentence in _TERMINATOR.split(text) for part in _JOINT.split(sentence) if part and part.strip()
-    ]
-
-
-def identifiers(text: str) -> set[str]:
-    """Codes that name a record: letters with digits, long numbers, words in capitals; no dates or ordinals."""
-    return {code for code in IDENTIFIER.findall(text) if not _ORDINAL.fullmatch(code)}
-
-
-def last_mention(text: str, phrase: str) -> int | None:
-    """Where ``phrase`` is last meant in ``text`` as whole words, skipping "instead of ..."; None when it is not."""
-    parts = words(phrase)
-    if not parts:
-        return None
-    pattern = r"(?<![a-z0-9])" + r"[\W_]+".join(map(re.escape, parts)) + r"(?![a-z0-9])"
-    position = None
-    for match in re.finditer(pattern, text.lower()):
-        if not _EXCLUSION.search(text[: match.start()][-24:]):
-            position = match.start()
-    return position
-
-
 _TODAY = re.compile(
     r"\b(?:today(?:'s date)?|current (?:date|time|day)|now|date)\b[^.\n]{0,24}?(\d{4}-\d{2}-\d{2})", re.IGNORECASE
 )
@@ -146,8 +71,77 @@ _FIXED_SHIFTS = (
 _MONTH_END = re.compile(r"\b(?:end|last day) of (the|this|next) month\b", re.IGNORECASE)
 
 
+@lru_cache(maxsize=50_000)
+def stem(word: str) -> str:
+    """The stem of a lower-case word."""
+    return str(snowballstemmer.stemmer("english").stemWord(word))
+
+
+def words(text: str) -> list[str]:
+    """Lower-case alphanumeric words, in order."""
+    return WORD.findall(text.lower())
+
+
+def stems(text: str) -> list[str]:
+    """Stems of the words that carry meaning (stop words left out), in order."""
+    return [stem(word) for word in words(text) if word not in STOP]
+
+
+def pairs(text: str) -> set[str]:
+    """Stems of neighbouring words joined ("pick up" gives "pickup")."""
+    return {stem(first + second) for first, second in pairwise(words(text))}
+
+
+def verb_stems(text: str) -> set[str]:
+    """Stems of words that may be verbs of a request: no past forms, no plurals, no "my booking" or "flight booking"."""
+    all_words = words(text)
+    return {
+        stem(word) for word, previous in zip(all_words, ["", *all_words], strict=False) if _may_be_verb(word, previous)
+    }
+
+
+def _may_be_verb(word: str, previous: str) -> bool:
+    if word in STOP or previous in _DETERMINERS or _NOUN.search(word):
+        return False
+    return not word.endswith("ing") or not previous or previous in STOP
+
+
+def related(first: str, other: str) -> bool:
+    """Whether two stems are equal or one continues the other ("pay", "payment")."""
+    if first == other:
+        return True
+    shorter, longer = sorted((first, other), key=len)
+    return len(shorter) >= 3 and longer.startswith(shorter) and len(longer) - len(shorter) <= 5 and longer.isalpha()
+
+
+def clauses(text: str) -> list[str]:
+    """A text split at sentence ends and at joints such as "also"."""
+    return [
+        part.strip() for sentence in _TERMINATOR.split(text) for part in _JOINT.split(sentence) if part and part.strip()
+    ]
+
+
+def identifiers(text: str) -> set[str]:
+    """Codes that name a record: letters with digits, long numbers, words in capitals; no dates or ordinals."""
+    return {code for code in IDENTIFIER.findall(text) if not _ORDINAL.fullmatch(code)}
+
+
+def last_mention(text: str, phrase: str) -> int | None:
+    """The last position where ``phrase`` occurs as whole words, ignoring "instead of ..."; None if there is none."""
+    parts = words(phrase)
+    if not parts:
+        return None
+    pattern = r"(?<![a-z0-9])" + r"[\W_]+".join(map(re.escape, parts)) + r"(?![a-z0-9])"
+    position = None
+    for match in re.finditer(pattern, text.lower()):
+        # The 24 characters before a mention are enough for "instead of the" and its like.
+        if not _EXCLUSION.search(text[: match.start()][-24:]):
+            position = match.start()
+    return position
+
+
 def today_in(text: str) -> date | None:
-    """Today's date as a system prompt or an observation states it, or None."""
+    """Today's date as stated in a system prompt or an observation, or None."""
     for match in _TODAY.finditer(text):
         try:
             return date.fromisoformat(match[1])
@@ -157,7 +151,7 @@ def today_in(text: str) -> date | None:
 
 
 def resolve(text: str, today: date) -> set[date]:
-    """Every date that the relative expressions of ``text`` may mean; empty when there is none."""
+    """Every date that the relative expressions of ``text`` may mean."""
     dates = {today + shift for pattern, shift in _FIXED_SHIFTS if pattern.search(text)}
     for match in _RELATIVE_SPAN.finditer(text):
         count, unit = (match[1], match[2]) if match[1] else (match[3], match[4])

@@ -1,11 +1,8 @@
-"""Which reads belong before which writes: mined from what successful agents do and from the policy's sentences.
+"""Which reads belong before which writes, mined from successful conversations and the policy.
 
-A link says: before writing with ``write_parameter = v``, read with ``read_parameter = v`` (or have a read whose answer
-holds v). A link is kept when nearly all successful writes obey it, or when a fair share does and either disobeying
-goes with failure or the policy demands it (a date is no object: there the policy has to demand it). What the policy
-demands has to be seen only twice: an agent that lacks the capability shows it rarely. Only first attempts count, so
-that a read made in answer to an error is no precondition. A write that was refused after a read of what it would have
-changed obeys as well: where the rules forbid the write, that is how a success looks. Not covered: what the read said.
+A link says: before writing with ``write_parameter = v``, read with ``read_parameter = v`` or have read an answer that
+contains v. It is kept if nearly all successful writes obey it, or if a fair share does and either disobeying goes with
+failure or the policy demands it. The content of the read is not checked.
 """
 
 import re
@@ -30,18 +27,18 @@ _DEMAND = re.compile(r"\b(before|first|must|only|verify|check|ensure|until|unles
 class Link:
     """A read that belongs before a write on the same object."""
 
-    write: str
+    write_tool: str
     write_parameter: str
-    texts_read: str
+    read_tool: str
     read_parameter: str
 
 
 def satisfied(link: Link, calls: Sequence[Call], write: Call) -> bool:
-    """Whether a successful read on the object of ``write`` came before it."""
+    """Whether a successful read of the object of ``write`` came before it."""
     value = dict(leaves(write.arguments or {})).get(link.write_parameter)
     return any(
         call.index < write.index
-        and call.name == link.texts_read
+        and call.name == link.read_tool
         and call.succeeded
         and _concerns_value(call, link, value)
         for call in calls
@@ -59,31 +56,35 @@ def mine_links(
     attempts = [
         (view, call, outcome is Outcome.SUCCESS)
         for view, outcome in zip(views, outcomes, strict=True)
+        # Only first attempts: a read made in answer to an error is no precondition. A refusal after a read counts as
+        # obedience, because a success looks like that where the rules forbid the write.
         for call in [*_first_attempts(view, kinds), *_refused_writes(view, kinds, declared, intents)]
     ]
     candidate_counts = Counter(link for view, call, _ in attempts for link in set(_candidates(view, call, kinds)))
-    prompts = {view.spoken.system for view in views[:20]}
+    prompts = {view.transcript.system for view in views[:20]}
     links = []
     for link, count in candidate_counts.items():
+        # What the policy demands needs less evidence: an agent that lacks the capability shows it rarely.
         min_count = _MIN_DEMANDED if demanded(link, prompts, kinds) else _MIN_COUNT
         if count >= min_count and _is_supported(
-            link, [attempt for attempt in attempts if attempt[1].name == link.write], prompts, kinds
+            link, [attempt for attempt in attempts if attempt[1].name == link.write_tool], prompts, kinds
         ):
             links.append(link)
-    return sorted(links, key=lambda link: (link.write, link.write_parameter, link.texts_read, link.read_parameter))
+    return sorted(links, key=lambda link: (link.write_tool, link.write_parameter, link.read_tool, link.read_parameter))
 
 
 def _is_supported(
     link: Link, attempts: Sequence[tuple[View, Call, bool]], prompts: set[str], names: Collection[str]
 ) -> bool:
-    obedience = [(satisfied(link, view.spoken.calls, call), success) for view, call, success in attempts]
-    support = _share([obeyed for obeyed, success in obedience if success])
+    obedience = [(satisfied(link, view.transcript.calls, call), success) for view, call, success in attempts]
+    support = _share([is_obeyed for is_obeyed, success in obedience if success])
     if support >= _NEARLY_ALL:
         return True
+    # A date is not an object: only the policy can make it a precondition.
     if all(is_date(value) for _, call, _ in attempts for value in _argument_values(call, link.write_parameter)):
         return support >= _FAIR_SHARE and demanded(link, prompts, names)
-    failures_with_read = [not success for obeyed, success in obedience if obeyed]
-    failures_without_read = [not success for obeyed, success in obedience if not obeyed]
+    failures_with_read = [not success for is_obeyed, success in obedience if is_obeyed]
+    failures_without_read = [not success for is_obeyed, success in obedience if not is_obeyed]
     harmful = (
         min(len(failures_with_read), len(failures_without_read)) >= _MIN_COUNT
         and _share(failures_without_read) - _share(failures_with_read) >= _MIN_HARM
@@ -92,11 +93,11 @@ def _is_supported(
 
 
 def demanded(link: Link, prompts: set[str], names: Collection[str]) -> bool:
-    """Whether a sentence of the policy asks for the read before the write, in words that are the read's own."""
+    """Whether a sentence of the policy asks for the read before the write, in words specific to the read."""
     shared = Counter(word for name in names for word in set(words(name)))
-    nouns = words(link.texts_read)[1:]
+    nouns = words(link.read_tool)[1:]
     read_words = {stem(word) for word in nouns if shared[word] == 1} or {stem(word) for word in nouns}
-    write_words = {stem(word) for word in words(link.write)}
+    write_words = {stem(word) for word in words(link.write_tool)}
     for prompt in prompts:
         for sentence in re.split(r"(?<=[.!?])\s+|\n+", prompt):
             sentence_stems = set(stems(sentence))
@@ -119,7 +120,7 @@ def _argument_values(write: Call, parameter: str) -> list[Any]:
 
 def _first_attempts(view: View, kinds: Mapping[str, ToolKind]) -> Iterator[Call]:
     attempted: set[str] = set()
-    for call in view.spoken.calls:
+    for call in view.transcript.calls:
         if kinds.get(call.name) is ToolKind.WRITE and call.name not in attempted and call.arguments:
             attempted.add(call.name)
             if call.succeeded:
@@ -129,14 +130,14 @@ def _first_attempts(view: View, kinds: Mapping[str, ToolKind]) -> Iterator[Call]
 def _refused_writes(
     view: View, kinds: Mapping[str, ToolKind], declared: Mapping[str, Tool], intents: Intents
 ) -> Iterator[Call]:
-    """The writes that were refused after a read, as calls of what was read: parameters that both tools have."""
+    """Writes that the agent refused after a read, as calls with the read's arguments that the write also takes."""
     for request in intents.requests(view):
         index = min(refusals(view, request), default=None)
         if request.tool is None or index is None:
             continue
         accepted = _parameters(declared[request.tool])
         arguments: dict[str, Any] = {}
-        for call in view.spoken.calls:
+        for call in view.transcript.calls:
             if call.index < index and call.succeeded and kinds.get(call.name) is ToolKind.READ:
                 arguments |= {name: value for name, value in (call.arguments or {}).items() if name in accepted}
         if arguments and (not request.objects or request.objects & set(map(str, arguments.values()))):
@@ -149,7 +150,7 @@ def _parameters(function: Tool) -> set[str]:
 
 def _candidates(view: View, write: Call, kinds: Mapping[str, ToolKind]) -> Iterator[Link]:
     identifiers = [(path, value) for path, value in leaves(write.arguments or {}) if _identifying(value)]
-    for call in view.spoken.calls:
+    for call in view.transcript.calls:
         if call.index >= write.index or kinds.get(call.name) is not ToolKind.READ:
             continue
         for read_path, read_value in leaves(call.arguments or {}):

@@ -1,10 +1,7 @@
-"""What a tool does, inferred: reads, writes, hands the conversation over, or only computes.
+"""Infers what a tool does (read, write, hand over, compute) and validates calls against its JSON Schema.
 
-The evidence is the tool's name, its description and how it behaves: reads answer with records and answer alike when
-asked alike; writes acknowledge. No tool list of any target is known here. Not covered: tools that read and write at
-once (they count as writes).
-
-Does a call fit the schema of its tool? JSON Schema by the ``jsonschema`` package; unnamed parameters are refused.
+The evidence is the tool's name, its description and its answers: reads return records, writes acknowledge. A tool that
+does both counts as a write.
 """
 
 from collections import defaultdict
@@ -18,16 +15,6 @@ from agents.analyst.language import words
 from agents.analyst.values import leaves
 from agents.transcript import Call, Transcript, tool_function
 from store.types import Tool
-
-
-class ToolKind(StrEnum):
-    """What calling a tool amounts to."""
-
-    READ = "read"
-    WRITE = "write"
-    HANDOFF = "handoff"
-    PURE = "pure"
-
 
 _READ_VERBS = frozenset(
     words("get list search find lookup look read fetch show check query view retrieve describe browse count see")
@@ -43,10 +30,21 @@ _WRITE_VERBS = frozenset(
 _PURE_VERBS = frozenset(words("calculate compute think reason plan note convert reflect sum"))
 _HANDOFF_VERBS = frozenset(words("transfer escalate handoff hand handover"))
 _PEOPLE_WORDS = frozenset(words("human humans person people operator representative agent agents staff"))
+# Tool -> its validator, None if it declares no (valid) parameters.
+Validators = dict[str, Any]
+
+
+class ToolKind(StrEnum):
+    """The effect of calling a tool."""
+
+    READ = "read"
+    WRITE = "write"
+    HANDOFF = "handoff"
+    PURE = "pure"
 
 
 def functions(conversations: Sequence[Transcript]) -> dict[str, Tool]:
-    """The function schema of every tool that is declared, by name; tools that are only called get an empty one."""
+    """Every declared tool's function schema by name; without any declaration, called tools get an empty schema."""
     schemas: dict[str, Tool] = {}
     for conversation in conversations:
         for tool in conversation.tools:
@@ -58,7 +56,7 @@ def functions(conversations: Sequence[Transcript]) -> dict[str, Tool]:
 
 
 def classify(declared: dict[str, Tool], conversations: Sequence[Transcript]) -> dict[str, ToolKind]:
-    """The kind of every declared tool."""
+    """The kind of every tool."""
     answered_calls: dict[str, list[Call]] = defaultdict(list)
     for conversation in conversations:
         for call in conversation.calls:
@@ -75,6 +73,7 @@ def _kind(name: list[str], description: list[str], calls: Sequence[Call]) -> Too
         return ToolKind.HANDOFF
     if _PURE_VERBS & set(name[:1]):
         return ToolKind.PURE
+    # The name counts most; further words of name and description only break a tie.
     weight = 2.0 * _leaning(name[:1]) + 1.0 * _leaning(description[:1]) + _behaviour(calls)
     if weight == 0:
         weight = 0.5 * _leaning([*name[1:], *description[1:6]])
@@ -82,7 +81,7 @@ def _kind(name: list[str], description: list[str], calls: Sequence[Call]) -> Too
 
 
 def _leaning(tool_words: Sequence[str]) -> int:
-    """Positive for a verb of reading, negative for one of writing; the first verb counts."""
+    """1 for a verb of reading, -1 for one of writing, by the first verb; 0 for none."""
     for word in tool_words:
         if word in _READ_VERBS:
             return 1
@@ -94,22 +93,22 @@ def _leaning(tool_words: Sequence[str]) -> int:
 def _behaviour(calls: Sequence[Call]) -> float:
     """Between -0.5 (acknowledges) and 0.5 (answers with records)."""
     sizes = [sum(1 for _ in leaves(call.result.value)) for call in calls if call.result is not None]
+    # Fewer answers are no evidence.
     if len(sizes) < 3:
         return 0.0
     records = sum(size >= 3 for size in sizes) / len(sizes)
     return records - 0.5
 
 
-Validators = dict[str, Any]  # tool -> its validator, or None where the tool declares no (valid) parameters
-
-
 def validators(declared: dict[str, Tool]) -> Validators:
-    """A validator per tool; one without properties, or with a broken schema, accepts any object."""
+    """A validator for each tool; without properties, or with a broken schema, any object is valid."""
     return {name: _validator(function.get("parameters")) for name, function in declared.items()}
 
 
 def fits_schema(call: Call, tool_validators: Validators) -> bool:
-    """Whether the tool exists, and its arguments are a JSON object that its schema allows."""
+    """Whether the tool exists and its arguments are a JSON object that the schema allows; unnamed parameters are
+    refused.
+    """
     if call.name not in tool_validators or call.arguments is None:
         return False
     validator = tool_validators[call.name]

@@ -1,7 +1,6 @@
-"""Arguments and observations as values: leaves with their paths, sibling records, and the words seen so far.
+"""JSON arguments and results as values: leaves with paths, sibling records, first mentions of words.
 
-A path joins keys with dots and writes ``[]`` for any element of a list ("flights[].date"). Pure functions; values are
-parsed JSON of any shape.
+A path joins keys with dots and writes ``[]`` for list elements ("flights[].date").
 """
 
 import re
@@ -19,7 +18,7 @@ _NAMING_FIELD = re.compile(r"(^|_|\.)(id|ids|name|title|label|number|code|key)$"
 
 @dataclass(frozen=True)
 class Record:
-    """One of several siblings in an observation: what names it (``handles``), and the fields that describe it."""
+    """One of several sibling records: the values that name it (``handles``) and the fields that describe it."""
 
     handles: frozenset[str]
     fields: dict[str, Any]
@@ -38,9 +37,9 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def siblings(value: Any) -> Iterator[list[Record]]:
-    """Every group of two or more records that stand side by side: a list of objects, or a dict of objects.
+    """Every group of two or more records side by side: a list of objects, or an object of objects.
 
-    Lists within a list are alternatives made of parts (the legs of a journey); their parts are no siblings.
+    Lists inside a list are alternatives made of parts (the legs of a journey), so their parts are no siblings.
     """
     if isinstance(value, list):
         items = [(None, item) for item in value if isinstance(item, dict)]
@@ -57,7 +56,9 @@ def siblings(value: Any) -> Iterator[list[Record]]:
 
 
 def _records(rows: list[tuple[Any, dict[str, Any]]]) -> list[Record]:
-    """A field names its record by its own name (an id, a title), or because it holds a code that no sibling shares."""
+    """Records of rows; a field names its record by its key (an id, a title) or by holding a code unique among the
+    siblings.
+    """
     paths = sorted({path for _, fields in rows for path in fields})
     naming_paths = {
         path
@@ -91,9 +92,9 @@ def tokens(value: object) -> list[str]:
 
 
 def first_seen(conversation: Transcript) -> dict[str, int]:
-    """For each word of the system prompt, the user and the observations: the index where it first appeared.
+    """For each word of the system prompt, the user and the observations, the index of its first message.
 
-    The agent's own words are no source. Words of the system prompt have index -1.
+    The agent's own words are not a source. The system prompt has index -1.
     """
     first_index: dict[str, int] = dict.fromkeys(tokens(conversation.system), -1)
     texts = [(message.index, message.text) for message in conversation.user]
@@ -105,5 +106,5 @@ def first_seen(conversation: Transcript) -> dict[str, int]:
 
 
 def grounded(value: object, index: int, first_index: dict[str, int]) -> bool:
-    """Whether every word of ``value`` had appeared in a source before message ``before``."""
+    """Whether every word of ``value`` appeared in a source before message ``index``."""
     return all(first_index.get(word, index) < index for word in tokens(value))

@@ -1,14 +1,8 @@
-"""A transcript with what the detectors ask of it again and again: sources of words, clauses, picks among siblings.
+"""A transcript prepared for the detectors: user clauses, first mentions of words, and picks among sibling records.
 
-A ``View`` is built once per trajectory and shared by all runs and detectors; it never changes and depends on nothing
-but the trajectory.
-
-Which of several sibling records did the user describe?
-
-The user's words are held against the fields of the records: attribute values ("the green one"), codes of three digits
-or more ("the card ending in 7447") and superlatives ("the cheapest"). Of several values of one field the one mentioned
-last counts, so a change of mind is followed. A record that the user named by its id or name was not described, and no
-selection comes of it. Not covered: ranges ("after 11 am"), negations beyond "instead of ...", groups within groups.
+A pick is compared with the user's description: attribute values ("the green one"), codes of three digits or more ("the
+card ending in 7447") and superlatives ("the cheapest"). Of several values of a field the last one counts, so a change
+of mind is followed. A record named by id or name was not described. Ranges ("after 11 am") are not handled.
 """
 
 import re
@@ -17,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.analyst.language import clauses, deeds, identifiers, last_mention, pairs, stem, stems, words
+from agents.analyst.language import clauses, identifiers, last_mention, pairs, stem, stems, verb_stems, words
 from agents.analyst.values import Record, first_seen, grounded, leaves, siblings
-from agents.transcript import Call, Utterance, Transcript, transcript
+from agents.transcript import Call, Transcript, Utterance, transcript
 from store.types import Trajectory
 
-Constraint = tuple[tuple[int, int], set[int]]  # when it was said (message, offset), and the records that fulfil it
+# When it was stated (message, offset), and the records that satisfy it.
+Constraint = tuple[tuple[int, int], set[int]]
 _MAX_GROUP = 60
 _PRICE = frozenset(map(stem, ("price", "prices", "cost", "fare", "amount", "fee", "total")))
 _TIME = frozenset(map(stem, ("time", "date", "departure", "arrival", "created", "day", "year")))
@@ -45,16 +40,16 @@ class Group:
     records: list[Record]
 
     def position(self, value: str) -> int | None:
-        """The record that ``value`` means, or None when it means none or several."""
+        """The record that ``value`` names, None if it names none or several."""
         positions = [position for position, record in enumerate(self.records) if value in record.handles]
         return positions[0] if len(positions) == 1 else None
 
 
 @dataclass(frozen=True)
 class Pick:
-    """The values that one parameter of a call took; ``observed``: all of them name a sibling record seen before.
+    """The values of one parameter of a call; ``observed`` if all of them name a sibling record seen before.
 
-    ``right`` is None unless the user described the records; then it says whether one that fits was taken.
+    ``right`` is None unless the user described the records; otherwise whether a matching one was taken.
     """
 
     path: str
@@ -63,7 +58,7 @@ class Pick:
 
 
 def groups(conversation: Transcript) -> list[Group]:
-    """Every group of sibling records that the tools answered with, in order."""
+    """Every group of sibling records in the tools' answers, in order."""
     return [
         Group(call.result.index, records)
         for call in conversation.calls
@@ -74,7 +69,7 @@ def groups(conversation: Transcript) -> list[Group]:
 
 
 def picks(conversation: Transcript, sibling_groups: Sequence[Group]) -> list[list[Pick]]:
-    """For each call, what its text parameters picked from the sibling records seen before it."""
+    """For each call, what its text parameters picked from the sibling records seen before."""
     return [
         [
             _pick(
@@ -114,6 +109,7 @@ def _pick(path: str, values: Sequence[str], sibling_groups: Sequence[Group], mes
         for number, places in taken_positions.items()
         if (right := _fits_description(sibling_groups[number], places, messages)) is not None
     ]
+    # A list put together from several answers is not a choice.
     from_several = (
         path.count("[]") > 0 and len(taken_positions) > 1
     )  # a list put together from several answers is no choice
@@ -140,7 +136,7 @@ def _is_named(group: Group, messages: Sequence[Utterance]) -> bool:
 
 
 def _value_constraints(group: Group, messages: Sequence[Utterance]) -> Iterator[Constraint]:
-    """For each describing field: the records that carry the value which the user mentioned last."""
+    """For each describing field, the records that carry the value mentioned last."""
     for path in sorted({path for record in group.records for path in record.fields}):
         values = [record.fields.get(path) for record in group.records]
         mentions = {
@@ -172,7 +168,7 @@ def _place(entry: tuple[tuple[int, int], Any]) -> tuple[int, int]:
 
 
 def _comparable(group: Group, field: frozenset[str], messages: Sequence[Utterance]) -> dict[int, Any]:
-    """The values of the one path of a field's kind, by record; empty when there is none or no telling which."""
+    """The values of the one path that belongs to a field's kind, by record; empty if the path is ambiguous."""
     paths = {path for record in group.records for path in record.fields if field & {stem(word) for word in words(path)}}
     if len(paths) > 1:
         paths = {path for path in paths if _last_mention(messages, path.split(".")[-1]) is not None}
@@ -201,28 +197,31 @@ def _last_mention(messages: Sequence[Utterance], value: str) -> tuple[int, int] 
 
 @dataclass(frozen=True)
 class Clause:
-    """A clause of the user's: its text; as stems its words, possible verbs and joined pairs; the codes in it."""
+    """A clause of the user: its text, the stems of its words, of possible verbs and of joined pairs, and its codes."""
 
     index: int
     text: str
     stems: frozenset[str]
-    deeds: frozenset[str]
+    verb_stems: frozenset[str]
     pairs: frozenset[str]
     codes: frozenset[str]
 
 
 @dataclass(frozen=True)
 class View:
-    """``seen``: where each word first appeared in a source; ``picks[i]``: what call ``i`` picked among siblings."""
+    """A transcript with its derived data; built once per trajectory and shared by all runs and detectors.
 
-    spoken: Transcript
+    ``first_seen`` maps each word to its first source message; ``picks[i]`` belongs to call ``i``.
+    """
+
+    transcript: Transcript
     clauses: list[Clause]
-    seen: dict[str, int]
+    first_seen: dict[str, int]
     picks: list[list[Pick]]
 
-    def grounded(self, value: object, before: int) -> bool:
-        """Whether ``value`` had appeared in the prompt, the user's words or an observation before a message."""
-        return grounded(value, before, self.seen)
+    def grounded(self, value: object, index: int) -> bool:
+        """Whether ``value`` appeared in the prompt, the user's words or an observation before message ``index``."""
+        return grounded(value, index, self.first_seen)
 
 
 def view(trajectory: Trajectory) -> View:
@@ -233,7 +232,7 @@ def view(trajectory: Trajectory) -> View:
             index=message.index,
             text=text,
             stems=frozenset(stems(text)),
-            deeds=frozenset(deeds(text)),
+            verb_stems=frozenset(verb_stems(text)),
             pairs=frozenset(pairs(text)),
             codes=frozenset(identifiers(text)),
         )
@@ -244,5 +243,5 @@ def view(trajectory: Trajectory) -> View:
 
 
 def views(trajectories: Sequence[Trajectory]) -> list[View]:
-    """``view`` of each, in order."""
+    """The views of several trajectories, in order."""
     return [view(trajectory) for trajectory in trajectories]

@@ -122,12 +122,12 @@ class Model:
     async def _reply(self, question: Question, form: Schema | None) -> tuple[Reply, int]:
         """The reply, and the output mode that produced it."""
         key = question.key(self.endpoint.model, form)
-        if stored := self.ledger.find(key):
-            return stored, NO_MODE
+        if ledger_reply := self.ledger.find(key):
+            return ledger_reply, NO_MODE
         # Equal questions that run at the same time wait here, so that only the first one is paid for.
         async with self.transport.question_locks.setdefault(key, asyncio.Lock()):
-            if stored := self.ledger.find(key):
-                return stored, NO_MODE
+            if ledger_reply := self.ledger.find(key):
+                return ledger_reply, NO_MODE
             async with self.transport.in_flight.reserve(
                 self.budget, self.ledger, question.purpose, self._upper_bound(question)
             ):

@@ -32,6 +32,9 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 Clock = Callable[[], float]
 Sleep = Callable[[float], Awaitable[object]]
+FAILURE_THRESHOLD = 8
+FIRST_OPEN_S = 15.0
+MAX_OPEN_S = 120.0
 
 
 class PauseTooLong(Exception):
@@ -183,11 +186,6 @@ def _boot_id() -> str:
         return ""
 
 
-FAILURE_THRESHOLD = 8
-FIRST_OPEN_S = 15.0
-MAX_OPEN_S = 120.0
-
-
 class CircuitOpen(Exception):
     """The server is not asked again within the caller's patience."""
 
@@ -211,11 +209,11 @@ class CircuitBreaker:
 
     @asynccontextmanager
     async def guard(
-        self, deadline: float, *, failed: type[Exception], answered: tuple[type[Exception], ...]
+        self, deadline: float, *, failed: type[Exception], alive: tuple[type[Exception], ...]
     ) -> AsyncIterator[None]:
         """Run the body if a request is allowed; raises ``CircuitOpen``.
 
-        An exception of class ``failed`` counts as a failure of the server, one of ``answered`` as a sign of life. Any
+        An exception of class ``failed`` counts as a failure of the server, one of ``alive`` as a sign of life. Any
         other, a defect of ours for example, says nothing about the server.
         """
         probe = await self._enter(deadline)
@@ -224,7 +222,7 @@ class CircuitBreaker:
         except failed as error:
             self._failed(str(error), probing=probe is not None)
             raise
-        except answered:
+        except alive:
             self._close()
             raise
         else:
@@ -246,8 +244,8 @@ class CircuitBreaker:
                 return self._probe
             if self._open_until > deadline:
                 raise CircuitOpen(
-                    f"it failed {self._failures} times in a row; the next attempt is in {self._open_until - now:.0f} s, by one "
-                    f"request; last failure: {self._last_failure}"
+                    f"it failed {self._failures} times in a row; the next attempt is in {self._open_until - now:.0f} s, "
+                    f"by one request; last failure: {self._last_failure}"
                 )
             await self._sleep(self._open_until - now)
         return None

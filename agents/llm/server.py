@@ -50,6 +50,8 @@ HTML_PAGE, HTML_TAG = re.compile(r"\s*<(!doctype|html|head|body|\?xml)\b", re.IG
 HEADER_LOGGERS = ("openai", "httpcore", "httpcore2")
 # Warnings of langchain-openai about models without native structured output, which is handled here.
 IGNORED_WARNINGS = ("This model does not support OpenAI's structured", "Invalid schema for OpenAI's structured")
+LIST_TIMEOUT_S = 15.0
+CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length", "n_ctx", "n_ctx_train")
 
 
 class Transient(Exception):
@@ -314,12 +316,8 @@ def _error_text(error: Exception) -> str:
     return f"an HTML page: {HTML_TAG.sub(' ', text)}" if HTML_PAGE.match(text) else text
 
 
-LIST_TIMEOUT_S = 15.0
-CONTEXT_FIELDS = ("max_model_len", "context_length", "context_window", "max_context_length", "n_ctx", "n_ctx_train")
-
-
 class ModelListUnavailable(Exception):
-    """The server lists no models; ``failure`` is the reason (``Transient``, ``UnsupportedRequest``, ``ModelRefused``)."""
+    """The server lists no models; ``failure`` is a ``Transient``, ``UnsupportedRequest`` or ``ModelRefused``."""
 
     def __init__(self, failure: Exception) -> None:
         super().__init__(str(failure))

@@ -31,6 +31,12 @@ TOO_LONG = re.compile(
     r"|context_length_exceeded|string_above_max_length",
     re.IGNORECASE,
 )
+THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
+# The brace of an object, not of a set in prose.
+OBJECT_START = re.compile(r'\{\s*["}]')
+STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
+# Longer answers are not parsed.
+MAX_CHARACTERS = 4_000_000
 
 
 @dataclass
@@ -96,14 +102,6 @@ def with_schema_prompt(messages: tuple[ChatMessage, ...], form: Schema | None, m
 
 def _name(form: Schema) -> str:
     return re.sub(r"[^a-zA-Z0-9_-]", "_", str(form.get("title", "answer")))[:64] or "answer"
-
-
-THOUGHTS = re.compile(r"\A\s*<think(?:ing)?>.*?</think(?:ing)?>", re.DOTALL)
-# The brace of an object, not of a set in prose.
-OBJECT_START = re.compile(r'\{\s*["}]')
-STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
-# Longer answers are not parsed.
-MAX_CHARACTERS = 4_000_000
 
 
 class Unreadable(ValueError):

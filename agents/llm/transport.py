@@ -150,7 +150,7 @@ class Transport:
 
     async def _send_once(self, request: "_Request", deadline: float) -> RawResponse:
         deadline = min(deadline, self._clock() + self.endpoint.patience_s)
-        async with self._breaker.guard(deadline, failed=ConnectionLost, answered=SERVER_RESPONDED):
+        async with self._breaker.guard(deadline, failed=ConnectionLost, alive=SERVER_RESPONDED):
             permit = await self._rate_limiter.acquire(
                 prompt_tokens(request.messages) + request.max_tokens, self.endpoint.patience_s
             )

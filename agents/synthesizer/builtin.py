@@ -26,26 +26,33 @@ from typing import Any
 
 from agents.errors import SynthesisError
 from agents.synthesizer import renaming, response_templates, runtime
-from agents.synthesizer.composition import compose, is_compound, manner_of
+from agents.synthesizer.composition import compose, is_compound, speech_style
 from agents.synthesizer.corpus import Corpus, read_corpus
-from agents.synthesizer.counterfactuals import twins
+from agents.synthesizer.counterfactuals import counterfactual_templates
 from agents.synthesizer.generalization import generalise
 from agents.synthesizer.runtime import TemplateEnvironment
-from agents.synthesizer.scenario_extraction import Template, Unliftable, calls_of, lift
+from agents.synthesizer.scenario_extraction import NoTemplate, Template, calls_of, extract_template
 from agents.synthesizer.selection import in_turn, strata
 from agents.transcript import Transcript, transcripts
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
 _LOCAL_IMPORT = re.compile(r"^from agents\.synthesizer\.\w+ import [^\n]*\n", re.MULTILINE)
+MINIMUM_TEMPLATES = 8
+MAX_TEMPLATE_BYTES = 190_000  # bytes of template JSON; admission takes files up to 256 KiB
+_COMPOUND_SHARE = 0.6  # above it, the capability is about several requests at once
+_PROBE_SEEDS = 6  # seeds on which every template's recorded solution is replayed
+_MAX_COMPOUNDS = 150
+_MAX_CONTROLS = 30
+_USUAL_SHARE = 0.15  # share of the sources that write with a tool
 
 
 def environment_source(data: dict[str, Any]) -> str:
     """The file's text; ``data`` holds JSON values only."""
-    about = (
+    summary = (
         f"Synthetic environment for the capability {data['capability']}: {len(data['templates'])} scenario templates."
     )
     return (
-        f'"""{about}\n\nWritten by the builtin synthesizer from recorded conversations; the data comes first, then the'
+        f'"""{summary}\n\nWritten by the builtin synthesizer from recorded conversations; the data comes first, then the'
         ' runtime that\nevery such environment shares.\n"""\n\nimport json\n\n'
         f"DATA = json.loads(r'''\n{_json(data)}\n''')\n\n\n"
         f"# --- renaming ---\n{_LOCAL_IMPORT.sub('', inspect.getsource(renaming))}\n\n"
@@ -68,15 +75,6 @@ def _json(data: dict[str, Any]) -> str:
     return ("{\n" + ",\n".join(rows) + "\n}").replace("'", "\\u0027")
 
 
-MINIMUM_TEMPLATES = 8
-ROOM = 190_000  # bytes of template JSON; admission takes files up to 256 KiB
-_COMPOUND_SHARE = 0.6  # above it, the capability is about several requests at once
-_PROBES = 6  # seeds on which every template's recorded solution is replayed
-_COMPOSITIONS = 150
-_CONTROLS = 30
-_USUAL = 0.15  # share of the sources that write with a tool
-
-
 @dataclass(frozen=True)
 class _Sources:
     present: list[Transcript]
@@ -92,37 +90,41 @@ def synthesize(
     labels: Sequence[Label],
     *,
     seed: int,
-    asked: Sequence[str] = (),
+    extra_openings: Sequence[str] = (),
 ) -> str:
     """The source text of a single-file environment for ``capability``.
 
-    ``asked`` are openings of failures that lacked it and are not among ``trajectories``; no word of them is written.
+    ``extra_openings`` are openings of failures that lacked it and are not among ``trajectories``; no word of them is written.
     Raises ``SynthesisError`` when fewer than ``MINIMUM_TEMPLATES`` conversations give a template that can be solved.
     """
     rng = random.Random(f"synthesize:{capability.name}:{seed}")
-    kept = sorted((t for t in trajectories if t.outcome.is_judged), key=lambda t: t.id)
-    sources = _sources(kept, labels, capability.name)
-    corpus = read_corpus(transcripts(kept), {t.trajectory_id for t in [*sources.present, *sources.controls]})
-    lifted, refused = _lift_all(sources.present, corpus)
-    if len(lifted) < MINIMUM_TEMPLATES:
-        lifted += _lift_all(sources.lucky, corpus)[0]
+    sorted_trajectories = sorted((item for item in trajectories if item.outcome.is_judged), key=lambda item: item.id)
+    sources = _sources(sorted_trajectories, labels, capability.name)
+    corpus = read_corpus(
+        transcripts(sorted_trajectories), {item.trajectory_id for item in [*sources.present, *sources.controls]}
+    )
+    templates, rejections = _extract_all(sources.present, corpus)
+    if len(templates) < MINIMUM_TEMPLATES:
+        templates += _extract_all(sources.lucky, corpus)[0]
     reads_first = _needs_reads(capability)
     if reads_first:
-        lifted += twins(lifted, _lift_all(sources.unread, corpus)[0], corpus, rng)
-    compounds = _compose(lifted, sources, corpus, rng)
-    controls = _controls(sources, lifted, corpus)
+        templates += counterfactual_templates(templates, _extract_all(sources.unread, corpus)[0], corpus, rng)
+    compounds = _compose(templates, sources, corpus, rng)
+    controls = _controls(sources, templates, corpus)
     common = _common(capability, corpus)
-    drafts = [{**t, "control": False, "reads_first": reads_first or t["handoff"]} for t in [*lifted, *compounds]]
-    drafts += [{**t, "control": True, "reads_first": t["handoff"]} for t in controls]
-    chosen = _fill(drafts, corpus, common, refused, rng)
-    if sum(not template["control"] for template in chosen) < MINIMUM_TEMPLATES:
-        raise SynthesisError(_too_few(capability, sources, chosen, refused))
-    openings = [*(t.user[0].text for t in sources.lacking if t.user), *asked]
+    drafts = [
+        {**item, "control": False, "reads_first": reads_first or item["handoff"]} for item in [*templates, *compounds]
+    ]
+    drafts += [{**item, "control": True, "reads_first": item["handoff"]} for item in controls]
+    selection = _fill(drafts, corpus, common, rejections, rng)
+    if sum(not template["control"] for template in selection) < MINIMUM_TEMPLATES:
+        raise SynthesisError(_too_few(capability, sources, selection, rejections))
+    openings = [*(item.user[0].text for item in sources.lacking if item.user), *extra_openings]
     rows = [
         {"kind": row.kind, "weight": round(row.weight, 6), "templates": row.templates}
-        for row in strata(chosen, openings, balanced=reads_first)
+        for row in strata(selection, openings, balanced=reads_first)
     ]
-    return environment_source(_numbered({**common, "strata": rows, "templates": chosen}))
+    return environment_source(_numbered({**common, "strata": rows, "templates": selection}))
 
 
 def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
@@ -131,18 +133,18 @@ def majority(labels: Iterable[Label], capability: str) -> dict[str, Verdict]:
     for label in labels:
         if label.capability == capability:
             votes[label.trajectory_id][label.verdict] += 1
-    found = {}
+    verdicts = {}
     for trajectory_id, counts in votes.items():
         verdict, count = counts.most_common(1)[0]
-        found[trajectory_id] = verdict if 2 * count > sum(counts.values()) else Verdict.NA
-    return found
+        verdicts[trajectory_id] = verdict if 2 * count > sum(counts.values()) else Verdict.NA
+    return verdicts
 
 
 def is_solvable(template: Template, common: dict[str, Any]) -> bool:
     """The template's recorded solution reaches reward 1 on every probed seed, and doing nothing does not."""
-    one = {**common, "strata": [{"kind": "", "weight": 1.0, "templates": [0]}], "templates": [template]}
-    environment = TemplateEnvironment(_numbered(one))
-    for seed in range(_PROBES):
+    single = {**common, "strata": [{"kind": "", "weight": 1.0, "templates": [0]}], "templates": [template]}
+    environment = TemplateEnvironment(_numbered(single))
+    for seed in range(_PROBE_SEEDS):
         environment.reset(seed)
         if environment.score().reward > 0.2:
             return False
@@ -158,79 +160,87 @@ def is_solvable(template: Template, common: dict[str, Any]) -> bool:
 def _sources(trajectories: Sequence[Trajectory], labels: Sequence[Label], capability: str) -> _Sources:
     """Sort by outcome and verdict; successes that lacked another capability are lucky, not exemplary."""
     verdicts = majority(labels, capability)
-    others = sorted({label.capability for label in labels} - {capability})
-    lucky = {i for name in others for i, v in majority(labels, name).items() if v is Verdict.LACKING}
+    other_capabilities = sorted({label.capability for label in labels} - {capability})
+    lucky = {i for name in other_capabilities for i, v in majority(labels, name).items() if v is Verdict.LACKING}
 
     def pick(outcome: Outcome, verdict: Verdict) -> list[Trajectory]:
         return [t for t in trajectories if t.outcome is outcome and verdicts.get(t.id) is verdict]
 
     present = pick(Outcome.SUCCESS, Verdict.PRESENT)
     return _Sources(
-        present=transcripts([t for t in present if t.id not in lucky]),
-        lucky=transcripts([t for t in present if t.id in lucky]),
-        unread=transcripts([t for t in pick(Outcome.SUCCESS, Verdict.LACKING) if t.id not in lucky]),
-        controls=transcripts([t for t in pick(Outcome.SUCCESS, Verdict.NA) if t.id not in lucky]),
+        present=transcripts([trajectory for trajectory in present if trajectory.id not in lucky]),
+        lucky=transcripts([trajectory for trajectory in present if trajectory.id in lucky]),
+        unread=transcripts(
+            [trajectory for trajectory in pick(Outcome.SUCCESS, Verdict.LACKING) if trajectory.id not in lucky]
+        ),
+        controls=transcripts(
+            [trajectory for trajectory in pick(Outcome.SUCCESS, Verdict.NA) if trajectory.id not in lucky]
+        ),
         lacking=transcripts(pick(Outcome.FAILURE, Verdict.LACKING)),
     )
 
 
 def _fill(
-    drafts: list[Template], corpus: Corpus, common: dict[str, Any], refused: Counter[str], rng: random.Random
+    drafts: list[Template], corpus: Corpus, common: dict[str, Any], rejections: Counter[str], rng: random.Random
 ) -> list[Template]:
     """Generalised templates that can be solved, of every kind in turn, until the room is used up."""
-    chosen: list[Template] = []
+    selection: list[Template] = []
     prompts: set[str] = set()  # each is written once
     used = 0
     for draft in in_turn(drafts, rng):
         template = generalise(draft, corpus, rng)
         if not is_solvable(template, common):
-            refused["its recorded solution does not replay"] += 1
+            rejections["its recorded solution does not replay"] += 1
             continue
         used += len(json.dumps({**template, "system": template["system"] if template["system"] not in prompts else ""}))
         prompts.add(template["system"])
-        if used > ROOM:
+        if used > MAX_TEMPLATE_BYTES:
             break
-        chosen.append(template)
-    return chosen
+        selection.append(template)
+    return selection
 
 
-def _lift_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Template], Counter[str]]:
-    lifted: list[Template] = []
-    refused: Counter[str] = Counter()
+def _extract_all(sources: Iterable[Transcript], corpus: Corpus) -> tuple[list[Template], Counter[str]]:
+    templates: list[Template] = []
+    rejections: Counter[str] = Counter()
     for source in sources:
-        found = lift(source, corpus)
-        if isinstance(found, Unliftable):
-            refused[found.reason] += 1
+        template = extract_template(source, corpus)
+        if isinstance(template, NoTemplate):
+            rejections[template.reason] += 1
         else:
-            lifted.append(found)
-    return lifted, refused
+            templates.append(template)
+    return templates, rejections
 
 
-def _compose(lifted: list[Template], sources: _Sources, corpus: Corpus, rng: random.Random) -> list[Template]:
+def _compose(templates: list[Template], sources: _Sources, corpus: Corpus, rng: random.Random) -> list[Template]:
     """Compounds of single-request successes, where the capability's own conversations are mostly compound."""
-    openings = [t.user[0].text for t in corpus.transcripts if t.user]
-    manner = manner_of(openings, response_templates.farewells(corpus.transcripts))
-    compound = [is_compound(t["opening"][0], manner.phrases) for t in lifted]
-    if not manner.phrases or sum(compound) < _COMPOUND_SHARE * max(1, len(compound)):
+    openings = [item.user[0].text for item in corpus.transcripts if item.user]
+    style = speech_style(openings, response_templates.farewells(corpus.transcripts))
+    compound = [is_compound(item["opening"][0], style.phrases) for item in templates]
+    if not style.phrases or sum(compound) < _COMPOUND_SHARE * max(1, len(compound)):
         return []
-    singles = [t for t in _lift_all(sources.controls, corpus)[0] if not is_compound(t["opening"][0], manner.phrases)]
-    found = []
+    singles = [
+        item for item in _extract_all(sources.controls, corpus)[0] if not is_compound(item["opening"][0], style.phrases)
+    ]
+    compounds = []
     for _ in range(6):
         rng.shuffle(singles)
-        made = [compose(one, two, manner, rng) for one, two in pairwise(singles)]
-        found += [template for template in made if template is not None]
-    return found[:_COMPOSITIONS]
+        pairs_composed = [compose(first, second, style, rng) for first, second in pairwise(singles)]
+        compounds += [template for template in pairs_composed if template is not None]
+    return compounds[:_MAX_COMPOUNDS]
 
 
-def _controls(sources: _Sources, lifted: list[Template], corpus: Corpus) -> list[Template]:
+def _controls(sources: _Sources, templates: list[Template], corpus: Corpus) -> list[Template]:
     """Successes that did not need the capability but wrote with tools that are usual where it is needed."""
-    used = Counter(tool for template in lifted for tool in _written(template))
-    usual = {tool for tool, count in used.items() if count >= _USUAL * len(lifted)}
-    found = _lift_all(sources.controls, corpus)[0]
-    return [template for template in found if _written(template) and _written(template) <= usual][:_CONTROLS]
+    used = Counter(tool for template in templates for tool in _write_tools(template))
+    usual = {tool for tool, count in used.items() if count >= _USUAL_SHARE * len(templates)}
+    candidates = _extract_all(sources.controls, corpus)[0]
+    return [template for template in candidates if _write_tools(template) and _write_tools(template) <= usual][
+        :_MAX_CONTROLS
+    ]
 
 
-def _written(template: Template) -> set[str]:
+def _write_tools(template: Template) -> set[str]:
     return {str(call["tool"]) for call in calls_of(template["steps"]) if call["kind"] == "write"}
 
 
@@ -263,12 +273,12 @@ def _numbered(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "systems": systems, "templates": templates}
 
 
-def _too_few(capability: Capability, sources: _Sources, solvable: list[Template], refused: Counter[str]) -> str:
-    exercised = len(sources.present) + len(sources.lucky)
-    reasons = "; ".join(f"{reason}: {count}" for reason, count in refused.most_common() if count)
+def _too_few(capability: Capability, sources: _Sources, solvable: list[Template], rejections: Counter[str]) -> str:
+    exercised_count = len(sources.present) + len(sources.lucky)
+    reasons = "; ".join(f"{reason}: {count}" for reason, count in rejections.most_common() if count)
     return (
-        f"{capability.name}: {sum(not t['control'] for t in solvable)} usable scenario templates, "
-        f"{MINIMUM_TEMPLATES} are needed. Successful conversations that exercised it: {exercised} "
+        f"{capability.name}: {sum(not template['control'] for template in solvable)} usable scenario templates, "
+        f"{MINIMUM_TEMPLATES} are needed. Successful conversations that exercised it: {exercised_count} "
         f"(left out: {reasons or 'none'}). Collect more episodes of the target with `traced collect`, then run "
         "`traced analyze` and `traced synthesize` again"
     )

@@ -23,15 +23,15 @@ from agents.synthesizer.scenario_extraction import Template, calls_of
 def joiners(openings: Sequence[str], greetings: set[str]) -> list[str]:
     """Phrases put before a second request ("Also, "), found where a sentence goes on as single requests begin."""
     parts = [[s for s in sentences(text) if masked(s) not in greetings] for text in openings]
-    starters = Counter(" ".join(p[0].lower().split()[:2]) for p in parts if p)
+    starters = Counter(" ".join(part_list[0].lower().split()[:2]) for part_list in parts if part_list)
     common = [start for start, count in starters.items() if count >= max(2, 0.01 * len(openings))]
-    found: Counter[str] = Counter()
-    for later in (sentence for p in parts for sentence in p[1:]):
+    counts: Counter[str] = Counter()
+    for later in (sentence for part_list in parts for sentence in part_list[1:]):
         cuts = [later.lower().find(start) for start in common]
-        cut = min((at for at in cuts if at > 0), default=0)
-        if 0 < cut <= 40:
-            found[later[:cut]] += 1
-    return sorted(phrase for phrase, count in found.items() if count >= 3)
+        offset = min((position for position in cuts if position > 0), default=0)
+        if 0 < offset <= 40:
+            counts[later[:offset]] += 1
+    return sorted(phrase for phrase, count in counts.items() if count >= 3)
 
 
 def greetings_of(openings: Sequence[str]) -> set[str]:
@@ -40,13 +40,13 @@ def greetings_of(openings: Sequence[str]) -> set[str]:
     return {text for text, count in firsts.items() if count >= 3}
 
 
-def is_compound(opening: str, found: Sequence[str]) -> bool:
+def is_compound(opening: str, phrases: Sequence[str]) -> bool:
     """True when the opening holds a joining phrase."""
-    return any(re.search(rf"(?<=[.?!] ){re.escape(phrase)}", opening) for phrase in found)
+    return any(re.search(rf"(?<=[.?!] ){re.escape(phrase)}", opening) for phrase in phrases)
 
 
 @dataclass(frozen=True)
-class Manner:
+class SpeechStyle:
     """How users of a target speak: masked greetings, joining phrases; and the words of the agent's farewells."""
 
     greetings: set[str]
@@ -54,56 +54,61 @@ class Manner:
     farewells: list[list[str]]
 
 
-def manner_of(openings: Sequence[str], farewells: list[list[str]]) -> Manner:
+def speech_style(openings: Sequence[str], farewells: list[list[str]]) -> SpeechStyle:
     """Mine greetings and joining phrases from opening messages."""
     greetings = greetings_of(openings)
-    return Manner(greetings, joiners(openings, greetings), farewells)
+    return SpeechStyle(greetings, joiners(openings, greetings), farewells)
 
 
-def compose(one: Template, two: Template, manner: Manner, rng: random.Random) -> Template | None:
+def compose(first: Template, second: Template, style: SpeechStyle, rng: random.Random) -> Template | None:
     """The compound of two single-request templates, or None where they do not fit together."""
-    two = _same_day(one, two)
-    greeting_one, _ = _split(one, manner.greetings)
-    greeting_two, request = _split(two, manner.greetings)
-    if one["system"] != two["system"] or not greeting_one or not request or not (_plain(one) and _plain(two)):
+    second = _same_day(first, second)
+    first_greeting, _ = _split(first, style.greetings)
+    second_greeting, request = _split(second, style.greetings)
+    if (
+        first["system"] != second["system"]
+        or not first_greeting
+        or not request
+        or not (_withholds_nothing(first) and _withholds_nothing(second))
+    ):
         return None
-    mapping = dict(zip(IDENTIFIER.findall(greeting_two), IDENTIFIER.findall(greeting_one), strict=False))
-    taken = {*identifiers(one), *mapping.values()}
-    for old in identifiers(two):
+    mapping = dict(zip(IDENTIFIER.findall(second_greeting), IDENTIFIER.findall(first_greeting), strict=False))
+    taken_identifiers = {*identifiers(first), *mapping.values()}
+    for old in identifiers(second):
         if old not in mapping:
-            mapping[old] = fresh_identifier(old, taken, rng) if old in taken else old
-            taken.add(mapping[old])
-    other: Template = {key: renamed(two[key], mapping) for key in ("steps", "told")}
-    if _conflict(one, other):
+            mapping[old] = fresh_identifier(old, taken_identifiers, rng) if old in taken_identifiers else old
+            taken_identifiers.add(mapping[old])
+    renamed_second: Template = {key: renamed(second[key], mapping) for key in ("steps", "told")}
+    if _conflict(first, renamed_second):
         return None
     request = renamed(request, mapping)
-    opening = f"{one['opening'][0]} {rng.choice(manner.phrases)}{request[:1].lower()}{request[1:]}"
+    opening = f"{first['opening'][0]} {rng.choice(style.phrases)}{request[:1].lower()}{request[1:]}"
     return {
-        **one,
-        "from": [*one["from"], *two["from"]],
+        **first,
+        "from": [*first["from"], *second["from"]],
         "opening": [opening],
-        "steps": _joined(one["steps"], other["steps"], manner.farewells),
-        "told": list(dict.fromkeys([*one["told"], *other["told"]])),
-        "refusal": one["refusal"] or two["refusal"],
+        "steps": _join_steps(first["steps"], renamed_second["steps"], style.farewells),
+        "told": list(dict.fromkeys([*first["told"], *renamed_second["told"]])),
+        "refusal": first["refusal"] or second["refusal"],
     }
 
 
-def _same_day(one: Template, two: Template) -> Template:
+def _same_day(first: Template, second: Template) -> Template:
     """``two`` with its dates moved so that its prompt's first date is that of ``one``."""
-    days = [date.fromisoformat(found.group()) for t in (one, two) if (found := DATE.search(t["system"]))]
+    days = [date.fromisoformat(match.group()) for t in (first, second) if (match := DATE.search(t["system"]))]
     if len(days) < 2 or days[0] == days[1]:
-        return two
+        return second
     delta = days[0] - days[1]
-    moved: Template = _moved(two, delta)
-    return moved
+    shifted: Template = _shift_dates(second, delta)
+    return shifted
 
 
-def _moved(value: Any, delta: timedelta) -> Any:
+def _shift_dates(value: Any, delta: timedelta) -> Any:
     if isinstance(value, str):
         return DATE.sub(lambda match: (date.fromisoformat(match.group()) + delta).isoformat(), value)
     if isinstance(value, dict):
-        return {_moved(key, delta): _moved(part, delta) for key, part in value.items()}
-    return [_moved(part, delta) for part in value] if isinstance(value, list) else value
+        return {_shift_dates(key, delta): _shift_dates(part, delta) for key, part in value.items()}
+    return [_shift_dates(part, delta) for part in value] if isinstance(value, list) else value
 
 
 def _split(template: Template, greetings: set[str]) -> tuple[str, str]:
@@ -114,26 +119,30 @@ def _split(template: Template, greetings: set[str]) -> tuple[str, str]:
     return parts[0], " ".join(parts[1:])
 
 
-def _plain(template: Template) -> bool:
+def _withholds_nothing(template: Template) -> bool:
     """The user withholds nothing: the agent begins with a call, and has the last word."""
     last = template["steps"][-1]
     return bool(template["steps"][0]["calls"]) and "say" in last and "reply" not in last
 
 
-def _conflict(one: Template, two: Template) -> bool:
+def _conflict(first: Template, second: Template) -> bool:
     """The same call has two answers."""
-    answers = {json.dumps([c["tool"], c["args"]], sort_keys=True): c["result"] for c in calls_of(one["steps"])}
-    for call in calls_of(two["steps"]):
+    answers = {
+        json.dumps([call["tool"], call["args"]], sort_keys=True): call["result"] for call in calls_of(first["steps"])
+    }
+    for call in calls_of(second["steps"]):
         key = json.dumps([call["tool"], call["args"]], sort_keys=True)
         if key in answers and (answers[key] != call["result"] or call["kind"] != "read"):
             return True
     return False
 
 
-def _joined(one: list[dict[str, Any]], two: list[dict[str, Any]], farewells: list[list[str]]) -> list[dict[str, Any]]:
+def _join_steps(
+    first: list[dict[str, Any]], second: list[dict[str, Any]], farewells: list[list[str]]
+) -> list[dict[str, Any]]:
     """The steps of both, with one last text that sums up both."""
-    parts = sentences(one[-1]["say"])
+    parts = sentences(first[-1]["say"])
     if parts and parts[-1].endswith("?") and sorted(question_words(parts[-1])) in farewells:
         parts = parts[:-1]
-    last = {**two[-1], "say": " ".join([*parts, two[-1]["say"]])}
-    return [*one[:-1], *two[:-1], last]
+    last = {**second[-1], "say": " ".join([*parts, second[-1]["say"]])}
+    return [*first[:-1], *second[:-1], last]

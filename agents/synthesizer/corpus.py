@@ -30,16 +30,21 @@ IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z_]*\d\w{0,38}")
 DATE = re.compile(r"(?<!\d)\d{4}-\d{2}-\d{2}(?!\d)")
 NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?(?![\w-]|\.\d)")
 _NAME = re.compile(r"[A-Za-z][A-Za-z' -]{1,38}[A-Za-z]")
+_READ_VERB = re.compile(
+    "get|find|list|search|lookup|look|check|read|view|show|fetch|query|retrieve|describe|count|calculate|compute|think"
+    "|convert|verify"
+)
+_DECIDING = re.compile(r"(^|_)(status|state|type|kind|role|reason|currency|membership|tier|category)$")
 
 
 def leaves(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """Every scalar of nested data with its path; identifier keys of a mapping count as leaves at ``(*path, "*")``."""
     if isinstance(value, dict):
         for key, part in value.items():
-            named = is_identifier(key)
-            if named:
+            is_key_identifier = is_identifier(key)
+            if is_key_identifier:
                 yield (*path, "*"), key
-            yield from leaves(part, (*path, "*" if named else str(key)))
+            yield from leaves(part, (*path, "*" if is_key_identifier else str(key)))
     elif isinstance(value, list):
         for part in value:
             yield from leaves(part, path)
@@ -71,11 +76,11 @@ def has_word(text: str, word: str) -> bool:
 
 def days_of(text: str) -> list[date]:
     """The ISO dates of a text that are days of the calendar, in order of appearance."""
-    found = []
+    days = []
     for part in DATE.findall(text):
         with suppress(ValueError):
-            found.append(date.fromisoformat(part))
-    return found
+            days.append(date.fromisoformat(part))
+    return days
 
 
 def shape(identifier: str) -> str:
@@ -100,13 +105,6 @@ def sentences(text: str) -> list[str]:
 def masked(text: str) -> str:
     """A text with identifiers, dates and numbers masked, in lower case: what recurs between conversations."""
     return re.sub(r"\b\w*\d[\w-]*", "#", text).lower()
-
-
-_READ_VERB = re.compile(
-    "get|find|list|search|lookup|look|check|read|view|show|fetch|query|retrieve|describe|count|calculate|compute|think"
-    "|convert|verify"
-)
-_DECIDING = re.compile(r"(^|_)(status|state|type|kind|role|reason|currency|membership|tier|category)$")
 
 
 @dataclass(frozen=True)
@@ -172,18 +170,20 @@ def is_read(tool: str) -> bool:
 
 def merged_tools(transcripts: Iterable[Transcript]) -> list[Tool]:
     """Every tool's most frequent schema, in the order of first sight; of tools without one, a schema of their calls."""
-    seen: dict[str, Counter[str]] = {}
+    schema_counts: dict[str, Counter[str]] = {}
     calls: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for transcript in transcripts:
         for tool in transcript.tools:
             function = tool_function(tool)
             wrapped = {"type": "function", "function": function}
-            seen.setdefault(str(function.get("name", "")), Counter())[json.dumps(wrapped, ensure_ascii=False)] += 1
+            schema_counts.setdefault(str(function.get("name", "")), Counter())[
+                json.dumps(wrapped, ensure_ascii=False)
+            ] += 1
         for call in transcript.calls:
             if call.succeeded and call.arguments is not None:
                 calls[call.name].append(call.arguments)
-    given = [json.loads(versions.most_common(1)[0][0]) for versions in seen.values()]
-    return given + [_schema_of_calls(name, calls[name]) for name in sorted(calls) if name not in seen]
+    declared = [json.loads(versions.most_common(1)[0][0]) for versions in schema_counts.values()]
+    return declared + [_schema_of_calls(name, calls[name]) for name in sorted(calls) if name not in schema_counts]
 
 
 def _schema_of_calls(name: str, calls: list[dict[str, Any]]) -> Tool:
@@ -210,12 +210,12 @@ def deciding(path: Path) -> bool:
 def _records(transcripts: Sequence[Transcript], writes: set[str]) -> dict[str, list[Record]]:
     records: dict[str, list[Record]] = defaultdict(list)
     for transcript in transcripts:
-        written = tuple(sorted({call.name for call in transcript.calls if call.succeeded and call.name in writes}))
+        write_tools = tuple(sorted({call.name for call in transcript.calls if call.succeeded and call.name in writes}))
         policy = DATE.sub("", transcript.system)
         for call in transcript.calls:
             if call.name not in writes and call.arguments is not None and call.result is not None and call.succeeded:
                 result = call.result
-                record = Record(call.name, call.arguments, result.text, result.value, written, policy)
+                record = Record(call.name, call.arguments, result.text, result.value, write_tools, policy)
                 records[call.name].append(record)
     return dict(records)
 
@@ -226,48 +226,48 @@ def _shapes(calls: list[Call]) -> set[str]:
 
 
 def _siblings(records: dict[str, list[Record]]) -> dict[tuple[str, str], list[list[Any]]]:
-    found: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
+    lists: dict[tuple[str, str], list[list[Any]]] = defaultdict(list)
     for tool, reads in records.items():
         for record in reads:
             for key, value in record.value.items() if isinstance(record.value, dict) else ():
                 if isinstance(value, list) and value:
-                    found[tool, key].append(value)
-    return dict(found)
+                    lists[tool, key].append(value)
+    return dict(lists)
 
 
 def _pools(transcripts: Sequence[Transcript], policy: str) -> tuple[list[list[str]], dict[Path, int]]:
     values: dict[Path, set[str]] = defaultdict(set)
-    spoken: dict[Path, Counter[bool]] = defaultdict(Counter)
+    mention_counts: dict[Path, Counter[bool]] = defaultdict(Counter)
     for transcript in transcripts:
-        here: dict[Path, set[str]] = defaultdict(set)
+        local_values: dict[Path, set[str]] = defaultdict(set)
         for call in transcript.calls:
             if call.succeeded and call.result is not None:
                 for path, value in leaves(call.result.value, (call.name,)):
                     if is_name(value) and not deciding(path):
-                        here[path].add(value)
+                        local_values[path].add(value)
                     elif is_number(value) and value >= 10:
-                        here[(*path, "#")].add(json.dumps(value))
-        heard = " ".join(said.text for said in transcript.user)
-        for path, found in here.items():
-            values[path] |= found
-            spoken[path][any(has_word(heard, value) for value in found)] += 1
+                        local_values[(*path, "#")].add(json.dumps(value))
+        user_words = " ".join(message.text for message in transcript.user)
+        for path, names in local_values.items():
+            values[path] |= names
+            mention_counts[path][any(has_word(user_words, value) for value in names)] += 1
     policy_words = {word.lower() for word in re.findall(r"[A-Za-z'-]+", policy)}
-    kept = {}
-    for path, found in sorted(values.items()):
+    renameable = {}
+    for path, names in sorted(values.items()):
         if path[-1] == "#":
-            kept[path] = found
-        elif spoken[path][True] >= 0.15 * sum(spoken[path].values()):
-            free = {value for value in found if not set(value.lower().split()) <= policy_words}
-            if len(free) >= max(3, 0.7 * len(found)):
-                kept[path] = free
-    return _united(kept)
+            renameable[path] = names
+        elif mention_counts[path][True] >= 0.15 * sum(mention_counts[path].values()):
+            free = {value for value in names if not set(value.lower().split()) <= policy_words}
+            if len(free) >= max(3, 0.7 * len(names)):
+                renameable[path] = free
+    return _united(renameable)
 
 
 def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, int]]:
     """Join fields that share values: the same thing's name in two records is one pool."""
     groups: list[tuple[set[Path], set[str]]] = []
-    for path, found in values.items():
-        paths, union = {path}, set(found)
+    for path, names in values.items():
+        paths, union = {path}, set(names)
         rest = []
         for other_paths, other in groups:
             if len(union & other) >= min(3, len(union), len(other)):
@@ -276,20 +276,20 @@ def _united(values: dict[Path, set[str]]) -> tuple[list[list[str]], dict[Path, i
                 rest.append((other_paths, other))
         groups = [*rest, (paths, union)]
     groups = [group for group in groups if len(group[1]) >= 3]
-    return [sorted(found) for _, found in groups], {p: i for i, (paths, _) in enumerate(groups) for p in paths}
+    return [sorted(names) for _, names in groups], {p: i for i, (paths, _) in enumerate(groups) for p in paths}
 
 
 def _prefixes(calls: list[Call]) -> dict[str, dict[str, list[str]]]:
     """By tool and argument, the letters in front of its identifiers, where all values are identifiers."""
-    seen: dict[tuple[str, str], list[str]] = defaultdict(list)
+    prefixes_of: dict[tuple[str, str], list[str]] = defaultdict(list)
     for call in calls:
         for name, value in (call.arguments or {}).items():
-            seen[call.name, name].append(re.split(r"\d", value)[0] if is_identifier(value) else "")
-    found: dict[str, dict[str, list[str]]] = defaultdict(dict)
-    for (tool, name), letters in sorted(seen.items()):
+            prefixes_of[call.name, name].append(re.split(r"\d", value)[0] if is_identifier(value) else "")
+    prefixes: dict[str, dict[str, list[str]]] = defaultdict(dict)
+    for (tool, name), letters in sorted(prefixes_of.items()):
         if all(letters) and max(map(len, letters)) <= 3:
-            found[tool][name] = sorted(set(letters))
-    return dict(found)
+            prefixes[tool][name] = sorted(set(letters))
+    return dict(prefixes)
 
 
 def _free_text(calls: list[Call]) -> dict[str, list[str]]:
@@ -298,8 +298,8 @@ def _free_text(calls: list[Call]) -> dict[str, list[str]]:
     for call in calls:
         for name, value in (call.arguments or {}).items():
             words[call.name, name].append(len(value.split()) if isinstance(value, str) else 0)
-    found: dict[str, list[str]] = defaultdict(list)
+    free_text: dict[str, list[str]] = defaultdict(list)
     for (tool, name), counts in sorted(words.items()):
         if sorted(counts)[len(counts) // 2] >= 4:
-            found[tool].append(name)
-    return dict(found)
+            free_text[tool].append(name)
+    return dict(free_text)

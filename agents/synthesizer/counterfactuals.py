@@ -20,82 +20,88 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.synthesizer.corpus import Corpus, Record, deciding, has_word, masked, sentences
-from agents.synthesizer.generalization import lend
+from agents.synthesizer.generalization import imputed_read
 from agents.synthesizer.runtime import likeness
 from agents.synthesizer.scenario_extraction import Template, calls_of
 
 _FEWEST_REFUSALS = 5
-_ALIKE = 0.5  # of the masked words of two openings that ask for the same thing
+_MIN_SIMILARITY = 0.5  # of the masked words of two openings that ask for the same thing
 
 
 @dataclass(frozen=True)
 class _Refusal:
     """A read, of one argument, on which a refusal rests, the field that decided, and the words of the request."""
 
-    texts_read: dict[str, Any]
+    read_call: dict[str, Any]
     state: str  # key of the deciding field
     template: Template
-    asked: set[str]
+    request_words: set[str]
 
 
-def twins(
+def counterfactual_templates(
     exemplary: Sequence[Template], unread: Sequence[Template], corpus: Corpus, rng: random.Random
 ) -> list[Template]:
     """The twins of ``exemplary`` refusals, and of ``unread`` successes of the same request with the refusals' read."""
-    refusals = [found for template in exemplary if template["refusal"] for found in _refusals(template)]
-    made = []
+    refusals = [refusal for template in exemplary if template["refusal"] for refusal in _refusals(template)]
+    counterfactuals = []
     for tool, group in _by_write(unread).items():
-        same = [r for r in refusals if set(r.texts_read["args"]) <= set(group[0][1]["args"]) and _asks_alike(r, group)]
-        for state in sorted({refusal.state for refusal in same}):
-            basis = [refusal for refusal in same if refusal.state == state]
+        matching = [
+            r for r in refusals if set(r.read_call["args"]) <= set(group[0][1]["args"]) and _asks_alike(r, group)
+        ]
+        for state in sorted({refusal.state for refusal in matching}):
+            basis = [refusal for refusal in matching if refusal.state == state]
             if _rules(basis, state, tool, exemplary, corpus):
-                made += [_twin(template, call, rng.choice(basis), corpus, rng) for template, call in group]
-                made += [twin for refusal in basis for twin in _restated(refusal, tool, corpus)]
-    return [template for template in made if template is not None]
+                counterfactuals += [
+                    _counterfactual(template, call, rng.choice(basis), corpus, rng) for template, call in group
+                ]
+                counterfactuals += [restated for refusal in basis for restated in _restated(refusal, tool, corpus)]
+    return [template for template in counterfactuals if template is not None]
 
 
 def _refusals(template: Template) -> Iterator[_Refusal]:
-    said = " ".join(step["say"] for step in template["steps"] if "say" in step)
+    agent_text = " ".join(step["say"] for step in template["steps"] if "say" in step)
     for call in calls_of(template["steps"]):
         for key, value in call["result"].items() if isinstance(call["result"], dict) else ():
-            if isinstance(value, str) and deciding((key,)) and has_word(said, value) and len(call["args"]) == 1:
+            if isinstance(value, str) and deciding((key,)) and has_word(agent_text, value) and len(call["args"]) == 1:
                 yield _Refusal(call, key, template, _words(template))
 
 
 def _by_write(templates: Sequence[Template]) -> dict[str, list[tuple[Template, dict[str, Any]]]]:
     """Templates with exactly one write and no read, with the write, by its tool."""
-    found: dict[str, list[tuple[Template, dict[str, Any]]]] = defaultdict(list)
+    by_tool: dict[str, list[tuple[Template, dict[str, Any]]]] = defaultdict(list)
     for template in templates:
         calls = list(calls_of(template["steps"]))
         if len(calls) == 1 and calls[0]["kind"] == "write":
-            found[calls[0]["tool"]].append((template, calls[0]))
-    return found
+            by_tool[calls[0]["tool"]].append((template, calls[0]))
+    return by_tool
 
 
 def _asks_alike(refusal: _Refusal, group: Sequence[tuple[Template, Any]]) -> bool:
-    return max(likeness(refusal.asked, _words(template)) for template, _ in group) >= _ALIKE
+    return max(likeness(refusal.request_words, _words(template)) for template, _ in group) >= _MIN_SIMILARITY
 
 
 def _rules(refusals: Sequence[_Refusal], state: str, tool: str, exemplary: Sequence[Template], corpus: Corpus) -> bool:
     """Whether every conversation bears the rule out: named where it was written, unnamed where it was refused."""
-    refused = [r.texts_read["result"][state] in allowed(r.template["system"], tool, state, corpus) for r in refusals]
-    written = [
+    refused_states = [
+        r.read_call["result"][state] in allowed(r.template["system"], tool, state, corpus) for r in refusals
+    ]
+    written_states = [
         call["result"][state] in allowed(template["system"], tool, state, corpus)
         for template in exemplary
         if any(call["tool"] == tool and call["kind"] == "write" for call in calls_of(template["steps"]))
         for call in calls_of(template["steps"])
-        if call["tool"] == refusals[0].texts_read["tool"]
+        if call["tool"] == refusals[0].read_call["tool"]
         and isinstance(call["result"], dict)
         and state in call["result"]
     ]
-    return len(refused) >= _FEWEST_REFUSALS and not any(refused) and all(written)
+    return len(refused_states) >= _FEWEST_REFUSALS and not any(refused_states) and all(written_states)
 
 
 def allowed(policy: str, tool: str, state: str, corpus: Corpus) -> list[str]:
     """The values of a deciding field that the policy's sentences about a tool name."""
-    deed = tool.split("_")[0]
-    about = " ".join(sentence for sentence in sentences(policy) if has_word(sentence, deed))
-    return [value for value in _values(state, corpus) if has_word(about, value)]
+    verb = tool.split("_")[0]
+    policy_text = " ".join(sentence for sentence in sentences(policy) if has_word(sentence, verb))
+    return [value for value in _values(state, corpus) if has_word(policy_text, value)]
 
 
 def _values(state: str, corpus: Corpus) -> list[str]:
@@ -106,15 +112,15 @@ def _values(state: str, corpus: Corpus) -> list[str]:
 
 def _restated(refusal: _Refusal, tool: str, corpus: Corpus) -> Iterator[Template]:
     """The refusal in every other state that its policy leaves out."""
-    template, old = refusal.template, refusal.texts_read["result"][refusal.state]
-    named = allowed(template["system"], tool, refusal.state, corpus)
-    for new in (value for value in _values(refusal.state, corpus) if value not in {old, *named}):
-        said = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
+    template, old = refusal.template, refusal.read_call["result"][refusal.state]
+    allowed_states = allowed(template["system"], tool, refusal.state, corpus)
+    for new in (value for value in _values(refusal.state, corpus) if value not in {old, *allowed_states}):
+        old_state = re.compile(rf"(?<!\w){re.escape(old)}(?!\w)")
         steps = [
             {
                 **step,
                 "calls": [_with_state(call, refusal, new) for call in step["calls"]],
-                **({"say": said.sub(new, step["say"])} if "say" in step else {}),
+                **({"say": old_state.sub(new, step["say"])} if "say" in step else {}),
             }
             for step in template["steps"]
         ]
@@ -122,26 +128,26 @@ def _restated(refusal: _Refusal, tool: str, corpus: Corpus) -> Iterator[Template
 
 
 def _with_state(call: dict[str, Any], refusal: _Refusal, new: str) -> dict[str, Any]:
-    return {**call, "result": {**call["result"], refusal.state: new}} if call == refusal.texts_read else call
+    return {**call, "result": {**call["result"], refusal.state: new}} if call == refusal.read_call else call
 
 
-def _twin(
+def _counterfactual(
     template: Template, call: dict[str, Any], refusal: _Refusal, corpus: Corpus, rng: random.Random
 ) -> Template | None:
     """The template with the refusal's read before its write, on the template's own record."""
     states = allowed(template["system"], call["tool"], refusal.state, corpus)
     if not states:
         return None
-    result = {**refusal.texts_read["result"], refusal.state: rng.choice(states)}
+    result = {**refusal.read_call["result"], refusal.state: rng.choice(states)}
     text = json.dumps(
-        result, separators=(",", ":") if refusal.texts_read["style"] == "compact" else None, ensure_ascii=False
+        result, separators=(",", ":") if refusal.read_call["style"] == "compact" else None, ensure_ascii=False
     )
-    (argument,) = refusal.texts_read["args"]
-    donor = Record(refusal.texts_read["tool"], refusal.texts_read["args"], text, result, (), "")
-    read = lend(donor, (argument, call["args"][argument]), template, rng)
+    (argument,) = refusal.read_call["args"]
+    donor = Record(refusal.read_call["tool"], refusal.read_call["args"], text, result, (), "")
+    lookup = imputed_read(donor, (argument, call["args"][argument]), template, rng)
     steps = list(template["steps"])
-    at = next(place for place, step in enumerate(steps) if step["calls"])
-    return {**template, "steps": [*steps[:at], {"calls": [read]}, *steps[at:]]}
+    position = next(number for number, step in enumerate(steps) if step["calls"])
+    return {**template, "steps": [*steps[:position], {"calls": [lookup]}, *steps[position:]]}
 
 
 def _words(template: Template) -> set[str]:

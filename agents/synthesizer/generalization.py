@@ -35,13 +35,23 @@ from agents.synthesizer.corpus import (
 )
 from agents.synthesizer.scenario_extraction import Template, calls_of, texts_of, user_text
 
+_COMPARISON = re.compile(
+    r"\b(\w{3,}(er|est)|more|less|most|least) (than|one|ones|size|option)\b|\bcheap|\bexpensive", re.I
+)
+_ORDINAL = re.compile(r"\b(first|second|third|last|latest|next to|top|bottom)\b(?! request)", re.I)
+_WEEKDAY = re.compile(r"\b((mon|tues|wednes|thurs|fri|satur|sun)day|weekend|weekday)s?\b", re.I)
+_MONTH = re.compile(
+    r"\b(january|february|march|april|june|july|august|september|october|november|december|months?|years?)\b|\bMay \d",
+    re.I,
+)
+
 
 def content(template: Template) -> list[tuple[str, Any]]:
     """(tool, data) of everything recorded or added: results, arguments, distractors."""
-    found: list[tuple[str, Any]] = []
+    items: list[tuple[str, Any]] = []
     for call in [*calls_of(template["steps"]), *template["extra"]]:
-        found += [(call["tool"], call["result"]), ("arguments", call["args"])]
-    return found + [(growth["tool"], {growth["list"]: [growth["record"]]}) for growth in template.get("grow", [])]
+        items += [(call["tool"], call["result"]), ("arguments", call["args"])]
+    return items + [(growth["tool"], {growth["list"]: [growth["record"]]}) for growth in template.get("grow", [])]
 
 
 def identifiers(template: Template) -> list[str]:
@@ -50,12 +60,12 @@ def identifiers(template: Template) -> list[str]:
     return list(dict.fromkeys(values))
 
 
-def fresh_identifier(old: str, taken: set[str], rng: random.Random) -> str:
+def fresh_identifier(old: str, taken_identifiers: set[str], rng: random.Random) -> str:
     """An identifier of the same shape that is not taken; it is added to ``taken``."""
     for _ in range(1000):
         new = re.sub(r"\d", lambda _: str(rng.randrange(10)), old)
-        if new not in taken:
-            taken.add(new)
+        if new not in taken_identifiers:
+            taken_identifiers.add(new)
             return new
     return old
 
@@ -71,8 +81,8 @@ def renamed(value: Any, mapping: dict[str, str]) -> Any:
 
 def distractors(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[str, Any]]:
     """At most one sibling for each list of records that the agent reads, from another conversation's record."""
-    taken = set(identifiers(template))
-    grown = []
+    taken_identifiers = set(identifiers(template))
+    additions = []
     for call in {
         json.dumps([c["tool"], c["args"]]): c for c in calls_of(template["steps"]) if c["kind"] == "read"
     }.values():
@@ -81,9 +91,9 @@ def distractors(template: Template, corpus: Corpus, rng: random.Random) -> list[
             if candidates:
                 record = rng.choice(candidates)
                 ids = dict.fromkeys(v for _, v in leaves(record, ()) if is_identifier(v))
-                record = renamed(record, {old: fresh_identifier(old, taken, rng) for old in ids})
-                grown.append({"tool": call["tool"], "args": call["args"], "list": name, "record": record})
-    return grown
+                record = renamed(record, {old: fresh_identifier(old, taken_identifiers, rng) for old in ids})
+                additions.append({"tool": call["tool"], "args": call["args"], "list": name, "record": record})
+    return additions
 
 
 def _siblings(call: dict[str, Any], name: str, siblings: Any, template: Template, corpus: Corpus) -> list[Any]:
@@ -100,74 +110,76 @@ def _siblings(call: dict[str, Any], name: str, siblings: Any, template: Template
     if any(isinstance(v, bool) for v in siblings[0].values()) or any(deciding((key,)) for key in keys):
         return []
     texts = "\n".join([*texts_of(template), json.dumps(call["result"])])
-    found: dict[str, Any] = {}
+    candidates: dict[str, Any] = {}
     for record in (record for records in lists for record in records):
         if (
             isinstance(record, dict)
             and set(record) == keys
             and not _answers_to(record, call["tool"], name, texts, corpus)
         ):
-            found[json.dumps(record, sort_keys=True)] = record
-    return [found[key] for key in sorted(found)]
+            candidates[json.dumps(record, sort_keys=True)] = record
+    return [candidates[key] for key in sorted(candidates)]
 
 
 def _answers_to(record: dict[str, Any], tool: str, name: str, texts: str, corpus: Corpus) -> bool:
-    named = [value for path, value in leaves(record, (tool, name)) if path in corpus.pool_of]
-    return not named or any(has_word(texts, value) for value in named)
+    names = [value for path, value in leaves(record, (tool, name)) if path in corpus.pool_of]
+    return not names or any(has_word(texts, value) for value in names)
 
 
-def unread(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[str, Any]]:
+def unread_records(template: Template, corpus: Corpus, rng: random.Random) -> list[dict[str, Any]]:
     """Records for identifiers that the conversation names but never looks up, borrowed from like conversations."""
     calls = list(calls_of(template["steps"]))
-    read = {(call["tool"], value) for call in calls if call["kind"] == "read" for value in call["args"].values()}
+    read_keys = {(call["tool"], value) for call in calls if call["kind"] == "read" for value in call["args"].values()}
     writes = tuple(sorted({call["tool"] for call in calls if call["kind"] == "write"}))
     policy = DATE.sub("", template["system"])
-    mentioned, unplaced = _mentioned(template)
-    taken = set(identifiers({**template, "extra": []}))
-    found: list[dict[str, Any]] = []
+    mentioned, unplaced = _mentioned_identifiers(template)
+    taken_identifiers = set(identifiers({**template, "extra": []}))
+    records: list[dict[str, Any]] = []
     for tool, donors in sorted(corpus.records.items()):
         prefixes = corpus.prefixes.get(tool, {})
         if len(prefixes) != 1 or any(len(d.arguments) != 1 for d in donors):
             continue
         ((argument, letters),) = prefixes.items()
-        wanted = [v for v in mentioned if _letters(v) in letters and (tool, v) not in read]
-        like = [d for d in donors if d.writes == writes and _agrees(d, policy)]
-        for identifier in wanted[:3] if like else []:
-            found.append(_borrowed(rng.choice(like), (argument, identifier), unplaced, taken, rng))
-    return found[:6]
+        unread_identifiers = [v for v in mentioned if _letters(v) in letters and (tool, v) not in read_keys]
+        donors_alike = [d for d in donors if d.writes == writes and _policy_matches(d, policy)]
+        for identifier in unread_identifiers[:3] if donors_alike else []:
+            records.append(
+                _imputed_record(rng.choice(donors_alike), (argument, identifier), unplaced, taken_identifiers, rng)
+            )
+    return records[:6]
 
 
-def lend(donor: Record, key: tuple[str, str], template: Template, rng: random.Random) -> dict[str, Any]:
+def imputed_read(donor: Record, key: tuple[str, str], template: Template, rng: random.Random) -> dict[str, Any]:
     """The donor's record as a read of a template's own identifier: ``key`` is (argument, identifier)."""
-    return _borrowed(donor, key, _mentioned(template)[1], set(identifiers(template)), rng)
+    return _imputed_record(donor, key, _mentioned_identifiers(template)[1], set(identifiers(template)), rng)
 
 
-def _mentioned(template: Template) -> tuple[list[str], list[str]]:
+def _mentioned_identifiers(template: Template) -> tuple[list[str], list[str]]:
     """Identifiers of the conversation: all, and those that only texts and arguments name."""
     texts = " ".join([*texts_of(template), json.dumps([c["args"] for c in calls_of(template["steps"])])])
-    spoken = list(dict.fromkeys(IDENTIFIER.findall(texts)))
-    inside = [v for c in calls_of(template["steps"]) for _, v in leaves(c["result"], ()) if is_identifier(v)]
-    return list(dict.fromkeys([*spoken, *inside])), [v for v in spoken if v not in inside]
+    mentioned = list(dict.fromkeys(IDENTIFIER.findall(texts)))
+    in_records = [v for c in calls_of(template["steps"]) for _, v in leaves(c["result"], ()) if is_identifier(v)]
+    return list(dict.fromkeys([*mentioned, *in_records])), [v for v in mentioned if v not in in_records]
 
 
-def _agrees(donor: Record, policy: str) -> bool:
+def _policy_matches(donor: Record, policy: str) -> bool:
     """A record that decides behaviour is only lent to a conversation under the same policy."""
     return donor.policy == policy or not any(deciding(path) for path, _ in leaves(donor.value, (donor.tool,)))
 
 
-def _borrowed(
-    donor: Record, key: tuple[str, str], spare: list[str], taken: set[str], rng: random.Random
+def _imputed_record(
+    donor: Record, key: tuple[str, str], unplaced: list[str], taken_identifiers: set[str], rng: random.Random
 ) -> dict[str, Any]:
     """A donor's record under a new key (argument, identifier); where letters agree it refers to ``spare`` things."""
     argument, identifier = key
     mapping = {str(donor.arguments[argument]): identifier}
-    spare = [value for value in spare if value != identifier]
+    unplaced = [value for value in unplaced if value != identifier]
     for _, value in leaves(donor.value, ()):
         if is_identifier(value) and value not in mapping:
-            own = next((v for v in spare if _letters(v) == _letters(value)), None)
-            if own is not None:
-                spare.remove(own)
-            mapping[value] = own or fresh_identifier(value, taken, rng)
+            own_identifier = next((v for v in unplaced if _letters(v) == _letters(value)), None)
+            if own_identifier is not None:
+                unplaced.remove(own_identifier)
+            mapping[value] = own_identifier or fresh_identifier(value, taken_identifiers, rng)
     style = style_of(donor.text, donor.value)
     value = renamed(donor.text if style == "text" else donor.value, mapping)
     return {"tool": donor.tool, "args": {argument: identifier}, "result": value, "style": style, "kind": "read"}
@@ -177,28 +189,17 @@ def _letters(identifier: str) -> str:
     return re.split(r"\d", identifier)[0]
 
 
-_COMPARISON = re.compile(
-    r"\b(\w{3,}(er|est)|more|less|most|least) (than|one|ones|size|option)\b|\bcheap|\bexpensive", re.I
-)
-_ORDINAL = re.compile(r"\b(first|second|third|last|latest|next to|top|bottom)\b(?! request)", re.I)
-_WEEKDAY = re.compile(r"\b((mon|tues|wednes|thurs|fri|satur|sun)day|weekend|weekday)s?\b", re.I)
-_MONTH = re.compile(
-    r"\b(january|february|march|april|june|july|august|september|october|november|december|months?|years?)\b|\bMay \d",
-    re.I,
-)
-
-
 def generalise(template: Template, corpus: Corpus, rng: random.Random) -> Template:
     """The template with ``ids``, ``names``, ``numbers``, ``shift``, ``reorder``, ``grow`` and ``extra``."""
-    template = {**template, "extra": unread(template, corpus, rng)}
+    template = {**template, "extra": unread_records(template, corpus, rng)}
     template["grow"] = distractors(template, corpus, rng)
-    heard = user_text(template)
-    spoken = [v for text in texts_of(template) for v in IDENTIFIER.findall(text) if shape(v) in corpus.shapes]
-    template["ids"] = list(dict.fromkeys([*identifiers(template), *spoken]))
-    template["names"] = [] if _COMPARISON.search(heard) else _names(template, corpus)
+    user_words = user_text(template)
+    mentioned = [v for text in texts_of(template) for v in IDENTIFIER.findall(text) if shape(v) in corpus.shapes]
+    template["ids"] = list(dict.fromkeys([*identifiers(template), *mentioned]))
+    template["names"] = [] if _COMPARISON.search(user_words) else _names(template, corpus)
     template["numbers"] = _numbers(template, corpus)
     template["shift"] = _shift(template, corpus)
-    template["reorder"] = not _ORDINAL.search(heard)
+    template["reorder"] = not _ORDINAL.search(user_words)
     return template
 
 
@@ -211,50 +212,50 @@ def _names(template: Template, corpus: Corpus) -> list[dict[str, Any]]:
             if pool is not None and value in corpus.pools[pool]:
                 used[pool].add(value)
     groups = []
-    for pool, found in sorted(used.items()):
-        found |= {value for value in corpus.pools[pool] if has_word(text, value)}
-        fixed = {value for value in found if re.search(rf"(?<!\w){re.escape(value)}[a-z]", text, re.IGNORECASE)}
-        groups.append({"pool": pool, "values": sorted(found - fixed), "avoid": sorted(fixed)})
+    for pool, values_used in sorted(used.items()):
+        values_used |= {value for value in corpus.pools[pool] if has_word(text, value)}
+        fixed = {value for value in values_used if re.search(rf"(?<!\w){re.escape(value)}[a-z]", text, re.IGNORECASE)}
+        groups.append({"pool": pool, "values": sorted(values_used - fixed), "avoid": sorted(fixed)})
     return [group for group in groups if group["values"]]
 
 
 def _numbers(template: Template, corpus: Corpus) -> list[dict[str, Any]]:
     policy = {value for value in NUMBER.findall(DATE.sub("", template["system"]))}
-    spoken = policy | set(NUMBER.findall(user_text(template)))
+    mentioned = policy | set(NUMBER.findall(user_text(template)))
     pools: dict[str, set[int]] = defaultdict(set)
-    every: set[str] = set()
+    all_numbers: set[str] = set()
     for tool, data in content(template):
         for path, value in leaves(data, (tool,)):
             if is_number(value):
                 text = json.dumps(value)
-                every.add(text)
+                all_numbers.add(text)
                 pool = corpus.pool_of.get((*path, "#"))
                 if tool != "arguments":
                     pools[text].add(-1 if pool is None else pool)
     groups: dict[int, set[str]] = defaultdict(set)
-    for text, found in pools.items():
-        if len(found) == 1 and -1 not in found and text not in spoken and not _is_sum(text, every):
-            groups[next(iter(found))].add(text)
+    for text, pool_ids in pools.items():
+        if len(pool_ids) == 1 and -1 not in pool_ids and text not in mentioned and not _is_sum(text, all_numbers):
+            groups[next(iter(pool_ids))].add(text)
     thresholds = sorted((float(value) for value in policy), key=float)
     return [
-        {"pool": pool, "values": sorted(values), "avoid": sorted((every | spoken) - values), "t": thresholds}
+        {"pool": pool, "values": sorted(values), "avoid": sorted((all_numbers | mentioned) - values), "t": thresholds}
         for pool, values in sorted(groups.items())
     ]
 
 
-def _is_sum(text: str, every: set[str]) -> bool:
+def _is_sum(text: str, all_numbers: set[str]) -> bool:
     """The amount takes part in a sum of two others."""
-    values = sorted(float(v) for v in every)
-    this = float(text)
+    values = sorted(float(v) for v in all_numbers)
+    number = float(text)
     pairs = [(a, b) for i, a in enumerate(values) for b in values[i + 1 :] if a > 0]
-    return any(this in (a, b, a + b) and a + b in values for a, b in pairs)
+    return any(number in (a, b, a + b) and a + b in values for a, b in pairs)
 
 
 def _shift(template: Template, corpus: Corpus) -> list[int]:
     text = "\n".join([*texts_of(template), json.dumps([data for _, data in content(template)], ensure_ascii=False)])
-    here = days_of(template["system"])
-    if not here or _MONTH.search(text):
+    own_days = days_of(template["system"])
+    if not own_days or _MONTH.search(text):
         return [0, 0, 1]
     step = 7 if _WEEKDAY.search(text) else 1
     low, high = corpus.days[0], corpus.days[-1]
-    return [-((min(here) - low).days // step), (high - max(here)).days // step, step]
+    return [-((min(own_days) - low).days // step), (high - max(own_days)).days // step, step]

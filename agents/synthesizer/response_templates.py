@@ -22,100 +22,100 @@ def error_patterns(corpus: Corpus) -> dict[str, Any]:
     """Patterns for an unknown identifier (by tool, and the default), an unknown tool, bad JSON and bad arguments."""
     failed = [call for t in corpus.transcripts for call in t.calls if call.result is not None and call.result.error]
     by_tool: dict[str, Counter[str]] = defaultdict(Counter)
-    every: Counter[str] = Counter()
+    defaults: Counter[str] = Counter()
     malformed: Counter[str] = Counter()
     for call in failed:
         text = call.result.text if call.result else ""
-        pattern, marks = _marked(text, call.arguments or {}, named=True)
+        pattern, marks = _with_placeholders(text, call.arguments or {}, by_name=True)
         if marks and _UNKNOWN.search(text):
             by_tool[call.name][pattern] += 1
-            every[_marked(text, call.arguments or {}, named=False)[0]] += 1
+            defaults[_with_placeholders(text, call.arguments or {}, by_name=False)[0]] += 1
         elif _MALFORMED.search(text) and not marks:
             malformed[text.replace(call.name, "{tool}")] += 1
-    wrap = _wrapping(failed)
+    wrap = _error_format(failed)
     return {
-        "unknown": {tool: found.most_common(1)[0][0] for tool, found in sorted(by_tool.items())},
-        "unknown_default": _commonest(every, wrap("{value} not found")),
+        "unknown": {tool: counts.most_common(1)[0][0] for tool, counts in sorted(by_tool.items())},
+        "unknown_default": _most_common(defaults, wrap("{value} not found")),
         "tool": wrap("unknown tool {tool}"),
         "json": wrap("arguments are not JSON"),
-        "arguments": _commonest(malformed, wrap("{tool} needs {needed}")),
+        "arguments": _most_common(malformed, wrap("{tool} needs {needed}")),
     }
 
 
 def acknowledgements(corpus: Corpus) -> dict[str, str]:
     """For every write tool its most usual answer, argument values replaced by marks."""
-    seen: dict[str, Counter[str]] = defaultdict(Counter)
+    patterns: dict[str, Counter[str]] = defaultdict(Counter)
     for transcript in corpus.transcripts:
         for call in transcript.calls:
             if call.name in corpus.writes and call.succeeded and call.result is not None:
-                seen[call.name][_marked(call.result.text, call.arguments or {}, named=True)[0]] += 1
-    return {tool: found.most_common(1)[0][0] for tool, found in sorted(seen.items())}
+                patterns[call.name][_with_placeholders(call.result.text, call.arguments or {}, by_name=True)[0]] += 1
+    return {tool: counts.most_common(1)[0][0] for tool, counts in sorted(patterns.items())}
 
 
 def usual_answers(corpus: Corpus) -> dict[str, str]:
     """Answers for arguments never recorded: tools asked by date, and tools whose answers are nearly all alike."""
-    found = {}
+    answers = {}
     for tool, calls in sorted(corpus.records.items()):
         patterns: Counter[str] = Counter()
         for call in calls:
-            patterns[_marked(call.text, call.arguments, named=True)[0]] += 1
+            patterns[_with_placeholders(call.text, call.arguments, by_name=True)[0]] += 1
         best, count = patterns.most_common(1)[0]
         dated = all(any(DATE.fullmatch(str(v)) for v in call.arguments.values()) for call in calls)
         if (dated and not DATE.search(best)) or count >= 0.9 * len(calls) >= 3:
-            found[tool] = best
-    return found
+            answers[tool] = best
+    return answers
 
 
 def farewells(transcripts: list[Transcript]) -> list[list[str]]:
     """The words of questions that end conversations: the agent's last question, where it recurs."""
-    seen: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for transcript in transcripts:
         if transcript.agent and "?" in transcript.agent[-1].text:
-            seen[tuple(sorted(question_words(transcript.agent[-1].text)))] += 1
-    enough = max(2, 0.05 * len(transcripts))
-    return [list(words) for words, count in sorted(seen.items()) if count >= enough]
+            counts[tuple(sorted(question_words(transcript.agent[-1].text)))] += 1
+    min_count = max(2, 0.05 * len(transcripts))
+    return [list(words) for words, count in sorted(counts.items()) if count >= min_count]
 
 
 def small_talk(transcripts: list[Transcript]) -> list[tuple[list[str], str]]:
     """Recurring questions and their usual reply; identifiers in it become their letters, as in "It is order {W}."."""
     replies: dict[tuple[str, ...], Counter[str]] = defaultdict(Counter)
     for transcript in transcripts:
-        for said in transcript.agent:
-            after = next((u for u in transcript.user if u.index == said.index + 1), None)
-            if after is not None and "?" in said.text:
-                reply = IDENTIFIER.sub(lambda match: "{" + re.split(r"\d", match.group())[0] + "}", after.text)
-                replies[tuple(sorted(question_words(said.text)))][reply] += 1
-    found: list[tuple[list[str], str]] = []
+        for message in transcript.agent:
+            user_reply = next((u for u in transcript.user if u.index == message.index + 1), None)
+            if user_reply is not None and "?" in message.text:
+                reply = IDENTIFIER.sub(lambda match: "{" + re.split(r"\d", match.group())[0] + "}", user_reply.text)
+                replies[tuple(sorted(question_words(message.text)))][reply] += 1
+    talk: list[tuple[list[str], str]] = []
     for words, counts in sorted(replies.items(), key=lambda item: (-sum(item[1].values()), item[0])):
         reply, count = counts.most_common(1)[0]
-        alike = any(likeness(set(words), set(other)) >= 0.9 for other, _ in found)
-        if count >= 3 and not any(c.isdigit() for c in reply) and len(reply.split()) <= 8 and not alike:
-            found.append((list(words), reply))
-    return found[:20]
+        is_duplicate = any(likeness(set(words), set(other)) >= 0.9 for other, _ in talk)
+        if count >= 3 and not any(c.isdigit() for c in reply) and len(reply.split()) <= 8 and not is_duplicate:
+            talk.append((list(words), reply))
+    return talk[:20]
 
 
-def _marked(text: str, arguments: dict[str, Any], *, named: bool) -> tuple[str, int]:
+def _with_placeholders(text: str, arguments: dict[str, Any], *, by_name: bool) -> tuple[str, int]:
     """Replace the values of arguments in a text by ``{argument}`` (or ``{value}``); also how many were replaced."""
     marks = 0
     for name, value in sorted(arguments.items(), key=lambda item: -len(str(item[1]))):
         if isinstance(value, str) and (is_identifier(value) or DATE.fullmatch(value)):
-            mark = "{" + (name if named else "value") + "}"
+            mark = "{" + (name if by_name else "value") + "}"
             pieces = re.split(rf"(?<!\w){re.escape(value)}(?!\w)", text)
             text = mark.join(pieces)
             marks += len(pieces) - 1
     return text, marks
 
 
-def _wrapping(failed: list[Call]) -> Any:
+def _error_format(failed: list[Call]) -> Any:
     """The target's way to write an error: a JSON object with one key, or a text that begins with Error."""
     texts = [call.result.text for call in failed if call.result is not None]
-    plain = sum(not text.lstrip().startswith("{") for text in texts)
-    if plain > len(texts) / 2:
+    plain_count = sum(not text.lstrip().startswith("{") for text in texts)
+    if plain_count > len(texts) / 2:
         return lambda message: f"Error: {message}"
     spaced = sum('": ' in text for text in texts) > len(texts) / 2
     separators = (", ", ": ") if spaced else (",", ":")
     return lambda message: json.dumps({"error": message}, separators=separators)
 
 
-def _commonest(found: Counter[str], otherwise: str) -> str:
-    return max(found.items(), key=lambda item: (item[1], item[0]))[0] if found else otherwise
+def _most_common(counts: Counter[str], default: str) -> str:
+    return max(counts.items(), key=lambda item: (item[1], item[0]))[0] if counts else default

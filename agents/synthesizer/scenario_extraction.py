@@ -30,29 +30,29 @@ from agents.synthesizer.runtime import REFUSAL
 from agents.transcript import Call, Transcript
 
 Template = dict[str, Any]
-_MOST_TOLD = 6
+_MAX_FACTS = 6
 
 
 @dataclass(frozen=True)
-class Unliftable:
+class NoTemplate:
     """Why a conversation gives no template."""
 
     reason: str
 
 
-def lift(transcript: Transcript, corpus: Corpus) -> Template | Unliftable:
+def extract_template(transcript: Transcript, corpus: Corpus) -> Template | NoTemplate:
     """The template of one successful conversation, without its renaming lists
     (``agents.synthesizer.generalization``)."""
-    first = min((said.index for said in transcript.agent), default=transcript.length)
+    first = min((message.index for message in transcript.agent), default=transcript.length)
     first = min([first, *(call.index for call in transcript.calls)])
-    opening = [said.text for said in transcript.user if said.index < first]
+    opening = [message.text for message in transcript.user if message.index < first]
     if not opening or not transcript.system:
-        return Unliftable("no system prompt or no opening message")
+        return NoTemplate("no system prompt or no opening message")
     if any(call.result is None or call.arguments is None for call in transcript.calls):
-        return Unliftable("a call is malformed or was never answered")
+        return NoTemplate("a call is malformed or was never answered")
     steps = _steps(transcript, corpus)
     if not steps:
-        return Unliftable("the agent neither said nor did anything")
+        return NoTemplate("the agent neither said nor did anything")
     template: Template = {
         "from": [transcript.trajectory_id],
         "system": transcript.system,
@@ -61,12 +61,12 @@ def lift(transcript: Transcript, corpus: Corpus) -> Template | Unliftable:
         "refusal": not any(call["kind"] == "write" for call in calls_of(steps)) and _refuses(steps),
         "extra": [],
     }
-    template["told"] = _told(template)
-    written = [call for call in calls_of(steps) if call["kind"] == "write"]
-    template["handoff"] = bool(written) and all(_only_prose(call, corpus) for call in written)
-    looked = any(call["kind"] == "read" for call in calls_of(steps))
-    if not (template["told"] if not written else looked or not template["handoff"]):
-        return Unliftable("nothing that can be checked shows that the work was done")
+    template["told"] = _reported_facts(template)
+    writes = [call for call in calls_of(steps) if call["kind"] == "write"]
+    template["handoff"] = bool(writes) and all(_only_prose(call, corpus) for call in writes)
+    has_reads = any(call["kind"] == "read" for call in calls_of(steps))
+    if not (template["told"] if not writes else has_reads or not template["handoff"]):
+        return NoTemplate("nothing that can be checked shows that the work was done")
     return template
 
 
@@ -83,8 +83,8 @@ def calls_of(steps: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def texts_of(template: Template) -> list[str]:
     """Every text of a template but the records: prompt, user, agent."""
-    spoken = [step[key] for step in template["steps"] for key in ("say", "reply") if key in step]
-    return [template["system"], *template["opening"], *spoken]
+    texts = [step[key] for step in template["steps"] for key in ("say", "reply") if key in step]
+    return [template["system"], *template["opening"], *texts]
 
 
 def user_text(template: Template) -> str:
@@ -94,43 +94,49 @@ def user_text(template: Template) -> str:
 
 def _steps(transcript: Transcript, corpus: Corpus) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
-    seen: set[str] = set()
-    replies = {said.index: said.text for said in transcript.user}
+    reads_made: set[str] = set()
+    replies = {agent_texts.index: agent_texts.text for agent_texts in transcript.user}
     by_index: dict[int, list[Call]] = {}
     for call in transcript.calls:
         by_index.setdefault(call.index, []).append(call)
-    said = {s.index: s.text for s in transcript.agent if s.index not in by_index}
-    for index in sorted({*by_index, *said}):
+    agent_texts = {message.index: message.text for message in transcript.agent if message.index not in by_index}
+    for index in sorted({*by_index, *agent_texts}):
         if index in by_index:
-            calls = [_call(c, corpus) for c in by_index[index] if not _dead_end(c, transcript, corpus, seen)]
+            calls = [
+                _call(call, corpus) for call in by_index[index] if not _dead_end(call, transcript, corpus, reads_made)
+            ]
             if calls:
                 steps.append({"calls": calls})
         else:
-            step = {"calls": [], "say": said[index]}
-            following = [replies[i] for i in sorted(replies) if i > index and not _between(i, index, by_index, said)]
-            if following:
-                step["reply"] = "\n".join(following)
+            step = {"calls": [], "say": agent_texts[index]}
+            user_replies = [
+                replies[place]
+                for place in sorted(replies)
+                if place > index and not _between(place, index, by_index, agent_texts)
+            ]
+            if user_replies:
+                step["reply"] = "\n".join(user_replies)
             steps.append(step)
     return steps
 
 
-def _between(reply: int, index: int, *others: dict[int, Any]) -> bool:
-    return any(index < other < reply for seen in others for other in seen)
+def _between(reply: int, index: int, *indexed: dict[int, Any]) -> bool:
+    return any(index < other < reply for mapping in indexed for other in mapping)
 
 
-def _dead_end(call: Call, transcript: Transcript, corpus: Corpus, seen: set[str]) -> bool:
+def _dead_end(call: Call, transcript: Transcript, corpus: Corpus, reads_made: set[str]) -> bool:
     """A read made before with nothing written since, or a failure on an identifier that nobody had mentioned."""
     if call.result is not None and call.result.error:
-        known = " ".join(s.text for s in transcript.user_before(call.index)) + transcript.system
-        known += " ".join(o.text for o in transcript.observations_before(call.index))
-        return any(is_identifier(v) and not has_word(known, v) for v in (call.arguments or {}).values())
+        earlier_text = " ".join(s.text for s in transcript.user_before(call.index)) + transcript.system
+        earlier_text += " ".join(o.text for o in transcript.observations_before(call.index))
+        return any(is_identifier(v) and not has_word(earlier_text, v) for v in (call.arguments or {}).values())
     if call.name in corpus.writes:
-        seen.clear()
+        reads_made.clear()
         return False
     key = call.name + json.dumps(call.arguments, sort_keys=True)
-    again = key in seen
-    seen.add(key)
-    return again
+    is_repeated = key in reads_made
+    reads_made.add(key)
+    return is_repeated
 
 
 def _call(call: Call, corpus: Corpus) -> dict[str, Any]:
@@ -151,21 +157,21 @@ def _refuses(steps: list[dict[str, Any]]) -> bool:
     return any(REFUSAL.search(step["say"]) for step in steps if "say" in step)
 
 
-def _told(template: Template) -> list[str]:
+def _reported_facts(template: Template) -> list[str]:
     """Values that the agent told and the user had not: from the records, and amounts of the policy with their unit."""
-    said = "\n".join(step["say"] for step in template["steps"] if "say" in step)
-    heard = user_text(template)
-    found: list[str] = []
+    agent_text = "\n".join(step["say"] for step in template["steps"] if "say" in step)
+    user_words = user_text(template)
+    facts: list[str] = []
     for call in calls_of(template["steps"]):
         for path, value in leaves(call["result"], (call["tool"],)):
             text = json.dumps(value) if is_number(value) else value
-            short = is_number(value) or (isinstance(value, str) and _tellable(value))
-            if short and path[-1] != "error" and has_word(said, text) and not has_word(heard, text):
-                found.append(text)
-    found += [phrase for phrase in _policy_amounts(template["system"]) if has_word(said, phrase)]
-    unique = list(dict.fromkeys(found))
-    last = template["steps"][-1].get("say", "")
-    return [v for v in unique if has_word(last, v)][:_MOST_TOLD] or unique[:_MOST_TOLD]
+            is_short = is_number(value) or (isinstance(value, str) and _tellable(value))
+            if is_short and path[-1] != "error" and has_word(agent_text, text) and not has_word(user_words, text):
+                facts.append(text)
+    facts += [phrase for phrase in _policy_amounts(template["system"]) if has_word(agent_text, phrase)]
+    unique = list(dict.fromkeys(facts))
+    last_text = template["steps"][-1].get("say", "")
+    return [v for v in unique if has_word(last_text, v)][:_MAX_FACTS] or unique[:_MAX_FACTS]
 
 
 def _tellable(value: str) -> bool:
@@ -174,8 +180,8 @@ def _tellable(value: str) -> bool:
 
 def _policy_amounts(system: str) -> list[str]:
     """Numbers of the policy with the word that follows ("5 days")."""
-    found = []
+    amounts = []
     for sentence in sentences(DATE.sub("", system)):
         words = sentence.rstrip(".").split()
-        found += [f"{n} {unit}" for n, unit in pairwise(words) if NUMBER.fullmatch(n)]
-    return found
+        amounts += [f"{n} {unit}" for n, unit in pairwise(words) if NUMBER.fullmatch(n)]
+    return amounts

@@ -18,8 +18,8 @@ from agents.synthesizer.runtime import likeness
 from agents.synthesizer.scenario_extraction import Template, calls_of
 
 CONTROL_SHARE = 0.12
-_LEAST_CLASS = 1 / 3
-_SAME = 0.9  # likeness of openings that ask for the same
+_MIN_CLASS_SHARE = 1 / 3
+_MIN_SIMILARITY = 0.9  # likeness of openings that ask for the same
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Stratum:
 def kind_of(template: Template) -> str:
     """What the recorded agent did: its calls in order, errors marked; "answer" where it wrote nothing."""
     calls = [("!" if call["kind"] == "error" else "") + str(call["tool"]) for call in calls_of(template["steps"])]
-    acts = any(call["kind"] == "write" for call in calls_of(template["steps"]))
-    return ("control:" if template["control"] else "act:" if acts else "answer:") + " ".join(calls)
+    writes = any(call["kind"] == "write" for call in calls_of(template["steps"]))
+    return ("control:" if template["control"] else "act:" if writes else "answer:") + " ".join(calls)
 
 
 def in_turn(templates: Sequence[Template], rng: random.Random) -> Iterator[Template]:
@@ -49,70 +49,72 @@ def in_turn(templates: Sequence[Template], rng: random.Random) -> Iterator[Templ
         yield from (groups[kind][turn] for kind in sorted(groups) if turn < len(groups[kind]))
 
 
-def strata(templates: Sequence[Template], lacking: Sequence[str], *, balanced: bool) -> list[Stratum]:
+def strata(templates: Sequence[Template], lacking_openings: Sequence[str], *, balanced: bool) -> list[Stratum]:
     """One stratum for each kind; ``lacking`` are openings of failures that lacked the capability."""
     groups: dict[str, list[int]] = defaultdict(list)
     for position, template in enumerate(templates):
         groups[kind_of(template)].append(position)
-    found = [Stratum(kind, math.sqrt(len(members)), members) for kind, members in sorted(groups.items())]
-    needing = [row for row in found if not row.kind.startswith("control:")]
-    whole = sum(row.weight for row in needing)
-    for row, share in zip(needing, _lacking_shares(needing, templates, lacking), strict=True):
-        row.weight = 0.4 * row.weight / whole + 0.6 * share
+    rows = [Stratum(kind, math.sqrt(len(members)), members) for kind, members in sorted(groups.items())]
+    needing_rows = [row for row in rows if not row.kind.startswith("control:")]
+    total_weight = sum(row.weight for row in needing_rows)
+    for row, share in zip(needing_rows, _lacking_shares(needing_rows, templates, lacking_openings), strict=True):
+        row.weight = 0.4 * row.weight / total_weight + 0.6 * share
     if balanced:
-        _raise([row for row in needing if row.kind.startswith("act:")], needing)
-        _raise([row for row in needing if row.kind.startswith("answer:")], needing)
-        _even(needing, templates)
-    controls = [row for row in found if row not in needing]
+        _raise_share([row for row in needing_rows if row.kind.startswith("act:")], needing_rows)
+        _raise_share([row for row in needing_rows if row.kind.startswith("answer:")], needing_rows)
+        _balance(needing_rows, templates)
+    controls = [row for row in rows if row not in needing_rows]
     if controls:
-        factor = CONTROL_SHARE / (1 - CONTROL_SHARE) * _total(needing) / _total(controls)
+        factor = CONTROL_SHARE / (1 - CONTROL_SHARE) * _total(needing_rows) / _total(controls)
         for row in controls:
             row.weight *= factor
-    return found
+    return rows
 
 
-def _lacking_shares(rows: list[Stratum], templates: Sequence[Template], lacking: Sequence[str]) -> list[float]:
+def _lacking_shares(rows: list[Stratum], templates: Sequence[Template], lacking_openings: Sequence[str]) -> list[float]:
     """For each stratum, the share of lacking openings that are most like its own (ties are divided by size)."""
     words = [[_words(templates[i]["opening"][0]) for i in row.templates] for row in rows]
     counts = [0.0] * len(rows)
-    for opening in lacking:
-        wanted = _words(opening)
-        close = [round(max(likeness(wanted, w) for w in group), 2) for group in words]
-        nearest = [i for i, value in enumerate(close) if value >= max(close) - 0.05]
-        whole = sum(len(rows[i].templates) for i in nearest)
+    for opening in lacking_openings:
+        opening_words = _words(opening)
+        similarities = [round(max(likeness(opening_words, w) for w in group), 2) for group in words]
+        nearest = [i for i, value in enumerate(similarities) if value >= max(similarities) - 0.05]
+        total_size = sum(len(rows[i].templates) for i in nearest)
         for i in nearest:
-            counts[i] += len(rows[i].templates) / whole
+            counts[i] += len(rows[i].templates) / total_size
     total = sum(counts)
     sizes = [math.sqrt(len(row.templates)) for row in rows]
     return [count / total if total else size / sum(sizes) for count, size in zip(counts, sizes, strict=True)]
 
 
-def _raise(part: list[Stratum], rows: list[Stratum]) -> None:
+def _raise_share(members: list[Stratum], rows: list[Stratum]) -> None:
     """Raise the weights of ``part`` to a third of the whole, where there is another part."""
-    mine, whole = _total(part), _total(rows)
-    if part and len(part) < len(rows) and mine < _LEAST_CLASS * whole:
-        for row in part:
-            row.weight *= _LEAST_CLASS / (1 - _LEAST_CLASS) * (whole - mine) / mine
+    part_total, total = _total(members), _total(rows)
+    if members and len(members) < len(rows) and part_total < _MIN_CLASS_SHARE * total:
+        for row in members:
+            row.weight *= _MIN_CLASS_SHARE / (1 - _MIN_CLASS_SHARE) * (total - part_total) / part_total
 
 
-def _even(rows: list[Stratum], templates: Sequence[Template]) -> None:
+def _balance(rows: list[Stratum], templates: Sequence[Template]) -> None:
     """Make acting as heavy as refusing where the same is asked: the strata with openings like a refusal's."""
     openings = {row.kind: [_words(templates[i]["opening"][0]) for i in row.templates] for row in rows}
     for refusing in (row for row in rows if row.kind.startswith("answer:")):
-        asked = openings[refusing.kind]
-        acting = [row for row in rows if row.kind.startswith("act:") and _alike(openings[row.kind], asked)]
-        if acting:
-            half = (refusing.weight + _total(acting)) / 2
-            factor = half / _total(acting)
+        refusing_openings = openings[refusing.kind]
+        acting_rows = [
+            row for row in rows if row.kind.startswith("act:") and _asks_alike(openings[row.kind], refusing_openings)
+        ]
+        if acting_rows:
+            half = (refusing.weight + _total(acting_rows)) / 2
+            factor = half / _total(acting_rows)
             refusing.weight = half
-            for row in acting:
+            for row in acting_rows:
                 row.weight *= factor
 
 
-def _alike(openings: list[set[str]], asked: list[set[str]]) -> bool:
+def _asks_alike(openings: list[set[str]], other_openings: list[set[str]]) -> bool:
     """Whether most openings ask for what the others ask for, in nearly the same words."""
-    close = [max(likeness(words, other) for other in asked) >= _SAME for words in openings]
-    return sum(close) > len(close) / 2
+    is_close = [max(likeness(words, other) for other in other_openings) >= _MIN_SIMILARITY for words in openings]
+    return sum(is_close) > len(is_close) / 2
 
 
 def _total(rows: list[Stratum]) -> float:

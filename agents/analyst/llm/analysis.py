@@ -1,15 +1,10 @@
-"""The llm analyst: a language model that names candidate capabilities and labels trajectories.
+"""The llm analyst: a language model names candidate capabilities and labels trajectories.
 
-First it says of each failure whose fault it is, and only the agent's are mined: the others have no labels and no place
-among the failures of the contrast. Then it names candidates from a sample, merges them, matches them to known ones, and
-labels every mined trajectory in each run.
-
-Invariants: only judged trajectories are looked at; of a trajectory the model sees messages and tools, and in discovery
-its outcome; a name of the builtin catalogue means what it means there; labels are complete over the mined trajectories
-(what cannot be labelled is left out whole, at most a tenth); every citation is of a message that exists and was shown.
-A weak or lying model makes this cost more or find nothing; it cannot make a table incomplete or cite what is not there.
-How it fails: ``ModelError``, ``AgentsError``. Not covered: the contrast (``agents.contrast``), and whether what a model
-says is true: independent runs that do not agree say that it is not (``agreement``).
+It attributes each failure first and mines only the agent's. Then it names candidates from a sample, merges duplicates,
+matches known capabilities, and labels every mined trajectory in each run. Only judged trajectories are read; the model
+sees messages and tools, and in discovery the outcome. Labels are complete over the mined trajectories except for at
+most a tenth that is left out whole, and every citation exists. Whether the model is right is measured by the agreement
+of the runs. Fails with ``ModelError`` and ``AgentsError``.
 """
 
 import asyncio
@@ -18,12 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agents.analyst.builtin import CANDIDATES, as_text, hints
+from agents.analyst.builtin import CANDIDATES, hint_text, hints
 from agents.analyst.llm.discovery import discover
-from agents.analyst.llm.labelling import Fault, faults, labelled
-from agents.analyst.llm.naming import matched, merged
-from agents.analyst.llm.prompting import Tell, after
-from agents.analyst.llm.prompting import asking as asking_of
+from agents.analyst.llm.labelling import Fault, faults, label_all
+from agents.analyst.llm.naming import match_known, merge_duplicates
+from agents.analyst.llm.prompting import ProgressCallback, make_prompter, offset_progress
 from agents.llm.model import Model
 from agents.llm.question import Purpose
 from store.types import Capability, Label, Outcome, Trajectory
@@ -33,7 +27,7 @@ RUNS = 5
 
 @dataclass(frozen=True)
 class Citation:
-    """A message that a discovered capability rests on."""
+    """A message that supports a discovered capability."""
 
     capability: str
     trajectory_id: str
@@ -42,24 +36,25 @@ class Citation:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What an analyst found; ``figures`` are told in the stage's event."""
+    """The analyst's result; ``figures`` go into the stage's event."""
 
     capabilities: list[Capability]
     labels: list[Label]
     faults: list[Fault] = field(default_factory=list)
     citations: list[Citation] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)  # trajectories that could not be labelled, and why
+    # Trajectories that could not be labelled, with the reason.
+    left_out: dict[str, str] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def spared(self) -> set[str]:
+    def other_faults(self) -> set[str]:
         """The failures that are not the agent's."""
         return {fault.trajectory_id for fault in self.faults if fault.fault != "agent"}
 
     @property
-    def not_mined(self) -> set[str]:
-        """What has no labels and no place in the contrast: the spared, and what was left out."""
-        return self.spared | self.left_out.keys()
+    def excluded(self) -> set[str]:
+        """Trajectories without labels: failures that are not the agent's, and those left out."""
+        return self.other_faults | self.left_out.keys()
 
 
 async def analyse(
@@ -70,15 +65,15 @@ async def analyse(
     context: int,
     runs: int,
     seed: int,
-    known: Sequence[Capability],
-    tell: Tell,
+    known_capabilities: Sequence[Capability],
+    report_progress: ProgressCallback,
 ) -> Analysis:
-    """The analysis of judged trajectories; ``known`` capabilities keep their names and texts, newest texts first."""
+    """Analyse the judged trajectories; ``known_capabilities`` keep their names and texts, newest first."""
     judged_trajectories = [item for item in trajectories if item.outcome.is_judged]
     failures = [item for item in judged_trajectories if item.outcome is Outcome.FAILURE]
     total_steps = len(failures) + runs * len(judged_trajectories)
-    asking = asking_of(model, purpose, context, after(tell, 0, total_steps))
-    attributions = await faults(asking, failures)
+    prompter = make_prompter(model, purpose, context, offset_progress(report_progress, 0, total_steps))
+    attributions = await faults(prompter, failures)
     spared = {item.trajectory_id for item in attributions if item.fault != "agent"}
     agent_trajectories = [item for item in judged_trajectories if item.id not in spared]
     figures: dict[str, Any] = {
@@ -91,23 +86,25 @@ async def analyse(
         missing_side = "no failure is the agent's" if Outcome.FAILURE not in sides else "there is no success"
         return Analysis([], [], attributions, figures=figures | {"no contrast": missing_side})
     total_steps = len(failures) + runs * len(agent_trajectories)
-    asking = replace(asking, tell=lambda text, *_: tell(text, len(failures), total_steps))
+    prompter = replace(prompter, report_progress=lambda text, *_: report_progress(text, len(failures), total_steps))
     builtin_hints = await asyncio.to_thread(hints, agent_trajectories, seed)
-    discovery = await discover(asking, agent_trajectories, as_text(builtin_hints), seed)
-    names = {item.name for item in known}
+    discovery = await discover(prompter, agent_trajectories, hint_text(builtin_hints), seed)
+    names = {item.name for item in known_capabilities}
     catalogue = [item for item in CANDIDATES if item.name not in names]
-    matches = await matched(asking, await merged(asking, discovery.candidates), [*known, *catalogue])
+    matches = await match_known(
+        prompter, await merge_duplicates(prompter, discovery.candidates), [*known_capabilities, *catalogue]
+    )
     capabilities = [item.capability for item in matches]
-    asking = replace(asking, tell=after(tell, len(failures), total_steps))
-    labelling = await labelled(asking, capabilities, agent_trajectories, runs=runs, seed=seed)
+    prompter = replace(prompter, report_progress=offset_progress(report_progress, len(failures), total_steps))
+    labelling = await label_all(prompter, capabilities, agent_trajectories, runs=runs, seed=seed)
     figures |= {
-        "read for discovery": discovery.texts_read,
-        "parts": discovery.parts,
-        "unusable parts": discovery.unusable,
+        "read for discovery": discovery.conversation_count,
+        "parts": discovery.part_count,
+        "unusable parts": discovery.unusable_count,
     }
-    figures |= {"named": discovery.named, "with evidence": len(discovery.candidates)}
-    citations = [Citation(item.capability.name, *place) for item in matches for place in item.cited]
-    figures |= {"runs made again": labelling.again, "left out": labelling.left_out}
+    figures |= {"named": discovery.candidate_count, "with evidence": len(discovery.candidates)}
+    citations = [Citation(item.capability.name, *place) for item in matches for place in item.citations]
+    figures |= {"runs made again": labelling.repeated_runs, "left out": labelling.left_out}
     return Analysis(capabilities, labelling.labels, attributions, citations, labelling.left_out, figures)
 
 
@@ -119,9 +116,9 @@ async def label(
     purpose: Purpose,
     context: int,
     seed: int,
-    tell: Tell,
+    report_progress: ProgressCallback,
 ) -> list[Label]:
-    """One run's labels of the judged ones among any trajectories, for who needs no contrast."""
-    asking = asking_of(model, purpose, context, tell)
+    """One run's labels of the judged trajectories, without a contrast."""
+    prompter = make_prompter(model, purpose, context, report_progress)
     judged_trajectories = [trajectory for trajectory in trajectories if trajectory.outcome.is_judged]
-    return (await labelled(asking, capabilities, judged_trajectories, runs=1, seed=seed)).labels
+    return (await label_all(prompter, capabilities, judged_trajectories, runs=1, seed=seed)).labels

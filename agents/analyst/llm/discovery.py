@@ -1,15 +1,9 @@
-"""Naming candidate capabilities from a sample of conversations; map-reduce where the sample does not fit the context.
+"""Names candidate capabilities from a sample of conversations, in parts if the sample does not fit the context.
 
-Invariants: at most 10 candidates; each has a name, all its texts, and at least one citation of a message that its
-question showed; texts are bounded and on one line. Invented ids go back to the model with the complaint; what is still
-invented in its last answer is dropped, and a candidate that is left without a citation with it. A part of the sample
-that the model gives no usable answer on is counted and passed over; where that is all of it, ``OutOfForm``.
-
-Which conversations a model reads to name capabilities: successes and failures in equal parts, same tasks together.
-
-Invariants: deterministic in the trajectories, their order and the seed; of tasks that were both solved and failed one
-success and one failure come first, side by side; then failures beside successes of other tasks; then what is left of
-either. A task's id is only compared, never shown. Not covered: which conversations tell most.
+The sample pairs a failure and a success of the same task where possible, then failures and successes of other tasks; it
+depends on trajectories, order and seed only, and task ids are never shown. There are at most 10 candidates, each with
+all its texts, bounded and on one line, and a citation of a shown message. Invented citations go back to the model; what
+is still invented in its last answer is dropped. Parts without a usable answer are counted; if all fail, ``OutOfForm``.
 """
 
 import random
@@ -19,17 +13,40 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from agents.analyst.llm.prompting import Asking, Form, instructions, reason
-from agents.analyst.llm.rendering import Shown, as_name, is_name, one_line, shown, surroundings, tokens
+from agents.analyst.llm.prompting import Form, Prompter, instructions, root_cause
+from agents.analyst.llm.rendering import (
+    RenderedConversation,
+    as_name,
+    is_name,
+    one_line,
+    render_conversation,
+    render_policy_and_tools,
+    token_estimate,
+)
 from agents.errors import OutOfForm
 from agents.llm.question import marked
 from store.types import Capability, Outcome, Trajectory
 
-Group = tuple[Trajectory, ...]  # a failure and a success, or one of them alone
+# A failure and a success, or one of them alone.
+Group = tuple[Trajectory, ...]
+# Conversations.
+SAMPLE_SIZE = 60
+# For one conversation.
+MAX_CONVERSATION_TOKENS = 4000
+MAX_CANDIDATES = 10
+# Characters.
+MAX_TITLE, MAX_DESCRIPTION, MAX_TEXT = 80, 240, 600
+# Objections sent back at once.
+MAX_OBJECTIONS = 8
+# Tokens of the heading and marks of a conversation.
+HEADING_TOKENS = 40
+# Trajectory id and message index.
+Place = tuple[str, int]
+ConversationIndex = Mapping[str, tuple[str, RenderedConversation]]
 
 
-def sampled(trajectories: Sequence[Trajectory], size: int, seed: int) -> list[Group]:
-    """At most ``size`` trajectories, in groups that belong together, those that tell most first."""
+def sample_groups(trajectories: Sequence[Trajectory], size: int, seed: int) -> list[Group]:
+    """At most ``size`` trajectories in groups that belong together, the most informative first."""
     rng = random.Random(f"discovery:{seed}")
     shuffled = rng.sample(trajectories, len(trajectories))
     of_task: dict[tuple[str, str], dict[Outcome, Trajectory]] = defaultdict(dict)
@@ -53,7 +70,8 @@ def sampled(trajectories: Sequence[Trajectory], size: int, seed: int) -> list[Gr
     remaining = size
     for group in [*pairs, *mixed_pairs, *singles]:
         if len(group) > remaining:
-            break  # a later one that fits would tip the sides
+            # Skipping to a smaller group would unbalance successes and failures.
+            break
         sample.append(group)
         remaining -= len(group)
     return sample
@@ -69,7 +87,7 @@ def same_task(group: Group) -> bool:
 
 
 def batches(sizes: Sequence[int], capacity: int) -> list[list[int]]:
-    """Places of things of these sizes, in order, in as few lists as fill ``room`` one after the other."""
+    """Positions of items of these sizes, in order, packed into as few lists of ``capacity`` as a greedy pass gives."""
     groups: list[list[int]] = []
     remaining = 0
     for position, size in enumerate(sizes):
@@ -79,16 +97,6 @@ def batches(sizes: Sequence[int], capacity: int) -> list[list[int]]:
         groups[-1].append(position)
         remaining -= size
     return groups
-
-
-SAMPLE_SIZE = 60  # conversations
-MAX_CONVERSATION_TOKENS = 4000  # tokens of one conversation, at most
-MAX_CANDIDATES = 10
-MAX_TITLE, MAX_DESCRIPTION, MAX_TEXT = 80, 240, 600  # characters
-MAX_OBJECTIONS = 8  # told at once
-HEADING_TOKENS = 40  # tokens around a conversation
-
-Place = tuple[str, int]  # trajectory and index of a message
 
 
 class Cited(Form):
@@ -117,57 +125,61 @@ class Candidates(Form):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A candidate capability and the messages that it rests on."""
+class CitedCapability:
+    """A candidate capability and the messages that support it."""
 
     capability: Capability
-    cited: tuple[Place, ...]
+    citations: tuple[Place, ...]
 
-    def beside(self, other: "Found") -> "Found":
-        """Its own texts, with the citations of both."""
-        return replace(self, cited=tuple(dict.fromkeys([*self.cited, *other.cited])))
+    def with_citations_of(self, other: "CitedCapability") -> "CitedCapability":
+        """This candidate with the citations of both."""
+        return replace(self, citations=tuple(dict.fromkeys([*self.citations, *other.citations])))
 
 
 @dataclass(frozen=True)
-class Discovered:
-    """Candidates of all parts as they came, how many were named (what is not kept included), how many conversations
-    were read, in how many parts, and parts without an answer."""
+class DiscoveryResult:
+    """The candidates of all parts, and counts.
 
-    candidates: list[Found]
-    named: int
-    texts_read: int
-    parts: int
-    unusable: int
+    ``candidate_count`` includes the dropped ones; ``conversation_count`` is how many conversations were read,
+    ``part_count`` in how many parts, ``unusable_count`` how many parts had no usable answer.
+    """
+
+    candidates: list[CitedCapability]
+    candidate_count: int
+    conversation_count: int
+    part_count: int
+    unusable_count: int
 
 
-async def discover(asking: Asking, trajectories: Sequence[Trajectory], evidence: str, seed: int) -> Discovered:
-    """Candidates from a sample; the same capability may come more than once."""
-    groups = sampled(trajectories, SAMPLE_SIZE, seed)
+async def discover(prompter: Prompter, trajectories: Sequence[Trajectory], evidence: str, seed: int) -> DiscoveryResult:
+    """Candidates from a sample; a capability may occur more than once."""
+    groups = sample_groups(trajectories, SAMPLE_SIZE, seed)
     fixed_texts = [instructions("discover"), marked("statistics", evidence) if evidence else ""]
-    context = surroundings(list(chain(*groups)), asking.room(*fixed_texts) // 4)
-    budget = asking.room(*fixed_texts, context)
+    context = render_policy_and_tools(list(chain(*groups)), prompter.token_budget(*fixed_texts) // 4)
+    budget = prompter.token_budget(*fixed_texts, context)
     rendered = {
-        item.id: shown(item, min(MAX_CONVERSATION_TOKENS, budget // 2 - HEADING_TOKENS)) for item in chain(*groups)
+        item.id: render_conversation(item, min(MAX_CONVERSATION_TOKENS, budget // 2 - HEADING_TOKENS))
+        for item in chain(*groups)
     }
-    sizes = [sum(tokens(rendered[item.id].text) + HEADING_TOKENS for item in group) for group in groups]
+    sizes = [sum(token_estimate(rendered[item.id].text) + HEADING_TOKENS for item in group) for group in groups]
     parts = [[groups[position] for position in part] for part in batches(sizes, budget)]
     preamble = f"{context}\n{fixed_texts[1]}"
-    answers = await asking.each(
-        "discovery", [partial(_discover_part, asking, part, rendered, preamble) for part in parts]
+    answers = await prompter.run_all(
+        "discovery", [partial(_discover_part, prompter, part, rendered, preamble) for part in parts]
     )
     failed = [answer for answer in answers if isinstance(answer, OutOfForm)]
     if answers and len(failed) == len(answers):
-        raise reason(failed[0])
+        raise root_cause(failed[0])
     usable = [answer for answer in answers if not isinstance(answer, OutOfForm)]
     candidates = [item for answer in usable for item in _valid_candidates(*answer)]
     candidate_count = sum(len(answer.candidates) for answer, _ in usable)
-    return Discovered(candidates, candidate_count, len(rendered), len(parts), len(failed))
+    return DiscoveryResult(candidates, candidate_count, len(rendered), len(parts), len(failed))
 
 
 async def _discover_part(
-    asking: Asking, groups: Sequence[Group], rendered: Mapping[str, Shown], preamble: str
+    prompter: Prompter, groups: Sequence[Group], rendered: Mapping[str, RenderedConversation], preamble: str
 ) -> "tuple[Candidates, ConversationIndex] | OutOfForm":
-    """What a model names in some groups, and what the ids in it mean."""
+    """A model's candidates for some groups, and the index of the short ids in them."""
     ids = {f"t{number}": trajectory for number, trajectory in enumerate(chain(*groups), 1)}
     names = {trajectory.id: name for name, trajectory in ids.items()}
     index = {name: (trajectory.id, rendered[trajectory.id]) for name, trajectory in ids.items()}
@@ -176,28 +188,28 @@ async def _discover_part(
     ]
     answers: list[Candidates] = []
 
-    def wrong(answer: Candidates) -> str | None:
+    def find_objection(answer: Candidates) -> str | None:
         answers.append(answer)
         return "; ".join(list(_objections(answer, index))[:MAX_OBJECTIONS]) or None
 
     text = "\n\n".join([preamble, *conversations, "Which capabilities do the failures lack?"])
     try:
-        answer = await asking.ask(asking.question("discover", text), Candidates, wrong)
+        answer = await prompter.ask(prompter.question("discover", text), Candidates, find_objection)
     except OutOfForm as error:
+        # No usable answer at all: the error stands for the part.
         if not answers:
             return error
         answer = answers[-1]
     return answer, index
 
 
-def _with_heading(trajectory: Trajectory, group: Group, names: Mapping[str, str], rendering: Shown) -> str:
+def _with_heading(
+    trajectory: Trajectory, group: Group, names: Mapping[str, str], rendering: RenderedConversation
+) -> str:
     outcome = "success" if trajectory.outcome is Outcome.SUCCESS else "failure"
     siblings = [names[other.id] for other in group if other is not trajectory] if same_task(group) else []
     relation = f", the same task as {siblings[0]}" if siblings else ""
     return f"Conversation {names[trajectory.id]}, a {outcome}{relation}:\n{marked('conversation', rendering.text)}"
-
-
-ConversationIndex = Mapping[str, tuple[str, Shown]]
 
 
 def _objections(answer: Candidates, index: ConversationIndex) -> "list[str]":
@@ -217,16 +229,17 @@ def _objections(answer: Candidates, index: ConversationIndex) -> "list[str]":
         if not candidate.cited:
             objections.append(f"{candidate.name[:40]} cites no message")
         objections += [
-            f"{candidate.name[:40]}: there is no message {citation.message[:20]!r} in a conversation {citation.conversation[:20]!r}"
+            f"{candidate.name[:40]}: there is no message {citation.message[:20]!r} "
+            f"in a conversation {citation.conversation[:20]!r}"
             for citation in candidate.cited
             if _citation(citation, index) is None
         ]
     return objections
 
 
-def _valid_candidates(answer: Candidates, index: ConversationIndex) -> list[Found]:
-    """What can be kept of an answer, objections or not."""
-    capabilities: dict[str, Found] = {}
+def _valid_candidates(answer: Candidates, index: ConversationIndex) -> list[CitedCapability]:
+    """The candidates that are usable despite objections."""
+    capabilities: dict[str, CitedCapability] = {}
     for candidate in answer.candidates:
         name = candidate.name if is_name(candidate.name) else as_name(candidate.name)
         citations = [citation for reference in candidate.cited if (citation := _citation(reference, index)) is not None]
@@ -240,13 +253,13 @@ def _valid_candidates(answer: Candidates, index: ConversationIndex) -> list[Foun
             continue
         bounds = {"title": MAX_TITLE, "description": MAX_DESCRIPTION}
         fields = {part: one_line(text, bounds.get(part, MAX_TEXT)) for part, text in texts.items()}
-        capabilities[name] = Found(Capability(name, **fields), tuple(dict.fromkeys(citations)))
+        capabilities[name] = CitedCapability(Capability(name, **fields), tuple(dict.fromkeys(citations)))
     return list(capabilities.values())[:MAX_CANDIDATES]
 
 
 def _citation(reference: Cited, places: ConversationIndex) -> Place | None:
     trajectory_id, rendering = places.get(reference.conversation.strip(), ("", None))
-    message_index = None if rendering is None else rendering.cited(reference.message)
+    message_index = None if rendering is None else rendering.message_index(reference.message)
     return None if message_index is None else (trajectory_id, message_index)
 
 

@@ -1,23 +1,13 @@
-"""Labels: for each conversation the whole row over all capabilities from one answer, in several independent runs.
+"""Labels every conversation in several independent runs, and attributes each failure to agent, simulator or task.
 
-Every run shows the capabilities in an order of its own and is sampled on its own. The question tells neither the
-outcome nor the conversation's id, so that a label says what is in the conversation.
+One answer labels a whole row: all capabilities of one conversation, in an order of the run's own. The question contains
+neither the outcome nor the conversation's id. PRESENT and LACKING cite a shown message. A row that stays unusable is
+repeated with another variant at most twice; if that helps, the whole run is repeated, so that its rows share one
+sampling. Conversations without a usable row are left out of all runs, at most a tenth of them (``OutOfForm`` beyond
+that, or if none of the first ten could be labelled).
 
-Invariants: the labels of a run are complete, each (trajectory, capability) exactly once; PRESENT and LACKING cite a
-message that was shown, NA none; a label whose citation does not exist is void and goes back with what else is wrong. A
-row that stays unusable is asked for as a repetition of the run would, at most twice: where that helps, the run is made
-again as a whole (a row that is unusable only then stays as it was). A conversation of which a run has no usable row, or
-on which three questions in whatever runs had none, is left out of all runs and asked about no more, so that no single
-one can stop an analysis. How it fails: ``OutOfForm`` that names such a conversation, as soon as more than a tenth of
-them would be left out, or none of the first ten had a usable row.
-
-Whose fault a failure is: the agent's, the user simulator's, the infrastructure's, or an ambiguous task's.
-
-Only the agent's failures are mined. Where the model gives no usable answer the failure counts as the agent's, as it
-would without the question: nothing that was said in a conversation can take it out of the evidence by confusing the
-model, and what is kept has to pass labels of its own in most of the runs. How many those are is told.
-
-Invariants: one question for each failure, one answer for each failure; an answer cites a message that was shown.
+Only failures of the agent are mined. Without a usable attribution a failure counts as the agent's, so text in a
+conversation cannot remove it from the evidence by confusing the model.
 """
 
 import asyncio
@@ -29,17 +19,51 @@ from functools import partial
 from typing import Literal
 
 from agents.analyst.llm.discovery import MAX_TEXT
-from agents.analyst.llm.prompting import MIN_CONVERSATION_TOKENS, Asking, Form, all_of, instructions, reason
-from agents.analyst.llm.rendering import Shown, one_line, shown, surroundings, tokens
+from agents.analyst.llm.prompting import (
+    MIN_CONVERSATION_TOKENS,
+    Form,
+    Prompter,
+    gather_or_cancel,
+    instructions,
+    root_cause,
+)
+from agents.analyst.llm.rendering import (
+    RenderedConversation,
+    one_line,
+    render_conversation,
+    render_policy_and_tools,
+    token_estimate,
+)
 from agents.errors import ModelError, OutOfForm
 from agents.llm.question import marked
 from store.types import Capability, Label, Trajectory, Verdict
 
-MAX_CONVERSATION_TOKENS = 12_000  # tokens of one conversation, at most
-MAX_FAULT_REASON = 500  # characters
-MARK_TOKENS = 100  # tokens, with the few words beside them
+# For one conversation.
+MAX_CONVERSATION_TOKENS = 12_000
+# Characters.
+MAX_FAULT_REASON = 500
+# The marks and the few words beside them.
+MARK_TOKENS = 100
 
 FaultName = Literal["agent", "simulator", "infrastructure", "task"]
+MAX_REPETITIONS = 2
+# Variants of a run's repetitions: run, run + 1000, run + 2000.
+VARIANT_STEP = 1000
+# The model's own sampling: at 0 all runs would be one run.
+TEMPERATURE = 1.0
+MAX_OBJECTIONS = 8
+# One of this many conversations may be left out.
+LEFT_OUT_DIVISOR = 10
+# First conversations without a usable row that end the labelling.
+MAX_FIRST_FAILURES = 10
+# Characters.
+MAX_LABEL_REASON = 300
+# Characters that a capability's text keeps.
+MIN_TEXT = 40
+# A conversation with its policy and tools, and its citable messages.
+ConversationText = tuple[
+    str, RenderedConversation
+]  # a conversation with what surrounds it, and what can be cited of it
 
 
 class Blame(Form):
@@ -52,7 +76,7 @@ class Blame(Form):
 
 @dataclass(frozen=True)
 class Fault:
-    """Whose fault a failure is; ``message_index`` is None where the model gave no usable answer."""
+    """Who caused a failure; ``message_index`` is None if the model gave no usable answer."""
 
     trajectory_id: str
     fault: FaultName
@@ -60,46 +84,43 @@ class Fault:
     reason: str
 
 
-async def faults(asking: Asking, failures: Sequence[Trajectory]) -> list[Fault]:
-    """One for each failure, in order."""
-    return await asking.each("faults", [partial(_fault, asking, failure) for failure in failures])
+async def faults(prompter: Prompter, failures: Sequence[Trajectory]) -> list[Fault]:
+    """The attribution of each failure, in order."""
+    return await prompter.run_all("faults", [partial(_fault, prompter, failure) for failure in failures])
 
 
-async def _fault(asking: Asking, failure: Trajectory) -> Fault:
-    conversation_text, rendering = conversation(asking, failure, "blame")
+async def _fault(prompter: Prompter, failure: Trajectory) -> Fault:
+    conversation_text, rendering = render_question_context(prompter, failure, "blame")
 
-    def wrong(answer: Blame) -> str | None:
-        if rendering.cited(answer.message) is None:
+    def find_objection(answer: Blame) -> str | None:
+        if rendering.message_index(answer.message) is None:
             return f"there is no message {answer.message[:40]!r} in what you were shown; cite one by its id, such as m4"
         return None
 
     try:
-        answer = await asking.ask(asking.question("blame", f"{conversation_text}\nWhose fault is it?"), Blame, wrong)
+        answer = await prompter.ask(
+            prompter.question("blame", f"{conversation_text}\nWhose fault is it?"), Blame, find_objection
+        )
     except OutOfForm as error:
         return Fault(failure.id, "agent", None, one_line(f"nobody said: {error.message}", MAX_FAULT_REASON))
-    return Fault(failure.id, answer.fault, rendering.cited(answer.message), one_line(answer.why, MAX_FAULT_REASON))
+    return Fault(
+        failure.id, answer.fault, rendering.message_index(answer.message), one_line(answer.why, MAX_FAULT_REASON)
+    )
 
 
-def conversation(asking: Asking, trajectory: Trajectory, kind: str, *other_texts: str) -> tuple[str, Shown]:
-    """One conversation with what surrounds it, as large as a question of this kind has room for beside other texts."""
-    budget = asking.room(instructions(kind), *other_texts)
-    context = surroundings([trajectory], max(min(budget // 3, budget - MIN_CONVERSATION_TOKENS - MARK_TOKENS), 0))
-    rendering = shown(
-        trajectory, min(MAX_CONVERSATION_TOKENS, asking.room(instructions(kind), context, *other_texts) - MARK_TOKENS)
+def render_question_context(
+    prompter: Prompter, trajectory: Trajectory, kind: str, *other_texts: str
+) -> tuple[str, RenderedConversation]:
+    """One conversation with its policy and tools, as large as a question of this kind allows beside the other texts."""
+    budget = prompter.token_budget(instructions(kind), *other_texts)
+    context = render_policy_and_tools(
+        [trajectory], max(min(budget // 3, budget - MIN_CONVERSATION_TOKENS - MARK_TOKENS), 0)
+    )
+    rendering = render_conversation(
+        trajectory,
+        min(MAX_CONVERSATION_TOKENS, prompter.token_budget(instructions(kind), context, *other_texts) - MARK_TOKENS),
     )
     return f"{context}\n{marked('conversation', rendering.text)}", rendering
-
-
-MAX_REPETITIONS = 2
-VARIANT_STEP = 1000  # variants of a run's repetitions: run, run + 1000, run + 2000
-TEMPERATURE = 1.0  # as the model itself is: at 0 the runs would be one run
-MAX_OBJECTIONS = 8
-LEFT_OUT_DIVISOR = 10  # of so many conversations one may be left out
-MAX_FIRST_FAILURES = 10  # first conversations without any usable row that end it
-MAX_LABEL_REASON = 300  # characters
-MIN_TEXT = 40  # characters that a capability's text keeps
-
-ConversationText = tuple[str, Shown]  # a conversation with what surrounds it, and what can be cited of it
 
 
 class Cell(Form):
@@ -118,27 +139,28 @@ class Row(Form):
 
 
 @dataclass
-class Void:
-    """Questions of all runs that had no usable row, by conversation, and which conversations are left out for that."""
+class UnlabelledConversations:
+    """Failed questions per conversation over all runs, and the conversations left out because of them."""
 
     conversations: int
-    in_vain: Counter[str] = field(default_factory=Counter)
-    answered: set[str] = field(default_factory=set)
-    why: dict[str, OutOfForm] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)  # with the reason
+    failed_questions: Counter[str] = field(default_factory=Counter)
+    answered_keys: set[str] = field(default_factory=set)
+    errors: dict[str, OutOfForm] = field(default_factory=dict)
+    # Conversation -> reason.
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def add(self, key: str, error: OutOfForm) -> None:
-        """One more; raises where that was one too many."""
-        self.in_vain[key] += 1
-        self.why[key] = error
-        if not self.answered and len(self.in_vain) >= min(MAX_FIRST_FAILURES, self.conversations):
-            raise self._failure(f"none of the first {len(self.in_vain)} conversations could be labelled", key)
-        if self.in_vain[key] > MAX_REPETITIONS and key not in self.answered:
+        """Record a failed question; raises if it is one too many."""
+        self.failed_questions[key] += 1
+        self.errors[key] = error
+        if not self.answered_keys and len(self.failed_questions) >= min(MAX_FIRST_FAILURES, self.conversations):
+            raise self._failure(f"none of the first {len(self.failed_questions)} conversations could be labelled", key)
+        if self.failed_questions[key] > MAX_REPETITIONS and key not in self.answered_keys:
             self.leave_out(key)
 
     def leave_out(self, key: str) -> None:
-        """Ask no more about a conversation; raises where more than a tenth are left out."""
-        self.left_out[key] = one_line(self.why[key].message, MAX_LABEL_REASON)
+        """Ask no more about a conversation; raises if more than a tenth are left out."""
+        self.left_out[key] = one_line(self.errors[key].message, MAX_LABEL_REASON)
         if len(self.left_out) * LEFT_OUT_DIVISOR > self.conversations:
             proportion = f"{len(self.left_out)} of {self.conversations} conversations"
             raise self._failure(
@@ -146,106 +168,109 @@ class Void:
             )
 
     def _failure(self, summary: str, key: str) -> ModelError:
-        error = reason(self.why[key])
+        error = root_cause(self.errors[key])
         return type(error)(f"{summary}; the last of them, trajectory {key}: {error.message}", hint=error.hint)
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """The labels of all runs, how many runs had to be made again, and what was left out with the reason."""
+class LabellingResult:
+    """The labels of all runs, the number of repeated runs, and the conversations left out with the reason."""
 
     labels: list[Label]
-    again: int = 0
+    repeated_runs: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-async def labelled(
-    asking: Asking, capabilities: Sequence[Capability], trajectories: Sequence[Trajectory], *, runs: int, seed: int
-) -> Labelled:
+async def label_all(
+    prompter: Prompter, capabilities: Sequence[Capability], trajectories: Sequence[Trajectory], *, runs: int, seed: int
+) -> LabellingResult:
     """The labels of all runs."""
     if not capabilities or not trajectories:
-        return Labelled([])
-    capability_text = _capability_list(asking, capabilities)
+        return LabellingResult([])
+    capability_text = _capability_list(prompter, capabilities)
     conversations = {
-        trajectory.id: await asyncio.to_thread(conversation, asking, trajectory, "label", capability_text)
+        trajectory.id: await asyncio.to_thread(render_question_context, prompter, trajectory, "label", capability_text)
         for trajectory in trajectories
     }
-    labeller = _Labelling(asking, capabilities, conversations, seed, Void(len(conversations)))
+    labeller = _Labeller(prompter, capabilities, conversations, seed, UnlabelledConversations(len(conversations)))
     rows_done: dict[int, int] = {}
 
-    def tell(run: int, rows: int) -> None:
+    def report_progress(run: int, rows: int) -> None:
         rows_done[run] = rows
         rows_total, total = sum(rows_done.values()), len(conversations) * runs
-        asking.tell(f"labels: {rows_total} of {total}", rows_total, total)
+        prompter.report_progress(f"labels: {rows_total} of {total}", rows_total, total)
 
-    results = await all_of(labeller.run(run, partial(tell, run)) for run in range(runs))
-    left_out = labeller.void.left_out
+    results = await gather_or_cancel(labeller.run(run, partial(report_progress, run)) for run in range(runs))
+    left_out = labeller.unlabelled.left_out
     labels = [label for run_labels, _ in results for label in run_labels if label.trajectory_id not in left_out]
-    return Labelled(labels, sum(repeated for _, repeated in results), dict(sorted(left_out.items())))
+    return LabellingResult(labels, sum(repeated for _, repeated in results), dict(sorted(left_out.items())))
 
 
 @dataclass(frozen=True)
-class _Labelling:
-    """What all runs have in common."""
+class _Labeller:
+    """State shared by all runs."""
 
-    asking: Asking
+    prompter: Prompter
     capabilities: Sequence[Capability]
-    texts_read: Mapping[str, ConversationText]
+    conversations: Mapping[str, ConversationText]
     seed: int
-    void: Void
+    unlabelled: UnlabelledConversations
 
-    async def run(self, run: int, tell: Callable[[int], None]) -> tuple[list[Label], int]:
-        """A run's labels, and how often it was made again."""
-        rows = await self._rows((run, 0), self.texts_read, tell)
+    async def run(self, run: int, report_progress: Callable[[int], None]) -> tuple[list[Label], int]:
+        """A run's labels, and how often it was repeated."""
+        rows = await self._rows((run, 0), self.conversations, report_progress)
         repeated = 0
         for repetition in range(1, MAX_REPETITIONS + 1):
-            missing = self.texts_read.keys() - rows.keys() - self.void.left_out.keys()
-            if repaired := await self._rows((run, repetition), missing, tell):
-                unchanged = self.texts_read.keys() - missing
-                rows |= repaired | await self._rows((run, repetition), unchanged, tell)
+            missing = self.conversations.keys() - rows.keys() - self.unlabelled.left_out.keys()
+            if repaired := await self._rows((run, repetition), missing, report_progress):
+                unchanged = self.conversations.keys() - missing
+                rows |= repaired | await self._rows((run, repetition), unchanged, report_progress)
                 repeated += 1
-        for key in self.texts_read.keys() - rows.keys() - self.void.left_out.keys():
-            self.void.leave_out(key)
-        return [label for key in self.texts_read for label in rows.get(key, [])], repeated
+        for key in self.conversations.keys() - rows.keys() - self.unlabelled.left_out.keys():
+            self.unlabelled.leave_out(key)
+        return [label for key in self.conversations for label in rows.get(key, [])], repeated
 
     async def _rows(
-        self, attempt: tuple[int, int], wanted_keys: Collection[str], tell: Callable[[int], None]
+        self, attempt: tuple[int, int], missing_keys: Collection[str], report_progress: Callable[[int], None]
     ) -> dict[str, list[Label]]:
-        """The usable ones among the wanted rows of a run's repetition."""
+        """The usable rows of a run's repetition."""
         rng = random.Random(f"label:{self.seed}:{attempt[0]}:{attempt[1]}")
         order = rng.sample(self.capabilities, len(self.capabilities))
-        keys = [key for key in rng.sample(list(self.texts_read), len(self.texts_read)) if key in wanted_keys]
-        skipped = len(self.texts_read) - len(keys)
-        asking = replace(self.asking, tell=lambda _, done, attempt: tell(skipped + done))
-        rows = await asking.each("labels", [partial(self._row, order, key, attempt) for key in keys])
+        keys = [key for key in rng.sample(list(self.conversations), len(self.conversations)) if key in missing_keys]
+        skipped = len(self.conversations) - len(keys)
+        prompter = replace(self.prompter, report_progress=lambda _, done, attempt: report_progress(skipped + done))
+        rows = await prompter.run_all("labels", [partial(self._row, order, key, attempt) for key in keys])
         return {key: row for key, row in zip(keys, rows, strict=True) if row}
 
     async def _row(self, order: Sequence[Capability], key: str, attempt: tuple[int, int]) -> list[Label]:
-        """One conversation's labels in a run's repetition; none where the model gave no usable row."""
-        (run, repetition), (conversation_text, rendering) = attempt, self.texts_read[key]
+        """One conversation's labels in a run's repetition; empty without a usable answer."""
+        (run, repetition), (conversation_text, rendering) = attempt, self.conversations[key]
         names = [capability.name for capability in order]
-        if key in self.void.left_out:
+        if key in self.unlabelled.left_out:
             return []
 
-        def wrong(answer: Row) -> str | None:
+        def find_objection(answer: Row) -> str | None:
             return "; ".join(_objections(answer, names, rendering)[:MAX_OBJECTIONS]) or None
 
-        capability_text = _capability_list(self.asking, order)
-        text = f"{conversation_text}\n{capability_text}\nHow does each of the {len(names)} capabilities stand in this conversation?"
+        capability_text = _capability_list(self.prompter, order)
+        text = (
+            f"{conversation_text}\n{capability_text}\n"
+            f"How does each of the {len(names)} capabilities stand in this conversation?"
+        )
         try:
-            question = self.asking.question("label", text, run + VARIANT_STEP * repetition, TEMPERATURE)
-            answer = await self.asking.ask(question, Row, wrong)
+            question = self.prompter.question("label", text, run + VARIANT_STEP * repetition, TEMPERATURE)
+            answer = await self.prompter.ask(question, Row, find_objection)
         except OutOfForm as error:
-            self.void.add(key, error)
+            self.unlabelled.add(key, error)
             return []
-        self.void.answered.add(key)
+        self.unlabelled.answered_keys.add(key)
         return [
             Label(key, cell.capability, run, Verdict(cell.verdict.lower()), _cited_message(cell, rendering))
             for cell in answer.cells
         ]
 
 
-def _objections(answer: Row, names: Sequence[str], rendering: Shown) -> list[str]:
+def _objections(answer: Row, names: Sequence[str], rendering: RenderedConversation) -> list[str]:
     listed_names = [cell.capability for cell in answer.cells]
     objections = [f"{name[:40]!r} is not in the list" for name in listed_names if name not in names]
     objections += [
@@ -259,15 +284,15 @@ def _objections(answer: Row, names: Sequence[str], rendering: Shown) -> list[str
     ]
 
 
-def _cited_message(cell: Cell, rendering: Shown) -> int | None:
-    return None if cell.verdict == "NA" else rendering.cited(cell.message)
+def _cited_message(cell: Cell, rendering: RenderedConversation) -> int | None:
+    return None if cell.verdict == "NA" else rendering.message_index(cell.message)
 
 
-def _capability_list(asking: Asking, capabilities: Sequence[Capability]) -> str:
-    """What they mean, in at most a third of the room; where it is narrow each text is cut alike, in whatever order."""
-    budget, limit = asking.room(instructions("label")) // 3, MAX_TEXT
+def _capability_list(prompter: Prompter, capabilities: Sequence[Capability]) -> str:
+    """The capabilities in at most a third of the budget; every text is cut alike, whatever the order."""
+    budget, limit = prompter.token_budget(instructions("label")) // 3, MAX_TEXT
     while (
-        tokens(text := "\n".join(_capability_line(capability, limit) for capability in capabilities)) > budget
+        token_estimate(text := "\n".join(_capability_line(capability, limit) for capability in capabilities)) > budget
         and limit > MIN_TEXT
     ):
         limit = max(limit * 3 // 4, MIN_TEXT)

@@ -1,18 +1,15 @@
-"""One name for one capability: duplicates among candidates are merged, and known capabilities keep their names.
+"""Merges duplicate candidates and matches candidates to known capabilities.
 
-Names that are the same, or nearly, are the same capability; beyond that a model is asked. A known one, of an earlier
-cycle or of the builtin catalogue, keeps its name and its texts, so that what is found again is not found anew.
-
-Invariants: at most 10 candidates are left; every candidate's citations go to the one that it is merged into; no name
-is there twice. Where the model gives no usable answer the names decide alone: a duplicate costs labels, and nothing
-else.
+Equal or nearly equal names mean the same capability; beyond that a model decides. A known capability, of an earlier
+cycle or the builtin catalogue, keeps its name and texts, and citations of merged candidates are united. Without a
+usable answer the names decide alone, which costs extra labels and nothing else.
 """
 
 from collections.abc import Iterable, Sequence
 
-from agents.analyst.llm.discovery import MAX_CANDIDATES, Found
-from agents.analyst.llm.prompting import Asking, Form, instructions
-from agents.analyst.llm.rendering import near, tokens
+from agents.analyst.llm.discovery import MAX_CANDIDATES, CitedCapability
+from agents.analyst.llm.prompting import Form, Prompter, instructions
+from agents.analyst.llm.rendering import is_same_name, token_estimate
 from agents.errors import OutOfForm
 from agents.llm.question import marked
 from store.types import Capability
@@ -44,41 +41,52 @@ class Matches(Form):
     matches: list[Match]
 
 
-async def merged(asking: Asking, candidates: Sequence[Found]) -> list[Found]:
-    """The candidates without duplicates, at most 10 of them, the most telling first."""
+async def merge_duplicates(prompter: Prompter, candidates: Sequence[CitedCapability]) -> list[CitedCapability]:
+    """The candidates without duplicates, at most 10, the most informative first."""
     distinct = _without_duplicates(candidates)
     if len(distinct) < 2:
         return distinct
-    budget = asking.room(instructions("merge"))
-    if sum(tokens(_capability_line(candidate.capability)) for candidate in distinct) > budget and len(distinct) > 3:
+    budget = prompter.token_budget(instructions("merge"))
+    if (
+        sum(token_estimate(_capability_line(candidate.capability)) for candidate in distinct) > budget
+        and len(distinct) > 3
+    ):
         half = len(distinct) // 2
-        first, second = await merged(asking, distinct[:half]), await merged(asking, distinct[half:])
-        if len(first) + len(second) == len(distinct):  # it would not end
+        first, second = (
+            await merge_duplicates(prompter, distinct[:half]),
+            await merge_duplicates(prompter, distinct[half:]),
+        )
+        # Nothing was merged, so another round would not end.
+        if len(first) + len(second) == len(distinct):
             return distinct[:MAX_CANDIDATES]
-        return await merged(asking, [*first, *second])
+        return await merge_duplicates(prompter, [*first, *second])
     by_name = {candidate.capability.name: candidate for candidate in distinct}
 
-    def wrong(answer: Groups) -> str | None:
+    def find_objection(answer: Groups) -> str | None:
         return _name_objection((name for group in answer.groups for name in (group.keep, *group.same)), list(by_name))
 
     text = (
         f"{_marked_list('capabilities', [candidate.capability for candidate in distinct])}\nWhich of them are the same?"
     )
     try:
-        answer = await asking.ask(asking.question("merge", text), Groups, wrong)
+        answer = await prompter.ask(prompter.question("merge", text), Groups, find_objection)
     except OutOfForm:
-        return sorted(distinct, key=lambda candidate: -len(candidate.cited))[:MAX_CANDIDATES]
+        return sorted(distinct, key=lambda candidate: -len(candidate.citations))[:MAX_CANDIDATES]
     return [_union([by_name[name] for name in (group.keep, *group.same)]) for group in answer.groups][:MAX_CANDIDATES]
 
 
-async def matched(asking: Asking, candidates: Sequence[Found], known: Sequence[Capability]) -> list[Found]:
-    """The candidates, those that are known under their known names and texts."""
-    renamed = [_renamed(candidate, _known_match(candidate.capability.name, known)) for candidate in candidates]
-    names = {capability.name for capability in known}
+async def match_known(
+    prompter: Prompter, candidates: Sequence[CitedCapability], known_capabilities: Sequence[Capability]
+) -> list[CitedCapability]:
+    """The candidates; those that match a known capability take over its name and texts."""
+    renamed = [
+        _renamed(candidate, _known_match(candidate.capability.name, known_capabilities)) for candidate in candidates
+    ]
+    names = {capability.name for capability in known_capabilities}
     new = [candidate.capability for candidate in renamed if candidate.capability.name not in names]
     matched_names = {candidate.capability.name for candidate in renamed} & names
     unmatched = _fitting_known(
-        asking, [capability for capability in known if capability.name not in matched_names], new
+        prompter, [capability for capability in known_capabilities if capability.name not in matched_names], new
     )
     if not new or not unmatched:
         return _without_duplicates(renamed)
@@ -87,57 +95,59 @@ async def matched(asking: Asking, candidates: Sequence[Found], known: Sequence[C
         {candidate.name: candidate for candidate in unmatched},
     )
 
-    def wrong(answer: Matches) -> str | None:
+    def find_objection(answer: Matches) -> str | None:
         unknown_names = [match.known for match in answer.matches if match.known not in ("", *known_by_name)]
         objection = f"{unknown_names[0][:40]!r} is none of the known ones" if unknown_names else None
         return _name_objection((match.new for match in answer.matches), sorted(new_names)) or objection
 
     text = f"{_marked_list('known', unmatched)}\n{_marked_list('new', new)}\nWhich known one is each new one?"
     try:
-        answer = await asking.ask(asking.question("match", text), Matches, wrong)
+        answer = await prompter.ask(prompter.question("match", text), Matches, find_objection)
     except OutOfForm:
         return _without_duplicates(renamed)
     match_of = {match.new: known_by_name[match.known] for match in answer.matches if match.known}
     return _without_duplicates(_renamed(candidate, match_of.get(candidate.capability.name)) for candidate in renamed)
 
 
-def _without_duplicates(candidates: Iterable[Found]) -> list[Found]:
-    """Those whose names are nearly the same as one, the first."""
-    distinct: list[Found] = []
+def _without_duplicates(candidates: Iterable[CitedCapability]) -> list[CitedCapability]:
+    """The candidates, those with nearly the same name united under the first."""
+    distinct: list[CitedCapability] = []
     for candidate in candidates:
         duplicate_of = next(
             (
                 position
                 for position, earlier in enumerate(distinct)
-                if near(earlier.capability.name, candidate.capability.name)
+                if is_same_name(earlier.capability.name, candidate.capability.name)
             ),
             None,
         )
         if duplicate_of is None:
             distinct.append(candidate)
         else:
-            distinct[duplicate_of] = distinct[duplicate_of].beside(candidate)
+            distinct[duplicate_of] = distinct[duplicate_of].with_citations_of(candidate)
     return distinct
 
 
-def _union(candidates: Sequence[Found]) -> Found:
+def _union(candidates: Sequence[CitedCapability]) -> CitedCapability:
     combined = candidates[0]
     for other in candidates[1:]:
-        combined = combined.beside(other)
+        combined = combined.with_citations_of(other)
     return combined
 
 
-def _known_match(name: str, known: Sequence[Capability]) -> Capability | None:
-    exact = (capability for capability in known if capability.name == name)
-    return next(exact, None) or next((capability for capability in known if near(name, capability.name)), None)
+def _known_match(name: str, known_capabilities: Sequence[Capability]) -> Capability | None:
+    exact = (capability for capability in known_capabilities if capability.name == name)
+    return next(exact, None) or next(
+        (capability for capability in known_capabilities if is_same_name(name, capability.name)), None
+    )
 
 
-def _renamed(candidate: Found, known: Capability | None) -> Found:
-    return candidate if known is None else Found(known, candidate.cited)
+def _renamed(candidate: CitedCapability, match: Capability | None) -> CitedCapability:
+    return candidate if match is None else CitedCapability(match, candidate.citations)
 
 
 def _name_objection(answered_names: Iterable[str], expected: Sequence[str]) -> str | None:
-    """What is wrong with names that should be exactly the wanted ones, each once."""
+    """What is wrong with names that should be exactly the expected ones, each once."""
     names = list(answered_names)
     objections = [f"{name[:40]!r} is not in the list" for name in names if name not in expected][:3]
     objections += [f"{name!r} stands there {names.count(name)} times" for name in expected if names.count(name) != 1][
@@ -146,12 +156,16 @@ def _name_objection(answered_names: Iterable[str], expected: Sequence[str]) -> s
     return "; ".join(objections) or None
 
 
-def _fitting_known(asking: Asking, known: Sequence[Capability], new: Sequence[Capability]) -> list[Capability]:
-    """As many of the known ones as fit beside the new ones, the first first."""
-    budget = asking.room(instructions("match")) - sum(tokens(_capability_line(capability)) for capability in new)
+def _fitting_known(
+    prompter: Prompter, known_capabilities: Sequence[Capability], new: Sequence[Capability]
+) -> list[Capability]:
+    """As many of the known capabilities as fit beside the new ones, in order."""
+    budget = prompter.token_budget(instructions("match")) - sum(
+        token_estimate(_capability_line(capability)) for capability in new
+    )
     fitting = []
-    for capability in known:
-        budget -= tokens(_capability_line(capability))
+    for capability in known_capabilities:
+        budget -= token_estimate(_capability_line(capability))
         if budget > 0:
             fitting.append(capability)
     return fitting

@@ -1,9 +1,8 @@
-"""What all questions of the analyst have in common: who is asked, for what, how much fits, how far it has come.
+"""Shared by all questions of the llm analyst: the prompter, its token budget, concurrency and progress.
 
-Invariants: instructions are the package's own texts and never anybody else's; others' words come after them, between
-marks. Questions that are independent are asked at once; the model's side holds them to its pace. How it fails:
-``AgentsError`` where the context is too small for a question; ``OutOfForm`` where nothing usable comes of one, which
-is that question's alone; whatever else ``Model.ask`` raises, which is every question's.
+Instructions are the package's own texts; untrusted text follows them between marks. A question without a usable answer
+fails alone (``OutOfForm``), any other failure of ``Model.ask`` stops all questions. A context too small for a question
+raises ``AgentsError``.
 """
 
 import asyncio
@@ -15,19 +14,24 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from agents.analyst.llm.rendering import tokens
+from agents.analyst.llm.rendering import token_estimate
 from agents.errors import AgentsError, ModelDenied, ModelError, ModelRefused, OutOfForm
 from agents.llm.model import Model
-from agents.llm.question import IS_DATA, Purpose, Question, ChatMessage
+from agents.llm.question import IS_DATA, ChatMessage, Purpose, Question
 
-MAX_ANSWER_TOKENS = 3000  # tokens of one answer, at most
-REPAIR_TOKENS = 3500  # tokens of two answers that go back with complaints, and of one more
-MIN_CONVERSATION_TOKENS = 1000  # tokens that a conversation needs to be worth reading
+# For one answer.
+MAX_ANSWER_TOKENS = 3000
+# Two rejected answers with their objections, and one more.
+REPAIR_TOKENS = 3500
+# A shorter excerpt of a conversation is not worth a question.
+MIN_CONVERSATION_TOKENS = 1000
+# Questions under way or waiting for a slot. Later ones start with what earlier ones taught about the server.
 QUESTIONS_PER_SLOT = (
     2  # questions under way or waiting for a slot, for each slot: what waits longer hears what came before
 )
 
-Tell = Callable[
+# Text ("labels: 3 of 600"), steps done, steps in all.
+ProgressCallback = Callable[
     [str, int, int], None
 ]  # what is at work ("labels: 3 of 600"), and in all: how much is done, of how much
 T = TypeVar("T")
@@ -41,34 +45,39 @@ class Form(BaseModel):
 
 
 @dataclass(frozen=True)
-class Asking:
-    """``context`` is what question and answer may take together, in tokens."""
+class Prompter:
+    """A model with purpose, context size (tokens of question and answer together) and progress callback."""
 
     model: Model
     purpose: Purpose
     context: int
-    tell: Tell
-    places: asyncio.Semaphore
+    report_progress: ProgressCallback
+    slots: asyncio.Semaphore
 
     @property
-    def answer(self) -> int:
-        """Tokens of one answer."""
+    def answer_tokens(self) -> int:
+        """The token limit of one answer."""
         return min(MAX_ANSWER_TOKENS, self.context // 8)
 
-    def room(self, *texts: str) -> int:
-        """Tokens that are left for conversations beside these texts, an answer, and answers that go back."""
-        remaining = self.context - max(2 * self.answer, REPAIR_TOKENS) - sum(map(tokens, texts))
+    def token_budget(self, *texts: str) -> int:
+        """Tokens left for conversations beside these texts, an answer, and repairs.
+
+        Raises:
+            AgentsError: the context is too small.
+        """
+        remaining = self.context - max(2 * self.answer_tokens, REPAIR_TOKENS) - sum(map(token_estimate, texts))
         if remaining < MIN_CONVERSATION_TOKENS:
             raise AgentsError(
-                f"a context of {self.context} tokens leaves {max(remaining, 0)} for conversations, and {MIN_CONVERSATION_TOKENS} is the least",
+                f"a context of {self.context} tokens leaves {max(remaining, 0)} for conversations, "
+                f"and {MIN_CONVERSATION_TOKENS} is the least",
                 hint="raise llm.context_tokens, with a model that has such a context",
             )
         return remaining
 
     def question(self, kind: str, text: str, variant: int = 0, temperature: float = 0.0) -> Question:
-        """A question of a kind ("label") about others' words."""
+        """A question of a kind ("label") with its instructions."""
         messages = (ChatMessage("system", instructions(kind)), ChatMessage("user", text))
-        return Question(self.purpose, messages, variant, temperature, self.answer)
+        return Question(self.purpose, messages, variant, temperature, self.answer_tokens)
 
     async def ask(
         self,
@@ -76,7 +85,7 @@ class Asking:
         form: type[Answer],
         find_objection: Callable[[Answer], str | None] = lambda answer: None,
     ) -> Answer:
-        """As ``Model.ask``; what a server will not answer because of the words in it is out of form, too."""
+        """As ``Model.ask``, but a question that the server refuses because of its text raises ``OutOfForm``."""
         try:
             return await self.model.ask(question, form, find_objection)
         except ModelDenied:
@@ -84,39 +93,41 @@ class Asking:
         except ModelRefused as error:
             raise OutOfForm(error.message, hint=error.hint) from error
 
-    async def each(self, task: str, jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
-        """What the jobs answer, in their order; the first that fails stops the others."""
+    async def run_all(self, task: str, jobs: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+        """The results of the jobs, in order; the first failure cancels the others."""
         pending = list(jobs)
         done = 0
 
         async def run_job(job: Callable[[], Awaitable[T]]) -> T:
             nonlocal done
-            async with self.places:
+            async with self.slots:
                 answer = await job()
             done += 1
-            self.tell(f"{task}: {done} of {len(pending)}", done, len(pending))
+            self.report_progress(f"{task}: {done} of {len(pending)}", done, len(pending))
             return answer
 
-        return await all_of([run_job(job) for job in pending])
+        return await gather_or_cancel([run_job(job) for job in pending])
 
 
-def reason(error: OutOfForm) -> ModelError:
-    """What a question came to nothing for: the server's refusal, where it was that."""
+def root_cause(error: OutOfForm) -> ModelError:
+    """The server's refusal if there was one, otherwise the error itself."""
     return error.__cause__ if isinstance(error.__cause__, ModelRefused) else error
 
 
-def asking(model: Model, purpose: Purpose, context: int, tell: Tell) -> Asking:
-    """Who is asked, with as many questions ahead as keep the model busy."""
-    return Asking(model, purpose, context, tell, asyncio.Semaphore(QUESTIONS_PER_SLOT * model.endpoint.concurrency))
+def make_prompter(model: Model, purpose: Purpose, context: int, report_progress: ProgressCallback) -> Prompter:
+    """A prompter with enough concurrent questions to keep the model busy."""
+    return Prompter(
+        model, purpose, context, report_progress, asyncio.Semaphore(QUESTIONS_PER_SLOT * model.endpoint.concurrency)
+    )
 
 
-def after(tell: Tell, done: int, total: int) -> Tell:
-    """A part's own telling, as one that begins when so much of so much is done."""
-    return lambda text, part, _: tell(text, min(done + part, total), total)
+def offset_progress(report_progress: ProgressCallback, done: int, total: int) -> ProgressCallback:
+    """A progress callback for a part that starts when ``done`` of ``total`` steps are done."""
+    return lambda text, part, _: report_progress(text, min(done + part, total), total)
 
 
-async def all_of(works: Iterable[Awaitable[T]]) -> list[T]:
-    """Their answers; where one fails, or who waits is cancelled, none goes on alone."""
+async def gather_or_cancel(works: Iterable[Awaitable[T]]) -> list[T]:
+    """Await all; if one fails, or the caller is cancelled, the others are cancelled and awaited."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

@@ -1,19 +1,9 @@
-"""Trajectories as a model reads them: short ids, clipped to a budget of tokens, between marks.
+"""Trajectories as text for a model, and cleaned text from a model.
 
-A conversation is a line per message, ``m4 agent: ...``, whose further lines are indented, so that no text can pretend
-to be a message. Where it does not fit, long messages lose their middle first; then whole messages go, those in the
-middle of the conversation before tool errors (and the calls that met them), the beginning and the end. What is left out
-is said, and cannot be cited.
-
-Invariants: only messages and tools are read (``agents.transcript``): never ``parts``, ``task_id``, a reward or a
-trajectory's id. Tokens are estimated as a third of the bytes in UTF-8, which is more than tokenizers make of English
-and about what they make of JSON. A text never takes more than its budget, but for a few words that say what is missing.
-How it fails: ``TranscriptError``, as ``agents.transcript``. Not covered: images and audio.
-
-Words that a model wrote, made fit to be kept: on one line, printable, of bounded length; and names compared.
-
-Pure functions. A name is two to five lower-case words joined by hyphens: it becomes part of an adapter's name and of
-paths, and never is one of the names that the models themselves have, which are single words.
+A conversation has one line per message, ``m4 agent: ...``; further lines are indented, so no text can imitate a
+message. If it does not fit, long messages lose their middle first, then whole messages are dropped: those in the middle
+before tool errors, the beginning and the end. Omissions are marked and cannot be cited. Only messages and tools are
+read, never ``parts``, ``task_id``, a reward or a trajectory's id. Images and audio are skipped.
 """
 
 import json
@@ -26,21 +16,30 @@ from agents.llm.question import marked
 from agents.transcript import Transcript, tool_function, transcript
 from store.types import Trajectory
 
+# More tokens than tokenizers make of English, and about what they make of JSON.
 BYTES_PER_TOKEN = 3
-MIN_MESSAGE_BYTES = 240  # bytes that a message keeps before whole messages go
-HEAD_MESSAGES, TAIL_MESSAGES = 3, 6  # messages at either end that go last
+# Messages are clipped to this size before whole messages are dropped.
+MIN_MESSAGE_BYTES = 240
+# Messages at either end that are dropped last.
+HEAD_MESSAGES, TAIL_MESSAGES = 3, 6
 GAP_MARK = "[...]"
+# Two to five words: a capability's name becomes part of adapter names and paths, and model names are single words.
+NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+){1,4}")
+LONGEST_NAME = 60
+# The baseline that a cycle compares its adapters with.
+RESERVED_NAMES = frozenset({"grpo-on-target"})
+_STOP_WORDS = frozenset({"a", "an", "and", "before", "for", "from", "in", "of", "on", "or", "the", "to", "with"})
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A conversation as text, and the indices of the messages that can be cited by it."""
+class RenderedConversation:
+    """A conversation as text, and the indices of the messages that may be cited."""
 
     text: str
     messages: frozenset[int]
 
-    def cited(self, citation: str) -> int | None:
-        """The index that a citation such as "m4" names; None where no such message was shown."""
+    def message_index(self, citation: str) -> int | None:
+        """The index for a citation such as "m4"; None if that message was not shown."""
         number = citation.strip().removeprefix("m")
         index = int(number) if number.isdecimal() and len(number) < 8 else -1
         return index if index in self.messages else None
@@ -53,12 +52,12 @@ class _Line:
     error: bool = False
 
 
-def tokens(text: str) -> int:
-    """How many tokens a text takes, at most, as a rule."""
+def token_estimate(text: str) -> int:
+    """An upper estimate of the tokens in a text."""
     return -(-len(_bytes(text)) // BYTES_PER_TOKEN)
 
 
-def shown(trajectory: Trajectory, budget: int) -> Shown:
+def render_conversation(trajectory: Trajectory, budget: int) -> RenderedConversation:
     """The conversation without policy and tools, in at most ``budget`` tokens."""
     lines = _lines(transcript(trajectory))
     byte_budget = budget * BYTES_PER_TOKEN
@@ -73,11 +72,11 @@ def shown(trajectory: Trajectory, budget: int) -> Shown:
             output.append(_clip(line.text, limit))
         elif position == 0 or position - 1 in selected:
             output.append(GAP_MARK)
-    return Shown("\n".join(output), frozenset(lines[position].index for position in selected))
+    return RenderedConversation("\n".join(output), frozenset(lines[position].index for position in selected))
 
 
-def surroundings(trajectories: Sequence[Trajectory], budget: int) -> str:
-    """What the agents were told and offered, each text once, in at most ``budget`` tokens, between marks."""
+def render_policy_and_tools(trajectories: Sequence[Trajectory], budget: int) -> str:
+    """The agents' system prompts and tools, each once, in at most ``budget`` tokens, between marks."""
     conversations = [transcript(trajectory) for trajectory in trajectories]
     policies = list(
         dict.fromkeys(conversation.system.strip() for conversation in conversations if conversation.system.strip())
@@ -98,7 +97,7 @@ def surroundings(trajectories: Sequence[Trajectory], budget: int) -> str:
 
 
 def _lines(conversation: Transcript) -> list[_Line]:
-    """A line for every text, call and answer, in the order of the messages."""
+    """A line for every text, call and answer, in message order."""
     lines = [_Line(message.index, _line(message.index, "user", message.text)) for message in conversation.user]
     lines += [_Line(message.index, _line(message.index, "agent", message.text)) for message in conversation.agent]
     for call in conversation.calls:
@@ -115,7 +114,7 @@ def _line(index: int, speaker: str, text: str) -> str:
 
 
 def _indented(text: str) -> str:
-    """A text none of whose lines but the first begins a line."""
+    """A text whose first line only starts at the margin."""
     return "\n    ".join(_bytes(text).decode().splitlines())
 
 
@@ -126,7 +125,7 @@ def _tool_line(tool: object) -> str:
 
 
 def _selected_lines(lines: Sequence[_Line], limit: int, byte_budget: int) -> set[int]:
-    """The places of as many lines as fit: what began it, the ends, then errors, then from the end to the beginning."""
+    """The positions of as many lines as fit: the opening, both ends, errors, then backwards from the end."""
 
     def weight(position: int) -> tuple[int, int]:
         if position == 0:
@@ -162,33 +161,27 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+){1,4}")
-LONGEST_NAME = 60
-RESERVED_NAMES = frozenset({"grpo-on-target"})  # what a cycle compares its adapters with
-_STOP_WORDS = frozenset({"a", "an", "and", "before", "for", "from", "in", "of", "on", "or", "the", "to", "with"})
-
-
 def one_line(text: str, limit: int) -> str:
-    """A text without line breaks and control characters, cut where it is longer."""
+    """A text on one line, without control characters, cut to ``limit``."""
     printable = "".join(character if character.isprintable() else " " for character in text)
     line = " ".join(printable.split())
     return line if len(line) <= limit else line[: limit - 1].rstrip() + "…"
 
 
 def is_name(text: str) -> bool:
-    """Whether a capability may be called that."""
+    """Whether this may be the name of a capability."""
     return len(text) <= LONGEST_NAME and NAME.fullmatch(text) is not None and text not in RESERVED_NAMES
 
 
 def as_name(text: str) -> str:
-    """The nearest name to what a model wrote; "" where there is none."""
+    """The valid name nearest to a model's text, empty if there is none."""
     words = re.findall(r"[a-z0-9]+", text.lower())[:5]
     name = "-".join(words)
     return name if is_name(name) else ""
 
 
-def near(first: str, other: str) -> bool:
-    """Whether two names are the same but for the order and the forms of their words, small words and hyphens."""
+def is_same_name(first: str, other: str) -> bool:
+    """Whether two names differ only in word order, word forms, small words and hyphens."""
     return _name_stems(first) == _name_stems(other) or first.replace("-", "") == other.replace("-", "")
 
 

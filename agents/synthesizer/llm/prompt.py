@@ -29,99 +29,110 @@ from sandbox import contract
 from store.text import replace_surrogates
 from store.types import Capability, Label, Message, Outcome, Tool, Trajectory, Verdict
 
-POLICIES = 3  # system messages that are shown; they may differ from task to task
-POLICY = 4_000  # characters
-RESULTS = 2  # answers of a tool with different fields
-ERRORS = 3  # errors of a tool
-ANSWER = 700
-SPANS = 6  # failures that are shown
-BEFORE, AFTER = 4, 2  # messages around the one that decided a label
-SAID = 700
-ARGUMENTS = 400
-DEEP = 6  # levels of an answer whose fields are named
-FIELDS = 40  # fields of one object that are named: records kept by their ids have as many as there are records
+MAX_POLICIES = 3  # system messages that are shown; they may differ from task to task
+MAX_POLICY = 4_000  # characters
+MAX_RESULTS = 2  # answers of a tool with different fields
+MAX_ERRORS = 3  # errors of a tool
+MAX_ANSWER = 700
+MAX_SPANS = 6  # failures that are shown
+MESSAGES_BEFORE, MESSAGES_AFTER = 4, 2  # messages around the one that decided a label
+MAX_MESSAGE = 700
+MAX_ARGUMENTS = 400
+MAX_DEPTH = 6  # levels of an answer whose fields are named
+MAX_FIELDS = 40  # fields of one object that are named: records kept by their ids have as many as there are records
+MAX_SOURCE = 60_000  # characters of a refused file that are sent back
+MAX_REPORT = 12_000
+MAX_TEXT = 1_000  # of a capability
 
 
-def policy_texts(trajectories: Iterable[Trajectory]) -> list[str]:
+def frequent_policies(trajectories: Iterable[Trajectory]) -> list[str]:
     """The system messages that were seen most, each once."""
-    seen = Counter(one.system for one in transcripts(list(trajectories)) if one.system.strip())
-    return [clipped(text, POLICY) for text, _ in seen.most_common(POLICIES)]
+    counts = Counter(
+        conversation.system for conversation in transcripts(list(trajectories)) if conversation.system.strip()
+    )
+    return [clipped(text, MAX_POLICY) for text, _ in counts.most_common(MAX_POLICIES)]
 
 
 def tool_text(trajectories: Iterable[Trajectory]) -> str:
     """Every tool's schema, one a line, in the order in which they were first offered."""
-    found: dict[str, Tool] = {}
+    tools: dict[str, Tool] = {}
     for trajectory in trajectories:
         for tool in trajectory.tools:
-            found.setdefault(str(tool_function(tool).get("name", "")), tool)
-    return "\n".join(_json(tool) for tool in found.values())
+            tools.setdefault(str(tool_function(tool).get("name", "")), tool)
+    return "\n".join(_json(tool) for tool in tools.values())
 
 
 def state_text(trajectories: Iterable[Trajectory]) -> str:
     """Tool by tool the fields of its answers, then answers and errors word for word, one a line."""
     calls: dict[str, list[Call]] = defaultdict(list)
-    for one in transcripts(list(trajectories)):
-        for call in one.calls:
+    for conversation in transcripts(list(trajectories)):
+        for call in conversation.calls:
             if call.result is not None:
                 calls[call.name].append(call)
-    return "\n".join(line for name, made in calls.items() for line in _of_tool(name, made))
+    return "\n".join(line for name, tool_calls in calls.items() for line in _tool_lines(name, tool_calls))
 
 
-def _of_tool(name: str, made: list[Call]) -> Iterator[str]:
+def _tool_lines(name: str, calls: list[Call]) -> Iterator[str]:
     fields: Any = None
     shapes: dict[str, Call] = {}
     errors: dict[str, Call] = {}
-    for call in made:
+    for call in calls:
         if call.result is None:
             continue
         if call.result.error:
             errors.setdefault(call.result.text, call)
             continue
-        own = _fields(call.result.value)
-        fields = own if fields is None else _merged(fields, own)
-        shapes.setdefault(_json(own), call)
+        shape = _fields(call.result.value)
+        fields = shape if fields is None else _merged(fields, shape)
+        shapes.setdefault(_json(shape), call)
     if fields is not None:
         yield _json({"tool": clipped(name, 80), "answers": fields})
-    for call in [*list(shapes.values())[:RESULTS], *list(errors.values())[:ERRORS]]:
+    for call in [*list(shapes.values())[:MAX_RESULTS], *list(errors.values())[:MAX_ERRORS]]:
         answer = call.result.text if call.result is not None else ""
         yield _json(
-            {"call": clipped(name, 80), "arguments": clipped(call.raw, ARGUMENTS)} | {"answer": clipped(answer, ANSWER)}
+            {"call": clipped(name, 80), "arguments": clipped(call.raw, MAX_ARGUMENTS)}
+            | {"answer": clipped(answer, MAX_ANSWER)}
         )
 
 
 def failure_texts(trajectories: Sequence[Trajectory], labels: Iterable[Label], capability: str) -> list[str]:
     """What happened around the message that decided LACKING, in some of the failures that lacked the capability."""
-    cited: dict[str, Counter[int]] = defaultdict(Counter)
+    citations: dict[str, Counter[int]] = defaultdict(Counter)
     labels = list(labels)
     for label in labels:
         if label.capability == capability and label.verdict is Verdict.LACKING and label.message_index is not None:
-            cited[label.trajectory_id][label.message_index] += 1
+            citations[label.trajectory_id][label.message_index] += 1
     verdicts = majority(labels, capability)
-    lacking = [
-        (number, one)
-        for number, one in enumerate(trajectories)
-        if one.outcome is Outcome.FAILURE and verdicts.get(one.id) is Verdict.LACKING
+    lacking_failures = [
+        (number, trajectory)
+        for number, trajectory in enumerate(trajectories)
+        if trajectory.outcome is Outcome.FAILURE and verdicts.get(trajectory.id) is Verdict.LACKING
     ]
-    every = max(1, len(lacking) // SPANS)
-    return [_span(number, one, _decided(cited[one.id])) for number, one in lacking[::every][:SPANS]]
+    step = max(1, len(lacking_failures) // MAX_SPANS)
+    return [
+        _span(number, trajectory, _deciding_message(citations[trajectory.id]))
+        for number, trajectory in lacking_failures[::step][:MAX_SPANS]
+    ]
 
 
-def _decided(cited: Mapping[int, int]) -> int | None:
+def _deciding_message(votes: Mapping[int, int]) -> int | None:
     """The message that most runs cited, the earliest of several."""
-    return min(cited, key=lambda index: (-cited[index], index), default=None)
+    return min(votes, key=lambda index: (-votes[index], index), default=None)
 
 
-def _span(number: int, trajectory: Trajectory, decided: int | None) -> str:
+def _span(number: int, trajectory: Trajectory, deciding: int | None) -> str:
     """The opening, and the messages around ``decided`` (the last ones where no run cited any)."""
     last = len(trajectory.messages) - 1
-    middle = last if decided is None else min(decided, last)
-    opening = next((n for n, one in enumerate(trajectory.messages) if one.get("role") == "user"), 0)
-    kept = sorted({opening, *range(max(0, middle - BEFORE), min(last, middle + AFTER) + 1)})
+    middle = last if deciding is None else min(deciding, last)
+    opening_index = next((n for n, message in enumerate(trajectory.messages) if message.get("role") == "user"), 0)
+    indices = sorted({opening_index, *range(max(0, middle - MESSAGES_BEFORE), min(last, middle + MESSAGES_AFTER) + 1)})
     lines = [f"conversation t{number:02d}, {last + 1} messages, of which these"]
-    for index in kept:
+    for index in indices:
         message = trajectory.messages[index]
         if message.get("role") not in ("system", "developer"):
-            lines.append(_json({"m": index, **public(message), **({"lacking here": True} if index == decided else {})}))
+            lines.append(
+                _json({"m": index, **public(message), **({"lacking here": True} if index == deciding else {})})
+            )
     return "\n".join(lines)
 
 
@@ -131,33 +142,33 @@ def public(message: Message) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         content = "\n".join(str(part["text"]) for part in content if isinstance(part, dict) and "text" in part)
-    told = {
+    fields = {
         "role": clipped(str(message.get("role")), 20),
-        "content": clipped(content, SAID) if isinstance(content, str) else "",
+        "content": clipped(content, MAX_MESSAGE) if isinstance(content, str) else "",
         "calls": [_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else [],
     }
-    return {key: value for key, value in told.items() if value}
+    return {key: value for key, value in fields.items() if value}
 
 
 def _call(call: Mapping[str, Any]) -> str:
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
     raw = function.get("arguments", "")
-    arguments = clipped(raw if isinstance(raw, str) else _json(raw), ARGUMENTS)
+    arguments = clipped(raw if isinstance(raw, str) else _json(raw), MAX_ARGUMENTS)
     return f"{clipped(str(function.get('name', '')), 80)}({arguments})"
 
 
-def _fields(value: Any, deep: int = DEEP) -> Any:
+def _fields(value: Any, depth: int = MAX_DEPTH) -> Any:
     """The form of an answer: its fields with the kinds of their values."""
     if isinstance(value, dict):
-        named = list(value.items())[:FIELDS]
-        return {clipped(str(key), 80): _fields(item, deep - 1) for key, item in named} if deep else "object"
+        items = list(value.items())[:MAX_FIELDS]
+        return {clipped(str(key), 80): _fields(item, depth - 1) for key, item in items} if depth else "object"
     if isinstance(value, list):
-        found: Any = None
-        for item in value if deep else ():
-            own = _fields(item, deep - 1)
-            found = own if found is None else _merged(found, own)
-        return [] if found is None else [found]
+        shape: Any = None
+        for item in value if depth else ():
+            item_shape = _fields(item, depth - 1)
+            shape = item_shape if shape is None else _merged(shape, item_shape)
+        return [] if shape is None else [shape]
     if isinstance(value, bool):
         return "true or false"
     if isinstance(value, int | float):
@@ -165,16 +176,16 @@ def _fields(value: Any, deep: int = DEEP) -> Any:
     return "null" if value is None else "text"
 
 
-def _merged(one: Any, other: Any) -> Any:
+def _merged(first: Any, other: Any) -> Any:
     """Both forms in one: all fields of both; "text or null" where a value has several kinds."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        both = {key: _merged(one[key], other[key]) for key in one if key in other}
-        return dict(list({**one, **other, **both}.items())[:FIELDS])
-    if isinstance(one, list) and isinstance(other, list):
-        return [_merged(one[0], other[0])] if one and other else one or other
-    if isinstance(one, str) and isinstance(other, str):
-        return one if other in one.split(" or ") or one == other else f"{one} or {other}"
-    return one if isinstance(one, dict | list) else other
+    if isinstance(first, dict) and isinstance(other, dict):
+        common = {key: _merged(first[key], other[key]) for key in first if key in other}
+        return dict(list({**first, **other, **common}.items())[:MAX_FIELDS])
+    if isinstance(first, list) and isinstance(other, list):
+        return [_merged(first[0], other[0])] if first and other else first or other
+    if isinstance(first, str) and isinstance(other, str):
+        return first if other in first.split(" or ") or first == other else f"{first} or {other}"
+    return first if isinstance(first, dict | list) else other
 
 
 def clipped(text: str, limit: int) -> str:
@@ -186,11 +197,6 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-SOURCE = 60_000  # characters of a refused file that are sent back
-REPORT = 12_000
-TEXT = 1_000  # of a capability
-
-
 @dataclass(frozen=True)
 class Rules:
     """What a file is checked for, in words: check -> what it means. What it may import, the contract's text says."""
@@ -200,18 +206,18 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedFile:
     """A file that was refused, and the report on it as text."""
 
     source: str
     report: str
 
 
-def asking(
+def request_messages(
     capability: Capability, trajectories: Sequence[Trajectory], labels: Sequence[Label], rules: Rules
 ) -> tuple[ChatMessage, ...]:
     """The dialogue that asks for a first file."""
-    wanted = {
+    fields = {
         "name": capability.name,
         "title": capability.title,
         "description": capability.description,
@@ -219,56 +225,56 @@ def asking(
         "what exercising it looks like": capability.exercised,
         "what lacking it looks like": capability.lacking,
     }
-    texts = "\n".join(f"{what}: {clipped(text, TEXT)}" for what, text in wanted.items() if text.strip())
-    policies = [_data("policy", text) for text in policy_texts(trajectories)]
-    failed = [_data("failure", text) for text in failure_texts(trajectories, labels, capability.name)]
+    texts = "\n".join(f"{field}: {clipped(text, MAX_TEXT)}" for field, text in fields.items() if text.strip())
+    policies = [_delimited("policy", text) for text in frequent_policies(trajectories)]
+    failed = [_delimited("failure", text) for text in failure_texts(trajectories, labels, capability.name)]
     parts = [
         "# The capability",
-        _data("capability", texts),
+        _delimited("capability", texts),
         "# The target: its policy, as its agents are told it (it may differ from task to task)",
         *(policies or ["None was recorded."]),
         "# The target: its tools",
-        _data("tools", tool_text(trajectories)),
+        _delimited("tools", tool_text(trajectories)),
         "# The target: the state behind its tools, as their answers show it",
-        _data("answers", state_text(trajectories)),
+        _delimited("answers", state_text(trajectories)),
         "# What happened where the capability was lacking",
         *(failed or ["No conversation can be shown."]),
         "# The contract (sandbox/contract.py)",
         f"```python\n{inspect.getsource(contract).strip()}\n```",
         "# Rewards, scenarios, fidelity",
-        _text("rewards"),
+        _prompt_text("rewards"),
         "# What the file is checked for",
-        _checks(rules),
+        _check_list(rules),
         "# An example: another capability of another target",
         f"```python\n{example().strip()}\n```",
         "# Your answer",
-        _text("answer"),
+        _prompt_text("answer"),
     ]
-    return (ChatMessage("system", f"{_text('system')}\n\n{IS_DATA}"), ChatMessage("user", "\n\n".join(parts)))
+    return (ChatMessage("system", f"{_prompt_text('system')}\n\n{IS_DATA}"), ChatMessage("user", "\n\n".join(parts)))
 
 
-def mending(
-    asked: Sequence[ChatMessage], base: Refused, since: Refused | None, before: Sequence[str]
+def repair_messages(
+    request: Sequence[ChatMessage], base: RefusedFile, follow_up: RefusedFile | None, before: Sequence[str]
 ) -> tuple[ChatMessage, ...]:
     """The same dialogue with a file that was refused, and the report on it.
 
     ``since`` is what was answered after ``base`` and was no file at all; ``before`` says of each earlier attempt which
     checks refused it.
     """
-    parts = [_text("mend"), _data("report", clipped(base.report, REPORT))]
-    if since is not None:
+    parts = [_prompt_text("mend"), _delimited("report", clipped(base.report, MAX_REPORT))]
+    if follow_up is not None:
         parts += [
             "Asked to mend it, you answered without a file that defines Environment:",
-            _data("answer", clipped(since.source, TEXT)),
-            _data("report", clipped(since.report, REPORT)),
+            _delimited("answer", clipped(follow_up.source, MAX_TEXT)),
+            _delimited("report", clipped(follow_up.report, MAX_REPORT)),
         ]
     if before:
-        listed = "\n".join(f"{number}. refused by {checks}" for number, checks in enumerate(before, 1))
-        parts.append(f"Attempts before this one, the oldest first; do not go back to what they did:\n{listed}")
-    parts.append(_text("answer"))
-    said = clipped(base.source.strip(), SOURCE)
-    file = f"```python\n{said}\n```" if holds_environment(said) else said
-    return (*asked, ChatMessage("assistant", file), ChatMessage("user", "\n\n".join(parts)))
+        attempts = "\n".join(f"{number}. refused by {checks}" for number, checks in enumerate(before, 1))
+        parts.append(f"Attempts before this one, the oldest first; do not go back to what they did:\n{attempts}")
+    parts.append(_prompt_text("answer"))
+    source = clipped(base.source.strip(), MAX_SOURCE)
+    file = f"```python\n{source}\n```" if holds_environment(source) else source
+    return (*request, ChatMessage("assistant", file), ChatMessage("user", "\n\n".join(parts)))
 
 
 def example() -> str:
@@ -276,15 +282,15 @@ def example() -> str:
     return files("agents.synthesizer.llm").joinpath("example.py").read_text("utf-8")
 
 
-def _data(name: str, text: str) -> str:
+def _delimited(name: str, text: str) -> str:
     """Others' words, as any request can hold them."""
     return marked(name, replace_surrogates(text))
 
 
-def _checks(rules: Rules) -> str:
-    listed = "\n".join(f"- {name}: {meaning}" for name, meaning in rules.checks.items())
-    return f"{listed}\n\nThe file has at most {rules.largest // 1024} KiB; records are drawn from the seed, not listed."
+def _check_list(rules: Rules) -> str:
+    lines = "\n".join(f"- {name}: {meaning}" for name, meaning in rules.checks.items())
+    return f"{lines}\n\nThe file has at most {rules.largest // 1024} KiB; records are drawn from the seed, not listed."
 
 
-def _text(name: str) -> str:
+def _prompt_text(name: str) -> str:
     return files("agents.synthesizer.llm").joinpath(f"prompts/{name}.md").read_text("utf-8").strip()

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from agents.analyst.llm.analysis import Analysis, analyse
 from agents.llm.model import Endpoint, Model
-from agents.llm.question import InMemory, Purpose
+from agents.llm.question import InMemoryLedger, Purpose
 from store.types import Capability, Trajectory, Verdict
 from tests.scripted_analyst import Thinking
 from tests.scripted_model import served
@@ -48,11 +48,11 @@ def analysed(
     known: Sequence[Capability] = (),
     *,
     context: int = 32_000,
-    ledger: InMemory | None = None,
+    ledger: InMemoryLedger | None = None,
     runs: int = RUNS,
 ) -> Analysis:
     """What comes of it; the server refuses whatever holds a canary, and the test fails then."""
-    kept = ledger or InMemory()
+    kept = ledger or InMemoryLedger()
 
     async def work(url: str) -> Analysis:
         told: list[tuple[str, int, int]] = []
@@ -64,8 +64,8 @@ def analysed(
                 context=context,
                 runs=runs,
                 seed=0,
-                known=known,
-                tell=lambda *how_far: told.append(how_far),
+                known_capabilities=known,
+                report_progress=lambda *how_far: told.append(how_far),
             )
         far = [done for _, done, _ in told]
         assert far == sorted(far) or found.figures["runs made again"]
@@ -78,7 +78,7 @@ def analysed(
 
 def complete(found: Analysis, trajectories: Sequence[Trajectory], runs: int = RUNS) -> bool:
     """Every cell of the mined trajectories exactly once, every citation of a message that exists."""
-    mined = {one.id: one for one in trajectories if one.outcome.judged and one.id not in found.not_mined}
+    mined = {one.id: one for one in trajectories if one.outcome.is_judged and one.id not in found.excluded}
     cells = [(one.trajectory_id, one.capability, one.run) for one in found.labels]
     wanted = {(key, one.name, run) for key in mined for one in found.capabilities for run in range(runs)}
     assert len(cells) == len(set(cells))

@@ -12,12 +12,12 @@ from rich.console import Console
 
 from agents.errors import ModelDenied
 from agents.transcript import transcript
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import Cycle, CycleState, Finding, StageState
 from store.repositories.capabilities import list_capabilities, list_labels, save_capabilities
 from store.repositories.cycles import list_stage_events, save_cycle
 from store.repositories.llm_replies import list_citations, list_faults, list_replies, stage_costs
-from store.repositories.trajectories import rejudge_trajectory, save_trajectories
+from store.repositories.trajectories import save_trajectories, update_outcome
 from store.types import Capability, EndCause, Outcome, Trajectory, Verdict
 from tests.scripted_analyst import ANSWERING, LOOKING, Asked, Thinking
 from tests.scripted_model import Scripted, Sent, Status, served
@@ -28,12 +28,12 @@ from traced.core.progress import Progress
 from traced.core.resources import Meter
 from traced.inference.model_files import ModelFiles
 from traced.pipeline import gate
-from traced.pipeline.analyze import analyze, stored_findings, surroundings, to_analyze
+from traced.pipeline.analyze import analysis_context, analyze, stored_findings, to_analyze
 from traced.pipeline.collect import JUDGED_ANEW
-from traced.pipeline.context import Context, Shown
+from traced.pipeline.context import Context, RunningStage
 from traced.pipeline.episodes import BASE, Player
 from traced.pipeline.findings import compare
-from traced.processes.job import Blame, Ended, blame, describe
+from traced.processes.job import FaultAttribution, JobOutcome, attribute_fault, describe
 from traced.targets.desk import demonstrate
 from traced.targets.registry import target
 
@@ -53,7 +53,7 @@ def episode(number: int, cycle: str = CYCLE) -> Trajectory:
 def context(tmp_path: Path) -> Iterator[Context]:
     """A cycle that has collected."""
     store = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_cycle(opened, Cycle(CYCLE, "desk", "bundled", 0, {}, CycleState.RUNNING, T0))
         save_trajectories(opened, [episode(number) for number in range(EPISODES)])
     yield Context(load_settings(tmp_path), store, target("desk"), ModelFiles("tiny", tmp_path), CYCLE, NOTHING, Meter())
@@ -67,7 +67,7 @@ def by(server: Scripted, context: Context, **changes: Any) -> Context:
 
 
 def found(context: Context) -> dict[str, Any]:
-    with reading(context.store) as opened:
+    with read_session(context.store) as opened:
         events = list_stage_events(opened, context.cycle_id)
     return [event.detail for event in events if event.state is StageState.FINISHED][-1]
 
@@ -88,7 +88,7 @@ def test_it_is_stored_whole_and_once_and_says_what_it_rests_on(context: Context)
     one = findings[LOOKING["name"]]
     assert (one.runs, one.agreement) == (RUNS, 1.0)
     assert None not in (one.delta, one.delta_low, one.delta_high, one.coverage_low, one.coverage_high)
-    with reading(context.store) as opened:
+    with read_session(context.store) as opened:
         labels, faults = list_labels(opened, CYCLE), list_faults(opened, CYCLE)
         cited, replies = list_citations(opened, CYCLE), list_replies(opened, CYCLE, stage="analyze")
     assert len(labels) == EPISODES * 2 * RUNS
@@ -108,12 +108,14 @@ def test_a_model_that_goes_away_costs_what_was_in_flight_and_no_more(context: Co
 
     with served(closing, canaries=CANARIES) as server, pytest.raises(ModelDenied, match="the llm analyst") as told:
         asyncio.run(analyze(by(server, context)))
-    assert blame(Ended.FAILED, describe(told.value), None) is Blame.SURROUNDINGS  # a service waits for the key
+    assert (
+        attribute_fault(JobOutcome.FAILED, describe(told.value), None) is FaultAttribution.INFRASTRUCTURE
+    )  # a service waits for the key
     assert stored_findings(context) == []
     second = Thinking()
     with served(second, canaries=CANARIES) as server:
         asyncio.run(analyze(by(server, context)))
-    with reading(context.store) as opened:
+    with read_session(context.store) as opened:
         paid = len(list_replies(opened, CYCLE))
     assert paid == limit + sum(second.kinds.values())
     failures = sum(episode(number).outcome is Outcome.FAILURE for number in range(EPISODES))
@@ -127,19 +129,19 @@ def test_production_is_analysed_beside_and_what_was_judged_anew_meanwhile_is_lef
     ]
     changed = reported[3]
     other = Outcome.FAILURE if changed.outcome is Outcome.SUCCESS else Outcome.SUCCESS
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         save_trajectories(opened, reported)
 
     def meanwhile(asked: Asked) -> Sent | None:
         if asked.kind == "merge":
-            with session(context.store) as opened:
-                assert rejudge_trajectory(opened, replace(changed, outcome=other))
+            with write_session(context.store) as opened:
+                assert update_outcome(opened, replace(changed, outcome=other))
         return None
 
     with served(Thinking(meanwhile), canaries=CANARIES) as server:
         asyncio.run(analyze(by(server, context)))
     assert (found(context)["production"], found(context)["left_out"]) == (9, {JUDGED_ANEW: 1})
-    with reading(context.store) as opened:
+    with read_session(context.store) as opened:
         ids = {label.trajectory_id for label in list_labels(opened, CYCLE)}
         ids |= {one.trajectory_id for one in [*list_faults(opened, CYCLE), *list_citations(opened, CYCLE)]}
     assert changed.id not in ids
@@ -149,16 +151,16 @@ def test_production_is_analysed_beside_and_what_was_judged_anew_meanwhile_is_lef
 def test_what_an_earlier_cycle_named_keeps_its_name_and_texts(context: Context) -> None:
     first = Capability("looks-before-changes", "Old title", "Old.", "old", "old", "old")
     elsewhere = replace(first, name="plain-answer", title="Another target's")
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         for cycle, source, known in (("desk-0", "desk", first), ("other-0", "shop", elsewhere)):
             save_cycle(opened, Cycle(cycle, source, "bundled", 0, {}, CycleState.FINISHED, T0))
             save_capabilities(opened, cycle, [known])
     with served(Thinking(), canaries=CANARIES) as server:
         asyncio.run(analyze(by(server, context)))
         asked, at = len(server.asked), by(server, context)
-        again = asyncio.run(compare(surroundings(at), to_analyze(at), ["llm"], lambda *_: None))
+        again = asyncio.run(compare(analysis_context(at), to_analyze(at), ["llm"], lambda *_: None))
         assert len(server.asked) == asked
-    with reading(context.store) as opened:
+    with read_session(context.store) as opened:
         kept = {one.name: one for one in list_capabilities(opened, CYCLE)}
     assert set(kept) == {"looks-before-changes", "plain-answers"}
     assert kept["looks-before-changes"] == first
@@ -168,11 +170,11 @@ def test_what_an_earlier_cycle_named_keeps_its_name_and_texts(context: Context) 
 def test_a_gate_asks_a_model_what_a_capability_without_a_detector_does_not_touch(context: Context) -> None:
     thinking = Thinking()
     base = [episode(number) for number in range(10, 20)]  # three of them change nothing
-    with session(context.store) as opened:
+    with write_session(context.store) as opened:
         save_capabilities(opened, CYCLE, [Capability(**LOOKING)])
 
     def untouched(at: Context) -> set[str]:
-        shown = Shown(NOTHING, "gate")
+        shown = RunningStage(NOTHING, "gate")
         NOTHING.start(shown.key, "Gate")
         sides = gate.Sides(LOOKING["name"], "", Player(BASE), Player("x@v1"))
         rounds = gate._Rounds(at, sides, at.target, at.target, shown)  # type: ignore[arg-type]
@@ -185,7 +187,7 @@ def test_a_gate_asks_a_model_what_a_capability_without_a_detector_does_not_touch
     made = {one.task_id: {call.name for call in transcript(one).calls} for one in base}
     assert tasks == {task for task, calls in made.items() if not calls & CHANGES}
     assert len(tasks) == 3
-    with reading(context.store) as opened:
+    with read_session(context.store) as opened:
         (cost,) = stage_costs(opened, CYCLE)
     assert (cost.stage, cost.capability, cost.calls) == ("gate", LOOKING["name"], len(base))
 

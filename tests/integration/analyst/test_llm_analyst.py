@@ -11,7 +11,7 @@ from agents.analyst.builtin import CANDIDATES
 from agents.analyst.llm.rendering import tokens
 from agents.contrast import retained
 from agents.errors import AgentsError, OutOfForm
-from agents.llm.question import InMemory
+from agents.llm.question import InMemoryLedger
 from store.types import Capability, Outcome
 from tests.integration.analyst.analysing import RUNS, SOME, TRAJECTORIES, analysed, complete, hidden
 from tests.scripted_analyst import KINDS, LOOKING, Asked, Thinking
@@ -39,7 +39,7 @@ def test_a_failure_that_is_not_the_agents_is_neither_labelled_nor_read_for_disco
     found = analysed(script, [*TRAJECTORIES, blamed])
     (fault,) = [one for one in found.faults if one.fault != "agent"]
     assert (fault.trajectory_id, fault.fault, fault.message_index) == ("blamed", "simulator", 1)
-    assert found.spared == {"blamed"}
+    assert found.other_faults == {"blamed"}
     assert complete(found, [*TRAJECTORIES, blamed])
     assert found.figures["faults"] == {"agent": 9, "simulator": 1}
 
@@ -92,7 +92,7 @@ def test_many_parts_name_no_more_than_ten_in_all(merges: bool) -> None:
 
 
 def test_an_answer_that_was_paid_for_is_not_asked_for_again() -> None:
-    ledger, first, second = InMemory(), Thinking(), Thinking()
+    ledger, first, second = InMemoryLedger(), Thinking(), Thinking()
     once = analysed(first, ledger=ledger)
     assert analysed(second, ledger=ledger) == once
     assert sum(first.kinds.values()) == len(ledger.replies)

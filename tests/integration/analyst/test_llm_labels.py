@@ -14,7 +14,7 @@ from agents.analyst.llm.analysis import label
 from agents.analyst.llm.rendering import tokens
 from agents.errors import ModelRefused, OutOfForm
 from agents.llm.model import Endpoint, Model
-from agents.llm.question import InMemory
+from agents.llm.question import InMemoryLedger
 from store.types import Capability, Outcome
 from tests.integration.analyst.analysing import (
     CANARIES,
@@ -214,7 +214,7 @@ def test_a_conversation_that_is_refused_for_good_is_left_out_of_all_runs_and_tol
     assert found.left_out == found.figures["left out"]
     assert list(found.left_out) == ["canary-id-8"]
     assert found.left_out["canary-id-8"].endswith("it refused: I will not help with that.")
-    assert not {label.trajectory_id for label in found.labels} & found.not_mined
+    assert not {label.trajectory_id for label in found.labels} & found.excluded
     assert complete(found, TRAJECTORIES, runs)
     assert found.figures["runs made again"] == 0
     assert script.kinds["label"] <= runs * (len(TRAJECTORIES) - 1) + 3 * (3 + 3)  # a few may be under way already
@@ -280,7 +280,7 @@ def test_labels_alone_are_of_the_judged_ones_and_once() -> None:
     async def work(url: str) -> Any:
         meant = [Capability(**LOOKING)]
         told: Any = {"purpose": PURPOSE, "context": 32_000, "seed": 0, "tell": lambda *_: None}
-        async with Model(Endpoint(url, "scripted", SecretStr("key")), InMemory()) as model:
+        async with Model(Endpoint(url, "scripted", SecretStr("key")), InMemoryLedger()) as model:
             return await label(model, [*SOME, lost], meant, **told)
 
     with served(Thinking(), canaries=CANARIES) as server:

@@ -65,7 +65,7 @@ def test_tools_are_told_apart_with_and_without_schemas() -> None:
 
 def test_the_reading_before_a_renewal_is_mined() -> None:
     links = mine(views(BACKGROUND), [one.outcome for one in BACKGROUND]).links
-    assert [(link.write, link.write_parameter, link.texts_read) for link in links] == [
+    assert [(link.write_tool, link.write_parameter, link.read_tool) for link in links] == [
         ("renew_loan", "loan", "find_loan")
     ]
 
@@ -76,7 +76,7 @@ def test_the_reading_is_mined_from_refusals_where_no_renewal_shows_it() -> None:
     unread = [one for one in BACKGROUND if one.id.startswith("unread")]
     for sample, expected in (([*refused, *unread], ["find_loan"]), (unread, [])):
         links = mine(views(sample), [one.outcome for one in sample]).links
-        assert [link.texts_read for link in links] == expected
+        assert [link.read_tool for link in links] == expected
 
 
 def test_a_refusal_without_reading_or_of_another_loan_shows_no_reading() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.analyst.language import clauses, deeds, identifiers, last_mention, pairs, resolve, today_in
+from agents.analyst.language import clauses, identifiers, last_mention, pairs, resolve, today_in, verb_stems
 from agents.analyst.values import leaves, siblings
 from agents.transcript import transcript
 from tests.unit.agents.analysis.library import calls, says, talk, user
@@ -37,7 +37,7 @@ def test_a_weekday_is_one_of_the_coming_seven_days(today: date) -> None:
 def test_any_text_can_be_read(text: str, today: date) -> None:
     resolve(text, today)
     today_in(text)
-    deeds(text)
+    verb_stems(text)
     pairs(text)
     assert all(code in text for code in identifiers(text))
     assert all(clause.strip() == clause and clause in text for clause in clauses(text))

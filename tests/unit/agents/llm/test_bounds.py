@@ -97,7 +97,7 @@ def test_nobody_waits_for_a_moment_beyond_his_patience_and_no_breaker_takes_that
             await ask(breaker, False)
         time.now += FIRST_OPEN_S
         with pytest.raises(PauseTooLong):
-            async with breaker.guard(FOREVER, failed=Down, answered=(Busy,)):
+            async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
                 await pace.acquire(1, patience=60)
         await ask(breaker, False)
         await ask(breaker, True)
@@ -110,7 +110,7 @@ def test_nobody_waits_for_a_moment_beyond_his_patience_and_no_breaker_takes_that
 
 async def ask(breaker: CircuitBreaker, answers: bool, deadline: float = FOREVER) -> None:
     with suppress(Down):
-        async with breaker.guard(deadline, failed=Down, answered=(Busy,)):
+        async with breaker.guard(deadline, failed=Down, alive=(Busy,)):
             if not answers:
                 raise Down("status 503")
 
@@ -141,11 +141,11 @@ def test_a_refusal_closes_it_and_a_defect_of_ours_does_not(raised: Exception, as
         for _ in range(FAILURE_THRESHOLD):
             await ask(breaker, False)
         with suppress(Busy, RuntimeError):
-            async with breaker.guard(FOREVER, failed=Down, answered=(Busy,)):
+            async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
                 raise raised
         waited = len(time.slept)
         with suppress(Down):
-            async with breaker.guard(FOREVER, failed=Down, answered=(Busy,)):
+            async with breaker.guard(FOREVER, failed=Down, alive=(Busy,)):
                 raise Down("status 503")
         if asked_at_once:  # one failure in a row: it stays closed
             await ask(breaker, True)
@@ -179,7 +179,7 @@ def test_one_probe_goes_at_a_time_and_one_that_is_given_up_leaves_its_place() ->
         release = asyncio.Event()
 
         async def one(number: int) -> None:
-            async with breaker.guard(FOREVER, failed=Down, answered=()):
+            async with breaker.guard(FOREVER, failed=Down, alive=()):
                 going.append(number)
                 gone.put_nowait(number)
                 await release.wait()

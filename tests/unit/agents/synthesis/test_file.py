@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from agents.synthesizer.llm.answer import file_in, holds_environment
+from agents.synthesizer.llm.answer import extract_file, holds_environment
 
 WHOLE = '''"""A small one."""
 
@@ -54,11 +54,11 @@ WITH_A_FENCE = WHOLE.replace("A small one.", "A small one:\n\n```\nreset, step\n
     ],
 )
 def test_the_whole_file_comes_out(answer: str) -> None:
-    assert file_in(answer) == WHOLE
+    assert extract_file(answer) == WHOLE
 
 
 def test_a_file_with_a_fence_in_it_stays_whole() -> None:
-    assert file_in(f"Here:\n```python\n{WITH_A_FENCE}```\nThat is all.") == WITH_A_FENCE
+    assert extract_file(f"Here:\n```python\n{WITH_A_FENCE}```\nThat is all.") == WITH_A_FENCE
 
 
 @pytest.mark.parametrize(
@@ -66,16 +66,19 @@ def test_a_file_with_a_fence_in_it_stays_whole() -> None:
 )
 def test_what_is_no_file_is_kept_as_it_was_said(answer: str) -> None:
     assert not holds_environment(answer)
-    assert file_in(answer) == f"{answer.strip()}\n"
+    assert extract_file(answer) == f"{answer.strip()}\n"
 
 
 def test_a_file_that_was_cut_off_is_kept_as_far_as_it_goes() -> None:
-    assert file_in(f"Here:\n```python\n{WHOLE[:150]}") == f"{WHOLE[:150].strip()}\n"
-    assert file_in(f"Here:\n```python\n{WHOLE}    def more(self, ") == f"{WHOLE}    def more(self,\n"
+    assert extract_file(f"Here:\n```python\n{WHOLE[:150]}") == f"{WHOLE[:150].strip()}\n"
+    assert extract_file(f"Here:\n```python\n{WHOLE}    def more(self, ") == f"{WHOLE}    def more(self,\n"
 
 
 def test_what_no_database_takes_is_replaced() -> None:
-    assert file_in("```\nclass Environment:\n    x = '\ud800\0'\n```") == "class Environment:\n    x = '\ufffd\ufffd'\n"
+    assert (
+        extract_file("```\nclass Environment:\n    x = '\ud800\0'\n```")
+        == "class Environment:\n    x = '\ufffd\ufffd'\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,13 +95,13 @@ def test_what_no_database_takes_is_replaced() -> None:
 )
 def test_a_huge_answer_is_read_in_a_moment(answer: str) -> None:
     begun = time.process_time()
-    file_in(answer)
+    extract_file(answer)
     assert time.process_time() - begun < 10
 
 
 @given(some.text(alphabet="`~ \nclassEnvironment:def\t\"'()#", max_size=300))
 def test_nothing_raises_and_nothing_is_lost_but_the_words_around(answer: str) -> None:
-    found = file_in(answer)
+    found = extract_file(answer)
     assert found.endswith("\n")
     assert holds_environment(found) or found == f"{answer.strip()}\n"
 
@@ -106,4 +109,4 @@ def test_nothing_raises_and_nothing_is_lost_but_the_words_around(answer: str) ->
 @given(some.text(max_size=200))
 def test_any_prose_before_and_after_a_fence_leaves_the_file_alone(prose: str) -> None:
     prose = prose.replace("`", "").replace("~", "").replace("</think>", "").replace("class Environment", "")
-    assert file_in(f"{prose}\n```python\n{WHOLE}```\n{prose}") == WHOLE
+    assert extract_file(f"{prose}\n```python\n{WHOLE}```\n{prose}") == WHOLE

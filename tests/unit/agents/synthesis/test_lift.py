@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from agents.synthesizer.composition import compose, is_compound, manner_of
+from agents.synthesizer.composition import compose, is_compound, speech_style
 from agents.synthesizer.corpus import Corpus, is_read, read_corpus
 from agents.synthesizer.generalization import generalise
 from agents.synthesizer.response_templates import acknowledgements, error_patterns, small_talk, usual_answers
-from agents.synthesizer.scenario_extraction import Unliftable, lift
+from agents.synthesizer.scenario_extraction import NoTemplate, extract_template
 from agents.transcript import transcript, transcripts
 from store.types import Trajectory
 from tests.unit.agents.synthesis.conversations import call, conversation, demonstrations, order, say, user
@@ -33,8 +33,8 @@ def corpus_of(*trajectories: Trajectory) -> Corpus:
 
 
 def lifted(trajectory: Trajectory, corpus: Corpus | None = None) -> dict[str, Any]:
-    found = lift(transcript(trajectory), corpus or corpus_of(trajectory))
-    assert not isinstance(found, Unliftable), found
+    found = extract_template(transcript(trajectory), corpus or corpus_of(trajectory))
+    assert not isinstance(found, NoTemplate), found
     return found
 
 
@@ -68,8 +68,8 @@ def test_an_error_on_a_known_identifier_stays() -> None:
 )
 def test_what_cannot_be_lifted_says_why(parts: list[Any], reason: str) -> None:
     broken = conversation("t", *parts)
-    found = lift(transcript(broken), corpus_of(broken))
-    assert isinstance(found, Unliftable)
+    found = extract_template(transcript(broken), corpus_of(broken))
+    assert isinstance(found, NoTemplate)
     assert reason in found.reason
 
 
@@ -98,7 +98,7 @@ def test_amounts_that_the_user_or_the_policy_names_stay() -> None:
     assert [group["values"] for group in free["numbers"]] == [["30"]]
     fixed = next(t for t in many if t.id == "t40")
     # told to nobody who did not know it, so there is nothing to lift; the amount itself is what matters here
-    assert isinstance(lift(transcript(fixed), corpus), Unliftable)
+    assert isinstance(extract_template(transcript(fixed), corpus), NoTemplate)
 
 
 def test_dates_stay_within_the_days_of_the_recordings() -> None:
@@ -164,16 +164,18 @@ def test_reads_are_told_from_writes_by_their_verb() -> None:
 def test_compounds_join_two_requests_of_one_customer_as_users_do() -> None:
     trajectories = [t for t in demonstrations()[0] if t.outcome == "success"]
     corpus = corpus_of(*trajectories)
-    manner = manner_of([t.user[0].text for t in corpus.transcripts], [["anything", "else"]])
-    assert manner.phrases == ["Also, ", "And also, ", "I have a second request: "]
-    singles = [t for t in map(lambda x: lift(x, corpus), corpus.transcripts) if not isinstance(t, Unliftable)]
-    singles = [t for t in singles if not is_compound(t["opening"][0], manner.phrases)]
+    style = speech_style([t.user[0].text for t in corpus.transcripts], [["anything", "else"]])
+    assert style.phrases == ["Also, ", "And also, ", "I have a second request: "]
+    singles = [
+        t for t in map(lambda x: extract_template(x, corpus), corpus.transcripts) if not isinstance(t, NoTemplate)
+    ]
+    singles = [t for t in singles if not is_compound(t["opening"][0], style.phrases)]
     rng = random.Random(0)
-    made = [compose(one, two, manner, rng) for one in singles[:25] for two in singles[25:60]]
+    made = [compose(one, two, style, rng) for one in singles[:25] for two in singles[25:60]]
     found = [template for template in made if template is not None]
     assert len(found) > 20
     for template in found:
-        assert is_compound(template["opening"][0], manner.phrases)
+        assert is_compound(template["opening"][0], style.phrases)
         assert template["steps"][-1]["say"].count(BYE) == 1
         customers = {
             word.strip(".") for word in template["opening"][0].split() if word.startswith("C") and word[1:2].isdigit()

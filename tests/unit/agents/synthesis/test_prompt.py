@@ -16,13 +16,13 @@ import pytest
 
 from agents.llm.question import IS_DATA, ChatMessage
 from agents.synthesizer.llm.prompt import (
-    ANSWER,
-    Refused,
+    MAX_ANSWER,
+    RefusedFile,
     Rules,
-    asking,
     failure_texts,
-    mending,
-    policy_texts,
+    frequent_policies,
+    repair_messages,
+    request_messages,
     state_text,
     tool_text,
 )
@@ -45,7 +45,7 @@ CAPABILITY = Capability(
 )
 RULES = Rules(requirements(Thresholds()), MAX_BYTES)
 MARKED = re.compile(r"<(\w+) ([0-9a-f]{16})>\n.*?\n</\1 \2>", re.DOTALL)
-REFUSED = Refused(
+REFUSED = RefusedFile(
     "class Environment:\n    pass\n", "Verdict: refused. Passed: source.\n\nFailed: runs (it does not run)"
 )
 
@@ -92,9 +92,9 @@ def outside(said: Sequence[ChatMessage]) -> str:
 
 
 def test_the_prompts_are_those_of_the_golden_file() -> None:
-    first = asking(CAPABILITY, talks(), labels(), RULES)
-    since = Refused("I would rather not.", "Verdict: refused. Passed: nothing.")
-    made = whole(mending(first, REFUSED, since, ["source", "runs, oracle"]))
+    first = request_messages(CAPABILITY, talks(), labels(), RULES)
+    since = RefusedFile("I would rather not.", "Verdict: refused. Passed: nothing.")
+    made = whole(repair_messages(first, REFUSED, since, ["source", "runs, oracle"]))
     if os.environ.get("PROMPTS") == "new":
         GOLDEN.parent.mkdir(parents=True, exist_ok=True)
         GOLDEN.write_text(made, "utf-8")
@@ -102,11 +102,11 @@ def test_the_prompts_are_those_of_the_golden_file() -> None:
 
 
 def test_the_system_message_says_that_marked_text_is_data() -> None:
-    assert IS_DATA in asking(CAPABILITY, talks(), labels(), RULES)[0].text
+    assert IS_DATA in request_messages(CAPABILITY, talks(), labels(), RULES)[0].text
 
 
 def test_what_the_rules_and_the_contract_say_is_in_the_prompt() -> None:
-    text = asking(CAPABILITY, talks(), labels(), RULES)[1].text
+    text = request_messages(CAPABILITY, talks(), labels(), RULES)[1].text
     assert Path(str(contract.__file__)).read_text("utf-8").strip() in text
     for name, meaning in RULES.checks.items():
         assert f"- {name}: {meaning}" in text
@@ -114,7 +114,7 @@ def test_what_the_rules_and_the_contract_say_is_in_the_prompt() -> None:
 
 
 def test_what_may_be_imported_is_said_once() -> None:
-    text = " ".join(asking(CAPABILITY, talks(), labels(), RULES)[1].text.split())
+    text = " ".join(request_messages(CAPABILITY, talks(), labels(), RULES)[1].text.split())
     assert text.count(" ".join(sorted(MODULES))) == 1
     assert (text.count("unicodedata"), text.count("fnmatch")) == (1, 1)
 
@@ -161,9 +161,9 @@ def test_long_texts_are_clipped() -> None:
     told = state_text([long]) + "".join(
         failure_texts([replace(long, outcome=Outcome.FAILURE)], [Label("a", "x", 0, Verdict.LACKING, 2)], "x")
     )
-    assert f"(+{len(json.dumps({'note': 'y' * 5_000}, separators=(',', ':'))) - ANSWER} characters)" in told
+    assert f"(+{len(json.dumps({'note': 'y' * 5_000}, separators=(',', ':'))) - MAX_ANSWER} characters)" in told
     assert len(told) < 6_000
-    assert policy_texts([conversation("a", system="z" * 9_000)])[0].startswith("z" * 4_000 + "… (+5000")
+    assert frequent_policies([conversation("a", system="z" * 9_000)])[0].startswith("z" * 4_000 + "… (+5000")
 
 
 INJECTION = (
@@ -187,22 +187,22 @@ def injected(trajectory: Trajectory) -> Trajectory:
 def test_instructions_in_trajectories_change_nothing_outside_the_marks() -> None:
     meant = Capability(CAPABILITY.name, INJECTION, INJECTION, INJECTION, INJECTION, INJECTION)
     benign = [replace(talk, messages=[*talk.messages]) for talk in talks()]
-    hostile = asking(meant, [injected(talk) for talk in benign], labels(), RULES)
+    hostile = request_messages(meant, [injected(talk) for talk in benign], labels(), RULES)
     assert INJECTION.split("\n")[2] in whole(hostile)
-    assert outside(hostile) == outside(asking(CAPABILITY, benign, labels(), RULES))
-    mended = mending(hostile, Refused(REFUSED.source, INJECTION), None, [])
-    assert outside(mended) == outside(mending(hostile, REFUSED, None, []))
+    assert outside(hostile) == outside(request_messages(CAPABILITY, benign, labels(), RULES))
+    mended = repair_messages(hostile, RefusedFile(REFUSED.source, INJECTION), None, [])
+    assert outside(mended) == outside(repair_messages(hostile, REFUSED, None, []))
 
 
 def test_half_a_character_and_a_null_can_be_sent() -> None:
     odd = conversation("a", user("\ud800 and \0"), call("get_order", '"\\ud800"', order_id="\ud800"))
-    json.dumps([one.text for one in asking(CAPABILITY, [odd], [], RULES)], ensure_ascii=False).encode("utf-8")
+    json.dumps([one.text for one in request_messages(CAPABILITY, [odd], [], RULES)], ensure_ascii=False).encode("utf-8")
 
 
 def test_what_an_environment_says_when_it_is_refused_fills_no_prompt() -> None:
-    asked_for = asking(CAPABILITY, talks(), labels(), RULES)
-    endless = Refused("class Environment:\n" + "#" * 1_000_000, INJECTION * 10_000)
-    made = mending(asked_for, endless, replace(endless, source="x" * 1_000_000), ["oracle"] * 8)
+    asked_for = request_messages(CAPABILITY, talks(), labels(), RULES)
+    endless = RefusedFile("class Environment:\n" + "#" * 1_000_000, INJECTION * 10_000)
+    made = repair_messages(asked_for, endless, replace(endless, source="x" * 1_000_000), ["oracle"] * 8)
     assert len(whole(made)) < len(whole(asked_for)) + 60_000 + 2 * 12_000 + 3_000
     assert INJECTION.split("\n")[3] not in outside(made[3:])
 
@@ -228,9 +228,9 @@ def test_nothing_privileged_comes_into_a_prompt() -> None:
     ]
     named = {talk.id: secret.id for talk, secret in zip(talks(), private, strict=True)}
     given = [replace(label, trajectory_id=named[label.trajectory_id]) for label in labels()]
-    told = whole(asking(CAPABILITY, private, given, RULES))
+    told = whole(request_messages(CAPABILITY, private, given, RULES))
     assert (SECRET in told, "0.7734511" in told, "0.125" in told) == (False, False, False)
-    assert whole(asking(CAPABILITY, talks(), labels(), RULES)) == told
+    assert whole(request_messages(CAPABILITY, talks(), labels(), RULES)) == told
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -245,7 +245,7 @@ def test_what_the_desk_knows_and_did_not_say_is_in_no_prompt(seed: int) -> None:
     seen = set(re.findall(r"\b[A-Z]\d{2,}\b", json.dumps([trajectory.messages, trajectory.tools])))
     assert known - seen
     meant = replace(CAPABILITY, name=next(iter(verdicts)))
-    told = MARKED.findall(whole(asking(meant, [trajectory], given, RULES)))
-    text = whole(asking(meant, [trajectory], given, RULES))
+    told = MARKED.findall(whole(request_messages(meant, [trajectory], given, RULES)))
+    text = whole(request_messages(meant, [trajectory], given, RULES))
     assert told
     assert {name for name in known - seen if re.search(rf"\b{name}\b", text)} == set()

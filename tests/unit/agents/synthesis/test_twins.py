@@ -7,8 +7,8 @@ import pytest
 
 from agents.synthesizer.builtin import synthesize
 from agents.synthesizer.corpus import read_corpus
-from agents.synthesizer.counterfactuals import twins
-from agents.synthesizer.scenario_extraction import Template, calls_of, lift
+from agents.synthesizer.counterfactuals import counterfactual_templates
+from agents.synthesizer.scenario_extraction import Template, calls_of, extract_template
 from agents.transcript import transcript, transcripts
 from store.types import Label, Outcome, Trajectory, Verdict
 from tests.unit.agents.synthesis.conversations import (
@@ -56,9 +56,9 @@ def made(exemplary: list[Trajectory], unread: list[Trajectory]) -> list[Template
     corpus = read_corpus(transcripts(every), {t.id for t in exemplary})
 
     def lifted(trajectories: list[Trajectory]) -> list[Any]:
-        return [lift(transcript(t), corpus) for t in trajectories]
+        return [extract_template(transcript(t), corpus) for t in trajectories]
 
-    return twins(lifted(exemplary), lifted(unread), corpus, random.Random(0))
+    return counterfactual_templates(lifted(exemplary), lifted(unread), corpus, random.Random(0))
 
 
 def test_a_twin_reads_its_own_record_in_a_state_that_the_policy_allows() -> None:

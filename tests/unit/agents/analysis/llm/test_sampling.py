@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agents.analyst.builtin import CANDIDATES
-from agents.analyst.llm.discovery import batches, same_task, sampled
-from agents.analyst.llm.rendering import as_name, is_name, near, one_line
+from agents.analyst.llm.discovery import batches, same_task, sample_groups
+from agents.analyst.llm.rendering import as_name, is_name, is_same_name, one_line
 from store.types import Outcome, Trajectory
 from tests.unit.agents.analysis.library import talk, user
 
@@ -27,10 +27,10 @@ def made(of: Told) -> list[Trajectory]:
 @given(told, st.integers(0, 30), st.integers(0, 3))
 def test_a_sample_is_of_the_size_without_repetition_and_the_seed_decides(of: Told, size: int, seed: int) -> None:
     trajectories = made(of)
-    groups = sampled(trajectories, size, seed)
+    groups = sample_groups(trajectories, size, seed)
     ids = [one.id for group in groups for one in group]
     assert len(ids) == len(set(ids)) <= size
-    assert groups == sampled(trajectories, size, seed)
+    assert groups == sample_groups(trajectories, size, seed)
     if size >= len(trajectories):
         assert set(ids) == {one.id for one in trajectories}
 
@@ -39,7 +39,7 @@ def test_a_sample_is_of_the_size_without_repetition_and_the_seed_decides(of: Tol
 @given(told, st.integers(2, 30))
 def test_pairs_of_the_same_task_come_first_and_the_sides_are_equal_as_long_as_they_last(of: Told, size: int) -> None:
     trajectories = made(of)
-    groups = sampled(trajectories, size, 0)
+    groups = sample_groups(trajectories, size, 0)
     both = {task for outcome, task in of if outcome is SUCCESS and task} & {t for o, t in of if o is FAILURE and t}
     pairs = [same_task(group) for group in groups]
     assert pairs[: len(both)] == [True] * min(len(both), size // 2)
@@ -71,14 +71,14 @@ def test_every_part_fits_and_nothing_is_lost(sizes: list[int], room: int) -> Non
     ],
 )
 def test_names_are_the_same_but_for_forms_and_order(one: str, other: str, same: bool) -> None:
-    assert near(one, other) is same
-    assert near(other, one) is same
+    assert is_same_name(one, other) is same
+    assert is_same_name(other, one) is same
 
 
 def test_the_catalogues_names_are_names_and_none_is_near_another() -> None:
     names = [one.name for one in CANDIDATES]
     assert all(map(is_name, names))
-    assert [(a, b) for a in names for b in names if a < b and near(a, b)] == []
+    assert [(a, b) for a in names for b in names if a < b and is_same_name(a, b)] == []
 
 
 @pytest.mark.parametrize(
