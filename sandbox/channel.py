@@ -15,7 +15,6 @@ import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from sandbox.errors import AgentFault, Deadline, EnvironmentFault, ProtocolFault, SandboxError, WorkerDied, clipped
 from sandbox.wire import Answer, read_answer
@@ -81,7 +80,7 @@ class Channel(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
-    async def call(self, op: str, budget: float, **fields: Any) -> Answer:
+    async def call(self, op: str, budget: float, **fields: object) -> Answer:
         """Send a request and return its response.
 
         Raises EnvironmentFault, AgentFault or Deadline for this call alone, and any other SandboxError when the channel
@@ -102,7 +101,7 @@ class Channel(asyncio.Protocol):
             raise _as_error(pending, answer.fault, loop.time() - pending.sent_at)
         return answer
 
-    def _request(self, request: dict[str, Any]) -> bytes:
+    def _request(self, request: dict[str, object]) -> bytes:
         try:
             text = json.dumps(request, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
         except (ValueError, RecursionError) as error:

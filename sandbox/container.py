@@ -106,7 +106,7 @@ class Sandbox:
         """The engine's id of the container."""
         return str(self._attached.container.id)
 
-    async def call(self, op: str, *, budget: float | None = None, **fields: Any) -> Answer:
+    async def call(self, op: str, *, budget: float | None = None, **fields: object) -> Answer:
         """Run one operation of the worker (see ``worker.py``) within ``budget`` seconds, by default the limits' own."""
         assert self._channel is not None
         return await self._channel.call(op, budget or self._limits.call_seconds, **fields)

@@ -6,6 +6,7 @@ else ProtocolFault. Every value is checked against the contract, else Environmen
 """
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -210,7 +211,7 @@ def _message(value: object, op: str, roles: set[str]) -> Message:
     return message
 
 
-def _call(value: object, op: str) -> dict[str, Any]:
+def _call(value: object, op: str) -> Message:
     fields = _object(value, op, "tool call")
     function = _object(fields.get("function"), op, "tool call's function")
     named_function = {
@@ -230,7 +231,7 @@ def _tool(value: object, op: str) -> Tool:
 
 
 def _check_argument_count(message: Message) -> None:
-    arguments: list[Any] = []
+    arguments: list[object] = []
     for call in message.get("tool_calls") or []:
         # An oracle may well send a call with broken JSON on purpose.
         with suppress(ValueError, RecursionError):
@@ -239,7 +240,7 @@ def _check_argument_count(message: Message) -> None:
         raise EnvironmentFault("oracle", f"the arguments of a message hold more than {MAX_ARGUMENTS:,} values")
 
 
-def _has_more_than(values: list[Any], limit: int) -> bool:
+def _has_more_than(values: Sequence[object], limit: int) -> bool:
     count, level = 0, values
     while level and count <= limit:
         count += len(level)

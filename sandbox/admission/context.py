@@ -116,7 +116,7 @@ def _clipped_message(message: Message) -> Message:
     return clipped_message
 
 
-def _clipped_call(call: dict[str, Any]) -> dict[str, Any]:
+def _clipped_call(call: Message) -> Message:
     function = call["function"]
     arguments = clipped(str(function["arguments"]), EXAMPLE_CHARACTERS)
     clipped_function = {"name": clipped(str(function["name"]), 80), "arguments": arguments}
@@ -128,10 +128,10 @@ def short_json(value: object) -> str:
     return clipped(json.dumps(value, ensure_ascii=False), 120)
 
 
-def fault_evidence(error: Exception) -> dict[str, Any]:
+def fault_evidence(error: Exception) -> dict[str, object]:
     """Evidence of the error that ended a check."""
     notes = "; ".join(getattr(error, "__notes__", []))
-    evidence = {"fault": type(error).__name__, "text": clipped(str(error), 1000), "at": notes}
+    evidence: dict[str, object] = {"fault": type(error).__name__, "text": clipped(str(error), 1000), "at": notes}
     if isinstance(error, EnvironmentFault) and error.traceback:
         evidence["traceback"] = error.traceback
     return evidence

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from sandbox.admission.policies import arguments_of
+from sandbox.contract import Message
 from sandbox.wire import OraclePlay
 
 # Of a reply's structure: an environment chooses the reply, so the cost of its digest is bounded.
@@ -21,53 +22,11 @@ MAX_ITEMS = 6
 _WORD = re.compile(r"[\w'-]+")
 _QUOTED = re.compile(r"\"[^\"\n]*\"|“[^“”\n]*”|`[^`\n]*`")
 _SENTENCE_END = re.compile(r"(?<=[.!?;])\s+|\n+")
-_NUMBERS = frozenset(
-    [
-        "zero",
-        "one",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-        "thirteen",
-        "fourteen",
-        "fifteen",
-        "sixteen",
-        "seventeen",
-        "eighteen",
-        "nineteen",
-        "twenty",
-        "thirty",
-        "forty",
-        "fifty",
-        "sixty",
-        "seventy",
-        "eighty",
-        "ninety",
-        "hundred",
-        "thousand",
-        "million",
-        "dozen",
-        "once",
-        "twice",
-        "first",
-        "second",
-        "third",
-        "fourth",
-        "fifth",
-        "sixth",
-        "seventh",
-        "eighth",
-        "ninth",
-        "tenth",
-    ]
+_NUMBER_WORD = re.compile(
+    r"zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|"
+    r"fifteen|sixteen|seventeen|eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|"
+    r"eighty|ninety|hundred|thousand|million|dozen|once|twice|first|second|third|fourth|fifth|"
+    r"sixth|seventh|eighth|ninth|tenth"
 )
 
 
@@ -76,7 +35,7 @@ def exact(play: OraclePlay) -> str:
     return digest(as_data(play))
 
 
-def as_data(play: OraclePlay) -> dict[str, Any]:
+def as_data(play: OraclePlay) -> dict[str, object]:
     """The episode without timings, for comparing byte by byte."""
     return {
         "system": play.task.system,
@@ -106,7 +65,7 @@ def shape(play: OraclePlay) -> str:
     return digest([texts, [_turn_shape(turn.message, turn.replies, values) for turn in play.turns]])
 
 
-def _turn_shape(message: dict[str, Any], replies: list[dict[str, Any]], values: set[str]) -> list[Any]:
+def _turn_shape(message: Message, replies: list[Message], values: set[str]) -> list[object]:
     answers = [
         (
             reply["role"],
@@ -117,7 +76,7 @@ def _turn_shape(message: dict[str, Any], replies: list[dict[str, Any]], values: 
     return [_calls(message), answers]
 
 
-def _calls(message: dict[str, Any]) -> list[Any]:
+def _calls(message: Message) -> list[object]:
     return [
         (call["function"]["name"], sorted(arguments_of(call["function"]))) for call in message.get("tool_calls") or []
     ]
@@ -131,12 +90,12 @@ def parsed(text: str) -> Any:
         return text
 
 
-def structure(value: object) -> Any:
+def structure(value: object) -> object:
     """Keys, types and numbers of items of a value, to a bounded depth and breadth, without the values themselves."""
     return _structure(value, MAX_DEPTH)
 
 
-def _structure(value: object, depth: int) -> Any:
+def _structure(value: object, depth: int) -> object:
     match value:
         case dict() if depth:
             keys = sorted(value)[:MAX_KEYS]
@@ -195,7 +154,7 @@ def _is_value(word: str, values: set[str]) -> bool:
     if word == "I" or word.startswith("I'"):
         return False
     stem = word.lower().removesuffix("'s")
-    return any(letter.isupper() for letter in word) or stem in values or stem in _NUMBERS
+    return any(letter.isupper() for letter in word) or stem in values or bool(_NUMBER_WORD.fullmatch(stem))
 
 
 def digest(value: object) -> str:

@@ -16,12 +16,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sandbox.admission.context import EXAMPLES, CheckContext, Verdict, example
 from sandbox.admission.hidden_information import HiddenValues, find_hidden_values
 from sandbox.admission.policies import READ_PREFIXES, arguments_of
-from sandbox.contract import Tool
+from sandbox.contract import Message, Tool
 from sandbox.errors import clipped
 from sandbox.wire import OraclePlay, OracleTurn
 
@@ -75,7 +74,7 @@ def _tool_sentences(tool: Tool) -> Iterator[tuple[str, str, str]]:
     yield from _schema_sentences(str(function["name"]), "", function["parameters"], MAX_SCHEMA_DEPTH)
 
 
-def _schema_sentences(tool: str, argument: str, schema: Any, depth: int) -> Iterator[tuple[str, str, str]]:
+def _schema_sentences(tool: str, argument: str, schema: object, depth: int) -> Iterator[tuple[str, str, str]]:
     if not isinstance(schema, dict) or not depth:
         return
     for key, value in schema.items():
@@ -95,7 +94,7 @@ def _sentences(tool: str, argument: str, value: object) -> Iterator[tuple[str, s
 
 
 def description_leaks(
-    name: str, arguments: dict[str, Any], tool_texts: Sequence[ToolText], prompt: str, oracle_codes: frozenset[str]
+    name: str, arguments: dict[str, object], tool_texts: Sequence[ToolText], prompt: str, oracle_codes: frozenset[str]
 ) -> Iterator[str]:
     """Yield the tool sentences that hold this call, unless it only reads.
 
@@ -212,7 +211,7 @@ def _prompt_leaks(play: OraclePlay, prompt: str, tool_texts: Sequence[ToolText])
             yield words
 
 
-def _calls(turn: OracleTurn) -> list[dict[str, Any]]:
+def _calls(turn: OracleTurn) -> list[Message]:
     return turn.message.get("tool_calls") or []
 
 
@@ -221,7 +220,7 @@ def _name_pattern(name: str) -> re.Pattern[str]:
     return re.compile(rf"\b{re.escape(name)}\s*\(" if _is_plain(name) else rf"\b{re.escape(name)}\b")
 
 
-def _call_in_words(arguments: dict[str, Any], sentences: list[str]) -> list[str]:
+def _call_in_words(arguments: dict[str, object], sentences: list[str]) -> list[str]:
     """The first sentence that holds the values of all arguments."""
     values = [value if isinstance(value, str) else json.dumps(value) for value in arguments.values()]
     if sum(map(len, values)) < 3:
@@ -248,7 +247,7 @@ def _sequence_leaks(play: OraclePlay, prompt: str) -> Iterator[str]:
 
 def _answer_leaks(play: OraclePlay) -> Iterator[str]:
     """Yield what replies reveal of a call that the oracle makes later and has not made before."""
-    answers: list[tuple[str, list[Any]]] = []
+    answers: list[tuple[str, list[object]]] = []
     previous_calls: set[tuple[str, str]] = set()
     objects_left = MAX_EPISODE_OBJECTS
     for turn in play.turns:
@@ -266,7 +265,7 @@ def _answer_leaks(play: OraclePlay) -> Iterator[str]:
             answers.append((text, objects))
 
 
-def _answers_hold_call(answers: list[tuple[str, list[Any]]], name: str, arguments: dict[str, Any]) -> bool:
+def _answers_hold_call(answers: list[tuple[str, list[object]]], name: str, arguments: dict[str, object]) -> bool:
     matching_texts = [text for text, objects in answers if arguments in objects]
     similar_objects = [
         item for _, objects in answers for item in objects if isinstance(item, dict) and item.keys() == arguments.keys()
@@ -279,7 +278,7 @@ def _answers_hold_call(answers: list[tuple[str, list[Any]]], name: str, argument
     return is_repeated or any(name in answer for answer in matching_texts)
 
 
-def _objects(text: str) -> Iterator[Any]:
+def _objects(text: str) -> Iterator[object]:
     """Yield the JSON objects that begin anywhere in a text."""
     decoder = json.JSONDecoder()
     for count, match in enumerate(re.finditer(r"\{", text)):

@@ -28,6 +28,8 @@ from sandbox.admission.fingerprint import canonical
 from sandbox.admission.policies import (
     READ_PREFIXES,
     CallPosition,
+    FunctionCall,
+    Schema,
     arguments_of,
     calls,
     name_of,
@@ -89,7 +91,7 @@ class Mutation:
 class OracleValues:
     """The values that the oracle gives to each argument of each tool, on all seeds."""
 
-    by_argument: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    by_argument: dict[tuple[str, str], dict[str, object]] = field(default_factory=dict)
 
     def add(self, play: OraclePlay) -> None:
         """Collect the values of one episode."""
@@ -99,7 +101,7 @@ class OracleValues:
                 if len(values) < MAX_VALUES:
                     values[canonical(value)] = value
 
-    def alternatives(self, tool: str, argument: str, value: object) -> list[Any]:
+    def alternatives(self, tool: str, argument: str, value: object) -> list[object]:
         """Values of other seeds that no comparison should accept in the place of this one."""
         values = self.by_argument.get((tool, argument), {}).values()
         return [other for other in values if _folded(other) != _folded(value)]
@@ -224,7 +226,7 @@ async def _replay_or_none(context: CheckContext, seed: int, script: list[Message
 
 
 def _argument_changes(
-    required_calls: dict[CallPosition, dict[str, Any]], task: Task, values: OracleValues, rng: random.Random
+    required_calls: dict[CallPosition, FunctionCall], task: Task, values: OracleValues, rng: random.Random
 ) -> Iterator[tuple[MutationKind, CallPosition, str]]:
     """Yield other arguments for one needed call of each tool."""
     positions_by_tool: dict[str, list[CallPosition]] = {}
@@ -244,8 +246,8 @@ def _argument_changes(
 
 
 def _mutated_values(
-    value: object, schema: dict[str, Any], alternatives: list[Any], rng: random.Random
-) -> Iterator[tuple[str, Any]]:
+    value: object, schema: Schema, alternatives: list[object], rng: random.Random
+) -> Iterator[tuple[str, object]]:
     if not alternatives or _is_prose(value):
         return
     yield OTHER_VALUE, rng.choice(alternatives)
@@ -264,5 +266,5 @@ def _folded(value: object) -> str:
     return canonical(value).strip('" ').casefold()
 
 
-def _call_key(call: dict[str, Any]) -> str:
+def _call_key(call: FunctionCall) -> str:
     return canonical([name_of(call), arguments_of(call)])

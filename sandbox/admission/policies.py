@@ -13,6 +13,9 @@ from typing import Any
 from sandbox.contract import Message, Task, Tool
 from sandbox.wire import OraclePlay
 
+# An argument's JSON schema, and the "function" of a tool call: an environment chooses what they hold.
+Schema = dict[str, Any]
+FunctionCall = dict[str, Any]
 Policy = Callable[[Task, list[Message], int, random.Random], Message]
 
 # Guesses draw from this many values, half of them the first ones and half the last.
@@ -61,7 +64,7 @@ def guess(tool: Tool, values: list[str], rng: random.Random) -> str:
     return fill_arguments(tool, lambda name, field: _guess_value(field, values, numbers, rng))
 
 
-def _guess_value(field: Any, values: list[str], numbers: list[int], rng: random.Random) -> Any:
+def _guess_value(field: object, values: list[str], numbers: list[int], rng: random.Random) -> object:
     field = field if isinstance(field, dict) else {}
     if isinstance(field.get("enum"), list) and field["enum"]:
         return rng.choice(field["enum"])
@@ -92,12 +95,12 @@ def read_tools(task: Task) -> list[Tool]:
     return [tool for tool in task.tools if tool_name(tool).lower().startswith(READ_PREFIXES)] or task.tools
 
 
-def fill_arguments(tool: Tool, value_for: Callable[[str, dict[str, Any]], Any]) -> str:
+def fill_arguments(tool: Tool, value_for: Callable[[str, Schema], object]) -> str:
     """JSON arguments with ``value_for(name, schema)`` for every property of the tool."""
     return json.dumps({name: value_for(name, field) for name, field in properties(tool).items()})
 
 
-def properties(tool: Tool) -> dict[str, dict[str, Any]]:
+def properties(tool: Tool) -> dict[str, Schema]:
     """The schemas of the tool's arguments by name; empty where the schema is malformed."""
     schema = tool["function"]["parameters"]
     fields = schema.get("properties") if isinstance(schema, dict) else None
@@ -116,9 +119,9 @@ def request(task: Task) -> str:
     return next((str(message.get("content") or "") for message in task.messages if message["role"] == "user"), "")
 
 
-def observed_values(messages: list[Message]) -> dict[str, list[Any]]:
+def observed_values(messages: list[Message]) -> dict[str, list[object]]:
     """The distinct scalar values in the tools' JSON replies by key, in order and bounded."""
-    values_by_key: dict[str, dict[Any, None]] = {}
+    values_by_key: dict[str, dict[object, None]] = {}
     for message in messages:
         if message.get("role") == "tool":
             try:
@@ -128,7 +131,7 @@ def observed_values(messages: list[Message]) -> dict[str, list[Any]]:
     return {key: list(values) for key, values in values_by_key.items()}
 
 
-def _collect_values(key: str, value: Any, values_by_key: dict[str, dict[Any, None]]) -> None:
+def _collect_values(key: str, value: object, values_by_key: dict[str, dict[object, None]]) -> None:
     if isinstance(value, dict):
         for name, item in value.items():
             _collect_values(str(name), item, values_by_key)
@@ -142,8 +145,8 @@ def _collect_values(key: str, value: Any, values_by_key: dict[str, dict[Any, Non
 
 
 def candidate_values(
-    name: str, field: dict[str, Any], observations: dict[str, list[Any]], values: list[str]
-) -> list[Any]:
+    name: str, field: Schema, observations: dict[str, list[object]], values: list[str]
+) -> list[object]:
     """What an argument may be: its enum, else values that replies held under its name, else the visible values."""
     if isinstance(field.get("enum"), list) and field["enum"]:
         return list(field["enum"])
@@ -182,7 +185,7 @@ def script_of(play: OraclePlay) -> list[Message]:
     return [turn.message for turn in play.turns]
 
 
-def calls(script: list[Message]) -> dict[CallPosition, dict[str, Any]]:
+def calls(script: list[Message]) -> dict[CallPosition, FunctionCall]:
     """Every tool call of the script by its position."""
     return {
         (turn, index): call["function"]
@@ -191,12 +194,12 @@ def calls(script: list[Message]) -> dict[CallPosition, dict[str, Any]]:
     }
 
 
-def name_of(call: dict[str, Any]) -> str:
+def name_of(call: FunctionCall) -> str:
     """The name of the called tool."""
     return str(call["name"])
 
 
-def arguments_of(call: dict[str, Any]) -> dict[str, Any]:
+def arguments_of(call: FunctionCall) -> dict[str, object]:
     """The call's arguments; empty if they are no JSON object."""
     try:
         value = json.loads(call["arguments"])

@@ -9,6 +9,7 @@ import ast
 import importlib
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 MAX_BYTES = 256 * 1024
 MODULES = frozenset(
@@ -44,7 +45,7 @@ UNSEEDED = "seeds random.Random from nothing"
 Imports = dict[str, str]
 
 
-def inspect_source(source: str) -> tuple[bool, dict[str, object]]:
+def inspect_source(source: str) -> tuple[bool, dict[str, Any]]:
     """Return (passed, evidence); the evidence lists "line N: reason" for everything refused."""
     size = len(source.encode())
     if size > MAX_BYTES:

@@ -2,10 +2,10 @@
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 from sandbox.admission.policies import (
     SUCCESS_WORDS,
+    Schema,
     call,
     fill_arguments,
     guess,
@@ -19,7 +19,7 @@ from sandbox.admission.policies import (
 from sandbox.contract import Message, Task
 
 BROKEN_JSON = ("", "{", "null", "[]", '{"order_id": ', "{'id': 1}", '"{}"', "{} {}", '{"a": 1,}')
-TYPE_CONFUSIONS: tuple[Callable[[str], Any], ...] = (
+TYPE_CONFUSIONS: tuple[Callable[[str], object], ...] = (
     lambda text: True,
     lambda text: 0,
     lambda text: None,
@@ -71,7 +71,7 @@ def huge_arguments(task: Task, messages: list[Message], turn: int, rng: random.R
     length = min(ARGUMENT_CHARACTERS, CALL_CHARACTERS // (len(properties(tool)) or 1))
     text = (words * (length // len(words) + 1))[:length]
 
-    def huge(name: str, field: dict[str, Any]) -> Any:
+    def huge(name: str, field: Schema) -> object:
         if field.get("type") in {"integer", "number"}:
             return HUGE_NUMBER
         return [text[:ITEM_CHARACTERS]] * min(MAX_ITEMS, length // ITEM_CHARACTERS) if turn else text

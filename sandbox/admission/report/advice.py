@@ -8,7 +8,6 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from sandbox.admission.oracle_mutations import (
     DESCRIPTIONS,
@@ -165,14 +164,14 @@ def mutations(evidence: Evidence) -> Iterator[str]:
         remaining = [row for row in remaining if _argument(row) not in settled_arguments]
 
 
-def _mutation_text(row: dict[str, Any]) -> str:
+def _mutation_text(row: dict[str, object]) -> str:
     """What was done, and on how many seeds it was paid."""
     tool, argument = (sanitize_line(row.get(key, ""), NAME_CHARACTERS) for key in ("tool", "argument"))
-    description = DESCRIPTIONS[row["slip"]].format(tool=tool, argument=argument)
+    description = DESCRIPTIONS[str(row["slip"])].format(tool=tool, argument=argument)
     return f"{description} (on {short_text(row.get('paid'))} of {short_text(row.get('seeds'))} seeds)"
 
 
-def _argument(row: dict[str, Any]) -> tuple[object, object]:
+def _argument(row: dict[str, object]) -> tuple[object, object]:
     return str(row.get("tool")), str(row.get("argument"))
 
 

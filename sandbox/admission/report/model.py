@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from sandbox.admission.context import Thresholds
 from store.text import sanitize_block, sanitize_line
@@ -247,17 +247,18 @@ def panel(evidence: Evidence) -> Panel | None:
     return Panel(columns, figure_rows, maxima)
 
 
-def _figure(name: str, value: object, bound: Bound, limit: Any) -> Figure:
+def _figure(name: str, value: object, bound: Bound, limit: object) -> Figure:
     figure = Figure(sanitize_line(name, NAME), short_text(value), means=NOTES.get(name, ""))
     if limit is None:
         return figure
     return replace(figure, needs=f"{bound.sign} {short_text(limit)}", kept=keeps(value, bound.sign, limit))
 
 
-def keeps(value: object, sign: str, limit: Any) -> bool | None:
+def keeps(value: object, sign: str, limit: object) -> bool | None:
     """Whether a figure is within its bound; None if the two cannot be compared."""
-    limits = limit if isinstance(limit, list) else [limit]
-    if not is_number(value) or not limits or not all(map(is_number, limits)):
+    values = limit if isinstance(limit, list) else [limit]
+    limits = [number for number in values if is_number(number)]
+    if not is_number(value) or not limits or len(limits) < len(values):
         return None
     match sign:
         case "≥":
@@ -280,11 +281,11 @@ def _is_short(value: object) -> bool:
     return not isinstance(value, dict | list) or not value
 
 
-def _is_flat(value: dict[str, Any]) -> bool:
+def _is_flat(value: dict[str, object]) -> bool:
     return all(_is_short(part) for part in value.values())
 
 
-def _one_line(value: dict[str, Any]) -> str:
+def _one_line(value: dict[str, object]) -> str:
     return " · ".join(f"{name} {short_text(part)}" for name, part in value.items())
 
 
@@ -333,7 +334,7 @@ def examples(evidence: Evidence) -> list[Example]:
     return [_example(item) for item in (items if isinstance(items, list) else [])[:MAX_EXAMPLES]]
 
 
-def _example(item: Any) -> Example:
+def _example(item: object) -> Example:
     if not isinstance(item, dict):
         return Example("", full_text(item), [])
     transcript = item.get("transcript")
@@ -345,7 +346,7 @@ def _example(item: Any) -> Example:
     )
 
 
-def message_text(message: Any) -> tuple[str, str]:
+def message_text(message: object) -> tuple[str, str]:
     """The role, and the text and calls of a chat message."""
     if not isinstance(message, dict):
         return "", full_text(message)
@@ -357,7 +358,7 @@ def message_text(message: Any) -> tuple[str, str]:
     return sanitize_line(message.get("role", ""), NAME), "\n".join(lines)
 
 
-def _call_text(call: Any) -> str:
+def _call_text(call: object) -> str:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return full_text(call)

@@ -20,7 +20,6 @@ Texts in ``evidence`` are the environment's own, harmless only in JSON; every ot
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -235,7 +234,7 @@ def _truncated(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… (+{len(text) - limit:,} characters)"
 
 
-def as_data(report: AdmissionReport) -> dict[str, Any]:
+def as_data(report: AdmissionReport) -> dict[str, object]:
     """The report as a JSON object."""
     return {
         "environment": report.environment_hash,
@@ -247,7 +246,7 @@ def as_data(report: AdmissionReport) -> dict[str, Any]:
     }
 
 
-def _check(check: Check) -> dict[str, Any]:
+def _check(check: Check) -> dict[str, object]:
     return {
         "name": replace_surrogates(check.name),
         "passed": check.passed,
@@ -268,7 +267,7 @@ def _check(check: Check) -> dict[str, Any]:
     }
 
 
-def _finite(value: object) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {str(key): _finite(item) for key, item in value.items()}
     if isinstance(value, list):
