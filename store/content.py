@@ -1,15 +1,11 @@
-"""Rows keyed by content: digests, and inserts that let a row which is there already be.
+"""Content-addressed rows: digests, inserts that skip existing keys, and the packed form of a trajectory's turns.
 
-Invariants: a digest depends on the order of keys in messages and tool schemas (they are part of the prompt); inserting
-the same rows twice leaves one of each. Not covered: noticing that a stored row has other content (repositories).
+A digest depends on the order of keys in messages and tool schemas, because that order is part of the prompt.
 
-Token ids and log-probs of a trajectory, packed into bytes and back without loss.
-
-Layout: zlib over one JSON header line and then three runs of little-endian numbers, turn after turn: prompt ids
-(uint32), completion ids (uint32), log-probs (float64). The prompt of a turn usually begins with the prompt and
-completion of the turn before it, so only the part after the longest common prefix is stored; the header says how long
-that prefix was.
-Fails: ids outside 0..2^32-1 raise ``OverflowError``; bytes that ``pack`` did not make raise ``StoreUnavailable``.
+Packed turns are zlib over one JSON header line and three runs of little-endian numbers, turn after turn: prompt ids
+(uint32), completion ids (uint32), log-probs (float64). The prompt of a turn usually starts with the prompt and
+completion of the previous turn, so only the part after the longest common prefix is stored; the header has the
+prefix's length.
 """
 
 import hashlib
@@ -29,12 +25,18 @@ from store.errors import StoreUnavailable
 from store.tables import Row
 from store.types import Turn
 
-BATCH = 500  # rows per statement, below every database's limit on bound parameters
+# Rows per statement, below the limit of every database on bound parameters.
+BATCH = 500
+LAYOUT_VERSION = 1
+# Type codes of ``array``: four and eight bytes.
+IDS, LOGPROBS = "I", "d"
+# Log-probs hardly compress: the default level takes 1.5 times as long for the same size.
+COMPRESSION_LEVEL = 1
 
 
-def digest(value: Any) -> str:
-    """SHA-256 (hex) of ``value``'s compact JSON text; times count by their ISO form in their own zone."""
-    text = json.dumps(value, separators=(",", ":"), default=_plain)
+def digest(value: object) -> str:
+    """Return the SHA-256 (hex) of a value's compact JSON; times count as ISO text in their own zone."""
+    text = json.dumps(value, separators=(",", ":"), default=_encode_datetime)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -46,97 +48,96 @@ def insert_new(session: Session, table: type[Row], rows: Sequence[Mapping[str, A
         session.execute(statement, list(rows[start : start + BATCH]))
 
 
-def _plain(value: Any) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise TypeError(f"{type(value).__name__} has no place in the store: {value!r}")
-
-
-VERSION = 1
-IDS, LOGPROBS = "I", "d"  # of ``array``: four and eight bytes
-LEVEL = 1  # log-probs do not compress: the default level takes half as long again for the same size
-
-
 def pack(turns: Sequence[Turn]) -> bytes:
-    """The turns as bytes; equal turns give equal bytes."""
-    header: list[tuple[Any, ...]] = []
-    fresh: list[list[int]] = []  # the part of each prompt that is not known from the turn before
-    before: list[int] = []
+    """Pack turns into bytes; equal turns give equal bytes. Raises ``OverflowError`` for ids outside 0..2^32-1."""
+    header: list[tuple[int | str, ...]] = []
+    suffixes: list[list[int]] = []
+    previous: list[int] = []
     for turn in turns:
-        shared = _common_prefix(before, turn.prompt_ids)
-        fresh.append(turn.prompt_ids[shared:])
-        lengths = (len(fresh[-1]), len(turn.completion_ids), len(turn.logprobs))
+        shared = _common_prefix(previous, turn.prompt_ids)
+        suffixes.append(turn.prompt_ids[shared:])
+        lengths = (len(suffixes[-1]), len(turn.completion_ids), len(turn.logprobs))
         header.append((turn.message_index, turn.finish_reason, shared, *lengths))
-        before = turn.prompt_ids + turn.completion_ids
-    ids = _bytes(IDS, chain(*fresh, *(turn.completion_ids for turn in turns)))
-    logprobs = _bytes(LOGPROBS, chain(*(turn.logprobs for turn in turns)))
-    head = json.dumps([VERSION, header], separators=(",", ":")).encode()
-    return zlib.compress(head + b"\n" + ids + logprobs, LEVEL)
+        previous = turn.prompt_ids + turn.completion_ids
+    ids = _to_bytes(IDS, chain(*suffixes, *(turn.completion_ids for turn in turns)))
+    logprobs = _to_bytes(LOGPROBS, chain(*(turn.logprobs for turn in turns)))
+    head = json.dumps([LAYOUT_VERSION, header], separators=(",", ":")).encode()
+    return zlib.compress(head + b"\n" + ids + logprobs, COMPRESSION_LEVEL)
 
 
-def unpack(packed: bytes) -> list[Turn]:
-    """The turns that ``pack`` was given."""
+def unpack(data: bytes) -> list[Turn]:
+    """Return the turns that were packed; raises ``StoreUnavailable`` for damaged data or another layout."""
     try:
-        head, body = zlib.decompress(packed).split(b"\n", 1)
+        head, body = zlib.decompress(data).split(b"\n", 1)
         version, header = json.loads(head)
     except (zlib.error, ValueError) as error:
         raise StoreUnavailable(f"the stored turns are damaged ({error}); restore the database from a backup") from error
-    if version != VERSION:
-        raise StoreUnavailable(f"the stored turns have layout {version}, this traced reads {VERSION}; upgrade traced")
-    n_fresh, n_completion, n_logprobs = ([int(entry[column]) for entry in header] for column in (3, 4, 5))
-    n_ids = sum(n_fresh) + sum(n_completion)
-    ids = _numbers(IDS, body[: 4 * n_ids])
-    logprobs = _numbers(LOGPROBS, body[4 * n_ids :])
-    return _turns(
+    if version != LAYOUT_VERSION:
+        raise StoreUnavailable(
+            f"the stored turns have layout {version}, this traced reads {LAYOUT_VERSION}; upgrade traced"
+        )
+    n_suffix, n_completion, n_logprobs = ([int(entry[column]) for entry in header] for column in (3, 4, 5))
+    n_ids = sum(n_suffix) + sum(n_completion)
+    ids = _from_bytes(IDS, body[: 4 * n_ids])
+    logprobs = _from_bytes(LOGPROBS, body[4 * n_ids :])
+    return _decode_turns(
         header,
-        _cut(ids[: sum(n_fresh)], n_fresh),
-        _cut(ids[sum(n_fresh) :], n_completion),
-        _cut(logprobs, n_logprobs),
+        _split(ids[: sum(n_suffix)], n_suffix),
+        _split(ids[sum(n_suffix) :], n_completion),
+        _split(logprobs, n_logprobs),
     )
 
 
-def _bytes(code: str, values: Iterable[float]) -> bytes:
+def _encode_datetime(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"a {type(value).__name__} cannot be stored: {value!r}")
+
+
+def _to_bytes(code: str, values: Iterable[float]) -> bytes:
     return _little_endian(array(code, values)).tobytes()
 
 
-def _numbers(code: str, packed: bytes) -> list[Any]:
+def _from_bytes(code: str, data: bytes) -> list[Any]:
     values: array[Any] = array(code)
-    values.frombytes(packed)
+    values.frombytes(data)
     return _little_endian(values).tolist()
 
 
 def _little_endian(values: "array[Any]") -> "array[Any]":
-    """To this machine's order of bytes or back."""
+    """Convert to or from little-endian order."""
     if sys.byteorder == "big":
         values.byteswap()
     return values
 
 
-def _turns(
-    header: list[Any], fresh: list[list[int]], completions: list[list[int]], logprobs: list[list[float]]
+def _decode_turns(
+    header: list[Any], suffixes: list[list[int]], completions: list[list[int]], logprobs: list[list[float]]
 ) -> list[Turn]:
     turns: list[Turn] = []
-    before: list[int] = []
-    for entry, suffix, completion, values in zip(header, fresh, completions, logprobs, strict=True):
+    previous: list[int] = []
+    for entry, suffix, completion, turn_logprobs in zip(header, suffixes, completions, logprobs, strict=True):
         message_index, finish_reason, shared = entry[:3]
-        turns.append(Turn(message_index, before[:shared] + suffix, completion, values, finish_reason))
-        before = turns[-1].prompt_ids + completion
+        turns.append(Turn(message_index, previous[:shared] + suffix, completion, turn_logprobs, finish_reason))
+        previous = turns[-1].prompt_ids + completion
     return turns
 
 
-def _cut(values: list[Any], lengths: list[int]) -> list[list[Any]]:
+def _split(values: list[Any], lengths: list[int]) -> list[list[Any]]:
     return [values[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
 
 
 def _common_prefix(left: list[int], right: list[int]) -> int:
-    """How many first elements are equal; by slices, since a loop over a few thousand ids took most of an ingest."""
-    equal, first_different = 0, min(len(left), len(right))
+    """Return the number of equal first elements."""
+    # Binary search over slices: comparing ids one by one took most of the time of an import.
+    length, first_different = 0, min(len(left), len(right))
     if left[:first_different] == right[:first_different]:
         return first_different
-    while first_different - equal > 1:  # left[:equal] == right[:equal], and the two differ before first_different
-        middle = (equal + first_different) // 2
-        if left[equal:middle] == right[equal:middle]:
-            equal = middle
+    # Invariant: left[:length] == right[:length], and the lists differ before first_different.
+    while first_different - length > 1:
+        middle = (length + first_different) // 2
+        if left[length:middle] == right[length:middle]:
+            length = middle
         else:
             first_different = middle
-    return equal
+    return length

@@ -1,20 +1,10 @@
-"""Opening the store and talking to it: SQLite by default, PostgreSQL by a URL.
+"""Connections, sessions and migrations of the store: SQLite by default, PostgreSQL by a URL.
 
-Invariants: ``open_store`` hands out a database at the newest schema or none: it makes a new one, and it changes an
-existing one only when asked to (``store.database`` migrates). SQLite runs in WAL mode with foreign keys on; a
-writing session takes the write lock at once (``BEGIN IMMEDIATE``), so that two processes wait for each other instead of
-failing halfway. ``session`` commits at its end, or rolls back when its body raises.
-In JSON columns a number that is not finite is stored as null.
-Fails: database errors leave ``session`` and ``reading`` as ``store.errors`` and nothing else.
-Not covered: asynchronous sessions (call these from a thread), several databases in one process sharing a transaction.
-
-The schema of the store's database: which one it has, and bringing it to another.
-
-Invariants: a migration runs in one transaction, so it is done or it has changed nothing; a second process that migrates
-meanwhile waits; foreign keys are checked before it commits. Opening a store needs no Alembic, only migrating it.
-Fails: ``StoreVersionError`` for a schema that this traced does not know or a migration that does not work,
-``BrokenReference`` where one would leave dangling rows, ``StoreUnavailable`` for the database's own errors.
-Not covered: backing up first (``traced db upgrade`` does).
+Invariants: ``open_store`` returns a database at the newest schema; it migrates an existing one only on request. SQLite
+runs in WAL mode with foreign keys on, and numbers that are not finite are stored as null in JSON columns. A migration
+runs in one transaction and checks foreign keys before it commits. How it fails: database errors leave this module as
+``store.errors`` only. Not covered: asynchronous sessions (use a thread), and backups before a migration (``traced db
+upgrade`` makes one).
 """
 
 import json
@@ -38,7 +28,7 @@ from sqlalchemy.pool import StaticPool
 from sqlmodel import Session
 
 from store.errors import BrokenReference, StoreError, StoreUnavailable, StoreVersionError
-from store.schema_version import HEAD, mismatch, patience
+from store.schema_version import HEAD, connect_options, version_error
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -46,49 +36,69 @@ if TYPE_CHECKING:
 
 BUSY_TIMEOUT_MS = 30_000
 WAL_RETRY_S = 0.02
-MAKING_S = 60.0
+CREATE_TIMEOUT_S = 60.0
+MIGRATIONS = Path(__file__).parent / "migrations"
+VERSION_TABLE = "alembic_version"
+# Id of PostgreSQL's advisory lock that serialises migrations; any constant that no other lock uses.
+MIGRATION_LOCK = 7_236_203
+READ_OPTIONS: dict[str, dict[str, str]] = {"sqlite": {"sqlite_begin": "DEFERRED"}, "postgresql": {}}
+
+# Alembic keeps the current migration in a global of the process.
+_ALEMBIC_LOCK = threading.Lock()
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of the SQLite database in file ``path``."""
+    """Return the URL of the SQLite database in file ``path``."""
     return f"sqlite:///{path.absolute()}"
 
 
 def open_store(url: str, *, upgrade: bool = False) -> Engine:
-    """Open the database at ``url``; a new one gets the newest schema, an older one only with ``upgrade``.
+    """Open a database, create the schema of a new one, and migrate an older one if ``upgrade`` is set.
 
-    ``url`` is ``sqlite:///FILE``, ``sqlite://`` (in memory) or ``postgresql://...``. Raises ``StoreUnavailable`` where
-    it cannot be opened or is no database, ``StoreVersionError`` where its schema is older or newer than this traced's.
+    Args:
+        url: ``sqlite:///FILE``, ``sqlite://`` (in memory) or ``postgresql://...``.
+        upgrade: whether to migrate an older schema.
+
+    Raises:
+        StoreUnavailable: the URL cannot be opened, or is not a database.
+        StoreVersionError: the schema is older or newer than ``HEAD``.
     """
-
     engine = connect(url)
     try:
-        found = revision(engine)
-        if found is None or (upgrade and found != HEAD):
+        current = revision(engine)
+        if current is None or (upgrade and current != HEAD):
             migrate(engine)
-        elif found != HEAD:
-            raise mismatch(shown(engine.url), found)
+        elif current != HEAD:
+            raise version_error(redacted_url(engine.url), current)
     except StoreError:
         engine.dispose()
         raise
     return engine
 
 
-def make_beforehand(url: str) -> None:
-    """Have a child give a database without a schema its own: Alembic's 8 MB stay out of a long-lived process.
+def create_in_subprocess(url: str) -> None:
+    """Create the schema of a new database in a subprocess, so that a long-lived process does not load Alembic (8 MB).
 
-    Where that fails nothing is said: ``open_store`` makes it then, or says why not.
+    Failures are ignored: ``open_store`` creates the schema then, or reports the reason.
     """
-    if _is_new(url):
-        made = "import sys; from store.database import open_store; open_store(sys.stdin.read()).dispose()"
-        where = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        with suppress(OSError, subprocess.SubprocessError):
-            command = [sys.executable, "-c", made]  # the URL may hold a password, and an argument is seen by all
-            subprocess.run(command, input=url, text=True, check=False, capture_output=True, timeout=MAKING_S, env=where)
+    if not _is_new(url):
+        return
+    program = "import sys; from store.database import open_store; open_store(sys.stdin.read()).dispose()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            [sys.executable, "-c", program],
+            # Not an argument: the URL may hold a password, and every user can list the arguments of a process.
+            input=url,
+            text=True,
+            check=False,
+            capture_output=True,
+            timeout=CREATE_TIMEOUT_S,
+            env=environment,
+        )
 
 
 def _is_new(url: str) -> bool:
-
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         return bool(parsed.database) and not Path(parsed.database or "").exists()
@@ -102,48 +112,52 @@ def _is_new(url: str) -> bool:
 
 
 def connect(url: str) -> Engine:
-    """An engine on ``url`` as the store needs it, without looking at the schema."""
+    """Return an engine for ``url``, configured for the store, without checking the schema."""
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite_engine(parsed)
     try:
-        engine = create_engine(parsed, json_serializer=_to_json, pool_pre_ping=True, connect_args=patience(url))
+        engine = create_engine(parsed, json_serializer=_to_json, pool_pre_ping=True, connect_args=connect_options(url))
     except (ImportError, NoSuchModuleError) as error:
-        raise StoreUnavailable(f"no driver for {shown(parsed)} ({error}); `pip install traced[postgres]`") from error
+        raise StoreUnavailable(
+            f"no driver for {redacted_url(parsed)} ({error}); `pip install traced[postgres]`"
+        ) from error
     event.listen(engine, "do_connect", _connect_to_utf8)
     return engine
 
 
 @contextmanager
-def session(engine: Engine) -> Iterator[Session]:
-    """A writing session: one transaction, committed at the end, rolled back when the body raises."""
-    with _session(engine) as opened:
-        yield opened
-        opened.commit()
+def write_session(engine: Engine) -> Iterator[Session]:
+    """Open a session for one transaction: committed at the end of the block, rolled back on an exception."""
+    with _session(engine) as session:
+        yield session
+        session.commit()
 
 
 @contextmanager
-def reading(engine: Engine) -> Iterator[Session]:
-    """A reading session on one consistent snapshot that holds up no writer; what it writes is thrown away."""
+def read_session(engine: Engine) -> Iterator[Session]:
+    """Open a read-only session on one consistent snapshot; it does not block writers, and its writes are discarded."""
     sqlite = engine.dialect.name == "sqlite"
     options = {"sqlite_begin": "DEFERRED"} if sqlite else {"isolation_level": "REPEATABLE READ"}
-    with _session(engine.execution_options(**options)) as opened:
-        yield opened
+    with _session(engine.execution_options(**options)) as session:
+        yield session
 
 
 @contextmanager
 def _session(engine: Engine) -> Iterator[Session]:
     try:
-        with Session(engine, expire_on_commit=False) as opened:
-            yield opened
+        with Session(engine, expire_on_commit=False) as session:
+            yield session
     except IntegrityError as error:
         raise BrokenReference(
             f"the database refused a row: {error.orig}; save what it refers to (cycle, trajectory, environment) first"
         ) from error
     except DBAPIError as error:
-        raise unavailable(engine.url, error) from error
+        raise unavailable_error(engine.url, error) from error
     except PoolTimeout as error:
-        raise StoreUnavailable(f"the database {shown(engine.url)} is busy: no connection came free in time") from error
+        raise StoreUnavailable(
+            f"the database {redacted_url(engine.url)} is busy: no connection became free in time"
+        ) from error
 
 
 def _sqlite_engine(url: URL) -> Engine:
@@ -158,13 +172,13 @@ def _sqlite_engine(url: URL) -> Engine:
         except OSError as error:
             raise StoreUnavailable(f"cannot make the folder of {url.database}: {error}; choose --data-dir") from error
         engine = create_engine(url, json_serializer=_to_json)
-    event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "connect", _configure_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
-def _switch_to_wal(raw: Any) -> None:
-    """WAL mode, asked for again while another connection makes the same switch: SQLite then does not wait by itself."""
+def _enable_wal(raw: Any) -> None:
+    # SQLite's busy timeout does not apply while another connection makes the same switch.
     deadline = time.monotonic() + BUSY_TIMEOUT_MS / 1000
     while True:
         try:
@@ -176,28 +190,31 @@ def _switch_to_wal(raw: Any) -> None:
             time.sleep(WAL_RETRY_S)
 
 
-def _set_up_sqlite(raw: Any, _record: Any) -> None:
-    raw.isolation_level = (
-        None  # the driver's own BEGIN comes too late (not before SELECT or DDL); _begin_sqlite does it
-    )
+def _configure_sqlite(raw: Any, _record: Any) -> None:
+    # The driver would begin a transaction only before INSERT, UPDATE or DELETE; _begin_sqlite does it earlier.
+    raw.isolation_level = None
     raw.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-    _switch_to_wal(raw)
+    _enable_wal(raw)
     raw.execute("PRAGMA synchronous=NORMAL")
     raw.execute("PRAGMA foreign_keys=ON")
 
 
 def _begin_sqlite(connection: Connection) -> None:
+    # IMMEDIATE takes the write lock at once: two writers wait for each other instead of failing at their first write.
     mode = connection.get_execution_options().get("sqlite_begin", "IMMEDIATE")
     connection.exec_driver_sql(f"BEGIN {mode}")
 
 
 def _connect_to_utf8(dialect: Dialect, _record: Any, arguments: Any, options: dict[str, Any]) -> Any:
     raw = dialect.connect(*arguments, **options)
-    found = raw.info.parameter_status("server_encoding")
-    if found != "UTF8":  # conversations are in all scripts
+    encoding = raw.info.parameter_status("server_encoding")
+    # Conversations may be in any script.
+    if encoding != "UTF8":
         raw.close()
-        made = "`CREATE DATABASE traced ENCODING 'UTF8' TEMPLATE template0`"
-        raise StoreUnavailable(f"the database keeps text as {found}, traced needs UTF8: {made}, and name that one")
+        raise StoreUnavailable(
+            f"the database has the encoding {encoding}, traced needs UTF8; create another one with "
+            "`CREATE DATABASE traced ENCODING 'UTF8' TEMPLATE template0`"
+        )
     return raw
 
 
@@ -205,107 +222,109 @@ def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise StoreUnavailable(f"{url!r} is no database URL; write sqlite:///FILE or postgresql://HOST/NAME") from error
+        raise StoreUnavailable(
+            f"{url!r} is not a database URL; write sqlite:///FILE or postgresql://HOST/NAME"
+        ) from error
     backend = parsed.get_backend_name()
     if backend in ("postgresql", "postgres"):
         return parsed.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
-        raise StoreUnavailable(f"{backend!r} is no database the store knows; write sqlite:///FILE or postgresql://...")
+        raise StoreUnavailable(f"{backend!r} is not a supported database; write sqlite:///FILE or postgresql://...")
     return parsed
 
 
-def unavailable(url: URL, error: DBAPIError) -> StoreUnavailable:
-    """What a driver's error means to a person."""
+def unavailable_error(url: URL, error: DBAPIError) -> StoreUnavailable:
+    """Return the store's error for an error of the database driver."""
     return StoreUnavailable(
-        f"the database {shown(url)} failed: {error.orig}; check that it is there, writable and has space, "
+        f"the database {redacted_url(url)} failed: {error.orig}; check that it exists, is writable and has space, "
         "then run the same command again"
     )
 
 
-def shown(url: URL) -> str:
-    """The URL without its password."""
+def redacted_url(url: URL) -> str:
+    """Return the URL without its password."""
     return url.render_as_string(hide_password=True)
 
 
 def _to_json(value: Any) -> str:
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # NaN and infinities are no JSON and PostgreSQL refuses them
-        return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        # NaN and infinities are not JSON; PostgreSQL rejects them.
+        return json.dumps(_replace_non_finite(value), separators=(",", ":"), allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-MIGRATIONS = Path(__file__).parent / "migrations"
-VERSION_TABLE = "alembic_version"
-MIGRATION_LOCK = 7_236_203  # any constant: PostgreSQL's advisory lock that serialises migrations
-
-AS_READER: dict[str, dict[str, str]] = {"sqlite": {"sqlite_begin": "DEFERRED"}, "postgresql": {}}
-
-_ALEMBIC = threading.Lock()  # Alembic's current migration is a global of the process
+        return {key: _replace_non_finite(item) for key, item in value.items()}
+    return [_replace_non_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def revision(engine: Engine) -> str | None:
-    """The schema that the database has, None when it has none yet."""
+    """Return the schema version of the database, None if it has no schema yet."""
     try:
-        with engine.execution_options(**AS_READER[engine.dialect.name]).connect() as connection:
-            return _current(connection)
+        with engine.execution_options(**READ_OPTIONS[engine.dialect.name]).connect() as connection:
+            return _current_revision(connection)
     except DBAPIError as error:
-        raise unavailable(engine.url, error) from error
+        raise unavailable_error(engine.url, error) from error
 
 
 def known_revisions(scripts: Path = MIGRATIONS) -> list[str]:
-    """The schemas that this traced knows, oldest first."""
+    """Return all schema versions with a migration, oldest first."""
+    # Alembic takes 8 MB, and only migrations need it.
     from alembic.script import ScriptDirectory
 
-    walked = ScriptDirectory.from_config(_alembic_config(scripts)).walk_revisions()
-    return [script.revision for script in walked][::-1]
+    scripts_newest_first = ScriptDirectory.from_config(_alembic_config(scripts)).walk_revisions()
+    return [script.revision for script in scripts_newest_first][::-1]
 
 
 def migrate(engine: Engine, target: str = "head", *, scripts: Path = MIGRATIONS) -> None:
-    """Bring the schema to ``target`` ("head", "base" or a revision), by the migrations in ``scripts``."""
-    known = known_revisions(scripts)
-    wanted = known[-1] if target == "head" else target
+    """Migrate the schema to ``target`` ("head", "base" or a revision) with the migrations in ``scripts``.
+
+    Raises:
+        StoreVersionError: the current schema is unknown, or a migration failed.
+        BrokenReference: the migration would leave dangling rows.
+    """
+    known_versions = known_revisions(scripts)
+    target_version = known_versions[-1] if target == "head" else target
     try:
         with engine.connect() as connection, _foreign_keys_off(connection), connection.begin():
             if engine.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))
-            current = _current(connection)
-            if current is not None and current not in known:
-                raise mismatch(shown(engine.url), current)
-            if current != wanted:
-                _run_alembic(connection, wanted, current, scripts)
+            current = _current_revision(connection)
+            if current is not None and current not in known_versions:
+                raise version_error(redacted_url(engine.url), current)
+            if current != target_version:
+                _run_alembic(connection, target_version, current, scripts)
     except DBAPIError as error:
-        raise unavailable(engine.url, error) from error
+        raise unavailable_error(engine.url, error) from error
 
 
-def _current(connection: Connection) -> str | None:
+def _current_revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
-    found: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
-    return found
+    version: str | None = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return version
 
 
-def _run_alembic(connection: Connection, wanted: str, current: str | None, scripts: Path) -> None:
+def _run_alembic(connection: Connection, target_version: str, current: str | None, scripts: Path) -> None:
     from alembic import command
     from alembic.util import CommandError
 
-    down = wanted == "base" or wanted < (current or "")
+    is_downgrade = target_version == "base" or target_version < (current or "")
     try:
-        with _ALEMBIC:
-            (command.downgrade if down else command.upgrade)(_alembic_config(scripts, connection), wanted)
+        with _ALEMBIC_LOCK:
+            migrate_schema = command.downgrade if is_downgrade else command.upgrade
+            migrate_schema(_alembic_config(scripts, connection), target_version)
     except CommandError as error:
-        raise StoreVersionError(f"cannot migrate from {current!r} to {wanted!r}: {error}") from error
+        raise StoreVersionError(f"cannot migrate from {current!r} to {target_version!r}: {error}") from error
     if connection.dialect.name == "sqlite":
-        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
-        if broken:
-            raise BrokenReference(f"migration to {wanted!r} would leave dangling rows, the first in {broken[0][0]}")
+        violations = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+        if violations:
+            table = violations[0][0]
+            raise BrokenReference(f"migration to {target_version!r} would leave dangling rows, the first in {table}")
 
 
 def _alembic_config(scripts: Path, connection: Connection | None = None) -> "Config":
@@ -319,7 +338,7 @@ def _alembic_config(scripts: Path, connection: Connection | None = None) -> "Con
 
 @contextmanager
 def _foreign_keys_off(connection: Connection) -> Iterator[None]:
-    """Let migrations rebuild SQLite tables; the keys are checked before the migration commits."""
+    # Migrations rebuild SQLite tables; _run_alembic checks the keys before the commit.
     raw = connection.connection.dbapi_connection
     if connection.dialect.name != "sqlite" or raw is None:
         yield

@@ -1,14 +1,7 @@
-"""Plain types of the evidence chain that no other package produces: what the repositories take and give back.
+"""Records that the repositories take and return: the evidence chain, the router and the running service.
 
-Invariants: every time is timezone-aware and comes from the caller; ids come from the caller; a record names the ids of
-the records that it came from. ``GateRecord``, ``AdmissionRecord`` and the like wrap a shared type of ``store.types``
-with the ids and the time that the store adds. Not covered: the tree of one adapter (``repositories.evidence``).
-
-Plain records of the router: its decisions, what was exchanged, feedback.
-
-Plain types of the running service: what the repositories of ``store.service_tables`` take and give back.
-
-Invariants: every time is timezone-aware and comes from the caller.
+Invariants: ids and timezone-aware times come from the caller; field names equal the columns of the tables, because
+records are copied to rows by name.
 """
 
 import hashlib
@@ -22,18 +15,18 @@ from store.types import AdmissionReport, GateResult
 
 
 class CycleState(StrEnum):
-    """Where one pass of the state machine stands."""
+    """The state of a cycle."""
 
     RUNNING = "running"
     WAITING = "waiting"  # for a person's approval
     FINISHED = "finished"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    CANCELLED = "cancelled"  # by a person
+    CANCELLED = "cancelled"
 
 
 class RunState(StrEnum):
-    """Where a training run stands."""
+    """The state of a training run."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -42,7 +35,7 @@ class RunState(StrEnum):
 
 
 class StageState(StrEnum):
-    """What a stage event tells."""
+    """What a stage event reports."""
 
     STARTED = "started"
     FINISHED = "finished"
@@ -50,25 +43,25 @@ class StageState(StrEnum):
 
 
 class Decision(StrEnum):
-    """A person's answer on one adapter version."""
+    """A person's decision on an adapter version."""
 
     APPROVED = "approved"
     REJECTED = "rejected"
 
 
 class PromotionState(StrEnum):
-    """What became of a promoted adapter version; ``live`` ones are routed to, of a ``canary`` a share is."""
+    """The state of a promoted adapter version."""
 
     LIVE = "live"
-    CANARY = "canary"
-    SHADOW = "shadow"  # answers beside the one that is shown
+    CANARY = "canary"  # gets a share of the conversations
+    SHADOW = "shadow"  # its answers are recorded, the client gets those of the live model
     SUPERSEDED = "superseded"
     ROLLED_BACK = "rolled_back"
 
 
 @dataclass(frozen=True)
 class Cycle:
-    """One pass: what it ran on, with which configuration, and its final figures (``summary``)."""
+    """One pass of the pipeline: its target, base model and configuration; ``summary`` has its final figures."""
 
     id: str
     target: str
@@ -83,7 +76,7 @@ class Cycle:
 
 @dataclass(frozen=True)
 class StageEvent:
-    """One thing that happened to a stage of a cycle, for one capability or (None) for the whole cycle."""
+    """A start or end of a stage of a cycle, for one capability or (None) for the whole cycle."""
 
     cycle_id: str
     stage: str
@@ -95,12 +88,12 @@ class StageEvent:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the contrast says of one capability in one cycle (TRACE, section 3.3).
+    """The contrast of one capability in one cycle (TRACE, section 3.3).
 
-    ``er_plus``/``er_minus`` are the error rates on successes and failures, None where nothing was applicable;
-    ``delta`` is their difference, None when either is; ``counts`` holds the cell counts behind them. ``agreement`` is
-    Krippendorff's alpha of the runs; ``delta_low`` to ``coverage_high`` bound the two by resampling the trajectories
-    (95 %); each is None where it is undefined and in older rows.
+    ``er_plus``/``er_minus`` are the error rates on successes and failures, None if no trajectory needed the capability;
+    ``delta`` is their difference; ``counts`` has the cell counts behind them. ``agreement`` is Krippendorff's alpha of
+    the runs; ``delta_low`` to ``coverage_high`` are 95 % bootstrap bounds over trajectories. Undefined figures, and
+    figures that older versions did not compute, are None.
     """
 
     cycle_id: str
@@ -133,7 +126,7 @@ class Citation:
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """Whose fault a failure was; only the agent's are mined. ``message_index`` is the message that shows it."""
+    """The fault attribution of a failure, and the message that shows it; only faults of the agent are mined."""
 
     cycle_id: str
     trajectory_id: str
@@ -144,12 +137,15 @@ class FaultRecord:
 
 @dataclass(frozen=True)
 class ModelReply:
-    """A language model's reply, kept under the hash of its request; ``estimated``: its server told no token counts."""
+    """A reply of the language model, stored under the hash of its request (``key``).
+
+    ``said`` is the request's messages; ``estimated`` is true if the server reported no token counts.
+    """
 
     key: str
     cycle_id: str
     stage: str
-    capability: str  # "" where it was for none
+    capability: str  # "" if for none
     model: str
     said: list[dict[str, Any]]
     text: str
@@ -164,7 +160,7 @@ class ModelReply:
 
 @dataclass(frozen=True)
 class PromptPatch:
-    """A text for the system prompt that brings a capability about; ``figures`` say how well."""
+    """An addition to the system prompt that elicits a capability; ``figures`` has its evaluation."""
 
     cycle_id: str
     capability: str
@@ -180,9 +176,9 @@ class PromptPatch:
 
 @dataclass(frozen=True)
 class EnvironmentRecord:
-    """A synthetic environment and where it came from; ``hash`` is the SHA-256 of the source's bytes, in hex.
+    """A synthetic environment and its origin; ``hash`` is the SHA-256 (hex) of the source.
 
-    ``repairs`` is the hash of the environment that this one mends, None for a first writing.
+    ``repairs`` is the hash of the environment that this one repairs, None for a first version.
     """
 
     hash: str
@@ -196,10 +192,10 @@ class EnvironmentRecord:
 
 
 @dataclass(frozen=True)
-class EnvironmentStanding:
-    """An environment without its source: its newest origin, its newest admission, what was trained on it.
+class EnvironmentSummary:
+    """An environment without its source: its newest origin, its newest admission and its adapters.
 
-    ``admitted`` is None where no admission has judged it; ``failed`` names the checks of the newest that failed.
+    ``admitted`` is None without an admission; ``failed`` names the failed checks of the newest one.
     """
 
     hash: str
@@ -214,7 +210,7 @@ class EnvironmentStanding:
 
 @dataclass(frozen=True)
 class AdmissionRecord:
-    """One admission of one environment, with its time and cycle."""
+    """An admission report with its id, cycle and time."""
 
     id: str
     cycle_id: str
@@ -224,7 +220,7 @@ class AdmissionRecord:
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """GRPO on one LoRA: from which environment, with which settings, how it ended (``detail``: the error's text)."""
+    """A GRPO training of one LoRA adapter; ``detail`` is the error text of a failed run."""
 
     id: str
     cycle_id: str
@@ -242,7 +238,7 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class IterationMetrics:
-    """The figures of one training iteration; one that is not finite comes back as NaN."""
+    """The metrics of one training iteration; values that are not finite are read back as NaN."""
 
     run_id: str
     iteration: int
@@ -266,7 +262,7 @@ class AdapterVersion:
 
 @dataclass(frozen=True)
 class GateRecord:
-    """One gate result, with its time and cycle."""
+    """A gate result with its id, cycle and time."""
 
     id: str
     cycle_id: str
@@ -276,7 +272,7 @@ class GateRecord:
 
 @dataclass(frozen=True)
 class Approval:
-    """A person's decision; ``gate_id`` is the gate result they had before them (None: there was none)."""
+    """A person's decision on an adapter version; ``gate_id`` is the gate result it is based on, if any."""
 
     adapter: str
     decision: Decision
@@ -288,9 +284,9 @@ class Approval:
 
 @dataclass(frozen=True)
 class Promotion:
-    """One entry of the promotion log; ``previous`` is the version of the capability that was live until then.
+    """An entry of the promotion log; ``previous`` is the version of the capability that was live until then.
 
-    ``share`` is a canary's part of its capability's conversations; None in the other states.
+    ``share`` is a canary's share of its capability's conversations; None in the other states.
     """
 
     adapter: str
@@ -303,8 +299,8 @@ class Promotion:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A version that is on trial; ``seq`` is the number of the log entry that its present share is from."""
+class PromotionEntry:
+    """A promotion with its number in the log and the capability of its adapter."""
 
     seq: int
     capability: str
@@ -313,7 +309,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class RoutingChoice:
-    """Which model the router picked for one conversation, with the log-prob (nats) of each option's label."""
+    """The router's choice of a model for a test conversation, with the log-prob (nats) of each option."""
 
     trajectory_id: str
     model: str
@@ -323,9 +319,10 @@ class RoutingChoice:
 
 @dataclass(frozen=True)
 class ConversationRoute:
-    """The model that a conversation was given, with the log-prob (nats) of each option; ``why`` if base by default.
+    """The router's decision on a conversation, with the log-prob (nats) of each option.
 
-    ``trial`` is the number of the promotion log's entry whose canary or shadow it takes part in.
+    ``why`` is the reason if it fell back to the base model. ``trial`` is the number of the promotion log entry whose
+    canary or shadow it takes part in.
     """
 
     id: str
@@ -339,11 +336,11 @@ class ConversationRoute:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request to the router and its answer.
+    """A request to the router and its response.
 
-    ``body`` has "messages", "tools" and "answer" (the assistant's message, None where there is none); it is None once
-    the exchange is settled. ``trajectory_id`` is the trajectory that it became part of. ``shadow_of`` is the exchange
-    whose client got another answer than this one.
+    ``body`` has "messages", "tools" and "answer" (the assistant's message or None); it is None once the exchange is
+    settled. ``trajectory_id`` is the trajectory that contains it. ``shadow_of`` is the exchange whose response the
+    client got instead of this one.
     """
 
     id: str
@@ -364,7 +361,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Feedback:
-    """What somebody thought of a conversation, or of the answer ``response_id`` in it; ``score`` is in [0, 1]."""
+    """Feedback on a conversation, or on the response ``response_id`` in it; ``score`` is in [0, 1]."""
 
     conversation_id: str
     at: datetime
@@ -377,7 +374,7 @@ class Feedback:
 
 @dataclass(frozen=True)
 class RouterKey:
-    """Who may ask the router, how often a minute (0: no limit); ``hash`` is the key's SHA-256 (hex)."""
+    """An API key of the router, stored as its SHA-256 (hex); ``per_minute`` 0 means no rate limit."""
 
     id: str
     hash: str
@@ -388,7 +385,7 @@ class RouterKey:
 
 @dataclass(frozen=True)
 class Event:
-    """Something a listener may want to know; ``seq`` orders events and is 0 until the store has given one."""
+    """An event of the service; ``seq`` orders the stream and is 0 until the event is stored."""
 
     at: datetime
     kind: str
@@ -400,7 +397,7 @@ class Event:
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """What somebody decided; ``role`` is "operator", "read-only" or "local" (the socket's own user)."""
+    """An action of a person; ``role`` is "operator", "read-only" or "local" (the user of the socket)."""
 
     at: datetime
     who: str
@@ -413,11 +410,11 @@ class AuditEntry:
 
 
 @dataclass(frozen=True)
-class TargetStanding:
-    """Whether cycles of a target may begin, and when the last one did and why.
+class TargetState:
+    """Whether cycles of a target may start, and the time and cause of the last start.
 
-    ``asked_for`` is why another one was asked for that has not begun, ``cannot_begin`` what keeps one that is due from
-    beginning; "" where there is none.
+    ``asked_for`` is the cause of a pending request, ``cannot_begin`` the reason why a due cycle cannot start; "" if
+    none.
     """
 
     name: str

@@ -1,16 +1,16 @@
-"""The newest schema of this traced, what to say of a store that has another, and the patience with one that is silent.
+"""The schema version that this release needs, and the connection options of PostgreSQL.
 
-It imports nothing, so anyone may ask.
-
-Invariant: ``HEAD`` is the newest migration in ``store/migrations`` (a test holds it to them).
+Imports nothing heavy, because ``traced status`` reads it without loading SQLAlchemy.
 """
 
 from typing import Any
 
 from store.errors import StoreVersionError
 
+# The newest migration in store/migrations; a test compares the two.
 HEAD = "0007"
-PATIENCE = {  # with PostgreSQL, where the URL does not say: a host that vanishes would hold a connection for minutes
+# Defaults for options that the URL does not set: without them a vanished host would block a connection for minutes.
+DEFAULT_CONNECT_OPTIONS = {
     "connect_timeout": 10,  # seconds
     "keepalives_idle": 20,
     "keepalives_interval": 5,
@@ -19,13 +19,14 @@ PATIENCE = {  # with PostgreSQL, where the URL does not say: a host that vanishe
 }
 
 
-def patience(url: str) -> dict[str, Any]:
-    """What of ``PATIENCE`` the URL does not say itself."""
-    return {name: value for name, value in PATIENCE.items() if f"{name}=" not in url}
+def connect_options(url: str) -> dict[str, Any]:
+    """Return the default connection options that the URL does not set itself."""
+    return {name: value for name, value in DEFAULT_CONNECT_OPTIONS.items() if f"{name}=" not in url}
 
 
-def mismatch(store: str, found: str) -> StoreVersionError:
-    """The error of the ``store`` (as shown to a person) whose schema is not ``HEAD``: which of the two is older."""
-    if found < HEAD:  # revisions are numbers of one width
-        return StoreVersionError(f"{store} has schema {found!r}, this traced needs {HEAD!r}; run `traced db upgrade`")
-    return StoreVersionError(f"{store} has schema {found!r}, which this traced does not know; upgrade traced")
+def version_error(store: str, version: str) -> StoreVersionError:
+    """Return the error for a store whose schema is not ``HEAD``; ``store`` is its name in the message."""
+    # Revisions are zero-padded numbers, so text order is version order.
+    if version < HEAD:
+        return StoreVersionError(f"{store} has schema {version!r}, this traced needs {HEAD!r}; run `traced db upgrade`")
+    return StoreVersionError(f"{store} has schema {version!r}, which this traced does not know; upgrade traced")

@@ -1,16 +1,8 @@
-"""SQLModel tables of the running service: leases, attempts, what is parked, the event stream, audit, notices.
+"""SQLModel tables of the running service and of the router, and the metadata of all tables.
 
-Invariants: unlike the evidence (``store.tables``) some rows here change: a lease's heartbeat, an attempt's end, a
-notice's delivery. ``events`` and ``audit`` are append-only; an event's ``seq`` is the id by which a listener resumes.
-Fails and not covered: as ``store.tables``. Changes need a migration.
-
-SQLModel tables of the router: which model a conversation was given, what was exchanged, what people thought of it.
-
-Invariants: a conversation's decision is written once and never changed, so that every router and every restart gives
-it the same model; feedback is only added. An exchange loses its ``body`` once it has become part of a trajectory.
-Fails and not covered: as ``store.tables``. Changes need a migration.
-
-Every table there is: the evidence, what agents said of it, the running service, the router.
+Invariants: ``events``, ``audit`` and ``feedback`` are append-only; an event's ``seq`` is the id at which a listener
+resumes; the decision on a conversation never changes, so every router and every restart gives it the same model.
+Changes need a migration.
 """
 
 from datetime import datetime
@@ -23,7 +15,7 @@ from store.tables import KEY, ORDERED_JSON, FreeText, Row, UtcTime
 
 
 class TargetRow(Row, table=True):
-    """Whether cycles of a target may begin, and how far its triggers have looked."""
+    """Whether cycles of a target may start, and the last start, from which its triggers count."""
 
     __tablename__ = "targets"
     name: str = Field(primary_key=True, sa_type=KEY)
@@ -36,7 +28,7 @@ class TargetRow(Row, table=True):
 
 
 class LeaseRow(Row, table=True):
-    """Exclusive use of one device; live until ``expires_at``, which every heartbeat moves on."""
+    """Exclusive use of a device until ``expires_at``, which every heartbeat postpones."""
 
     __tablename__ = "leases"
     device: str = Field(primary_key=True, sa_type=KEY)
@@ -46,12 +38,12 @@ class LeaseRow(Row, table=True):
     acquired_at: datetime = Field(sa_type=UtcTime)
     heartbeat_at: datetime = Field(sa_type=UtcTime)
     expires_at: datetime = Field(sa_type=UtcTime)
-    wanted_by: str = Field(sa_type=Text)  # who asks the holder to give it back; "" while nobody does
+    wanted_by: str = Field(sa_type=Text)  # who requested its return; "" if nobody did
     wanted_at: datetime | None = Field(default=None, sa_type=UtcTime)
 
 
 class AttemptRow(Row, table=True):
-    """One attempt at one stage on one input; ``capability`` is "" for a stage of the whole cycle."""
+    """An attempt at a stage on an input; ``capability`` is "" for a stage of the whole cycle."""
 
     __tablename__ = "attempts"
     __table_args__ = (UniqueConstraint("cycle_id", "stage", "capability", "input_hash", "number"),)
@@ -70,8 +62,8 @@ class AttemptRow(Row, table=True):
     evidence: dict[str, Any] = Field(sa_type=ORDERED_JSON)
 
 
-class ParkedRow(Row, table=True):
-    """An input that failed too often and is left aside until a person releases it."""
+class QuarantineRow(Row, table=True):
+    """An input that failed too often and is quarantined until a person releases it."""
 
     __tablename__ = "parked"
     __table_args__ = (Index("ix_parked_input", "stage", "capability", "input_hash"),)
@@ -89,10 +81,11 @@ class ParkedRow(Row, table=True):
 
 
 class EventRow(Row, table=True):
-    """Something that a listener of the service may want to know, in the order of happening."""
+    """An event of the service."""
 
     __tablename__ = "events"
-    __table_args__ = ({"sqlite_autoincrement": True},)  # an id is never given twice, even after old events are deleted
+    # Without AUTOINCREMENT SQLite could reuse the ids of deleted events, and a listener would miss the new ones.
+    __table_args__ = ({"sqlite_autoincrement": True},)
     seq: int | None = Field(default=None, primary_key=True)
     at: datetime = Field(sa_type=UtcTime)
     kind: str = Field(sa_type=KEY)
@@ -102,7 +95,7 @@ class EventRow(Row, table=True):
 
 
 class AuditRow(Row, table=True):
-    """What somebody decided: who, in which role, what, about what, when and why."""
+    """An entry of the audit log."""
 
     __tablename__ = "audit"
     seq: int | None = Field(default=None, primary_key=True)
@@ -116,7 +109,7 @@ class AuditRow(Row, table=True):
 
 
 class NoticeRow(Row, table=True):
-    """A notification: ``key`` says what it is about, so that the same thing is told once to each hook."""
+    """A notification; ``key`` identifies its cause, so each hook gets it once."""
 
     __tablename__ = "notices"
     __table_args__ = (UniqueConstraint("key", "hook"),)
@@ -126,7 +119,7 @@ class NoticeRow(Row, table=True):
     body: dict[str, Any] = Field(sa_type=ORDERED_JSON)
     created_at: datetime = Field(sa_type=UtcTime)
     tries: int
-    next_at: datetime | None = Field(default=None, sa_type=UtcTime)  # None: delivered, or given up
+    next_at: datetime | None = Field(default=None, sa_type=UtcTime)  # None if delivered or given up
     delivered_at: datetime | None = Field(default=None, sa_type=UtcTime)
     last_error: str = Field(sa_type=FreeText)
 
@@ -145,7 +138,7 @@ class ConversationRow(Row, table=True):
 
 
 class ExchangeRow(Row, table=True):
-    """One request to the router and its answer; ``body`` is zstd-compressed JSON until the exchange is settled."""
+    """A request to the router and its response; ``body`` is zstd-compressed JSON until the exchange is settled."""
 
     __tablename__ = "exchanges"
     __table_args__ = (Index("ix_exchanges_open", "settled_at", "at"),)
@@ -167,7 +160,7 @@ class ExchangeRow(Row, table=True):
 
 
 class RouterKeyRow(Row, table=True):
-    """Who may ask the router; the key itself is nowhere, ``hash`` is its SHA-256 (hex)."""
+    """An API key of the router; only its SHA-256 (hex) is stored."""
 
     __tablename__ = "router_keys"
     id: str = Field(primary_key=True, sa_type=KEY)
@@ -178,7 +171,7 @@ class RouterKeyRow(Row, table=True):
 
 
 class FeedbackRow(Row, table=True):
-    """What somebody thought of a conversation, or of one answer in it."""
+    """Feedback on a conversation, or on one response in it."""
 
     __tablename__ = "feedback"
     seq: int | None = Field(default=None, primary_key=True)

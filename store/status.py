@@ -1,17 +1,8 @@
-"""Where everything stands, in a few queries: newest cycles, adapter versions, what is live, waits, held up or parked.
+"""The status of the whole store for ``traced status``, read in one snapshot with a few SQL queries.
 
-Invariants: one consistent snapshot; it says what the repositories say (a test holds them together); it reads few rows
-however many trajectories there are, and it speaks to the driver itself, in SQL that both share, because
-importing the tables takes longer than the whole answer may (``traced status``, 300 ms).
-Fails: ``StoreUnavailable``, and ``StoreVersionError`` for another schema. Not covered: an empty database, which is
-``StoreUnavailable`` as well; writing.
-
-The router's part of ``store.status``: what it answered lately, what failed, what waits, what people thought.
-
-Invariants: at most the newest ``MOST`` exchanges of the last day are read, by an index, however many there are
-(``partial`` says that there may be more), and the newest ``MOST_FEEDBACK`` pieces of feedback; the rest are counts over
-indices. A conversation counts for every model that answered in it. SQL that SQLite and PostgreSQL share, in which a
-moment is text in UTC.
+Uses the database driver directly, because importing the tables takes longer than the whole command may (300 ms). The
+SQL is shared by SQLite and PostgreSQL, and a test compares the results with those of the repositories. At most
+``MAX_EXCHANGES`` exchanges and ``MAX_FEEDBACK`` entries of feedback are read.
 """
 
 import json
@@ -24,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from store.errors import StoreUnavailable
-from store.schema_version import HEAD, mismatch, patience
+from store.schema_version import HEAD, connect_options, version_error
 
 OK, PASSING_SCORE = 200, 0.5
-MOST, MOST_FEEDBACK = 10_000, 1_000
-REASONS = 5
+MAX_EXCHANGES, MAX_FEEDBACK = 10_000, 1_000
+MAX_REASONS = 5
 
-# an exchange is settled after it was made, so those of the last day are unsettled or were settled within it
-EXCHANGES = """
+# An exchange is settled after it was made, so those of the last day are unsettled or were settled within it.
+EXCHANGES_SQL = """
 SELECT r.conversation_id, r.model, r.status, r.requests, r.in_hour, c.why FROM (
     SELECT conversation_id, model, status, count(*) AS requests,
         max(CASE WHEN at > '{hour}' THEN 1 ELSE 0 END) AS in_hour
@@ -48,28 +39,28 @@ SELECT r.conversation_id, r.model, r.status, r.requests, r.in_hour, c.why FROM (
     ) recent GROUP BY conversation_id, model, status
 ) r LEFT JOIN conversations c ON c.id = r.conversation_id AND c.why <> '' AND c.at > '{day}'
 """
-UNSETTLED = "SELECT count(*) FROM exchanges WHERE settled_at IS NULL"
-# one count for each target and outcome: so, and only so, SQLite counts in the index of what no cycle recorded
-OUTCOMES = """
+UNSETTLED_SQL = "SELECT count(*) FROM exchanges WHERE settled_at IS NULL"
+# One count per target and outcome: only then does SQLite use the partial index on trajectories without a cycle.
+OUTCOMES_SQL = """
 SELECT o.outcome, (
     SELECT count(*) FROM trajectories t WHERE t.cycle_id IS NULL AND t.source = s.name AND t.outcome = o.outcome
 )
 FROM (SELECT target AS name FROM cycles UNION SELECT name FROM targets) s,
     (SELECT 'success' AS outcome UNION ALL SELECT 'failure' UNION ALL SELECT 'unknown') o
 """
-FEEDBACK = """
+FEEDBACK_SQL = """
 SELECT score, label FROM (SELECT score, label, at FROM feedback ORDER BY seq DESC LIMIT {most}) f WHERE at > '{day}'
 """
 
 
 @dataclass(frozen=True)
-class RouterStanding:
-    """The router's traffic.
+class RouterStatus:
+    """The traffic of the router.
 
-    ``hour`` and ``day`` are conversations by the model that answered, ``failures`` requests of the day by status,
-    ``by_default`` the day's conversations that were left to the base model, by reason, the commonest first.
-    ``unsettled`` exchanges are no trajectories yet; ``outcomes`` are of all that production has reported of a target.
-    ``feedback`` is the day's, by what it says.
+    ``hour`` and ``day`` count conversations by answering model (by every model that answered), ``failures`` the
+    requests of the day by HTTP status, ``by_default`` the conversations of the day that fell back to the base model by
+    reason, ``unsettled`` the exchanges without a trajectory yet, ``outcomes`` all production trajectories of targets,
+    ``feedback`` that of the day by kind. ``partial`` is true if there may be more exchanges than were read.
     """
 
     hour: dict[str, int] = field(default_factory=dict)
@@ -83,62 +74,62 @@ class RouterStanding:
 
     @property
     def used(self) -> bool:
-        """Whether there is anything to tell."""
+        """Whether the router has handled anything."""
         return bool(self.day or self.unsettled or self.outcomes or self.feedback)
 
 
-def router_standing(connection: Any, now: datetime) -> RouterStanding:
-    """Read it over a driver's connection (``sqlite3``, ``psycopg``)."""
-    day, hour = _text(now - timedelta(days=1)), _text(now - timedelta(hours=1))
-    rows = connection.execute(EXCHANGES.format(day=day, hour=hour, most=MOST)).fetchall()
-    [(unsettled,)] = connection.execute(UNSETTLED).fetchall()
+def router_status(connection: Any, now: datetime) -> RouterStatus:
+    """Read the router's status over a connection of a driver (``sqlite3``, ``psycopg``)."""
+    day, hour = _sql_time(now - timedelta(days=1)), _sql_time(now - timedelta(hours=1))
+    rows = connection.execute(EXCHANGES_SQL.format(day=day, hour=hour, most=MAX_EXCHANGES)).fetchall()
+    [(unsettled_count,)] = connection.execute(UNSETTLED_SQL).fetchall()
     outcomes: Counter[str] = Counter()
-    for outcome, count in connection.execute(OUTCOMES).fetchall():
+    for outcome, count in connection.execute(OUTCOMES_SQL).fetchall():
         outcomes[outcome] += count
-    told = connection.execute(FEEDBACK.format(day=day, most=MOST_FEEDBACK)).fetchall()
+    feedback = connection.execute(FEEDBACK_SQL.format(day=day, most=MAX_FEEDBACK)).fetchall()
     failures: Counter[int] = Counter()
     for _, _, status, requests, _, _ in rows:
         failures[status] += requests if status != OK else 0
     reasons = Counter({row[0]: row[5] for row in rows if row[5]}.values())
-    return RouterStanding(
-        hour=_conversations([row for row in rows if row[4]]),
-        day=_conversations(rows),
+    return RouterStatus(
+        hour=_count_conversations([row for row in rows if row[4]]),
+        day=_count_conversations(rows),
         failures={status: count for status, count in sorted(failures.items()) if count},
-        by_default=dict(sorted(reasons.items(), key=lambda one: (-one[1], one[0]))[:REASONS]),
-        unsettled=unsettled,
+        by_default=dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS]),
+        unsettled=unsettled_count,
         outcomes={outcome: count for outcome, count in sorted(outcomes.items()) if count},
-        feedback=dict(sorted(Counter(_said(score, label) for score, label in told).items())),
-        partial=sum(row[3] for row in rows) >= MOST,
+        feedback=dict(sorted(Counter(_feedback_kind(score, label) for score, label in feedback).items())),
+        partial=sum(row[3] for row in rows) >= MAX_EXCHANGES,
     )
 
 
-def _conversations(rows: list[Any]) -> dict[str, int]:
+def _count_conversations(rows: list[Any]) -> dict[str, int]:
     pairs = {(model, conversation) for conversation, model, *_ in rows}
     return dict(sorted(Counter(model for model, _ in pairs).items()))
 
 
-def _said(score: float | None, label: str) -> str:
+def _feedback_kind(score: float | None, label: str) -> str:
     if score is not None:
         return f"score {PASSING_SCORE} or more" if score >= PASSING_SCORE else f"score below {PASSING_SCORE}"
     return f"label {label[:40]}" if label else "comment"
 
 
-def _text(moment: datetime) -> str:
-    """As SQLite keeps it; PostgreSQL is told the zone by the session's, which ``store.status`` sets."""
+def _sql_time(moment: datetime) -> str:
+    """Return the time as text in UTC, as SQLite stores it; the time zone of a PostgreSQL session is set to UTC."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
-CYCLES_SHOWN = 10
+MAX_CYCLES = 10
 LIVE, PASS = "live", "pass"
 
-VERSION = "SELECT version_num FROM alembic_version"
-CYCLES = f"""
+VERSION_SQL = "SELECT version_num FROM alembic_version"
+CYCLES_SQL = f"""
 SELECT c.id, c.target, c.model, c.state, e.stage, e.state
-FROM (SELECT id, target, model, state, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {CYCLES_SHOWN}) c
+FROM (SELECT id, target, model, state, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {MAX_CYCLES}) c
 LEFT JOIN stage_events e ON e.seq = (SELECT max(seq) FROM stage_events WHERE cycle_id = c.id)
 ORDER BY c.created_at DESC, c.id DESC
 """
-ADAPTERS = """
+ADAPTERS_SQL = """
 SELECT a.name, g.answer, d.decision, p.state, p.share
 FROM adapters a
 LEFT JOIN gate_results g ON g.seq = (SELECT max(seq) FROM gate_results WHERE adapter = a.name)
@@ -146,14 +137,14 @@ LEFT JOIN approvals d ON d.seq = (SELECT max(seq) FROM approvals WHERE adapter =
 LEFT JOIN promotions p ON p.seq = (SELECT max(seq) FROM promotions WHERE adapter = a.name)
 ORDER BY a.capability, a.version
 """
-PARKED = """
+QUARANTINED_SQL = """
 SELECT p.id, p.cycle_id, p.stage, p.capability, p.reason, (
     SELECT count(*) FROM attempts a
     WHERE a.stage = p.stage AND a.capability = p.capability AND a.input_hash = p.input_hash
 )
 FROM parked p WHERE p.released_at IS NULL ORDER BY p.seq DESC
 """
-HELD_UP = """
+BLOCKED_SQL = """
 SELECT a.cycle_id, a.stage, a.capability, a.evidence
 FROM attempts a JOIN cycles c ON c.id = a.cycle_id
 WHERE c.state IN ('running', 'interrupted') AND a.state = 'blocked' AND a.seq = (
@@ -162,33 +153,33 @@ WHERE c.state IN ('running', 'interrupted') AND a.state = 'blocked' AND a.seq = 
 )
 ORDER BY a.seq
 """
-COSTS = f"""
+COSTS_SQL = f"""
 SELECT r.cycle_id, r.stage, count(*), sum(r.prompt_tokens), sum(r.completion_tokens), sum(r.cost), sum(r.seconds),
     sum(CASE WHEN r.estimated THEN 1 ELSE 0 END)
-FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {CYCLES_SHOWN}) c
+FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {MAX_CYCLES}) c
 JOIN model_replies r ON r.cycle_id = c.id
 GROUP BY r.cycle_id, r.stage, c.created_at ORDER BY c.created_at DESC, r.cycle_id DESC, r.stage
 """
-PATCHES = f"""
+PATCHES_SQL = f"""
 SELECT p.id, p.cycle_id, p.capability, p.figures, d.action, d.who
-FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {CYCLES_SHOWN}) c
+FROM (SELECT id, created_at FROM cycles ORDER BY created_at DESC, id DESC LIMIT {MAX_CYCLES}) c
 JOIN prompt_patches p ON p.cycle_id = c.id
 LEFT JOIN audit d ON d.seq = (
     SELECT max(seq) FROM audit WHERE subject = p.id AND action IN ('approve-prompt', 'reject-prompt')
 )
 ORDER BY p.at DESC, p.id DESC
 """
-DECIDED = {"approve-prompt": "approved", "reject-prompt": "rejected"}
-CANNOT_BEGIN = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <> '' ORDER BY name"
-ASKED_FOR = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
-PAUSED = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
-TRAFFIC = "SELECT model, count(*) FROM routing_choices GROUP BY model"
-FITTING = "SELECT cycle_id FROM adapters GROUP BY cycle_id ORDER BY max(created_at) DESC, cycle_id"
+DECISION_OF_ACTION = {"approve-prompt": "approved", "reject-prompt": "rejected"}
+CANNOT_BEGIN_SQL = "SELECT name, cannot_begin FROM targets WHERE cannot_begin <> '' ORDER BY name"
+REQUESTED_SQL = "SELECT name, asked_for FROM targets WHERE asked_for <> '' ORDER BY name"
+PAUSED_SQL = "SELECT name, paused_by FROM targets WHERE paused_at IS NOT NULL ORDER BY name"
+TRAFFIC_SQL = "SELECT model, count(*) FROM routing_choices GROUP BY model"
+FITTING_SQL = "SELECT cycle_id FROM adapters GROUP BY cycle_id ORDER BY max(created_at) DESC, cycle_id"
 
 
 @dataclass(frozen=True)
-class CycleStanding:
-    """A cycle and the last thing that happened to one of its stages ("" when nothing has)."""
+class CycleStatus:
+    """A cycle and the newest event of its stages ("" if there is none)."""
 
     id: str
     target: str
@@ -198,8 +189,8 @@ class CycleStanding:
 
 
 @dataclass(frozen=True)
-class CostStanding:
-    """What a stage of a cycle asked of language models; ``estimated`` replies came without token counts."""
+class StageCostStatus:
+    """The cost of language model calls of a stage; ``estimated`` counts replies without token counts."""
 
     cycle: str
     stage: str
@@ -212,8 +203,8 @@ class CostStanding:
 
 
 @dataclass(frozen=True)
-class PatchStanding:
-    """The newest prompt patch of a capability, which is enough, in words, and what was decided ("none"), by whom."""
+class PatchStatus:
+    """The newest prompt patch of a capability, the comparison's result in words (``enough``), and the decision on it."""
 
     id: str
     cycle: str
@@ -224,8 +215,8 @@ class PatchStanding:
 
 
 @dataclass(frozen=True)
-class AdapterStanding:
-    """An adapter version: newest gate's answer and newest decision ("none" without one), and its test conversations."""
+class AdapterStatus:
+    """An adapter version, with its newest gate answer and decision ("none" without one)."""
 
     name: str
     gate: str
@@ -236,13 +227,13 @@ class AdapterStanding:
 
     @property
     def traffic(self) -> str:
-        """What it takes, in a word."""
+        """How it serves traffic, in a word."""
         return "live" if self.live else self.trial or "no"
 
 
 @dataclass(frozen=True)
-class ParkedStanding:
-    """An input that is left aside until a person releases it; ``tried`` counts all attempts at it."""
+class QuarantineStatus:
+    """A quarantined input; ``tried`` counts all attempts at it."""
 
     id: str
     cycle: str
@@ -253,8 +244,8 @@ class ParkedStanding:
 
 
 @dataclass(frozen=True)
-class HeldUp:
-    """A stage whose last attempt could not do its work for a reason outside of it (Docker down, disk full)."""
+class BlockedStage:
+    """A stage whose newest attempt was blocked by its surroundings (Docker down, disk full)."""
 
     cycle: str
     stage: str
@@ -263,120 +254,132 @@ class HeldUp:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """The newest cycles, newest first, all adapter versions by capability and number, parked inputs, newest first.
+class StoreStatus:
+    """The newest cycles, all adapter versions and quarantined inputs, and what blocks or awaits action.
 
-    ``paused`` is {target: who paused it}, ``asked_for`` {target: why a cycle was asked for that has not begun},
-    ``cannot_begin`` {target: why one that is due cannot}. ``fitting``: the cycles that have made adapter versions, the
-    newest first, as ``repositories.adapters.fitting_cycles`` gives them. ``costs``: of these cycles' stages that asked
-    language models; ``patches``: the prompts that were tried in them.
+    ``paused`` maps target to who paused it, ``asked_for`` to the cause of a pending request, ``cannot_begin`` to the
+    reason why a due cycle cannot start. ``fitting`` are the cycles with adapter versions, newest first. ``costs`` and
+    ``patches`` are those of the newest cycles.
     """
 
-    cycles: list[CycleStanding]
-    adapters: list[AdapterStanding]
-    parked: list[ParkedStanding]
-    held_up: list[HeldUp] = field(default_factory=list)
+    cycles: list[CycleStatus]
+    adapters: list[AdapterStatus]
+    quarantined: list[QuarantineStatus]
+    held_up: list[BlockedStage] = field(default_factory=list)
     paused: dict[str, str] = field(default_factory=dict)
     asked_for: dict[str, str] = field(default_factory=dict)
     cannot_begin: dict[str, str] = field(default_factory=dict)
     fitting: list[str] = field(default_factory=list)
-    router: RouterStanding = field(default_factory=RouterStanding)
-    costs: list[CostStanding] = field(default_factory=list)
-    patches: list[PatchStanding] = field(default_factory=list)
+    router: RouterStatus = field(default_factory=RouterStatus)
+    costs: list[StageCostStatus] = field(default_factory=list)
+    patches: list[PatchStatus] = field(default_factory=list)
 
     @property
     def live(self) -> list[str]:
-        """The adapter versions that take traffic, by capability."""
+        """The names of the live adapter versions, by capability."""
         return [adapter.name for adapter in self.adapters if adapter.live]
 
     @property
     def waiting(self) -> list[str]:
-        """Those whose newest gate passed and about which nobody has decided."""
+        """The names of the adapter versions whose gate passed and that await a decision."""
         return [a.name for a in self.adapters if a.gate == PASS and a.decision == "none"]
 
 
-def standing(url: str, now: datetime | None = None) -> Standing:
-    """How the store at ``url`` (``sqlite:///FILE`` or ``postgresql://...``) stands; ``now``: for what is of late."""
+def store_status(url: str, now: datetime | None = None) -> StoreStatus:
+    """Read the status of a store.
+
+    Args:
+        url: ``sqlite:///FILE`` or ``postgresql://...``.
+        now: end of the last hour and day, by default the current time.
+
+    Raises:
+        StoreUnavailable: the store cannot be read, or has no schema.
+        StoreVersionError: its schema is not ``HEAD``.
+    """
     at = now or datetime.now(UTC)
-    return _sqlite(url, at) if url.startswith("sqlite:") else _postgres(url, at)
+    return _read_sqlite(url, at) if url.startswith("sqlite:") else _read_postgres(url, at)
 
 
-def _sqlite(url: str, now: datetime) -> Standing:
-    file = Path(url.removeprefix("sqlite:///")).absolute().as_uri() + "?mode=rw"  # a look makes no new file
+def _read_sqlite(url: str, now: datetime) -> StoreStatus:
+    # Mode rw does not create a missing file.
+    file = Path(url.removeprefix("sqlite:///")).absolute().as_uri() + "?mode=rw"
     try:
         with closing(sqlite3.connect(file, uri=True, isolation_level=None, timeout=30)) as connection:
             connection.execute("BEGIN")
             return _read(connection, url, now)
     except sqlite3.Error as error:
-        raise _failed(url, error) from error
+        raise _unavailable(url, error) from error
 
 
-def _postgres(url: str, now: datetime) -> Standing:
+def _read_postgres(url: str, now: datetime) -> StoreStatus:
     try:
         import psycopg
     except ImportError as error:
         raise StoreUnavailable(f"no driver for PostgreSQL ({error}); `pip install traced[postgres]`") from error
-    plain = "postgresql" + url[url.index(":") :]
-    shown = _without_password(plain)
+    driver_url = "postgresql" + url[url.index(":") :]
+    safe_url = _without_password(driver_url)
     try:
-        with psycopg.connect(plain, **patience(plain)) as connection:
+        with psycopg.connect(driver_url, **connect_options(driver_url)) as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.execute("SET LOCAL TIME ZONE 'UTC'")
-            return _read(connection, shown, now)
+            return _read(connection, safe_url, now)
     except psycopg.Error as error:
-        raise _failed(shown, error) from error
+        raise _unavailable(safe_url, error) from error
 
 
-def _read(connection: Any, shown: str, now: datetime) -> Standing:
-    [(found,)] = connection.execute(VERSION).fetchall()
-    if found != HEAD:
-        raise mismatch(shown, found)
-    cycles = [_cycle(row) for row in connection.execute(CYCLES).fetchall()]
-    adapters = connection.execute(ADAPTERS).fetchall()
-    traffic = dict(connection.execute(TRAFFIC).fetchall())
-    parked = [ParkedStanding(*row) for row in connection.execute(PARKED).fetchall()]
-    held_up = [_held_up(row) for row in connection.execute(HELD_UP).fetchall()]
-    paused = dict(connection.execute(PAUSED).fetchall())
-    asked_for = dict(connection.execute(ASKED_FOR).fetchall())
+def _read(connection: Any, safe_url: str, now: datetime) -> StoreStatus:
+    [(version,)] = connection.execute(VERSION_SQL).fetchall()
+    if version != HEAD:
+        raise version_error(safe_url, version)
+    cycles = [_cycle(row) for row in connection.execute(CYCLES_SQL).fetchall()]
+    adapters = connection.execute(ADAPTERS_SQL).fetchall()
+    traffic = dict(connection.execute(TRAFFIC_SQL).fetchall())
+    quarantined = [QuarantineStatus(*row) for row in connection.execute(QUARANTINED_SQL).fetchall()]
+    blocked = [_held_up(row) for row in connection.execute(BLOCKED_SQL).fetchall()]
+    paused = dict(connection.execute(PAUSED_SQL).fetchall())
+    requested = dict(connection.execute(REQUESTED_SQL).fetchall())
     versions = [_adapter(row, traffic.get(row[0], 0)) for row in adapters]
-    cannot_begin = dict(connection.execute(CANNOT_BEGIN).fetchall())
-    fitting = [cycle_id for (cycle_id,) in connection.execute(FITTING).fetchall()]
-    router = router_standing(connection, now)
-    costs = [CostStanding(*row) for row in connection.execute(COSTS).fetchall()]
-    patches = _patches(connection.execute(PATCHES).fetchall())
-    return Standing(cycles, versions, parked, held_up, paused, asked_for, cannot_begin, fitting, router, costs, patches)
+    cannot_begin = dict(connection.execute(CANNOT_BEGIN_SQL).fetchall())
+    fitting = [cycle_id for (cycle_id,) in connection.execute(FITTING_SQL).fetchall()]
+    router = router_status(connection, now)
+    costs = [StageCostStatus(*row) for row in connection.execute(COSTS_SQL).fetchall()]
+    patches = _patches(connection.execute(PATCHES_SQL).fetchall())
+    return StoreStatus(
+        cycles, versions, quarantined, blocked, paused, requested, cannot_begin, fitting, router, costs, patches
+    )
 
 
-def _cycle(row: Any) -> CycleStanding:
-    return CycleStanding(row[0], row[1], row[2], row[3], f"{row[4]} {row[5]}" if row[4] else "")
+def _cycle(row: Any) -> CycleStatus:
+    return CycleStatus(row[0], row[1], row[2], row[3], f"{row[4]} {row[5]}" if row[4] else "")
 
 
-def _adapter(row: Any, conversations: int) -> AdapterStanding:
+def _adapter(row: Any, conversations: int) -> AdapterStatus:
     state, share = row[3], row[4]
     trial = "shadow" if state == "shadow" else f"canary {100 * share:g} %" if state == "canary" else ""
-    return AdapterStanding(row[0], row[1] or "none", row[2] or "none", state == LIVE, conversations, trial)
+    return AdapterStatus(row[0], row[1] or "none", row[2] or "none", state == LIVE, conversations, trial)
 
 
-def _held_up(row: Any) -> HeldUp:
-    return HeldUp(row[0], row[1], row[2], str(_json(row[3]).get("detail", "")))
+def _held_up(row: Any) -> BlockedStage:
+    return BlockedStage(row[0], row[1], row[2], str(_parse_json(row[3]).get("detail", "")))
 
 
-def _patches(rows: list[Any]) -> list[PatchStanding]:
-    newest: dict[str, PatchStanding] = {}
+def _patches(rows: list[Any]) -> list[PatchStatus]:
+    patches: dict[str, PatchStatus] = {}
     for key, cycle, capability, figures, action, who in rows:
-        says = str(_json(figures).get("enough", ""))
-        told = PatchStanding(key, cycle, capability, says, DECIDED.get(action, "none"), who or "")
-        newest.setdefault(capability, told)
-    return list(newest.values())
+        summary = str(_parse_json(figures).get("enough", ""))
+        patch = PatchStatus(key, cycle, capability, summary, DECISION_OF_ACTION.get(action, "none"), who or "")
+        patches.setdefault(capability, patch)
+    return list(patches.values())
 
 
-def _json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value  # SQLite keeps JSON as text
+def _parse_json(value: Any) -> Any:
+    # SQLite returns JSON as text, psycopg as objects.
+    return json.loads(value) if isinstance(value, str) else value
 
 
-def _failed(shown: str, error: Exception) -> StoreUnavailable:
+def _unavailable(safe_url: str, error: Exception) -> StoreUnavailable:
     return StoreUnavailable(
-        f"the database {shown} failed: {error}; check that it is there, writable and has space, "
+        f"the database {safe_url} failed: {error}; check that it exists, is writable and has space, "
         "then run the same command again"
     )
 

@@ -1,22 +1,9 @@
-"""SQLModel tables of the whole evidence chain, from trajectories to promotions.
+"""Column types, and the SQLModel tables of the evidence chain from trajectories to promotions.
 
-Invariants: every row carries the ids of the rows it came from, as foreign keys; rows are evidence and are not changed
-once written, except for a cycle's and a training run's state and an iteration's metrics. Append-only tables have
-``seq`` (order of writing) and ``id`` (SHA-256 of the content), so that the same save twice is one row.
-Fails: a missing parent breaks a foreign key (``store.errors.BrokenReference`` at the session's border).
-Not covered: adapter weights and checkpoints (directories on disk; their hashes are here). Changes need a migration.
-
-Column types of the tables: how the domain's values look in SQLite and in PostgreSQL alike.
-
-Invariants: times are UTC and timezone-aware on both sides; JSON keeps the order of keys (so PostgreSQL's ``json``, not
-``jsonb``: the order of a tool schema's keys is part of the prompt); key text sorts by code point on both databases.
-Fails: a naive time raises ``ValueError``.
-
-SQLModel tables of agents that think: what a model said and took, what it cited, whose faults it saw, its prompts.
-
-Invariants: a reply is kept once, by the hash of its request, for whoever sends the same request; a cited or blamed
-trajectory is evidence like a labelled one. Texts are others' words: they are kept as ``FreeText``.
-Fails and not covered: as ``store.tables``. Changes need a migration.
+Invariants: every row has the ids of the rows it came from as foreign keys; rows are evidence and never change, except
+the state of cycles and training runs, an iteration's metrics and the verdict on a production trajectory. Append-only
+tables have ``seq`` (order of writing) and ``id`` (SHA-256 of the content), so saving twice adds one row. Adapter
+weights and checkpoints are directories on disk; only their hashes are here. Changes need a migration.
 """
 
 from datetime import UTC, datetime
@@ -39,17 +26,17 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeDecorator
 from sqlmodel import Field, SQLModel
 
-from store.text import free
+from store.text import storable_text
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A moment, stored in UTC (SQLite has no time zones and gets the naive UTC value)."""
+    """A timezone-aware time, stored in UTC; SQLite has no time zones and stores the naive UTC value."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Refuse naive times, turn the others to UTC."""
+        """Convert to UTC; raises ``ValueError`` for a naive time."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -57,44 +44,47 @@ class UtcTime(TypeDecorator[datetime]):
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Give the time zone back."""
+        """Restore the time zone."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 class FreeText(TypeDecorator[str]):
-    """Text of unknown origin (error output): NUL and lone surrogates, which databases refuse, become U+FFFD."""
+    """Text of unknown origin (error output): NUL and lone surrogates, which databases reject, become U+FFFD."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Replace what cannot be stored."""
-        return None if value is None else free(value)
+        """Replace the characters that cannot be stored."""
+        return None if value is None else storable_text(value)
 
 
+# Keys sort by code point on both databases, so that pages have the same order.
 KEY = String().with_variant(String(collation="C"), "postgresql")
+# Not JSONB: it would reorder keys, and the key order of a tool schema is part of the prompt.
 ORDERED_JSON = JSON()
 
-
-NAMING = {
+NAMING_CONVENTION = {
     "ix": "ix_%(table_name)s_%(column_0_N_name)s",
     "uq": "uq_%(table_name)s_%(column_0_N_name)s",
     "fk": "fk_%(table_name)s_%(column_0_N_name)s",
     "pk": "pk_%(table_name)s",
 }
-OUTSIDE = text("cycle_id IS NULL")  # no cycle recorded it: production, an import
+WITHOUT_CYCLE = text("cycle_id IS NULL")  # no cycle recorded it: production, an import
 
 
 class Row(SQLModel):
-    """Base of all tables: our own metadata, so that nothing else in the process adds tables to it."""
+    """Base of all tables."""
 
-    metadata: ClassVar[MetaData] = MetaData(naming_convention=NAMING)
+    # Metadata of our own: other libraries in the process must not add tables to it.
+
+    metadata: ClassVar[MetaData] = MetaData(naming_convention=NAMING_CONVENTION)
 
 
 class CycleRow(Row, table=True):
-    """One pass of the state machine."""
+    """A cycle."""
 
     __tablename__ = "cycles"
     id: str = Field(primary_key=True, sa_type=KEY)
@@ -109,7 +99,7 @@ class CycleRow(Row, table=True):
 
 
 class StageEventRow(Row, table=True):
-    """What happened to a stage of a cycle, and when."""
+    """A start or end of a stage."""
 
     __tablename__ = "stage_events"
     seq: int | None = Field(default=None, primary_key=True)
@@ -123,7 +113,7 @@ class StageEventRow(Row, table=True):
 
 
 class ToolsetRow(Row, table=True):
-    """A list of tool schemas, stored once; ``hash`` is the SHA-256 of its JSON text."""
+    """A list of tool schemas; ``hash`` is the SHA-256 of its JSON text, so each list is stored once."""
 
     __tablename__ = "toolsets"
     hash: str = Field(primary_key=True, sa_type=KEY)
@@ -131,13 +121,15 @@ class ToolsetRow(Row, table=True):
 
 
 class TrajectoryRow(Row, table=True):
-    """One recorded interaction, token ids apart."""
+    """A recorded interaction without its token ids."""
 
     __tablename__ = "trajectories"
     __table_args__ = (
         Index("ix_trajectories_listing", "source", "split", "task_id", "trial", "model", "id"),
-        # a row's outcome lies behind its messages: counting without this index reads every page of them
-        Index("ix_trajectories_reported", "source", "outcome", sqlite_where=OUTSIDE, postgresql_where=OUTSIDE),
+        # The outcome column lies behind the messages: counting without this index reads every page of them.
+        Index(
+            "ix_trajectories_reported", "source", "outcome", sqlite_where=WITHOUT_CYCLE, postgresql_where=WITHOUT_CYCLE
+        ),
     )
     id: str = Field(primary_key=True, sa_type=KEY)
     digest: str = Field(sa_type=KEY)  # SHA-256 of everything but the turns
@@ -158,7 +150,7 @@ class TrajectoryRow(Row, table=True):
 
 
 class TurnsRow(Row, table=True):
-    """The engine's token ids and log-probs of one trajectory, packed (``store.content``)."""
+    """The engine's token ids and log-probs of a trajectory, packed by ``store.content``."""
 
     __tablename__ = "trajectory_turns"
     trajectory_id: str = Field(primary_key=True, foreign_key="trajectories.id", sa_type=KEY)
@@ -168,7 +160,7 @@ class TurnsRow(Row, table=True):
 
 
 class RoutingRow(Row, table=True):
-    """Which model the router picked for one conversation."""
+    """The router's choice for a test conversation."""
 
     __tablename__ = "routing_choices"
     trajectory_id: str = Field(primary_key=True, foreign_key="trajectories.id", sa_type=KEY)
@@ -178,7 +170,7 @@ class RoutingRow(Row, table=True):
 
 
 class CapabilityRow(Row, table=True):
-    """The texts of one candidate capability, as one cycle defined them."""
+    """A candidate capability as defined by one cycle."""
 
     __tablename__ = "capabilities"
     cycle_id: str = Field(primary_key=True, foreign_key="cycles.id", sa_type=KEY)
@@ -191,7 +183,7 @@ class CapabilityRow(Row, table=True):
 
 
 class LabelRow(Row, table=True):
-    """One cell of the labelling table of one run."""
+    """The verdict of one labelling run on a capability in a trajectory."""
 
     __tablename__ = "labels"
     __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], ["capabilities.cycle_id", "capabilities.name"]),)
@@ -204,7 +196,7 @@ class LabelRow(Row, table=True):
 
 
 class FindingRow(Row, table=True):
-    """The contrast's verdict on one capability in one cycle."""
+    """The contrast of one capability in one cycle."""
 
     __tablename__ = "findings"
     __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], ["capabilities.cycle_id", "capabilities.name"]),)
@@ -226,7 +218,7 @@ class FindingRow(Row, table=True):
 
 
 class EnvironmentRow(Row, table=True):
-    """The source of a synthetic environment, stored once."""
+    """The source of a synthetic environment."""
 
     __tablename__ = "environments"
     hash: str = Field(primary_key=True, sa_type=KEY)
@@ -234,7 +226,7 @@ class EnvironmentRow(Row, table=True):
 
 
 class EnvironmentOriginRow(Row, table=True):
-    """Which cycle made an environment, for which capability and from which seed (the same source may recur)."""
+    """A cycle and capability that produced an environment; the same source may have several origins."""
 
     __tablename__ = "environment_origins"
     __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], ["capabilities.cycle_id", "capabilities.name"]),)
@@ -244,11 +236,11 @@ class EnvironmentOriginRow(Row, table=True):
     seed: int = Field(sa_type=BigInteger)
     synthesizer: str = Field(sa_type=KEY)
     at: datetime = Field(sa_type=UtcTime)
-    repairs: str | None = Field(default=None, sa_type=KEY)  # the hash of the environment that this one mends
+    repairs: str | None = Field(default=None, sa_type=KEY)  # hash of the environment that this one repairs
 
 
 class AdmissionRow(Row, table=True):
-    """One admission of one environment."""
+    """An admission of an environment."""
 
     __tablename__ = "admissions"
     seq: int | None = Field(default=None, primary_key=True)
@@ -260,7 +252,7 @@ class AdmissionRow(Row, table=True):
 
 
 class CheckRow(Row, table=True):
-    """One named check of one admission, with its evidence."""
+    """A check of an admission, with its evidence."""
 
     __tablename__ = "admission_checks"
     admission_id: str = Field(primary_key=True, foreign_key="admissions.id", sa_type=KEY)
@@ -272,7 +264,7 @@ class CheckRow(Row, table=True):
 
 
 class TrainingRunRow(Row, table=True):
-    """One training of one adapter."""
+    """A training run of an adapter."""
 
     __tablename__ = "training_runs"
     id: str = Field(primary_key=True, sa_type=KEY)
@@ -290,7 +282,7 @@ class TrainingRunRow(Row, table=True):
 
 
 class IterationRow(Row, table=True):
-    """The figures of one training iteration."""
+    """The metrics of a training iteration."""
 
     __tablename__ = "training_iterations"
     run_id: str = Field(primary_key=True, foreign_key="training_runs.id", sa_type=KEY)
@@ -299,7 +291,7 @@ class IterationRow(Row, table=True):
 
 
 class AdapterRow(Row, table=True):
-    """One immutable adapter version."""
+    """An immutable adapter version."""
 
     __tablename__ = "adapters"
     __table_args__ = (UniqueConstraint("capability", "version"),)
@@ -315,7 +307,7 @@ class AdapterRow(Row, table=True):
 
 
 class GateRow(Row, table=True):
-    """One gate result on one adapter version."""
+    """A gate result on an adapter version."""
 
     __tablename__ = "gate_results"
     seq: int | None = Field(default=None, primary_key=True)
@@ -328,7 +320,7 @@ class GateRow(Row, table=True):
 
 
 class ComparisonRow(Row, table=True):
-    """One paired comparison of one gate result."""
+    """A paired comparison of a gate result."""
 
     __tablename__ = "gate_comparisons"
     gate_id: str = Field(primary_key=True, foreign_key="gate_results.id", sa_type=KEY)
@@ -346,7 +338,7 @@ class ComparisonRow(Row, table=True):
 
 
 class ApprovalRow(Row, table=True):
-    """A person's decision on one adapter version."""
+    """A person's decision on an adapter version."""
 
     __tablename__ = "approvals"
     seq: int | None = Field(default=None, primary_key=True)
@@ -360,7 +352,7 @@ class ApprovalRow(Row, table=True):
 
 
 class PromotionRow(Row, table=True):
-    """One entry of the promotion log."""
+    """An entry of the promotion log."""
 
     __tablename__ = "promotions"
     seq: int | None = Field(default=None, primary_key=True)
@@ -373,7 +365,7 @@ class PromotionRow(Row, table=True):
     share: float | None = None
 
 
-SPENT = (  # adding up what was spent reads this index alone: the rows are as long as what was said
+COST_COLUMNS = (  # adding up what was spent reads this index alone: the rows are as long as what was said
     "cycle_id",
     "stage",
     "capability",
@@ -383,14 +375,14 @@ SPENT = (  # adding up what was spent reads this index alone: the rows are as lo
     "cost",
     "seconds",
 )
-CAPABILITY = ["capabilities.cycle_id", "capabilities.name"]
+CAPABILITY_KEY = ["capabilities.cycle_id", "capabilities.name"]
 
 
 class ModelReplyRow(Row, table=True):
-    """A language model's reply to one request of a cycle's stage; ``capability`` is "" where it was for none."""
+    """A reply of the language model to a stage of a cycle; ``capability`` is "" if it was for none."""
 
     __tablename__ = "model_replies"
-    __table_args__ = (Index("ix_model_replies_spent", *SPENT),)
+    __table_args__ = (Index("ix_model_replies_spent", *COST_COLUMNS),)
     key: str = Field(primary_key=True, sa_type=KEY)
     cycle_id: str = Field(foreign_key="cycles.id", sa_type=KEY)
     stage: str = Field(sa_type=KEY)
@@ -411,7 +403,7 @@ class CitationRow(Row, table=True):
     """A message on which a discovered capability rests."""
 
     __tablename__ = "citations"
-    __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], CAPABILITY),)
+    __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], CAPABILITY_KEY),)
     cycle_id: str = Field(primary_key=True, sa_type=KEY)
     capability: str = Field(primary_key=True, sa_type=KEY)
     position: int = Field(primary_key=True)
@@ -420,7 +412,7 @@ class CitationRow(Row, table=True):
 
 
 class FaultRow(Row, table=True):
-    """Whose fault a failure was."""
+    """The fault attribution of a failure."""
 
     __tablename__ = "faults"
     cycle_id: str = Field(primary_key=True, foreign_key="cycles.id", sa_type=KEY)
@@ -431,10 +423,10 @@ class FaultRow(Row, table=True):
 
 
 class PromptPatchRow(Row, table=True):
-    """A text for the system prompt that brings a capability about without training."""
+    """An addition to the system prompt that elicits a capability without training."""
 
     __tablename__ = "prompt_patches"
-    __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], CAPABILITY),)
+    __table_args__ = (ForeignKeyConstraint(["cycle_id", "capability"], CAPABILITY_KEY),)
     id: str = Field(primary_key=True, sa_type=KEY)
     cycle_id: str = Field(sa_type=KEY)
     capability: str = Field(index=True, sa_type=KEY)

@@ -1,10 +1,8 @@
-"""Text that any database, UTF-8 and JSON can hold.
+"""Text from outside: made storable for databases and JSON, and harmless for a terminal or a web page.
 
-Text that somebody else wrote, made harmless for a terminal or a page.
-
-Invariants: what comes out holds no control character, no mark that turns the direction of text, nothing invisible and
-no half of a character; each of them is shown by its name instead, so that nothing is hidden. Lengths are bounded, and
-what is left out is counted. Not covered: look-alike letters, and markup, which is whoever shows the text's not to read.
+Sanitized text has no control, bidirectional, invisible or incomplete characters: each is replaced by a visible form,
+and what exceeds the length limit is counted. Not covered: look-alike letters, and markup, which the renderer must
+escape.
 """
 
 import json
@@ -13,86 +11,89 @@ import unicodedata
 from typing import Any
 
 REPLACEMENT = "\ufffd"
+LINE = 200  # characters
+BLOCK = 20_000  # characters
+# More combining marks in a row would cover the lines above.
+MAX_MARKS = 4
+CONTROL_PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "\u2421"}
+# Common letters pass through unexamined, which keeps sanitizing fast; everything else is looked up by category.
+UNSAFE = re.compile(r"[^\x20-\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0377\u038e-\u03a1\u03a3-\u052f\u4e00-\u9fff]")
+# Letters by their Unicode category that have no glyph.
+INVISIBLE_LETTERS = {"\u115f", "\u1160", "\u3164", "\uffa0", "\u2800"}
 
 
-def in_unicode(value: Any) -> Any:
-    """A text, or all texts of a JSON value, with U+FFFD for each half of a character (a lone surrogate).
-
-    JSON's escapes may hold such halves, and so may what a model or a customer sent; UTF-8 may not.
-    """
+def replace_surrogates(value: Any) -> Any:
+    """Return a JSON value with U+FFFD for each lone surrogate in its texts."""
+    # JSON escapes from models and clients may contain lone surrogates, which UTF-8 cannot encode.
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, dict):
-        return {in_unicode(key): in_unicode(item) for key, item in value.items()}
-    return [in_unicode(item) for item in value] if isinstance(value, list | tuple) else value
+        return {replace_surrogates(key): replace_surrogates(item) for key, item in value.items()}
+    return [replace_surrogates(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def free(text: str) -> str:
-    """A text of unknown origin as databases take it: U+FFFD for each NUL and each half of a character."""
-    return str(in_unicode(text.replace("\0", REPLACEMENT)))
+def storable_text(text: str) -> str:
+    """Return the text with U+FFFD for each NUL and lone surrogate, which databases reject."""
+    return str(replace_surrogates(text.replace("\0", REPLACEMENT)))
 
 
-def cases(text: str) -> set[str]:
-    """The ways of writing a text that a search tries: databases fold the case of ASCII letters only."""
+def case_variants(text: str) -> set[str]:
+    """Return the spellings that a case-insensitive search tries; databases fold the case of ASCII letters only."""
     return {text.lower()} if text.isascii() else {text, text.lower(), text.upper(), text.title()}
 
 
-def stored(text: str) -> str:
-    """How JSON writes a text that stands in a string."""
+def json_escaped(text: str) -> str:
+    """Return the text as it is written inside a JSON string."""
     return json.dumps(text)[1:-1]
 
 
-LINE = 200  # characters of a field in one line
-BLOCK = 20_000  # characters of a text of several lines
-MARKS = 4  # combining marks that may follow one another: more of them climb over the lines above
-PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {0x7F: "\u2421"}  # Unicode's control pictures
-SUSPECT = re.compile(r"[^\x20-\x7e\u00a1-\u00ac\u00ae-\u02ff\u0370-\u0377\u038e-\u03a1\u03a3-\u052f\u4e00-\u9fff]")
-BLANK = {"\u115f", "\u1160", "\u3164", "\uffa0", "\u2800"}  # letters by name that show nothing
+def sanitize_line(text: object, limit: int = LINE) -> str:
+    """Return the text as one harmless line of at most ``limit`` characters, with the number left out."""
+    full_text = str(text)
+    sanitized = _sanitize(full_text[:limit], allowed="")
+    return sanitized if len(full_text) <= limit else f"{sanitized}… (+{len(full_text) - limit:,} characters)"
 
 
-def line(text: object, limit: int = LINE) -> str:
-    """A text as one harmless line of at most ``limit`` characters, and how many were left out."""
-    whole = str(text)
-    shown = _shown(whole[:limit], keep="")
-    return shown if len(whole) <= limit else f"{shown}… (+{len(whole) - limit:,} characters)"
+def sanitize_block(text: object, limit: int = BLOCK) -> str:
+    """Return the text as harmless lines of at most ``limit`` characters in total, with the number left out."""
+    full_text = str(text)
+    sanitized = _sanitize(full_text[:limit].replace("\r\n", "\n"), allowed="\n")
+    return (
+        sanitized
+        if len(full_text) <= limit
+        else f"{sanitized}\n… {len(full_text) - limit:,} more characters are not shown"
+    )
 
 
-def block(text: object, limit: int = BLOCK) -> str:
-    """A text whose lines stay lines."""
-    whole = str(text)
-    shown = _shown(whole[:limit].replace("\r\n", "\n"), keep="\n")
-    return shown if len(whole) <= limit else f"{shown}\n… {len(whole) - limit:,} more characters are not shown"
+def _sanitize(text: str, allowed: str) -> str:
+    return _limit_marks(UNSAFE.sub(lambda match: _visible_form(match[0], allowed), text))
 
 
-def _shown(text: str, keep: str) -> str:
-    return _unpiled(SUSPECT.sub(lambda found: _name(found[0], keep), text))
-
-
-def _unpiled(text: str) -> str:
-    """At most ``MARKS`` combining marks one after the other."""
+def _limit_marks(text: str) -> str:
     if text.isascii():
         return text
-    kept, marks = [], 0
-    for sign in text:
-        marks = marks + 1 if sign > "\u02ff" and unicodedata.category(sign) in ("Mn", "Me") else 0
-        if marks <= MARKS:
-            kept.append(sign)
-    return "".join(kept)
+    characters, mark_count = [], 0
+    for character in text:
+        is_mark = character > "\u02ff" and unicodedata.category(character) in ("Mn", "Me")
+        mark_count = mark_count + 1 if is_mark else 0
+        if mark_count <= MAX_MARKS:
+            characters.append(character)
+    return "".join(characters)
 
 
-def _name(sign: str, keep: str) -> str:
-    if sign in keep:
-        return sign
-    code = ord(sign)
-    if sign == "\t":
+def _visible_form(character: str, allowed: str) -> str:
+    if character in allowed:
+        return character
+    code = ord(character)
+    if character == "\t":
         return "    "
-    if sign == "\n":
+    if character == "\n":
         return "\u23ce"
-    if code in PICTURES:
-        return PICTURES[code]
-    category = unicodedata.category(sign)
+    if code in CONTROL_PICTURES:
+        return CONTROL_PICTURES[code]
+    category = unicodedata.category(character)
     if category == "Cs":
-        return "\ufffd"
-    if category in ("Cc", "Cf", "Zl", "Zp", "Co", "Cn") or sign in BLANK:
+        return REPLACEMENT
+    if category in ("Cc", "Cf", "Zl", "Zp", "Co", "Cn") or character in INVISIBLE_LETTERS:
         return f"\u2039U+{code:04X}\u203a"
-    return " " if category == "Zs" else sign
+    return " " if category == "Zs" else character

@@ -1,10 +1,8 @@
-"""The domain's plain types: what every package may speak of without touching a database.
+"""Domain types shared by all packages: trajectories, labels, admission reports and gate results.
 
-Invariants: a trajectory's messages start with the system message; ``turns`` holds the engine's own token ids and
-log-probs and is empty for imported trajectories and production's; outcomes ``infrastructure`` and ``unknown`` are never
-mined, never trained on and never counted as failures.
-
-How a conversation opens: what a router decides on.
+Invariants: the messages of a trajectory start with the system message; ``turns`` holds the engine's token ids and
+log-probs and is empty for imported and production trajectories; the outcomes ``infrastructure`` and ``unknown`` are
+never mined, never trained on and never counted as failures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,35 +15,36 @@ Tool = dict[str, Any]
 
 
 class Outcome(StrEnum):
-    """How an episode counts: the agent's success or failure, a failure of the machinery around it, or not known."""
+    """How an episode ended: success or failure of the agent, a failure of the infrastructure, or unknown."""
 
     SUCCESS = "success"
     FAILURE = "failure"
     INFRASTRUCTURE = "infrastructure"
-    UNKNOWN = "unknown"  # production's, until somebody says
+    # A production conversation has no outcome until feedback, a rule or the judge gives one.
+    UNKNOWN = "unknown"
 
     @property
-    def judged(self) -> bool:
-        """Whether it says something about the agent: only such trajectories are mined."""
+    def is_judged(self) -> bool:
+        """Whether the outcome is the agent's success or failure; only such trajectories are mined."""
         return self in (Outcome.SUCCESS, Outcome.FAILURE)
 
 
 class EndCause(StrEnum):
     """Why an episode ended."""
 
-    DONE = "done"  # the environment ended it
+    DONE = "done"  # ended by the environment
     MAX_TURNS = "max_turns"
     MAX_TOKENS = "max_tokens"  # the context or completion budget ran out
     ENGINE_ERROR = "engine_error"
     SANDBOX_ERROR = "sandbox_error"
     SIMULATOR_ERROR = "simulator_error"
     IMPORTED = "imported"
-    SILENCE = "silence"  # production's: nobody has gone on with it for a while
-    SHADOW = "shadow"  # production's: an answer beside the one that was shown
+    SILENCE = "silence"  # production: no new message within serving.silence_s
+    SHADOW = "shadow"  # production: recorded beside the answer that the client got
 
 
 class Verdict(StrEnum):
-    """A label: is the capability necessary in this trajectory and, if so, was it exercised? (TRACE, section 3.3)"""
+    """Whether a capability was needed in a trajectory and, if so, exercised (TRACE, section 3.3)."""
 
     NA = "na"
     PRESENT = "present"
@@ -54,7 +53,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Turn:
-    """One completion as the engine made it. ``logprobs[i]`` is the log-prob (nats) of ``completion_ids[i]``."""
+    """One completion of the engine; ``logprobs[i]`` is the log-prob (nats) of ``completion_ids[i]``."""
 
     message_index: int  # index of the assistant message in Trajectory.messages
     prompt_ids: list[int]
@@ -87,7 +86,7 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Capability:
-    """A candidate capability: a stable kebab-case name and the texts that define it; only these and labels go on."""
+    """A candidate capability: a stable kebab-case name and the texts that define it."""
 
     name: str  # "multi-step-completion"
     title: str  # "Multi-step completion"
@@ -99,7 +98,7 @@ class Capability:
 
 @dataclass(frozen=True)
 class Label:
-    """One cell of the labelling table of one run; ``message_index`` cites the message that decided it (None for NA)."""
+    """The verdict of one labelling run on a capability in a trajectory; ``message_index`` is the deciding message."""
 
     trajectory_id: str
     capability: str
@@ -110,7 +109,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Check:
-    """One named admission check with its evidence."""
+    """The result of one admission check, with its evidence."""
 
     name: str
     passed: bool
@@ -120,7 +119,7 @@ class Check:
 
 @dataclass(frozen=True)
 class AdmissionReport:
-    """All checks of one candidate environment; admitted when every check passed."""
+    """All checks of a candidate environment; it is admitted if every check passed."""
 
     environment_hash: str
     admitted: bool
@@ -128,7 +127,7 @@ class AdmissionReport:
 
 
 class GateAnswer(StrEnum):
-    """A gate's answer; inconclusive buys more episodes, never a pass."""
+    """The result of a gate; an inconclusive comparison gets more episodes and never passes."""
 
     PASS = "pass"
     FAIL = "fail"
@@ -137,7 +136,7 @@ class GateAnswer(StrEnum):
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Adapter minus base on the same seeds: rates in 0-1, ``low``/``high`` the paired interval at ``level``."""
+    """Adapter − base on the same seeds: success rates in 0-1, and the paired interval at confidence ``level``."""
 
     name: str  # "environment", "target", "untouched"
     seeds: int
@@ -147,13 +146,13 @@ class PairedDifference:
     low: float
     high: float
     level: float
-    required: float  # the bound that ``low`` has to clear
+    required: float  # minimum that ``low`` has to exceed
     answer: GateAnswer
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """The paired comparisons behind one answer on one adapter version."""
+    """The gate's answer on an adapter version, with the comparisons it rests on."""
 
     adapter: str
     answer: GateAnswer
@@ -165,10 +164,10 @@ M = TypeVar("M", bound=Mapping[str, object])
 
 
 def opening_messages(messages: Sequence[M]) -> list[M]:
-    """The messages before the assistant first answers a user."""
-    asked = False
+    """Return the messages before the assistant's first reply to a user; routing decides on these."""
+    user_spoke = False
     for index, message in enumerate(messages):
-        if asked and message.get("role") == "assistant":
+        if user_spoke and message.get("role") == "assistant":
             return list(messages[:index])
-        asked = asked or message.get("role") == "user"
+        user_spoke = user_spoke or message.get("role") == "user"
     return list(messages)

@@ -1,1 +1,1 @@
-"""Alembic migrations of the store; ``store.database.migrate`` runs them."""
+"""Alembic migrations of the store, run by ``store.database.migrate``."""

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs migrations on the connection that ``store.database.migrate`` hands over, in its transaction."""
+"""Alembic environment: runs migrations on the connection of ``store.database.migrate``, inside its transaction."""
 
 from alembic import context
 

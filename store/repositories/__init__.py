@@ -1,4 +1,4 @@
-"""Plain functions on the tables, one module per subject: a session first, ``store.types`` and ``store.records`` after.
+"""Queries and updates of the tables, one module per subject; every function takes a session as first argument.
 
-Saving the same thing twice is no error anywhere. Nothing commits here: ``store.database.session`` does.
+Saving the same record twice is no error. Nothing here commits: ``store.database.write_session`` does.
 """

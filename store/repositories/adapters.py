@@ -1,13 +1,7 @@
-"""Adapter versions: the names, files and origins of published LoRA directories.
+"""Adapter versions, the training runs that produced them, and the metrics of each training iteration.
 
-Invariants: a version is immutable and named ``capability@vN``, once; it comes from a stored training run.
-Fails: ``StoreConflict`` when a name is saved with other content or does not fit its capability; ``NotFound``.
-
-Training runs and the figures of their iterations.
-
-Invariants: what a run trains on never changes; its state, rollouts and end do. A resumed run writes its iterations
-again from the checkpoint on, and the newest figures of an iteration stay.
-Fails: ``NotFound``, ``StoreConflict`` when a run's id is used for another run, ``BrokenReference``.
+Invariants: an adapter version is immutable and named ``capability@vN``; the inputs of a training run never change, only
+its state, rollouts and end.
 """
 
 import math
@@ -23,7 +17,11 @@ from store.tables import AdapterRow, IterationRow, TrainingRunRow
 
 
 def save_adapter(session: Session, adapter: AdapterVersion) -> None:
-    """Store a published version; the same one again is no error (the first time of creation stays)."""
+    """Store a published adapter version; saving it again keeps the first creation time.
+
+    Raises:
+        StoreConflict: the name does not fit the capability, or is stored with different files.
+    """
     if adapter.name != f"{adapter.capability}@v{adapter.version}":
         raise StoreConflict(f"{adapter.name!r} is not the name of {adapter.capability!r}, version {adapter.version}")
     row = session.get(AdapterRow, adapter.name)
@@ -38,22 +36,23 @@ def save_adapter(session: Session, adapter: AdapterVersion) -> None:
 
 
 def get_adapter(session: Session, name: str) -> AdapterVersion:
-    """The adapter version of this name; raises ``NotFound``."""
+    """Return an adapter version by name; raises ``NotFound``."""
     row = session.get(AdapterRow, name)
     if row is None:
         raise NotFound("adapter", name)
     return AdapterVersion(**row.model_dump())
 
 
-def hold_adapter(session: Session, name: str) -> None:
-    """Until the end of the transaction nobody else holds this version (SQLite has one writer anyway)."""
+def lock_adapter(session: Session, name: str) -> None:
+    """Lock an adapter version until the end of the transaction."""
+    # SQLite ignores FOR UPDATE; its single writer gives the same guarantee.
     session.exec(select(AdapterRow.name).where(AdapterRow.name == name).with_for_update()).all()
 
 
 def list_adapters(
     session: Session, *, cycle_id: str | None = None, capability: str | None = None
 ) -> list[AdapterVersion]:
-    """Adapter versions by capability and number."""
+    """Return adapter versions, ordered by capability and version."""
     query = select(AdapterRow).order_by(col(AdapterRow.capability), col(AdapterRow.version))
     if cycle_id is not None:
         query = query.where(AdapterRow.cycle_id == cycle_id)
@@ -63,30 +62,34 @@ def list_adapters(
 
 
 def adapters_of_runs(session: Session, run_ids: Iterable[str]) -> dict[str, str]:
-    """The names of the versions that these training runs have given, by run."""
-    wanted = col(AdapterRow.training_run_id).in_(list(run_ids))
-    query = select(col(AdapterRow.training_run_id), col(AdapterRow.name)).where(wanted)
+    """Return the adapter version of each training run that has published one, by run id."""
+    in_runs = col(AdapterRow.training_run_id).in_(list(run_ids))
+    query = select(col(AdapterRow.training_run_id), col(AdapterRow.name)).where(in_runs)
     return {run_id: name for run_id, name in session.exec(query)}
 
 
-def fitting_cycles(session: Session) -> list[str]:
-    """The cycles that have made adapter versions, and may have fitted a router for them: the newest first."""
-    newest = func.max(AdapterRow.created_at)
-    query = select(AdapterRow.cycle_id).group_by(col(AdapterRow.cycle_id)).order_by(newest.desc())
+def cycles_with_adapters(session: Session) -> list[str]:
+    """Return the cycles that published adapter versions, newest first; each may have fitted a router."""
+    newest_creation = func.max(AdapterRow.created_at)
+    query = select(AdapterRow.cycle_id).group_by(col(AdapterRow.cycle_id)).order_by(newest_creation.desc())
     return list(session.exec(query.order_by(col(AdapterRow.cycle_id))))
 
 
-FIXED = ("cycle_id", "capability", "environment_hash", "model", "seed")
+IMMUTABLE_FIELDS = ("cycle_id", "capability", "environment_hash", "model", "seed")
 
 
 def save_training_run(session: Session, run: TrainingRun) -> None:
-    """Store a training run that begins; one that is there already is left as it stands."""
+    """Store a new training run; an existing row keeps its state.
+
+    Raises:
+        StoreConflict: the id belongs to a run with other inputs.
+    """
     row = session.get(TrainingRunRow, run.id)
     if row is None:
         session.add(TrainingRunRow(**{**asdict(run), "state": run.state.value}))
         session.flush()
         return
-    for name in FIXED:
+    for name in IMMUTABLE_FIELDS:
         if getattr(row, name) != getattr(run, name):
             raise StoreConflict(
                 f"training run {run.id!r} is stored with {name} {getattr(row, name)!r}, refusing "
@@ -103,7 +106,7 @@ def set_training_state(
     rollouts: int | None = None,
     detail: str = "",
 ) -> None:
-    """Note where the run stands; ``at`` is kept as its end unless it is running; ``rollouts`` is the total so far."""
+    """Update the state of a training run; ``at`` becomes its end unless it is running, ``rollouts`` is the total."""
     row = _row(session, run_id)
     row.state, row.detail = state.value, detail
     row.finished_at = None if state is RunState.RUNNING else at
@@ -113,59 +116,62 @@ def set_training_state(
 
 
 def get_training_run(session: Session, run_id: str) -> TrainingRun:
-    """The training run of this id; raises ``NotFound``."""
+    """Return a training run by id; raises ``NotFound``."""
     return _run(_row(session, run_id))
 
 
 def list_training_runs(session: Session, cycle_id: str) -> list[TrainingRun]:
-    """The training runs of a cycle, oldest first."""
+    """Return the training runs of a cycle, oldest first."""
     query = select(TrainingRunRow).where(TrainingRunRow.cycle_id == cycle_id)
     query = query.order_by(col(TrainingRunRow.started_at), col(TrainingRunRow.id))
     return [_run(row) for row in session.exec(query)]
 
 
 def newest_training_runs(session: Session, *, limit: int) -> list[TrainingRun]:
-    """The training runs of all cycles, the one begun last first."""
+    """Return the training runs of all cycles, newest first."""
     query = select(TrainingRunRow).order_by(col(TrainingRunRow.started_at).desc(), col(TrainingRunRow.id).desc())
     return [_run(row) for row in session.exec(query.limit(limit))]
 
 
 def save_iterations(session: Session, iterations: Iterable[IterationMetrics]) -> None:
-    """Store the figures of iterations, replacing those of the same number."""
+    """Store the metrics of iterations, replacing those of the same number."""
+    # A resumed run repeats the iterations after its checkpoint; the newest metrics count.
     for metrics in iterations:
         session.merge(IterationRow(**asdict(metrics)))
     session.flush()
 
 
 def list_iterations(
-    session: Session, run_id: str, *, after: int | None = None, limit: int | None = None
+    session: Session, run_id: str, *, after_iteration: int | None = None, limit: int | None = None
 ) -> list[IterationMetrics]:
-    """The figures of a run, by iteration: those ``after`` one, at most ``limit``."""
+    """Return the metrics of a run by iteration: at most ``limit``, those after iteration ``after``."""
     query = select(IterationRow).where(IterationRow.run_id == run_id).order_by(col(IterationRow.iteration))
-    if after is not None:
-        query = query.where(col(IterationRow.iteration) > after)
+    if after_iteration is not None:
+        query = query.where(col(IterationRow.iteration) > after_iteration)
     return [_iteration(row) for row in session.exec(query.limit(limit))]
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """The first and the last stored iteration of a run, and how many there are."""
+class IterationRange:
+    """The first and the last stored iteration of a run, and the number of iterations."""
 
     first: IterationMetrics
     last: IterationMetrics
     count: int
 
 
-def stretches(session: Session, run_ids: Iterable[str]) -> dict[str, Stretch]:
-    """What is stored of each of these runs; one without an iteration is left out."""
-    number = col(IterationRow.iteration)
-    ends = select(col(IterationRow.run_id), func.min(number), func.max(number), func.count())
-    ends = ends.where(col(IterationRow.run_id).in_(list(run_ids))).group_by(col(IterationRow.run_id))
-    found = {}
-    for run_id, first, last, count in session.exec(ends).all():
-        begins, ends_with = (_iteration(session.get_one(IterationRow, (run_id, at))) for at in (first, last))
-        found[run_id] = Stretch(begins, ends_with, count)
-    return found
+def iteration_ranges(session: Session, run_ids: Iterable[str]) -> dict[str, IterationRange]:
+    """Return the iteration range of each run; runs without iterations are left out."""
+    iteration = col(IterationRow.iteration)
+    endpoints = select(col(IterationRow.run_id), func.min(iteration), func.max(iteration), func.count())
+    endpoints = endpoints.where(col(IterationRow.run_id).in_(list(run_ids))).group_by(col(IterationRow.run_id))
+    ranges = {}
+    for run_id, first, last, count in session.exec(endpoints).all():
+        first_metrics, last_metrics = (
+            _iteration(session.get_one(IterationRow, (run_id, index))) for index in (first, last)
+        )
+        ranges[run_id] = IterationRange(first_metrics, last_metrics, count)
+    return ranges
 
 
 def _row(session: Session, run_id: str) -> TrainingRunRow:
@@ -180,8 +186,9 @@ def _run(row: TrainingRunRow) -> TrainingRun:
 
 
 def _iteration(row: IterationRow) -> IterationMetrics:
-    return IterationMetrics(row.run_id, row.iteration, {name: _figure(value) for name, value in row.values.items()})
+    return IterationMetrics(row.run_id, row.iteration, {name: _to_nan(value) for name, value in row.values.items()})
 
 
-def _figure(value: float | None) -> float:
+# JSON has no NaN, so the store keeps null for it.
+def _to_nan(value: float | None) -> float:
     return math.nan if value is None else value

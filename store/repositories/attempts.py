@@ -1,10 +1,7 @@
-"""Attempts at stages, and the inputs that are left aside because too many of them failed.
+"""Attempts at stages, and the inputs that are quarantined because too many attempts failed.
 
-Invariants: an attempt is begun as ``running`` and ended once; an input is (stage, capability, input hash), whichever
-cycle works on it, so that what one cycle learnt about it counts in the next. Numbers count from 1 within a cycle.
-A parked input stays parked until it is released; the attempts up to its parking never count again.
-Fails: ``NotFound``; ``StoreConflict`` for a second end of an attempt, or for parking what is parked.
-Not covered: when to park and when to try again (``traced.jobs``).
+Invariants: an attempt starts as ``running`` and ends once; an input is (stage, capability, input hash) whichever cycle
+works on it, so failures in one cycle count in the next. ``traced.jobs`` decides when to retry and when to quarantine.
 """
 
 from collections import Counter
@@ -18,25 +15,25 @@ from sqlmodel import Session, col, func, select
 
 from store.errors import NotFound, StoreConflict
 from store.records import CycleState
-from store.service_tables import AttemptRow, ParkedRow
+from store.service_tables import AttemptRow, QuarantineRow
 from store.tables import CycleRow
 
 
 class AttemptState(StrEnum):
-    """Where an attempt stands, or how it ended."""
+    """The state of an attempt."""
 
     RUNNING = "running"
-    FINISHED = "finished"  # the stage has its answer
-    FAILED = "failed"  # by its input's fault
-    BLOCKED = "blocked"  # by something around it that a person can mend
-    KILLED = "killed"  # something shared died under it; whose fault it was is unclear
-    LOST = "lost"  # found running, its holder dead
-    STOPPED = "stopped"  # asked to stop
+    FINISHED = "finished"
+    FAILED = "failed"  # caused by the input
+    BLOCKED = "blocked"  # caused by the surroundings; a person can fix it
+    KILLED = "killed"  # a shared process died; the cause is unclear
+    ABANDONED = "lost"  # its process died without recording an end
+    STOPPED = "stopped"  # stopped on request
 
 
 @dataclass(frozen=True)
 class InputKey:
-    """What an attempt works on; ``capability`` is "" for a stage of the whole cycle."""
+    """The input of an attempt; ``capability`` is "" for a stage of the whole cycle."""
 
     stage: str
     capability: str
@@ -44,13 +41,13 @@ class InputKey:
 
     @property
     def subject(self) -> str:
-        """The stage and what it works on, for people."""
+        """The stage and its capability, as shown to people."""
         return f"{self.stage} of {self.capability or 'the cycle'}"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at one input; ``evidence`` is how far it came and how it ended."""
+    """One attempt at one input; ``evidence`` has its progress and how it ended."""
 
     seq: int
     cycle_id: str
@@ -66,8 +63,8 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class ParkedInput:
-    """An input that is left aside, with the evidence of the attempts that led to it."""
+class QuarantinedInput:
+    """A quarantined input, with the evidence of the attempts that led to it."""
 
     id: str
     cycle_id: str
@@ -80,14 +77,16 @@ class ParkedInput:
 
 
 def begin_attempt(session: Session, cycle_id: str, key: InputKey, *, holder: str, at: datetime) -> Attempt:
-    """A new attempt, running."""
-    of_cycle = _where(select(func.max(AttemptRow.number)).where(AttemptRow.cycle_id == cycle_id), AttemptRow, key)
+    """Store a new running attempt; numbers count from 1 within a cycle."""
+    last_number = _matching_input(
+        select(func.max(AttemptRow.number)).where(AttemptRow.cycle_id == cycle_id), AttemptRow, key
+    )
     row = AttemptRow(
         cycle_id=cycle_id,
         stage=key.stage,
         capability=key.capability,
         input_hash=key.input_hash,
-        number=(session.exec(of_cycle).one() or 0) + 1,
+        number=(session.exec(last_number).one() or 0) + 1,
         state=AttemptState.RUNNING.value,
         holder=holder,
         started_at=at,
@@ -99,10 +98,10 @@ def begin_attempt(session: Session, cycle_id: str, key: InputKey, *, holder: str
     return _attempt(row)
 
 
-def beat_attempt(
+def record_heartbeat(
     session: Session, seq: int, *, at: datetime, pid: int | None = None, progress: dict[str, Any] | None = None
 ) -> None:
-    """Note that a running attempt lives, its process, and how far it is."""
+    """Record the heartbeat, the process id and the progress of a running attempt."""
     row = _row(session, seq)
     row.heartbeat_at = at
     row.pid = row.pid if pid is None else pid
@@ -113,102 +112,113 @@ def beat_attempt(
 
 
 def end_attempt(session: Session, seq: int, state: AttemptState, *, at: datetime, evidence: dict[str, Any]) -> None:
-    """Note how an attempt ended; ``evidence`` is added to what is known of it. The same end again changes nothing."""
+    """Record how an attempt ended and add ``evidence`` to its evidence.
+
+    Raises:
+        StoreConflict: the attempt has already ended in another way.
+    """
     row = _row(session, seq)
+    # The caller repeats the call when the response of the first commit was lost.
     if (row.state, row.ended_at) == (state.value, at):
-        return  # noted before, and the answer of the commit was lost
+        return
     if row.ended_at is not None:
-        raise StoreConflict(f"attempt {seq} ended as {row.state!r} before; it cannot end as {state.value!r} too")
+        raise StoreConflict(f"attempt {seq} has already ended as {row.state!r}; it cannot end as {state.value!r}")
     row.state, row.ended_at, row.evidence = state.value, at, {**row.evidence, **evidence}
     session.add(row)
     session.flush()
 
 
 def list_attempts(session: Session, key: InputKey) -> list[Attempt]:
-    """All attempts at an input, of every cycle, oldest first."""
-    query = _where(select(AttemptRow), AttemptRow, key).order_by(col(AttemptRow.seq))
+    """Return all attempts at an input, of every cycle, oldest first."""
+    query = _matching_input(select(AttemptRow), AttemptRow, key).order_by(col(AttemptRow.seq))
     return [_attempt(row) for row in session.exec(query)]
 
 
-def attempts_at_parked(session: Session) -> Counter[InputKey]:
-    """How many attempts there were at each input that is parked now, in every cycle; by one walk through an index."""
-    of, parked = ((col(table.stage), col(table.capability), col(table.input_hash)) for table in (AttemptRow, ParkedRow))
-    chosen = tuple_(*of).in_(select(*parked).where(col(ParkedRow.released_at).is_(None)))
-    rows = session.exec(select(*of, func.count()).where(chosen).group_by(*of))
+def count_attempts_on_quarantined(session: Session) -> Counter[InputKey]:
+    """Count the attempts of all cycles at each input that is quarantined now."""
+    attempt_key, quarantined_key = (
+        (col(table.stage), col(table.capability), col(table.input_hash)) for table in (AttemptRow, QuarantineRow)
+    )
+    is_quarantined = tuple_(*attempt_key).in_(select(*quarantined_key).where(col(QuarantineRow.released_at).is_(None)))
+    rows = session.exec(select(*attempt_key, func.count()).where(is_quarantined).group_by(*attempt_key))
     return Counter({InputKey(*key): count for *key, count in rows})
 
 
 def running_attempts(session: Session) -> list[Attempt]:
-    """Attempts that have not ended, oldest first."""
+    """Return the attempts that have not ended, oldest first."""
     query = select(AttemptRow).where(AttemptRow.state == AttemptState.RUNNING.value).order_by(col(AttemptRow.seq))
     return [_attempt(row) for row in session.exec(query)]
 
 
 def blocked_attempts(session: Session) -> list[Attempt]:
-    """The newest attempts at stages of unfinished cycles, where something outside blocked those, oldest first."""
-    newest = (
+    """Return the stages of unfinished cycles whose newest attempt is blocked, oldest first."""
+    newest_seqs = (
         select(func.max(AttemptRow.seq))
         .join(CycleRow, col(CycleRow.id) == col(AttemptRow.cycle_id))
         .where(col(CycleRow.state).in_([CycleState.RUNNING.value, CycleState.INTERRUPTED.value]))
         .group_by(col(AttemptRow.cycle_id), col(AttemptRow.stage), col(AttemptRow.capability))
     )
-    query = select(AttemptRow).where(col(AttemptRow.seq).in_(newest), AttemptRow.state == AttemptState.BLOCKED.value)
+    query = select(AttemptRow).where(
+        col(AttemptRow.seq).in_(newest_seqs), AttemptRow.state == AttemptState.BLOCKED.value
+    )
     return [_attempt(row) for row in session.exec(query.order_by(col(AttemptRow.seq)))]
 
 
-def park(session: Session, parked: ParkedInput) -> None:
-    """Leave an input aside."""
-    if (there := find_parked(session, parked.key)) is not None:
-        raise StoreConflict(f"{parked.key} is parked already, as {there.id!r}")
-    key = parked.key
-    row = ParkedRow(
-        id=parked.id,
-        cycle_id=parked.cycle_id,
+def quarantine(session: Session, item: QuarantinedInput) -> None:
+    """Quarantine an input; raises ``StoreConflict`` if it already is."""
+    if (existing := find_quarantined(session, item.key)) is not None:
+        raise StoreConflict(f"{item.key} is parked already, as {existing.id!r}")
+    key = item.key
+    row = QuarantineRow(
+        id=item.id,
+        cycle_id=item.cycle_id,
         stage=key.stage,
         capability=key.capability,
         input_hash=key.input_hash,
-        reason=parked.reason,
-        evidence=parked.evidence,
-        at=parked.at,
+        reason=item.reason,
+        evidence=item.evidence,
+        at=item.at,
         released_by="",
     )
     session.add(row)
     session.flush()
 
 
-def find_parked(session: Session, key: InputKey) -> ParkedInput | None:
-    """What an input is parked as, None while it is not."""
-    query = _where(select(ParkedRow).where(col(ParkedRow.released_at).is_(None)), ParkedRow, key)
+def find_quarantined(session: Session, key: InputKey) -> QuarantinedInput | None:
+    """Return the quarantine entry of an input, None if it is not quarantined."""
+    query = _matching_input(select(QuarantineRow).where(col(QuarantineRow.released_at).is_(None)), QuarantineRow, key)
     row = session.exec(query).first()
-    return None if row is None else _parked(row)
+    return None if row is None else _quarantined(row)
 
 
-def list_parked(session: Session, *, key: InputKey | None = None, released: bool = False) -> list[ParkedInput]:
-    """Parked inputs, newest first; ``released`` ones as well if asked for."""
-    query = select(ParkedRow).order_by(col(ParkedRow.seq).desc())
+def list_quarantined(
+    session: Session, *, key: InputKey | None = None, released: bool = False
+) -> list[QuarantinedInput]:
+    """Return quarantined inputs, newest first; ``released`` includes those released since."""
+    query = select(QuarantineRow).order_by(col(QuarantineRow.seq).desc())
     if key is not None:
-        query = _where(query, ParkedRow, key)
+        query = _matching_input(query, QuarantineRow, key)
     if not released:
-        query = query.where(col(ParkedRow.released_at).is_(None))
-    return [_parked(row) for row in session.exec(query)]
+        query = query.where(col(QuarantineRow.released_at).is_(None))
+    return [_quarantined(row) for row in session.exec(query)]
 
 
-def get_parked(session: Session, parked_id: str) -> ParkedInput:
-    """The input that is or was parked under this id. Raises ``NotFound``."""
-    return _parked(_parked_row(session, parked_id))
+def get_quarantined(session: Session, quarantine_id: str) -> QuarantinedInput:
+    """Return a quarantine entry by id, released or not; raises ``NotFound``."""
+    return _quarantined(_quarantine_row(session, quarantine_id))
 
 
-def release(session: Session, parked_id: str, *, who: str, at: datetime) -> ParkedInput:
-    """Let a parked input be tried again; one that was released before is left as it was. Raises ``NotFound``."""
-    row = _parked_row(session, parked_id)
+def release_quarantined(session: Session, quarantine_id: str, *, actor: str, at: datetime) -> QuarantinedInput:
+    """Allow a quarantined input to be retried; a second release changes nothing. Raises ``NotFound``."""
+    row = _quarantine_row(session, quarantine_id)
     if row.released_at is None:
-        row.released_at, row.released_by = at, who
+        row.released_at, row.released_by = at, actor
         session.add(row)
         session.flush()
-    return _parked(row)
+    return _quarantined(row)
 
 
-def _where(query: Any, table: type[AttemptRow] | type[ParkedRow], key: InputKey) -> Any:
+def _matching_input(query: Any, table: type[AttemptRow] | type[QuarantineRow], key: InputKey) -> Any:
     return query.where(table.stage == key.stage, table.capability == key.capability, table.input_hash == key.input_hash)
 
 
@@ -219,14 +229,14 @@ def _row(session: Session, seq: int) -> AttemptRow:
     return row
 
 
-def _parked_row(session: Session, parked_id: str) -> ParkedRow:
-    row = session.exec(select(ParkedRow).where(ParkedRow.id == parked_id)).first()
+def _quarantine_row(session: Session, quarantine_id: str) -> QuarantineRow:
+    row = session.exec(select(QuarantineRow).where(QuarantineRow.id == quarantine_id)).first()
     if row is None:
-        raise NotFound("parked input", parked_id)
+        raise NotFound("parked input", quarantine_id)
     return row
 
 
-def _key(row: AttemptRow | ParkedRow) -> InputKey:
+def _key(row: AttemptRow | QuarantineRow) -> InputKey:
     return InputKey(row.stage, row.capability, row.input_hash)
 
 
@@ -247,8 +257,8 @@ def _attempt(row: AttemptRow) -> Attempt:
     )
 
 
-def _parked(row: ParkedRow) -> ParkedInput:
-    return ParkedInput(
+def _quarantined(row: QuarantineRow) -> QuarantinedInput:
+    return QuarantinedInput(
         id=row.id,
         cycle_id=row.cycle_id,
         key=_key(row),

@@ -1,15 +1,8 @@
-"""Capabilities over all cycles: what each cycle found of them, what was made for them, and their table of labels.
+"""Results of the analysis: capabilities, labels and findings of a cycle, and each capability over all cycles.
 
-Invariants: a capability is its name, whichever cycle named it, and its newest texts are those of the newest cycle that
-did. A table of labels is read for a bounded number of trajectories, the first by id, and no message is read with it; a
-trajectory that the first labelling run left out is in no table (the contrast refuses such labels).
-Fails: ``NotFound`` for a name or a cycle that has no such capability. Nothing here writes.
-
-What analysis found: capability texts, labels per run, and the contrast's findings of a cycle.
-
-Invariants: within a cycle a capability's name means one set of texts; labels and findings name a stored capability;
-all of it is evidence and never changes. Save in this order: capabilities, labels, findings.
-Fails: ``StoreConflict`` when other texts, verdicts or figures are stored under the same key; ``NotFound``.
+Invariants: capabilities, labels and findings are evidence and never change; save them in this order, because labels
+and findings refer to capabilities. Across cycles a capability is identified by its name, and the newest cycle's texts
+count.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -39,20 +32,20 @@ Value = TypeVar("Value")
 
 
 def save_capabilities(session: Session, cycle_id: str, capabilities: Iterable[Capability]) -> None:
-    """Store the capabilities that a cycle discovered."""
-    offered = list(capabilities)
-    _refuse_changes({c.name: c for c in list_capabilities(session, cycle_id)}, {c.name: c for c in offered}, cycle_id)
-    insert_new(session, CapabilityRow, [{"cycle_id": cycle_id, **asdict(capability)} for capability in offered])
+    """Store the capabilities of a cycle; raises ``StoreConflict`` if a name has other texts."""
+    new = list(capabilities)
+    _refuse_changes({c.name: c for c in list_capabilities(session, cycle_id)}, {c.name: c for c in new}, cycle_id)
+    insert_new(session, CapabilityRow, [{"cycle_id": cycle_id, **asdict(capability)} for capability in new])
 
 
 def list_capabilities(session: Session, cycle_id: str) -> list[Capability]:
-    """The cycle's capabilities by name."""
+    """Return the capabilities of a cycle, by name."""
     query = select(CapabilityRow).where(CapabilityRow.cycle_id == cycle_id).order_by(col(CapabilityRow.name))
     return [_capability(row) for row in session.exec(query)]
 
 
 def get_capability(session: Session, cycle_id: str, name: str) -> Capability:
-    """One capability of a cycle; raises ``NotFound``."""
+    """Return one capability of a cycle; raises ``NotFound``."""
     row = session.get(CapabilityRow, (cycle_id, name))
     if row is None:
         raise NotFound(f"capability of cycle {cycle_id!r}", name)
@@ -60,18 +53,19 @@ def get_capability(session: Session, cycle_id: str, name: str) -> Capability:
 
 
 def save_labels(session: Session, cycle_id: str, labels: Iterable[Label]) -> None:
-    """Store labels of any runs of a cycle."""
-    offered = list(labels)
-    for run in sorted({label.run for label in offered}):
-        stored = {_cell(label): label for label in list_labels(session, cycle_id, run=run)}
-        _refuse_changes(stored, {_cell(label): label for label in offered if label.run == run}, cycle_id)
-    insert_new(session, LabelRow, [_label_values(cycle_id, label) for label in offered])
+    """Store labels of a cycle, of any labelling runs; raises ``StoreConflict`` for another verdict."""
+    new_labels = list(labels)
+    for run in sorted({label.run for label in new_labels}):
+        existing = {_cell(label): label for label in list_labels(session, cycle_id, run=run)}
+        _refuse_changes(existing, {_cell(label): label for label in new_labels if label.run == run}, cycle_id)
+    insert_new(session, LabelRow, [_label_values(cycle_id, label) for label in new_labels])
 
 
 def list_labels(
     session: Session, cycle_id: str, *, run: int | None = None, capability: str | None = None
 ) -> list[Label]:
-    """The cycle's labels by run, capability and trajectory id."""
+    """Return the labels of a cycle, by run, capability and trajectory id."""
+    # Columns instead of rows: a cycle has tens of thousands of labels, and building row objects dominates the time.
     key = (col(LabelRow.run), col(LabelRow.capability), col(LabelRow.trajectory_id))
     query = select(*key, col(LabelRow.verdict)).add_columns(col(LabelRow.message_index))
     query = query.where(col(LabelRow.cycle_id) == cycle_id).order_by(*key)
@@ -86,40 +80,40 @@ def list_labels(
 
 
 def labelled_trajectories(session: Session, cycle_id: str) -> list[str]:
-    """Ids of the trajectories that a cycle has labelled."""
+    """Return the ids of the trajectories that a cycle has labelled."""
     return list(session.exec(select(LabelRow.trajectory_id).where(LabelRow.cycle_id == cycle_id).distinct()))
 
 
 def count_labelled(session: Session, cycle_id: str) -> tuple[int, int]:
-    """How many of them no cycle has recorded, production's, and how many a cycle has."""
-    chosen = select(LabelRow.trajectory_id).where(LabelRow.cycle_id == cycle_id).distinct().scalar_subquery()
-    recorded = col(TrajectoryRow.cycle_id)
-    query = select(func.count(), func.count(recorded)).where(col(TrajectoryRow.id).in_(chosen))
-    every, of_cycles = session.exec(query).one()
-    return every - of_cycles, of_cycles
+    """Return how many labelled trajectories of a cycle come from production and how many from cycles."""
+    labelled_ids = select(LabelRow.trajectory_id).where(LabelRow.cycle_id == cycle_id).distinct().scalar_subquery()
+    recording_cycle = col(TrajectoryRow.cycle_id)
+    query = select(func.count(), func.count(recording_cycle)).where(col(TrajectoryRow.id).in_(labelled_ids))
+    total, from_cycles = session.exec(query).one()
+    return total - from_cycles, from_cycles
 
 
 def save_findings(session: Session, findings: Sequence[Finding]) -> None:
-    """Store the contrast's findings."""
+    """Store findings; raises ``StoreConflict`` for other figures."""
     for cycle_id in sorted({finding.cycle_id for finding in findings}):
-        stored = {finding.capability: finding for finding in list_findings(session, cycle_id)}
-        _refuse_changes(stored, {f.capability: f for f in findings if f.cycle_id == cycle_id}, cycle_id)
+        existing = {finding.capability: finding for finding in list_findings(session, cycle_id)}
+        _refuse_changes(existing, {f.capability: f for f in findings if f.cycle_id == cycle_id}, cycle_id)
     insert_new(session, FindingRow, [asdict(finding) for finding in findings])
 
 
 def list_findings(session: Session, cycle_id: str, *, retained: bool | None = None) -> list[Finding]:
-    """The cycle's findings by capability, all or only those (not) retained."""
+    """Return the findings of a cycle by capability: all, or only those (not) retained."""
     query = select(FindingRow).where(FindingRow.cycle_id == cycle_id).order_by(col(FindingRow.capability))
     if retained is not None:
         query = query.where(FindingRow.retained == retained)
     return [Finding(**row.model_dump()) for row in session.exec(query)]
 
 
-def _refuse_changes(stored: Mapping[Key, Value], offered: Mapping[Key, Value], cycle_id: str) -> None:
-    for key, value in offered.items():
-        if key in stored and stored[key] != value:
+def _refuse_changes(existing: Mapping[Key, Value], new: Mapping[Key, Value], cycle_id: str) -> None:
+    for key, value in new.items():
+        if key in existing and existing[key] != value:
             raise StoreConflict(
-                f"cycle {cycle_id!r} has {stored[key]} stored, refusing {value}; analyse again in a new cycle"
+                f"cycle {cycle_id!r} has {existing[key]} stored, refusing {value}; analyse again in a new cycle"
             )
 
 
@@ -139,8 +133,8 @@ IDS_PER_QUERY = 500
 
 
 @dataclass(frozen=True)
-class Named:
-    """A capability as one cycle named it at ``at``; ``finding`` is None before the contrast."""
+class CapabilityEntry:
+    """A capability as defined by the cycle created at ``at``; ``finding`` is None before the contrast."""
 
     cycle_id: str
     at: datetime
@@ -149,17 +143,17 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Made:
-    """What a cycle has made for a capability; None where it is not that far."""
+class CapabilityOutputs:
+    """What a cycle has produced for a capability so far."""
 
     environment: str | None = None
-    admitted: bool | None = None
+    is_admitted: bool | None = None
     training: RunState | None = None
 
 
 @dataclass(frozen=True)
 class LabelTable:
-    """Labels of a capability in a cycle, of the first trajectories by id; ``trajectories`` counts all labelled ones."""
+    """The labels of a capability in a cycle for the first trajectories by id; ``trajectories`` counts all labelled."""
 
     runs: list[int]
     labels: list[Label]
@@ -167,8 +161,8 @@ class LabelTable:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a table says of a trajectory beside its labels."""
+class TrajectoryHeader:
+    """A trajectory without its messages."""
 
     id: str
     source: str
@@ -177,67 +171,86 @@ class Told:
     outcome: Outcome
 
 
-def newest_named(session: Session, *, limit: int, target: str | None = None, beside: str | None = None) -> list[Named]:
-    """Every capability as the newest cycle named it: those of the newest cycles first, then by name.
+def newest_capabilities(
+    session: Session, *, limit: int, target: str | None = None, before_cycle: str | None = None
+) -> list[CapabilityEntry]:
+    """Return every capability as its newest cycle defined it, those of the newest cycles first.
 
-    Of a target's cycles, where one is given, and of those that began before the one ``beside`` which they are wanted.
+    Args:
+        limit: maximum number of capabilities.
+        target: only cycles of this target.
+        before_cycle: only cycles created before this one.
     """
     order = (col(CycleRow.created_at).desc(), col(CycleRow.id).desc())
-    place = func.row_number().over(partition_by=col(CapabilityRow.name), order_by=order).label("place")
-    ranked = select(col(CapabilityRow.cycle_id), col(CapabilityRow.name), place)
+    rank = func.row_number().over(partition_by=col(CapabilityRow.name), order_by=order).label("place")
+    ranked = select(col(CapabilityRow.cycle_id), col(CapabilityRow.name), rank)
     ranked = ranked.join(CycleRow, col(CycleRow.id) == col(CapabilityRow.cycle_id))
     if target is not None:
         ranked = ranked.where(col(CycleRow.target) == target)
-    if beside is not None:
-        began = select(col(CycleRow.created_at)).where(col(CycleRow.id) == beside).scalar_subquery()
-        ranked = ranked.where(col(CapabilityRow.cycle_id) != beside, col(CycleRow.created_at) <= began)
-    newest = ranked.subquery()
-    key = (CapabilityRow.cycle_id == newest.c.cycle_id) & (CapabilityRow.name == newest.c.name)
-    query = _named().join(newest, key).where(newest.c.place == 1)
-    return [_as_named(row) for row in session.execute(query.order_by(*order, col(CapabilityRow.name)).limit(limit))]
+    if before_cycle is not None:
+        start_time = select(col(CycleRow.created_at)).where(col(CycleRow.id) == before_cycle).scalar_subquery()
+        ranked = ranked.where(col(CapabilityRow.cycle_id) != before_cycle, col(CycleRow.created_at) <= start_time)
+    newest_rows = ranked.subquery()
+    key = (CapabilityRow.cycle_id == newest_rows.c.cycle_id) & (CapabilityRow.name == newest_rows.c.name)
+    query = _capability_query().join(newest_rows, key).where(newest_rows.c.place == 1)
+    return [
+        _capability_in_cycle(row)
+        for row in session.execute(query.order_by(*order, col(CapabilityRow.name)).limit(limit))
+    ]
 
 
-def history(session: Session, name: str, *, limit: int) -> list[Named]:
-    """What cycles have found of a capability, newest first. Raises ``NotFound``."""
+def list_capability_entries(session: Session, name: str, *, limit: int) -> list[CapabilityEntry]:
+    """Return a capability as each cycle defined it, newest first; raises ``NotFound``."""
     order = (col(CycleRow.created_at).desc(), col(CycleRow.id).desc())
-    query = _named().where(col(CapabilityRow.name) == name).order_by(*order).limit(limit)
-    found = [_as_named(row) for row in session.execute(query)]
-    if not found:
+    query = _capability_query().where(col(CapabilityRow.name) == name).order_by(*order).limit(limit)
+    entries = [_capability_in_cycle(row) for row in session.execute(query)]
+    if not entries:
         raise NotFound("capability", name)
-    return found
+    return entries
 
 
-def named_in(session: Session, name: str, cycle_id: str) -> Named:
-    """A capability as one cycle named it. Raises ``NotFound``."""
-    row = session.execute(_named().where(col(CapabilityRow.name) == name, col(CycleRow.id) == cycle_id)).first()
+def get_capability_entry(session: Session, name: str, cycle_id: str) -> CapabilityEntry:
+    """Return a capability as one cycle defined it; raises ``NotFound``."""
+    row = session.execute(
+        _capability_query().where(col(CapabilityRow.name) == name, col(CycleRow.id) == cycle_id)
+    ).first()
     if row is None:
         raise NotFound(f"capability of cycle {cycle_id!r}", name)
-    return _as_named(row)
+    return _capability_in_cycle(row)
 
 
-def made_for(session: Session, cycles: Sequence[str]) -> dict[tuple[str, str], Made]:
-    """By cycle and capability what these cycles have made: the newest environment, its admission, the newest run."""
+def outputs_of_cycles(session: Session, cycles: Sequence[str]) -> dict[tuple[str, str], CapabilityOutputs]:
+    """Return the newest environment, its admission and the newest training run, by (cycle, capability)."""
+    # Rows come in order of time, so the last assignment of each key is the newest.
     origin, admission, run = EnvironmentOriginRow, AdmissionRow, TrainingRunRow
     environments: dict[tuple[str, str], str] = {}
-    for made in session.exec(select(origin).where(col(origin.cycle_id).in_(cycles)).order_by(col(origin.at))):
-        environments[made.cycle_id, made.capability] = made.environment_hash
+    for origin_row in session.exec(select(origin).where(col(origin.cycle_id).in_(cycles)).order_by(col(origin.at))):
+        environments[origin_row.cycle_id, origin_row.capability] = origin_row.environment_hash
     answers: dict[tuple[str, str], bool] = {}
-    for told in session.exec(select(admission).where(col(admission.cycle_id).in_(cycles)).order_by(col(admission.seq))):
-        answers[told.cycle_id, told.environment_hash] = told.admitted
+    for admission_row in session.exec(
+        select(admission).where(col(admission.cycle_id).in_(cycles)).order_by(col(admission.seq))
+    ):
+        answers[admission_row.cycle_id, admission_row.environment_hash] = admission_row.admitted
     states: dict[tuple[str, str], RunState] = {}
-    begun = select(col(run.cycle_id), col(run.capability), col(run.state)).where(col(run.cycle_id).in_(cycles))
-    for cycle_id, capability, state in session.execute(begun.order_by(col(run.started_at), col(run.id))):
+    runs = select(col(run.cycle_id), col(run.capability), col(run.state)).where(col(run.cycle_id).in_(cycles))
+    for cycle_id, capability, state in session.execute(runs.order_by(col(run.started_at), col(run.id))):
         states[cycle_id, capability] = RunState(state)
-    found: dict[tuple[str, str], Made] = {}
+    outputs: dict[tuple[str, str], CapabilityOutputs] = {}
     for cycle_id, capability in environments.keys() | states.keys():
-        hashed = environments.get((cycle_id, capability))
-        answer = None if hashed is None else answers.get((cycle_id, hashed))
-        found[cycle_id, capability] = Made(hashed, answer, states.get((cycle_id, capability)))
-    return found
+        environment_hash = environments.get((cycle_id, capability))
+        admitted_flag = None if environment_hash is None else answers.get((cycle_id, environment_hash))
+        outputs[cycle_id, capability] = CapabilityOutputs(
+            environment_hash, admitted_flag, states.get((cycle_id, capability))
+        )
+    return outputs
 
 
 def label_table(session: Session, cycle_id: str, capability: str, *, limit: int) -> LabelTable:
-    """The labels of at most ``limit`` trajectories; reads ranges of the key and never the whole cycle's labels."""
+    """Return the labels of the first ``limit`` trajectories by id.
+
+    A trajectory that the first labelling run left out is not in the table.
+    """
+    # The queries read ranges of the primary key (cycle, run, capability, trajectory), never all labels of the cycle.
     of_cycle = col(LabelRow.cycle_id) == cycle_id
     first = session.exec(select(func.min(LabelRow.run)).where(of_cycle)).one()
     last = session.exec(select(func.max(LabelRow.run)).where(of_cycle)).one()
@@ -252,27 +265,30 @@ def label_table(session: Session, cycle_id: str, capability: str, *, limit: int)
     for run in range(first, last + 1):
         query = select(key, col(LabelRow.verdict), col(LabelRow.message_index)).order_by(key)
         query = query.where(of_cycle, col(LabelRow.run) == run, of_capability, key <= ids[-1])
-        labels += [Label(one, capability, run, Verdict(said), cited) for one, said, cited in session.execute(query)]
+        labels += [
+            Label(trajectory_id, capability, run, Verdict(verdict), message_index)
+            for trajectory_id, verdict, message_index in session.execute(query)
+        ]
     count = session.exec(select(func.count()).select_from(LabelRow).where(*in_first)).one()
     return LabelTable(sorted({label.run for label in labels}), labels, count)
 
 
-def told_of(session: Session, ids: Sequence[str]) -> dict[str, Told]:
-    """What is known of these trajectories, without their messages."""
+def trajectory_headers(session: Session, ids: Sequence[str]) -> dict[str, TrajectoryHeader]:
+    """Return the headers of trajectories by id, without reading their messages."""
     row = TrajectoryRow
     columns = (col(row.id), col(row.source), col(row.task_id), col(row.trial))
-    found: dict[str, Told] = {}
+    headers: dict[str, TrajectoryHeader] = {}
     for start in range(0, len(ids), IDS_PER_QUERY):
-        chosen = (
+        query = (
             select(*columns).add_columns(col(row.outcome)).where(col(row.id).in_(ids[start : start + IDS_PER_QUERY]))
         )
-        for key, source, task_id, trial, outcome in session.execute(chosen):
-            found[key] = Told(key, source, task_id, trial, Outcome(outcome))
-    return found
+        for key, source, task_id, trial, outcome in session.execute(query):
+            headers[key] = TrajectoryHeader(key, source, task_id, trial, Outcome(outcome))
+    return headers
 
 
-def _named() -> Any:
-    """Texts, time of the cycle, finding or None."""
+def _capability_query() -> Any:
+    """Select (capability row, creation time of its cycle, finding row or None)."""
     finding = (col(FindingRow.cycle_id) == col(CapabilityRow.cycle_id)) & (
         col(FindingRow.capability) == col(CapabilityRow.name)
     )
@@ -281,7 +297,7 @@ def _named() -> Any:
     return joined.join(FindingRow, finding, isouter=True)
 
 
-def _as_named(row: Any) -> Named:
+def _capability_in_cycle(row: Any) -> CapabilityEntry:
     texts, at, finding = row
-    found = Finding(**finding.model_dump()) if finding is not None else None
-    return Named(texts.cycle_id, at, Capability(**texts.model_dump(exclude={"cycle_id"})), found)
+    record = Finding(**finding.model_dump()) if finding is not None else None
+    return CapabilityEntry(texts.cycle_id, at, Capability(**texts.model_dump(exclude={"cycle_id"})), record)

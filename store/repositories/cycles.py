@@ -1,12 +1,7 @@
-"""Cycles and what happened to their stages, with times.
+"""Cycles, the events of their stages, and the state of each target (paused, requested, last start).
 
-Invariants: what a cycle ran on never changes once saved; its state and final figures do, and the settings of what is
-still to come. Stage events are only added.
-Fails: ``NotFound``, and ``StoreConflict`` when a cycle's id is used for another cycle.
-
-Whether a target's cycles may begin, and what began the last one.
-
-Invariants: a target without a row is one that was never paused and never started.
+Invariants: target, model and seed of a cycle never change; stage events are only added; a target without a row was
+never paused and never started.
 """
 
 from collections.abc import Collection
@@ -19,17 +14,17 @@ from sqlmodel import Session, col, func, select
 
 from store.content import digest, insert_new
 from store.errors import NotFound, StoreConflict
-from store.records import Cycle, CycleState, StageEvent, StageState, TargetStanding
+from store.records import Cycle, CycleState, StageEvent, StageState, TargetState
 from store.service_tables import TargetRow
 from store.tables import CycleRow, StageEventRow
-from store.text import in_unicode
+from store.text import replace_surrogates
 
-ENDED = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
-UNFINISHED = (CycleState.RUNNING, CycleState.INTERRUPTED, CycleState.WAITING)
+ENDED_STATES = (CycleState.FINISHED, CycleState.FAILED, CycleState.CANCELLED)
+UNFINISHED_STATES = (CycleState.RUNNING, CycleState.INTERRUPTED, CycleState.WAITING)
 
 
 def save_cycle(session: Session, cycle: Cycle) -> None:
-    """Store a new cycle; one that is there already is left as it stands."""
+    """Store a new cycle; an existing row keeps its state. Raises ``StoreConflict`` for another cycle's id."""
     row = session.get(CycleRow, cycle.id)
     if row is None:
         session.add(CycleRow(**{**asdict(cycle), "state": cycle.state.value}))
@@ -41,14 +36,14 @@ def save_cycle(session: Session, cycle: Cycle) -> None:
 
 
 def get_cycle(session: Session, cycle_id: str) -> Cycle:
-    """The cycle of this id; raises ``NotFound``."""
+    """Return a cycle by id; raises ``NotFound``."""
     return _cycle(_row(session, cycle_id))
 
 
 def list_cycles(
     session: Session, *, target: str | None = None, limit: int | None = None, states: Collection[CycleState] = ()
 ) -> list[Cycle]:
-    """Cycles, newest first; only those in one of ``states`` where some are given."""
+    """Return cycles, newest first; non-empty ``states`` selects by state."""
     query = select(CycleRow).order_by(col(CycleRow.created_at).desc(), col(CycleRow.id).desc()).limit(limit)
     if target is not None:
         query = query.where(CycleRow.target == target)
@@ -58,7 +53,7 @@ def list_cycles(
 
 
 def count_cycles(session: Session, *, target: str) -> int:
-    """How many cycles of the target there ever were."""
+    """Return the number of cycles of a target."""
     query = select(func.count()).select_from(CycleRow).where(CycleRow.target == target)
     return int(session.exec(query).one())
 
@@ -66,10 +61,10 @@ def count_cycles(session: Session, *, target: str) -> int:
 def set_cycle_state(
     session: Session, cycle_id: str, state: CycleState, *, at: datetime, summary: dict[str, Any] | None = None
 ) -> None:
-    """Note where the cycle stands; ``at`` is kept as its end when it has ended, ``summary`` replaces its figures."""
+    """Update the state of a cycle; ``at`` becomes its end if the state is final, ``summary`` replaces its figures."""
     row = _row(session, cycle_id)
     row.state = state.value
-    row.finished_at = at if state in ENDED else None
+    row.finished_at = at if state in ENDED_STATES else None
     if summary is not None:
         row.summary = summary
     session.add(row)
@@ -77,7 +72,7 @@ def set_cycle_state(
 
 
 def set_cycle_config(session: Session, cycle_id: str, config: dict[str, Any]) -> Cycle:
-    """Note other settings for a cycle, of stages that have not come yet (who calls sees to that)."""
+    """Replace the settings of a cycle; the caller changes only those of stages that have not started."""
     row = _row(session, cycle_id)
     row.config = config
     session.add(row)
@@ -86,13 +81,13 @@ def set_cycle_config(session: Session, cycle_id: str, config: dict[str, Any]) ->
 
 
 def save_stage_event(session: Session, event: StageEvent) -> None:
-    """Add one event."""
-    values = in_unicode({**asdict(event), "state": event.state.value})
+    """Add a stage event; its id is the digest of its content, so saving it twice adds one row."""
+    values = replace_surrogates({**asdict(event), "state": event.state.value})
     insert_new(session, StageEventRow, [{"id": digest(values), **values}])
 
 
 def list_stage_events(session: Session, cycle_id: str) -> list[StageEvent]:
-    """The cycle's events in the order of writing."""
+    """Return the stage events of a cycle, in order of writing."""
     query = select(StageEventRow).where(StageEventRow.cycle_id == cycle_id).order_by(col(StageEventRow.seq))
     return [
         StageEvent(row.cycle_id, row.stage, StageState(row.state), row.at, row.capability, row.detail)
@@ -111,49 +106,49 @@ def _cycle(row: CycleRow) -> Cycle:
     return Cycle(**{**row.model_dump(), "state": CycleState(row.state)})
 
 
-def target_standing(session: Session, name: str) -> TargetStanding:
-    """Where the target stands."""
+def get_target_state(session: Session, name: str) -> TargetState:
+    """Return the state of a target."""
     row = session.get(TargetRow, name)
-    return TargetStanding(name) if row is None else TargetStanding(**row.model_dump())
+    return TargetState(name) if row is None else TargetState(**row.model_dump())
 
 
-def pause_target(session: Session, name: str, *, who: str, at: datetime) -> TargetStanding:
-    """Let no cycle begin until ``resume_target``; the first pause counts."""
+def pause_target(session: Session, name: str, *, actor: str, at: datetime) -> TargetState:
+    """Prevent new cycles of a target until ``resume_target``; pausing twice keeps the first actor and time."""
     row = _target_row(session, name)
     if row.paused_at is None:
-        row.paused_at, row.paused_by = at, who
+        row.paused_at, row.paused_by = at, actor
         session.add(row)
         session.flush()
-    return TargetStanding(**row.model_dump())
+    return TargetState(**row.model_dump())
 
 
-def resume_target(session: Session, name: str) -> TargetStanding:
-    """Let cycles begin again."""
+def resume_target(session: Session, name: str) -> TargetState:
+    """Allow new cycles of a target again."""
     row = _target_row(session, name)
     row.paused_at, row.paused_by = None, ""
     session.add(row)
     session.flush()
-    return TargetStanding(**row.model_dump())
+    return TargetState(**row.model_dump())
 
 
-def ask_for_cycle(session: Session, name: str, cause: str) -> None:
-    """Keep that a cycle of the target is to begin, and why, until one does; the first who asks counts."""
+def record_cycle_request(session: Session, name: str, cause: str) -> None:
+    """Record that a cycle of the target was requested, and why, until one starts; the first request is kept."""
     row = _target_row(session, name)
     row.asked_for = row.asked_for or cause
     session.add(row)
     session.flush()
 
 
-def note_cannot_begin(session: Session, name: str, reason: str) -> None:
-    """Keep why a cycle of the target that is due cannot begin, until one does."""
+def record_start_blocker(session: Session, name: str, reason: str) -> None:
+    """Record why a due cycle of the target cannot start; cleared by ``record_start``."""
     row = _target_row(session, name)
     row.cannot_begin = reason
     session.add(row)
     session.flush()
 
 
-def note_start(session: Session, name: str, *, cause: str, at: datetime) -> None:
-    """A cycle of the target begins now, and why: triggers count from here, and what was asked for is there."""
+def record_start(session: Session, name: str, *, cause: str, at: datetime) -> None:
+    """Record that a cycle of the target starts, and why; triggers count from here, and pending requests are cleared."""
     row = _target_row(session, name)
     row.last_started_at, row.last_cause, row.asked_for = at, cause, ""
     row.cannot_begin = ""
@@ -161,8 +156,9 @@ def note_start(session: Session, name: str, *, cause: str, at: datetime) -> None
     session.flush()
 
 
-def try_writing(session: Session) -> None:
-    """Change nothing, as a write: raises what keeps a database from being written."""
+def check_writable(session: Session) -> None:
+    """Raise the store's error if the database cannot be written."""
+    # An UPDATE without rows takes the write lock and changes nothing.
     session.execute(update(TargetRow).where(false()).values(paused_by=""))
 
 

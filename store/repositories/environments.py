@@ -1,8 +1,7 @@
-"""Synthetic environments, where they came from, and their admissions.
+"""Synthetic environments, their origins and their admissions.
 
-Invariants: an environment is its source, named by the SHA-256 of its bytes, which is checked on saving; the same source
-may come out of several cycles and has one origin for each; admissions are only added, the newest one counts.
-Fails: ``StoreConflict`` when hash and source disagree, ``NotFound``, ``BrokenReference`` for unknown capabilities.
+Invariants: an environment is identified by the SHA-256 of its source; the same source may come from several cycles and
+has one origin for each; admissions are only added, and the newest one counts.
 """
 
 import hashlib
@@ -15,73 +14,79 @@ from sqlmodel import Session, col, select
 
 from store.content import digest, insert_new
 from store.errors import NotFound, StoreConflict
-from store.records import AdmissionRecord, EnvironmentRecord, EnvironmentStanding
+from store.records import AdmissionRecord, EnvironmentRecord, EnvironmentSummary
 from store.tables import AdapterRow, AdmissionRow, CheckRow, EnvironmentOriginRow, EnvironmentRow
 from store.types import AdmissionReport, Check
 
 
 def save_environment(session: Session, environment: EnvironmentRecord) -> None:
-    """Store an environment and its origin; the first origin within a cycle and capability stays."""
+    """Store an environment and its origin; the first origin within a cycle and capability is kept.
+
+    Raises:
+        StoreConflict: the hash is not that of the source.
+    """
     expected = hashlib.sha256(environment.source_code.encode()).hexdigest()
     if environment.hash != expected:
         raise StoreConflict(f"environment {environment.hash!r} has a source of hash {expected!r}; hash it again")
     origin = asdict(environment)
-    hashed, source_code = origin.pop("hash"), origin.pop("source_code")
-    insert_new(session, EnvironmentRow, [{"hash": hashed, "source_code": source_code}])
-    insert_new(session, EnvironmentOriginRow, [{"environment_hash": hashed, **origin}])
+    environment_hash, source_code = origin.pop("hash"), origin.pop("source_code")
+    insert_new(session, EnvironmentRow, [{"hash": environment_hash, "source_code": source_code}])
+    insert_new(session, EnvironmentOriginRow, [{"environment_hash": environment_hash, **origin}])
 
 
 def get_environment(session: Session, environment_hash: str, *, cycle_id: str | None = None) -> EnvironmentRecord:
-    """The environment of this hash, with its first origin (in ``cycle_id`` where given); raises ``NotFound``."""
-    found = _list(session, environment_hash=environment_hash, cycle_id=cycle_id)
-    if not found:
+    """Return an environment by hash, with its first origin (in ``cycle_id``, if given); raises ``NotFound``."""
+    records = _environments(session, environment_hash=environment_hash, cycle_id=cycle_id)
+    if not records:
         raise NotFound("environment", environment_hash)
-    return found[0]
+    return records[0]
 
 
 def list_environments(session: Session, cycle_id: str) -> list[EnvironmentRecord]:
-    """The environments that a cycle made, oldest first."""
-    return _list(session, cycle_id=cycle_id)
+    """Return the environments of a cycle, oldest first."""
+    return _environments(session, cycle_id=cycle_id)
 
 
 def list_origins(session: Session, environment_hash: str) -> list[EnvironmentRecord]:
-    """The environment once for each cycle and capability that made it, oldest first."""
-    return _list(session, environment_hash=environment_hash)
+    """Return the environment once for each cycle and capability that produced it, oldest first."""
+    return _environments(session, environment_hash=environment_hash)
 
 
 def find_hashes(session: Session, beginning: str, *, limit: int) -> list[str]:
-    """The hashes of stored environments that begin so, in order, at most ``limit``."""
+    """Return at most ``limit`` hashes of environments that start with ``beginning``, in order."""
     hashed = col(EnvironmentRow.hash)
     query = select(hashed).where(hashed.startswith(beginning, autoescape=True)).order_by(hashed).limit(limit)
     return list(session.exec(query))
 
 
-def newest_environments(session: Session, *, limit: int, after: str | None = None) -> list[EnvironmentStanding]:
-    """Environments of all cycles, newest first, those behind ``after`` (a hash); raises ``NotFound`` for it.
+def newest_environments(session: Session, *, limit: int, after_hash: str | None = None) -> list[EnvironmentSummary]:
+    """Return a page of environments without their sources, newest origin first.
 
-    Reads no source. An environment is as new as its newest origin.
+    Args:
+        limit: maximum number of environments.
+        after_hash: the last hash of the previous page; raises ``NotFound`` if it is unknown.
     """
     hashed, at = col(EnvironmentOriginRow.environment_hash), func.max(EnvironmentOriginRow.at)
-    newest = select(hashed, at).group_by(hashed).order_by(at.desc(), hashed.desc()).limit(limit)
-    if after is not None:
-        made = session.exec(select(at).where(hashed == after)).one()
-        if made is None:
-            raise NotFound("environment", after)
-        newest = newest.having((at < made) | ((at == made) & (hashed < after)))
-    return _standing(session, [name for name, _ in session.exec(newest)])
+    query = select(hashed, at).group_by(hashed).order_by(at.desc(), hashed.desc()).limit(limit)
+    if after_hash is not None:
+        position = session.exec(select(at).where(hashed == after_hash)).one()
+        if position is None:
+            raise NotFound("environment", after_hash)
+        query = query.having((at < position) | ((at == position) & (hashed < after_hash)))
+    return _summaries(session, [name for name, _ in session.exec(query)])
 
 
-def list_trained_on(session: Session, hashes: Sequence[str]) -> dict[str, list[str]]:
-    """The adapter versions that were trained on each of these, oldest first."""
+def list_adapters_trained_on(session: Session, hashes: Sequence[str]) -> dict[str, list[str]]:
+    """Return the adapter versions trained on each environment, oldest first."""
     query = select(AdapterRow.environment_hash, AdapterRow.name).where(col(AdapterRow.environment_hash).in_(hashes))
-    found: dict[str, list[str]] = {name: [] for name in hashes}
+    adapters: dict[str, list[str]] = {name: [] for name in hashes}
     for environment, adapter in session.exec(query.order_by(col(AdapterRow.created_at), col(AdapterRow.name))):
-        found[environment].append(adapter)
-    return found
+        adapters[environment].append(adapter)
+    return adapters
 
 
 def save_admission(session: Session, report: AdmissionReport, *, cycle_id: str, at: datetime) -> str:
-    """Store an admission and its checks; returns its id."""
+    """Store an admission and its checks, and return its id."""
     key = digest([asdict(report), cycle_id, at])
     row = {"environment_hash": report.environment_hash, "cycle_id": cycle_id, "admitted": report.admitted, "at": at}
     insert_new(session, AdmissionRow, [{"id": key, **row}])
@@ -91,43 +96,46 @@ def save_admission(session: Session, report: AdmissionReport, *, cycle_id: str, 
 
 
 def list_admissions(session: Session, environment_hash: str, *, cycle_id: str | None = None) -> list[AdmissionRecord]:
-    """The admissions of one environment (within ``cycle_id`` where given), oldest first."""
+    """Return the admissions of an environment (in ``cycle_id``, if given), oldest first."""
     query = select(AdmissionRow).where(AdmissionRow.environment_hash == environment_hash)
     if cycle_id is not None:
         query = query.where(AdmissionRow.cycle_id == cycle_id)
     return [_admission(session, row) for row in session.exec(query.order_by(col(AdmissionRow.seq)))]
 
 
-def _standing(session: Session, hashes: list[str]) -> list[EnvironmentStanding]:
-    """These, in this order."""
+def _summaries(session: Session, hashes: list[str]) -> list[EnvironmentSummary]:
+    """Return the summaries of environments in the order of ``hashes``."""
+    # Rows come in order of time, so each dict keeps the newest row of its key.
     origin, admission = EnvironmentOriginRow, AdmissionRow
     by_age = select(origin).where(col(origin.environment_hash).in_(hashes)).order_by(col(origin.at))
-    made = {row.environment_hash: row for row in session.exec(by_age)}
+    newest_origins = {row.environment_hash: row for row in session.exec(by_age)}
     by_writing = select(admission).where(col(admission.environment_hash).in_(hashes)).order_by(col(admission.seq))
-    judged = {row.environment_hash: row for row in session.exec(by_writing)}
-    of = {row.id: row.environment_hash for row in judged.values()}
+    newest_admissions = {row.environment_hash: row for row in session.exec(by_writing)}
+    environment_of = {row.id: row.environment_hash for row in newest_admissions.values()}
     check = CheckRow
-    failing = select(check.admission_id, check.name).where(col(check.admission_id).in_(list(of)), ~col(check.passed))
+    failing = select(check.admission_id, check.name).where(
+        col(check.admission_id).in_(list(environment_of)), ~col(check.passed)
+    )
     failed: dict[str, list[str]] = {name: [] for name in hashes}
-    for admitted, name in session.exec(failing.order_by(col(check.position))):
-        failed[of[admitted]].append(name)
-    trained = list_trained_on(session, hashes)
+    for admission_id, name in session.exec(failing.order_by(col(check.position))):
+        failed[environment_of[admission_id]].append(name)
+    adapters = list_adapters_trained_on(session, hashes)
     return [
-        EnvironmentStanding(
+        EnvironmentSummary(
             name,
-            made[name].capability,
-            made[name].cycle_id,
-            made[name].synthesizer,
-            made[name].at,
-            judged[name].admitted if name in judged else None,
+            newest_origins[name].capability,
+            newest_origins[name].cycle_id,
+            newest_origins[name].synthesizer,
+            newest_origins[name].at,
+            newest_admissions[name].admitted if name in newest_admissions else None,
             failed[name],
-            trained[name],
+            adapters[name],
         )
         for name in hashes
     ]
 
 
-def _list(
+def _environments(
     session: Session, *, environment_hash: str | None = None, cycle_id: str | None = None
 ) -> list[EnvironmentRecord]:
     origin = EnvironmentOriginRow
@@ -138,8 +146,10 @@ def _list(
     if cycle_id is not None:
         query = query.where(origin.cycle_id == cycle_id)
     return [
-        EnvironmentRecord(row.hash, row.source_code, **made.model_dump(exclude={"environment_hash"}))
-        for made, row in session.exec(query)
+        EnvironmentRecord(
+            environment_row.hash, environment_row.source_code, **origin_row.model_dump(exclude={"environment_hash"})
+        )
+        for origin_row, environment_row in session.exec(query)
     ]
 
 

@@ -1,22 +1,9 @@
-"""The service's event stream.
+"""The event stream of the service, the audit log of decisions, and the delivery state of notices.
 
-Invariants: events are only added, but for those that only say that something goes on (``take_back``). ``seq`` grows in
-the order in which they become visible: writers of one database wait for each other (SQLite's write lock; on PostgreSQL
-an advisory lock until commit), so that a listener that has read up to ``seq`` n never misses a smaller one that is
-committed later.
-Not covered: deleting old ones (``traced.maintenance``); a listener that resumes before the oldest kept one is told by
-``span``.
-
-Who decided what, when and why.
-
-Invariants: entries are only added, in the transaction of the decision itself: one is not stored without the other.
-
-Notices: what hooks are to be told, and how far each delivery has come.
-
-Invariants: a key is told to a hook once: adding it again changes nothing, over restarts too. A try is counted and its
-successor dated before it is made (``begin_try``), so that a delivery which takes the process down does not come back at
-once. ``next_at`` is None when a notice is delivered or given up. Nothing is delivered here.
-Fails: ``NotFound``. Not covered: two processes that deliver from one store (the data directory's lock excludes them).
+Invariants: ``seq`` of events grows in commit order, so a listener that has read up to n never misses a smaller one; an
+audit entry is written in the transaction of its decision; a notice is stored once per key and hook, and its ``next_at``
+is None once it is delivered or given up. Not covered: two processes that deliver notices from the same store (the lock
+of the data directory prevents that).
 """
 
 from collections.abc import Collection, Sequence
@@ -32,16 +19,19 @@ from store.content import insert_new
 from store.errors import NotFound
 from store.records import AuditEntry, Event
 from store.service_tables import AuditRow, EventRow, NoticeRow
-from store.text import cases, in_unicode, stored
+from store.text import case_variants, json_escaped, replace_surrogates
 
-ORDER_LOCK = 7_236_204  # any constant: PostgreSQL's advisory lock that orders the stream
+# Id of PostgreSQL's advisory lock that orders the event stream; any constant that no other lock uses.
+ORDER_LOCK = 7_236_204
 
 
 def save_event(session: Session, event: Event) -> int:
-    """Add an event; returns its ``seq``. On PostgreSQL other writers of events wait until the transaction ends."""
+    """Add an event and return its ``seq``."""
+    # Without the lock a transaction could commit a smaller seq after a listener has read a larger one. It is held until
+    # commit; SQLite has one writer anyway.
     if session.get_bind().dialect.name == "postgresql":
         session.execute(sql(f"SELECT pg_advisory_xact_lock({ORDER_LOCK})"))
-    values = in_unicode(asdict(event))
+    values = replace_surrogates(asdict(event))
     del values["seq"]
     row = EventRow(**values)
     session.add(row)
@@ -50,78 +40,90 @@ def save_event(session: Session, event: Event) -> int:
     return row.seq
 
 
-def take_back(session: Session, seqs: Sequence[int]) -> None:
-    """Delete events whose news is old, by who added them; later events keep their ids."""
+def delete_events(session: Session, seqs: Sequence[int]) -> None:
+    """Delete progress events that are out of date; later events keep their ids."""
     session.execute(delete(EventRow).where(col(EventRow.seq).in_(seqs)))
 
 
-def list_events(session: Session, *, after: int = 0, limit: int = 500, cycle_id: str | None = None) -> list[Event]:
-    """Events with a ``seq`` above ``after``, in order, at most ``limit``."""
-    query = select(EventRow).where(col(EventRow.seq) > after).order_by(col(EventRow.seq)).limit(limit)
+def list_events(session: Session, *, after_seq: int = 0, limit: int = 500, cycle_id: str | None = None) -> list[Event]:
+    """Return at most ``limit`` events with a ``seq`` above ``after_seq``, in order."""
+    query = select(EventRow).where(col(EventRow.seq) > after_seq).order_by(col(EventRow.seq)).limit(limit)
     if cycle_id is not None:
         query = query.where(EventRow.cycle_id == cycle_id)
     return [Event(**row.model_dump()) for row in session.exec(query)]
 
 
 def newest_events(
-    session: Session, *, limit: int, before: int | None = None, kind: str = "", text: str = ""
+    session: Session, *, limit: int, before_seq: int | None = None, kind: str = "", text: str = ""
 ) -> list[Event]:
-    """The newest events, newest first: below ``before``, of kinds that begin with ``kind``, that hold ``text``."""
+    """Return the newest events, newest first.
+
+    Args:
+        limit: maximum number of events.
+        before_seq: only events with a smaller ``seq``.
+        kind: prefix of the kind.
+        text: text that the kind, subject or detail contains, in any case.
+    """
     query = select(EventRow).order_by(col(EventRow.seq).desc()).limit(limit)
-    if before is not None:
-        query = query.where(col(EventRow.seq) < before)
+    if before_seq is not None:
+        query = query.where(col(EventRow.seq) < before_seq)
     if kind:
         query = query.where(col(EventRow.kind).startswith(kind, autoescape=True))
     if text:
-        held = [
+        conditions = [
             col(EventRow.kind).icontains(text, autoescape=True),
             col(EventRow.subject).icontains(text, autoescape=True),
         ]
         detail = cast(EventRow.detail, Text)
-        held += [detail.icontains(stored(form), autoescape=True) for form in cases(text)]
-        query = query.where(or_(*held))
+        conditions += [detail.icontains(json_escaped(form), autoescape=True) for form in case_variants(text)]
+        query = query.where(or_(*conditions))
     return [Event(**row.model_dump()) for row in session.exec(query)]
 
 
 def last_event(session: Session, kind: str) -> Event | None:
-    """The newest event of a kind that is kept."""
+    """Return the newest stored event of a kind."""
     query = select(EventRow).where(EventRow.kind == kind).order_by(col(EventRow.seq).desc()).limit(1)
     row = session.exec(query).first()
     return None if row is None else Event(**row.model_dump())
 
 
-def span(session: Session) -> tuple[int, int]:
-    """The ``seq`` of the oldest and of the newest event that is kept; (0, 0) when there is none."""
+def event_range(session: Session) -> tuple[int, int]:
+    """Return the ``seq`` of the oldest and the newest stored event; (0, 0) if there is none.
+
+    A listener that resumes before the oldest one has missed deleted events.
+    """
     low, high = session.exec(select(func.min(EventRow.seq), func.max(EventRow.seq))).one()
     return low or 0, high or 0
 
 
 def save_audit(session: Session, entry: AuditEntry) -> None:
-    """Add an entry."""
-    values = in_unicode(asdict(entry))
+    """Add an entry to the audit log."""
+    values = replace_surrogates(asdict(entry))
     del values["seq"]
     session.add(AuditRow(**values))
     session.flush()
 
 
 def list_audit(session: Session, *, limit: int = 100, subject: str | None = None) -> list[AuditEntry]:
-    """The newest ``limit`` entries (about ``subject``), newest first."""
+    """Return the newest ``limit`` audit entries (of ``subject``, if given), newest first."""
     query = select(AuditRow).order_by(col(AuditRow.seq).desc()).limit(limit)
     if subject is not None:
         query = query.where(AuditRow.subject == subject)
     return [AuditEntry(**row.model_dump()) for row in session.exec(query)]
 
 
-def newest_of(session: Session, actions: Collection[str]) -> dict[str, AuditEntry]:
-    """The newest entry about each subject that one of these actions was taken on."""
-    of_each = select(func.max(AuditRow.seq)).where(col(AuditRow.action).in_(actions)).group_by(col(AuditRow.subject))
-    rows = session.exec(select(AuditRow).where(col(AuditRow.seq).in_(of_each)))
+def newest_audit_entries(session: Session, actions: Collection[str]) -> dict[str, AuditEntry]:
+    """Return the newest audit entry of these actions for each subject."""
+    newest_seqs = (
+        select(func.max(AuditRow.seq)).where(col(AuditRow.action).in_(actions)).group_by(col(AuditRow.subject))
+    )
+    rows = session.exec(select(AuditRow).where(col(AuditRow.seq).in_(newest_seqs)))
     return {row.subject: AuditEntry(**row.model_dump()) for row in rows}
 
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing to tell one hook; ``tries`` counts those begun."""
+    """A notification for one hook; ``tries`` counts the deliveries started."""
 
     seq: int
     key: str
@@ -135,7 +137,7 @@ class Notice:
 
 
 def add_notice(session: Session, key: str, hooks: Sequence[str], body: dict[str, Any], *, at: datetime) -> None:
-    """Note that each of ``hooks`` is to be told ``body``, unless it was told of ``key`` already."""
+    """Add a notice for each hook that has none with this ``key`` yet."""
     fixed = {"key": key, "body": body, "created_at": at, "tries": 0, "next_at": at, "last_error": ""}
     insert_new(session, NoticeRow, [{**fixed, "hook": hook} for hook in hooks])
 
@@ -143,25 +145,24 @@ def add_notice(session: Session, key: str, hooks: Sequence[str], body: dict[str,
 def due_notices(
     session: Session, hooks: Sequence[str], *, at: datetime, longest_wait: timedelta, limit: int = 100
 ) -> list[Notice]:
-    """Notices for ``hooks`` whose next try is due, oldest first.
-
-    One that is dated further ahead than ``longest_wait`` is due too: the clock has been set back since.
-    """
+    """Return the notices for ``hooks`` whose next delivery is due, oldest first."""
+    # A date further ahead than the longest back-off means that the clock was set back: such a notice is due too.
     next_at = col(NoticeRow.next_at)
     query = select(NoticeRow).where(col(NoticeRow.hook).in_(hooks), or_(next_at <= at, next_at > at + longest_wait))
     return [_notice(row) for row in session.exec(query.order_by(col(NoticeRow.seq)).limit(limit))]
 
 
-def begin_try(session: Session, seq: int, *, next_at: datetime | None) -> None:
-    """Count a try that is about to be made; ``next_at`` is when another follows should this one fail, None: never."""
+def begin_delivery(session: Session, seq: int, *, next_at: datetime | None) -> None:
+    """Count a delivery that is about to start; ``next_at`` is when it is repeated if it fails (None: never)."""
+    # Written before the delivery: one that crashes the process must not be repeated at once after the restart.
     row = _row(session, seq)
     row.tries += 1
     row.next_at = next_at
     session.add(row)
 
 
-def end_try(session: Session, seq: int, *, delivered_at: datetime | None, error: str = "") -> None:
-    """Note how the try that was begun ended; ``delivered_at`` None: it failed with ``error``."""
+def end_delivery(session: Session, seq: int, *, delivered_at: datetime | None, error: str = "") -> None:
+    """Record the result of a delivery; without ``delivered_at`` it failed with ``error``."""
     row = _row(session, seq)
     row.last_error = error
     if delivered_at is not None:
@@ -170,14 +171,14 @@ def end_try(session: Session, seq: int, *, delivered_at: datetime | None, error:
     session.add(row)
 
 
-def undelivered(session: Session, *, limit: int = 100) -> list[Notice]:
-    """What no hook has taken yet, newest first; ``next_at`` None: given up."""
+def undelivered_notices(session: Session, *, limit: int = 100) -> list[Notice]:
+    """Return the notices that are not delivered, newest first; ``next_at`` None means given up."""
     query = select(NoticeRow).where(col(NoticeRow.delivered_at).is_(None))
     return [_notice(row) for row in session.exec(query.order_by(col(NoticeRow.seq).desc()).limit(limit))]
 
 
-def next_due(session: Session, hooks: Sequence[str]) -> datetime | None:
-    """When the next try for any of ``hooks`` is due, None where none waits."""
+def next_delivery_at(session: Session, hooks: Sequence[str]) -> datetime | None:
+    """Return when the next delivery to any of ``hooks`` is due, None if nothing is pending."""
     query = select(func.min(NoticeRow.next_at)).where(col(NoticeRow.hook).in_(hooks))
     return session.exec(query).one()
 

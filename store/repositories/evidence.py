@@ -1,9 +1,4 @@
-"""The evidence chain of one adapter version: everything that led to it, and everything that became of it.
-
-Invariants: read from the rows' own references, nothing is guessed; a link that is not stored is named in ``missing``.
-Fails: ``NotFound`` for an adapter version that is not stored. Not covered: rendering (``traced explain``), and the
-messages of the trajectories (``repositories.trajectories`` has them under the ids given here).
-"""
+"""The evidence chain of an adapter version, from the analysed trajectories to its promotions and traffic."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -30,18 +25,18 @@ from store.repositories.cycles import get_cycle
 from store.repositories.environments import get_environment, list_admissions
 from store.repositories.llm_replies import list_citations, list_faults
 from store.repositories.promotions import list_approvals, list_gates, list_promotions
-from store.repositories.serving import traffic
-from store.repositories.traffic import Served, served
+from store.repositories.serving import count_routed
+from store.repositories.traffic import ModelTraffic, model_traffic
 from store.repositories.trajectories import get_trajectories
 from store.types import Capability, Label, Outcome, Trajectory, Verdict
 
 
 @dataclass(frozen=True)
 class TrajectoryEvidence:
-    """One analysed trajectory and what each labelling run said of the capability in it.
+    """An analysed trajectory with the labels of the capability.
 
-    ``verdicts`` maps run to verdict; ``cited`` are the message indices that decided them, sorted; ``production``: no
-    cycle has recorded it.
+    ``verdicts`` maps labelling run to verdict; ``cited`` are the sorted indices of the deciding messages;
+    ``production`` is true if no cycle recorded it.
     """
 
     id: str
@@ -58,7 +53,7 @@ class TrajectoryEvidence:
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """How often one labelling run gave a verdict to trajectories of an outcome."""
+    """The number of trajectories of an outcome to which one labelling run gave a verdict."""
 
     run: int
     outcome: Outcome
@@ -68,22 +63,22 @@ class LabelCounts:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Conversations that were routed in tests: the adapter's and everyone's; ``share`` is None before the first one."""
+    """The number of test conversations routed to the adapter, and to any model."""
 
     conversations: int
     routed: int
 
     @property
     def share(self) -> float | None:
-        """The adapter's part of the routed conversations, 0-1."""
+        """The adapter's share of the routed conversations, 0-1; None if there are none."""
         return self.conversations / self.routed if self.routed else None
 
 
 @dataclass(frozen=True)
 class EvidenceChain:
-    """The chain in the order of the data's way; lists are empty and ``finding`` is None where nothing is stored.
+    """The evidence chain in the order of the pipeline; ``missing`` names the links that are not stored.
 
-    ``faults`` counts the cycle's failures by whose fault they were, where its analyst has asked.
+    ``faults`` counts the failures of the cycle by attributed fault.
     """
 
     adapter: AdapterVersion
@@ -102,12 +97,12 @@ class EvidenceChain:
     approvals: list[Approval]
     promotions: list[Promotion]
     traffic: Traffic
-    served: Served
+    served: ModelTraffic
     missing: list[str]
 
 
 def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
-    """Everything stored about ``adapter``'s origin and fate; raises ``NotFound``."""
+    """Return everything stored about the origin and the use of an adapter version; raises ``NotFound``."""
     version = get_adapter(session, adapter)
     training = get_training_run(session, version.training_run_id)
     cycle_id, capability = training.cycle_id, training.capability
@@ -135,7 +130,7 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         labels=_label_counts(trajectories, labels),
         capability=get_capability(session, cycle_id, capability),
         citations=list_citations(session, cycle_id, capability=capability),
-        faults=Counter(one.fault for one in list_faults(session, cycle_id)),
+        faults=Counter(fault.fault for fault in list_faults(session, cycle_id)),
         finding=finding,
         environment=get_environment(session, version.environment_hash, cycle_id=cycle_id),
         admissions=admissions,
@@ -145,18 +140,18 @@ def evidence_chain(session: Session, adapter: str) -> EvidenceChain:
         approvals=approvals,
         promotions=promotions,
         traffic=_traffic(session, adapter),
-        served=served(session, adapter),
-        missing=[name for name, found in links.items() if not found],
+        served=model_traffic(session, adapter),
+        missing=[name for name, records in links.items() if not records],
     )
 
 
 def _trajectory_evidence(trajectories: Iterable[Trajectory], labels: Iterable[Label]) -> list[TrajectoryEvidence]:
     verdicts: dict[str, dict[int, Verdict]] = {}
-    cited: dict[str, set[int]] = {}
+    cited_messages: dict[str, set[int]] = {}
     for label in labels:
         verdicts.setdefault(label.trajectory_id, {})[label.run] = label.verdict
         if label.message_index is not None:
-            cited.setdefault(label.trajectory_id, set()).add(label.message_index)
+            cited_messages.setdefault(label.trajectory_id, set()).add(label.message_index)
     return [
         TrajectoryEvidence(
             t.id,
@@ -167,7 +162,7 @@ def _trajectory_evidence(trajectories: Iterable[Trajectory], labels: Iterable[La
             t.model,
             t.outcome,
             verdicts[t.id],
-            sorted(cited.get(t.id, ())),
+            sorted(cited_messages.get(t.id, ())),
             t.cycle_id is None,
         )
         for t in trajectories
@@ -181,5 +176,5 @@ def _label_counts(trajectories: Iterable[Trajectory], labels: Iterable[Label]) -
 
 
 def _traffic(session: Session, adapter: str) -> Traffic:
-    by_model = traffic(session)
+    by_model = count_routed(session)
     return Traffic(by_model.get(adapter, 0), sum(by_model.values()))

@@ -1,21 +1,13 @@
-"""Leases: who has which device to itself, and who wants it back.
+"""Leases: exclusive use of a device by one holder, until it is released or expires.
 
-Invariants: a device has at most one lease. Every function reads the row under a lock (SQLite: ``BEGIN IMMEDIATE`` of
-the writing session; PostgreSQL: ``SELECT ... FOR UPDATE``) and writes it in the same transaction, so that of two who
-race exactly one wins. A holder names one use of one device: the same holder who asks again (its answer was lost on the
-way) gets its lease renewed, so two uses must not share a name.
+Invariants: a device has at most one lease. Every update locks its row (SQLite: ``BEGIN IMMEDIATE`` of the writing
+session; PostgreSQL: ``SELECT ... FOR UPDATE``), so exactly one of two concurrent requests wins. A holder names one use
+of one device: a repeated ``acquire`` of the same holder renews its lease.
 
-What the clock may do. A lease is live until ``expires_at``; heartbeat and expiry are always written together, so their
-difference is the time to live, whatever the clock does. A clock stepped back would leave a dead holder's lease live for
-as long as the step was. So ``acquire``, where it finds a heartbeat in its future, counts the time to live anew from its
-own time: a live holder loses nothing, its next heartbeat moves the lease on; a dead one's lapses one time to live after
-the first who asks for it once the clock has stopped stepping. A clock stepped forward by more than the time to live
-lapses every lease at once, live ones too; the store cannot tell, so whoever waits for a device also watches the
-heartbeat on a monotonic clock (``traced.jobs.leases``).
-
-Fails: ``LeaseLost``; ``BrokenReference`` for a cycle that is not stored. All take a writing session, except those that
-only list. Not covered: telling the former holder that it lost (its next heartbeat does), queues (who asks first after a
-release wins).
+Clock steps: heartbeat and expiry are written together, so their difference is always the time to live. A forward step
+of more than the time to live expires every lease, live ones too; the store cannot detect that, so
+``traced.jobs.leases`` also observes heartbeats on a monotonic clock. Not covered: queues; the first request after a
+release wins.
 """
 
 from collections.abc import Callable
@@ -28,12 +20,12 @@ from store.content import insert_new
 from store.errors import LeaseLost
 from store.service_tables import LeaseRow
 
-Alive = Callable[[str], bool | None]
+HolderCheck = Callable[[str], bool | None]
 
 
 @dataclass(frozen=True)
 class Lease:
-    """Exclusive use of one device; ``wanted_by`` is "" while nobody asks for it back."""
+    """Exclusive use of one device; ``wanted_by`` names who requested its return, "" if nobody did."""
 
     device: str
     holder: str
@@ -47,43 +39,48 @@ class Lease:
 
     @property
     def ttl(self) -> timedelta:
-        """How long the lease lives without a heartbeat."""
+        """The time without a heartbeat after which the lease expires."""
         return self.expires_at - self.heartbeat_at
 
     def live(self, at: datetime) -> bool:
-        """Whether it still holds by a clock that shows ``at``."""
+        """Whether the lease has not expired at the time ``at``."""
         return at < self.expires_at
 
 
 def acquire(
     session: Session, device: str, holder: str, purpose: str, cycle_id: str | None, *, at: datetime, ttl: timedelta
 ) -> Lease | None:
-    """The device's lease for ``holder``, or None while another's is live; a lapsed one is taken over.
+    """Lease a device to ``holder``, taking over an expired lease.
 
-    None may also mean that the device was released in this very moment: ask again. Raises ``ValueError`` for an empty
-    name or a time to live that is none.
+    Returns:
+        The lease, or None while another holder's is live. None may also mean that the device was released during the
+        call: try again.
+
+    Raises:
+        ValueError: an empty device or holder, or a time to live that is not positive.
     """
     if not device or not holder or ttl <= timedelta(0):
-        raise ValueError(f"no lease without a device, a holder and a time to live: {device!r}, {holder!r}, {ttl}")
-    wish = Lease(device, holder, purpose, cycle_id, at, at, at + ttl)
-    insert_new(session, LeaseRow, [vars(wish)])
+        raise ValueError(f"a lease needs a device, a holder and a positive time to live: {device!r}, {holder!r}, {ttl}")
+    request = Lease(device, holder, purpose, cycle_id, at, at, at + ttl)
+    insert_new(session, LeaseRow, [vars(request)])
     row = _locked(session, device)
     if row is None:
         return None
     if row.holder == holder:
         _set(session, row, heartbeat_at=at, expires_at=at + ttl)
     elif _lease(row).live(at):
-        _count_anew_after_a_step_back(session, row, at)
+        _restart_ttl_after_clock_step(session, row, at)
         return None
     else:
-        _set(session, row, **vars(wish))
+        _set(session, row, **vars(request))
     return _lease(row)
 
 
 def heartbeat(session: Session, device: str, holder: str, at: datetime) -> Lease:
-    """Say that ``holder`` still uses the device; its lease then lives its time from ``at``.
+    """Renew the lease of ``holder`` from ``at`` on, even if it has expired.
 
-    A lease that lapsed unnoticed is renewed; raises ``LeaseLost`` once another has taken it or it was removed.
+    Raises:
+        LeaseLost: another holder has taken the device, or the lease was deleted.
     """
     row = _locked(session, device)
     if row is None or row.holder != holder:
@@ -93,7 +90,7 @@ def heartbeat(session: Session, device: str, holder: str, at: datetime) -> Lease
 
 
 def release(session: Session, device: str, holder: str) -> bool:
-    """Give the device back; False where it was not ``holder``'s any more, which harms nobody."""
+    """Release the device; returns False if ``holder`` no longer had it."""
     row = _locked(session, device)
     if row is None or row.holder != holder:
         return False
@@ -102,53 +99,54 @@ def release(session: Session, device: str, holder: str) -> bool:
     return True
 
 
-def ask_back(session: Session, device: str, who: str, at: datetime) -> Lease | None:
-    """Ask whoever holds the device to give it back; its lease as it stands, None when it is free.
+def request_return(session: Session, device: str, requester: str, at: datetime) -> Lease | None:
+    """Request the return of a device and return its lease, None if it is free.
 
-    The first who asks is the one named. The holder hears of it with its next heartbeat; nothing is taken by force.
+    The holder sees the request at its next heartbeat. The first requester is kept.
     """
-    if not who:
-        raise ValueError("whoever asks for a device back has to have a name")
+    if not requester:
+        raise ValueError("the requester of a device needs a name")
     row = _locked(session, device)
     if row is None:
         return None
     if not row.wanted_by:
-        _set(session, row, wanted_by=who, wanted_at=at)
+        _set(session, row, wanted_by=requester, wanted_at=at)
     return _lease(row)
 
 
 def get_lease(session: Session, device: str) -> Lease | None:
-    """The device's lease, live or lapsed; None when it is free."""
+    """Return the lease of a device, live or expired; None if it is free."""
     row = session.get(LeaseRow, device, populate_existing=True)
     return None if row is None else _lease(row)
 
 
 def list_leases(session: Session) -> list[Lease]:
-    """All leases, live and lapsed, in the order of the devices' names."""
+    """Return all leases, live and expired, ordered by device."""
     return [_lease(row) for row in session.exec(select(LeaseRow).order_by(col(LeaseRow.device)))]
 
 
-def drop_dead(session: Session, alive: Alive, *, at: datetime) -> list[str]:
-    """Delete the leases of dead holders; returns device and holder of each.
+def delete_dead_leases(session: Session, is_alive: HolderCheck, *, at: datetime) -> list[str]:
+    """Delete the leases of dead holders, and return the device and holder of each.
 
-    ``alive`` says of a holder True, False, or None where it cannot be asked (another machine); the lease of such a
-    one goes once it has expired.
+    ``is_alive`` returns None for holders of another machine; their leases are deleted once they have expired.
     """
-    found = []
+    deleted = []
     for row in session.exec(select(LeaseRow).order_by(col(LeaseRow.device))):
-        standing = alive(row.holder)
-        if standing is False or (standing is None and row.expires_at <= at):
+        holder_alive = is_alive(row.holder)
+        if holder_alive is False or (holder_alive is None and row.expires_at <= at):
             session.delete(row)
-            found.append(f"{row.device} of {row.holder}")
+            deleted.append(f"{row.device} of {row.holder}")
     session.flush()
-    return found
+    return deleted
 
 
 def _locked(session: Session, device: str) -> LeaseRow | None:
     return session.get(LeaseRow, device, populate_existing=True, with_for_update=True)
 
 
-def _count_anew_after_a_step_back(session: Session, row: LeaseRow, at: datetime) -> None:
+def _restart_ttl_after_clock_step(session: Session, row: LeaseRow, at: datetime) -> None:
+    # A heartbeat in the future means that the clock was set back. Without a new start of its time to live, the lease
+    # of a dead holder would last as long as the step; a live holder renews it with its next heartbeat.
     if row.heartbeat_at > at:
         _set(session, row, heartbeat_at=at, expires_at=at + _lease(row).ttl)
 

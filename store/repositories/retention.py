@@ -1,24 +1,29 @@
-"""What may be forgotten of cycles that have ended, and forgetting it in small transactions.
+"""Rows of ended cycles, old events and old conversations that may be deleted, and their deletion in small batches.
 
-Invariants: a trajectory that a label, a citation, a fault or a routing choice refers to is never deleted, nor are the
-episodes that a stored gate result compared (gate split and synthetic environments, in a cycle that has a gate result);
-the token ids and log-probs of a trajectory may go without it. Only cycles that have ended are looked at: a stage of any
-other may need its episodes again. Deleting twice is no error; each call deletes at most ``limit`` rows, so that no
-writer waits long.
-Sizes are the stored values' bytes (PostgreSQL: characters of JSON), without indices.
-Production's trajectories go with their exchanges, by the time of these. Not covered: imports, which are all kept.
+Invariants: trajectories that a label, a citation, a fault or a routing choice refers to are never deleted, nor are the
+episodes that a gate compared; only their token ids may go. Rows of cycles that have not ended are kept, because a
+stage may need them again. Sizes are the bytes of the stored values (PostgreSQL: characters of JSON) without indices.
+Not covered: imported trajectories, which are always kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Select, Text, and_, cast, delete, exists, func, not_, or_, select
 from sqlmodel import Session, col
 
-from store.repositories.cycles import ENDED
-from store.service_tables import AttemptRow, ConversationRow, EventRow, ExchangeRow, FeedbackRow, NoticeRow, ParkedRow
+from store.repositories.cycles import ENDED_STATES
+from store.service_tables import (
+    AttemptRow,
+    ConversationRow,
+    EventRow,
+    ExchangeRow,
+    FeedbackRow,
+    NoticeRow,
+    QuarantineRow,
+)
 from store.tables import (
     CitationRow,
     CycleRow,
@@ -31,183 +36,113 @@ from store.tables import (
     TurnsRow,
 )
 
+Scope = TypeVar("Scope", str, datetime)
+
 
 @dataclass(frozen=True)
 class Amount:
-    """So many rows, and the bytes of their values."""
+    """A number of rows, and the bytes of their values."""
 
     rows: int
     size: int
 
 
-def ended_cycles(session: Session, before: datetime, *, keep: int = 0) -> list[str]:
-    """Ids of the cycles that ended before a moment, oldest first, without the newest ``keep`` ended of each target."""
-    ended = [state.value for state in ENDED]
+@dataclass(frozen=True)
+class Prunable(Generic[Scope]):
+    """A kind of rows that may be deleted: those of a cycle (its id), or those from before a time.
+
+    ``query`` selects the key and the size of each row; ``keys`` are the columns to delete by, in order of deletion.
+    """
+
+    query: Callable[[Scope], Select[Any]]
+    keys: tuple[Any, ...]
+
+    def measure(self, session: Session, scope: Scope) -> Amount:
+        """Return the amount that may be deleted."""
+        rows = self.query(scope).subquery()
+        count, size = session.execute(
+            select(func.count(), func.coalesce(func.sum(rows.c.size), 0)).select_from(rows)
+        ).one()
+        return Amount(int(count), int(size))
+
+    def delete(self, session: Session, scope: Scope, limit: int) -> Amount:
+        """Delete at most ``limit`` rows, so that other writers do not wait long, and return their amount."""
+        rows = session.execute(self.query(scope).limit(limit)).all()
+        for key in self.keys:
+            session.execute(delete(key.class_).where(key.in_([row[0] for row in rows])))
+        return Amount(len(rows), sum(int(row[1]) for row in rows))
+
+
+def ended_cycles(session: Session, ended_before: datetime, *, keep_newest: int = 0) -> list[str]:
+    """Return the cycles that ended before a time, oldest first, without the newest ``keep`` of each target."""
+    ended_states = [state.value for state in ENDED_STATES]
     order = (col(CycleRow.finished_at).desc(), col(CycleRow.id).desc())
     rank = func.row_number().over(partition_by=col(CycleRow.target), order_by=order).label("rank")
     ranked = (
         select(col(CycleRow.id), col(CycleRow.finished_at), rank)
-        .where(col(CycleRow.state).in_(ended))
+        .where(col(CycleRow.state).in_(ended_states))
         .subquery("ended")
     )
-    chosen = and_(ranked.c.finished_at < before, ranked.c.rank > keep)
+    is_expired = and_(ranked.c.finished_at < ended_before, ranked.c.rank > keep_newest)
     return list(
-        session.execute(select(ranked.c.id).where(chosen).order_by(ranked.c.finished_at, ranked.c.id)).scalars()
+        session.execute(select(ranked.c.id).where(is_expired).order_by(ranked.c.finished_at, ranked.c.id)).scalars()
     )
 
 
-def spare_turns(session: Session, cycle_id: str) -> Amount:
-    """The token ids and log-probs that a cycle's trajectories still have."""
-    return _amount(session, _turns(cycle_id))
-
-
-def forget_turns(session: Session, cycle_id: str, limit: int) -> Amount:
-    """Delete them, at most ``limit`` at once."""
-    return _forget(session, _turns(cycle_id), [col(TurnsRow.trajectory_id)], limit)
-
-
-def spare_trajectories(session: Session, cycle_id: str) -> Amount:
-    """A cycle's trajectories that no evidence refers to."""
-    return _amount(session, _unreferred(cycle_id))
-
-
-def forget_trajectories(session: Session, cycle_id: str, limit: int) -> Amount:
-    """Delete them with their token ids, at most ``limit`` at once."""
-    return _forget(session, _unreferred(cycle_id), [col(TurnsRow.trajectory_id), col(TrajectoryRow.id)], limit)
-
-
-def spare_replies(session: Session, cycle_id: str) -> Amount:
-    """What language models replied to a cycle's questions; whoever asks them again pays again."""
-    return _amount(session, _replies(cycle_id))
-
-
-def forget_replies(session: Session, cycle_id: str, limit: int) -> Amount:
-    """Delete them, at most ``limit`` at once."""
-    return _forget(session, _replies(cycle_id), [col(ModelReplyRow.key)], limit)
-
-
-def spare_events(session: Session, before: datetime) -> Amount:
-    """Events from before a moment."""
-    return _amount(session, _events(before))
-
-
-def forget_events(session: Session, before: datetime, limit: int) -> Amount:
-    """Delete them, at most ``limit`` at once; later events keep their ids."""
-    return _forget(session, _events(before), [col(EventRow.seq)], limit)
-
-
-def spare_attempts(session: Session, before: datetime) -> Amount:
-    """Attempts of ended cycles from before a moment, but for those that led to an input's parking which still holds."""
-    return _amount(session, _attempts(before))
-
-
-def forget_attempts(session: Session, before: datetime, limit: int) -> Amount:
-    """Delete them, at most ``limit`` at once."""
-    return _forget(session, _attempts(before), [col(AttemptRow.seq)], limit)
-
-
-def spare_notices(session: Session, before: datetime) -> Amount:
-    """Notices from before a moment that were delivered or given up."""
-    return _amount(session, _notices(before))
-
-
-def forget_notices(session: Session, before: datetime, limit: int) -> Amount:
-    """Delete them, at most ``limit`` at once."""
-    return _forget(session, _notices(before), [col(NoticeRow.seq)], limit)
-
-
-def spare_reported(session: Session, before: datetime) -> Amount:
-    """Production's trajectories of conversations from before a moment that no evidence refers to."""
-    return _amount(session, _reported(before))
-
-
-def forget_reported(session: Session, before: datetime, limit: int) -> Amount:
-    """Delete them, at most ``limit`` at once; do so before their exchanges go, which say when they were."""
-    return _forget(session, _reported(before), [col(TurnsRow.trajectory_id), col(TrajectoryRow.id)], limit)
-
-
-def spare_exchanges(session: Session, before: datetime) -> Amount:
-    """Settled exchanges from before a moment."""
-    return _amount(session, _exchanges(before))
-
-
-def forget_exchanges(session: Session, before: datetime, limit: int) -> Amount:
-    """Delete them, at most ``limit`` at once."""
-    return _forget(session, _exchanges(before), [col(ExchangeRow.id)], limit)
-
-
-def spare_decisions(session: Session, before: datetime) -> Amount:
-    """The router's decisions from before a moment on conversations that nobody has gone on with since."""
-    return _amount(session, _decisions(before))
-
-
-def forget_decisions(session: Session, before: datetime, limit: int) -> Amount:
-    """Delete them, at most ``limit`` at once; such a conversation goes on with the base model."""
-    return _forget(session, _decisions(before), [col(ConversationRow.id)], limit)
-
-
-def spare_feedback(session: Session, before: datetime) -> Amount:
-    """Feedback from before a moment; what it said is in its trajectories."""
-    return _amount(session, _feedback(before))
-
-
-def forget_feedback(session: Session, before: datetime, limit: int) -> Amount:
-    """Delete it, at most ``limit`` rows at once."""
-    return _forget(session, _feedback(before), [col(FeedbackRow.seq)], limit)
-
-
-def _reported(before: datetime) -> Select[Any]:
-    exchange = (col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id), col(ExchangeRow.at) >= before)
-    found = select(col(TrajectoryRow.id), func.length(cast(col(TrajectoryRow.messages), Text)).label("size"))
-    return found.where(
+def _reported(cutoff: datetime) -> Select[Any]:
+    recent_exchange = (col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id), col(ExchangeRow.at) >= cutoff)
+    query = select(col(TrajectoryRow.id), func.length(cast(col(TrajectoryRow.messages), Text)).label("size"))
+    return query.where(
         col(TrajectoryRow.cycle_id).is_(None),
         exists().where(col(ExchangeRow.trajectory_id) == col(TrajectoryRow.id)),
-        not_(exists().where(*exchange)),
+        not_(exists().where(*recent_exchange)),
         not_(_is_evidence()),
     )
 
 
-def _exchanges(before: datetime) -> Select[Any]:
+def _exchanges(cutoff: datetime) -> Select[Any]:
+    # Settled exchanges have no body any more; their detail is the only long value.
     size = func.length(col(ExchangeRow.detail)).label("size")
     return select(col(ExchangeRow.id), size).where(
-        col(ExchangeRow.settled_at).is_not(None), col(ExchangeRow.at) < before
+        col(ExchangeRow.settled_at).is_not(None), col(ExchangeRow.at) < cutoff
     )
 
 
-def _decisions(before: datetime) -> Select[Any]:
-    same = col(ExchangeRow.conversation_id) == col(ConversationRow.id)
+def _decisions(cutoff: datetime) -> Select[Any]:
+    same_conversation = col(ExchangeRow.conversation_id) == col(ConversationRow.id)
     size = func.length(cast(col(ConversationRow.logprobs), Text)).label("size")
     return select(col(ConversationRow.id), size).where(
-        col(ConversationRow.at) < before, not_(exists().where(same, col(ExchangeRow.at) >= before))
+        col(ConversationRow.at) < cutoff, not_(exists().where(same_conversation, col(ExchangeRow.at) >= cutoff))
     )
 
 
-def _feedback(before: datetime) -> Select[Any]:
+def _feedback(cutoff: datetime) -> Select[Any]:
     return select(col(FeedbackRow.seq), func.length(col(FeedbackRow.comment)).label("size")).where(
-        col(FeedbackRow.at) < before
+        col(FeedbackRow.at) < cutoff
     )
 
 
-def _attempts(before: datetime) -> Select[Any]:
+def _attempts(cutoff: datetime) -> Select[Any]:
+    # Attempts that led to a quarantine still in force are its evidence.
     parts = ("stage", "capability", "input_hash")
-    same = [col(getattr(ParkedRow, part)) == col(getattr(AttemptRow, part)) for part in parts]
-    ended = select(col(CycleRow.id)).where(col(CycleRow.state).in_([state.value for state in ENDED]))
+    same_input = [col(getattr(QuarantineRow, part)) == col(getattr(AttemptRow, part)) for part in parts]
+    ended_cycle_ids = select(col(CycleRow.id)).where(col(CycleRow.state).in_([state.value for state in ENDED_STATES]))
     return select(col(AttemptRow.seq), func.length(cast(col(AttemptRow.evidence), Text)).label("size")).where(
-        col(AttemptRow.ended_at) < before,
-        col(AttemptRow.cycle_id).in_(ended),
-        not_(exists().where(*same, col(ParkedRow.released_at).is_(None))),
+        col(AttemptRow.ended_at) < cutoff,
+        col(AttemptRow.cycle_id).in_(ended_cycle_ids),
+        not_(exists().where(*same_input, col(QuarantineRow.released_at).is_(None))),
     )
 
 
-def _notices(before: datetime) -> Select[Any]:
+def _notices(cutoff: datetime) -> Select[Any]:
     return select(col(NoticeRow.seq), func.length(cast(col(NoticeRow.body), Text)).label("size")).where(
-        col(NoticeRow.next_at).is_(None), col(NoticeRow.created_at) < before
+        col(NoticeRow.next_at).is_(None), col(NoticeRow.created_at) < cutoff
     )
 
 
 def _turns(cycle_id: str) -> Select[Any]:
-    found = select(col(TurnsRow.trajectory_id), func.length(col(TurnsRow.packed)).label("size"))
-    return found.join(TrajectoryRow, col(TrajectoryRow.id) == col(TurnsRow.trajectory_id)).where(
+    query = select(col(TurnsRow.trajectory_id), func.length(col(TurnsRow.packed)).label("size"))
+    return query.join(TrajectoryRow, col(TrajectoryRow.id) == col(TurnsRow.trajectory_id)).where(
         col(TrajectoryRow.cycle_id) == cycle_id
     )
 
@@ -218,40 +153,40 @@ def _replies(cycle_id: str) -> Select[Any]:
     return select(col(row.key), size).where(col(row.cycle_id) == cycle_id)
 
 
-def _unreferred(cycle_id: str) -> Select[Any]:
-    found = select(col(TrajectoryRow.id), func.length(cast(col(TrajectoryRow.messages), Text)).label("size"))
-    return found.where(col(TrajectoryRow.cycle_id) == cycle_id, not_(_is_evidence()))
+def _unreferenced_trajectories(cycle_id: str) -> Select[Any]:
+    query = select(col(TrajectoryRow.id), func.length(cast(col(TrajectoryRow.messages), Text)).label("size"))
+    return query.where(col(TrajectoryRow.cycle_id) == cycle_id, not_(_is_evidence()))
 
 
 def _is_evidence() -> ColumnElement[bool]:
     key, cycle = col(TrajectoryRow.id), col(TrajectoryRow.cycle_id)
-    compared = or_(col(TrajectoryRow.split) == "gate", col(TrajectoryRow.source).startswith("env:"))
+    gate_compared = or_(col(TrajectoryRow.split) == "gate", col(TrajectoryRow.source).startswith("env:"))
     return or_(
         exists().where(col(LabelRow.trajectory_id) == key),
         exists().where(col(CitationRow.trajectory_id) == key),
         exists().where(col(FaultRow.trajectory_id) == key),
         exists().where(col(RoutingRow.trajectory_id) == key),
-        and_(compared, exists().where(col(GateRow.cycle_id) == cycle)),
+        and_(gate_compared, exists().where(col(GateRow.cycle_id) == cycle)),
     )
 
 
-def _events(before: datetime) -> Select[Any]:
+def _events(cutoff: datetime) -> Select[Any]:
     return select(col(EventRow.seq), func.length(cast(col(EventRow.detail), Text)).label("size")).where(
-        col(EventRow.at) < before
+        col(EventRow.at) < cutoff
     )
 
 
-def _amount(session: Session, found: Select[Any]) -> Amount:
-    spare = found.subquery()
-    rows, size = session.execute(
-        select(func.count(), func.coalesce(func.sum(spare.c.size), 0)).select_from(spare)
-    ).one()
-    return Amount(int(rows), int(size))
-
-
-def _forget(session: Session, found: Select[Any], keys: Sequence[Any], limit: int) -> Amount:
-    """Delete the rows of ``found`` by the first ``limit`` of its keys, in each key's table, in that order."""
-    rows = session.execute(found.limit(limit)).all()
-    for key in keys:
-        session.execute(delete(key.class_).where(key.in_([row[0] for row in rows])))
-    return Amount(len(rows), sum(int(row[1]) for row in rows))
+# Token ids and log-probs; their trajectories stay.
+TURNS = Prunable[str](_turns, (col(TurnsRow.trajectory_id),))
+TRAJECTORIES = Prunable[str](_unreferenced_trajectories, (col(TurnsRow.trajectory_id), col(TrajectoryRow.id)))
+# A later request with the same content has to be paid again.
+REPLIES = Prunable[str](_replies, (col(ModelReplyRow.key),))
+EVENTS = Prunable[datetime](_events, (col(EventRow.seq),))
+ATTEMPTS = Prunable[datetime](_attempts, (col(AttemptRow.seq),))
+NOTICES = Prunable[datetime](_notices, (col(NoticeRow.seq),))
+# To be deleted before EXCHANGES, which have the times of production trajectories.
+REPORTED = Prunable[datetime](_reported, (col(TurnsRow.trajectory_id), col(TrajectoryRow.id)))
+EXCHANGES = Prunable[datetime](_exchanges, (col(ExchangeRow.id),))
+# A conversation whose decision is deleted continues with the base model.
+DECISIONS = Prunable[datetime](_decisions, (col(ConversationRow.id),))
+FEEDBACK = Prunable[datetime](_feedback, (col(FeedbackRow.seq),))

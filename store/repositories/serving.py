@@ -1,13 +1,7 @@
-"""The router's decisions, its exchanges and the feedback on them.
+"""Routing decisions, exchanges, feedback and API keys of the router, and the routing choices of test conversations.
 
-Invariants: the first decision on a conversation stays, whoever made it; the same exchange twice is one row; an exchange
-is settled once, then it has no body any more; feedback is only added, in the order of ``list_feedback``.
-Not covered: making trajectories of exchanges (``traced.ingest.settlement``).
-
-Which model the router picked for each conversation; the source of an adapter's share of the traffic.
-
-Invariants: one choice per conversation, for its whole length; the first one stored stays.
-Fails: a choice for a trajectory that is not stored is a ``BrokenReference``.
+Invariants: the first decision on a conversation is kept, whoever made it; an exchange is settled once and then has no
+body; feedback is only added.
 """
 
 import json
@@ -28,49 +22,50 @@ from store.tables import RoutingRow, TrajectoryRow
 from store.types import Outcome
 
 IDS_PER_QUERY = 500
-ROUTED = "exchange-"  # ids of what went through the router begin so
+# Exchanges of the router have ids with this prefix; those reported by OpenTelemetry spans have others.
+EXCHANGE_PREFIX = "exchange-"
 
 
 def save_routes(session: Session, routes: Sequence[ConversationRoute]) -> dict[str, ConversationRoute]:
-    """Store decisions; returns those that count by conversation, which are the first."""
+    """Store decisions and return the decision that counts, which is the first, by conversation."""
     insert_new(session, ConversationRow, [asdict(route) for route in routes])
     return find_routes(session, [route.id for route in routes])
 
 
 def find_routes(session: Session, conversation_ids: Sequence[str]) -> dict[str, ConversationRoute]:
-    """The decisions on conversations, by conversation; those without one are left out."""
-    found: dict[str, ConversationRoute] = {}
+    """Return the decisions on conversations, by conversation; those without one are left out."""
+    routes: dict[str, ConversationRoute] = {}
     for start in range(0, len(conversation_ids), IDS_PER_QUERY):
-        chosen = col(ConversationRow.id).in_(conversation_ids[start : start + IDS_PER_QUERY])
-        query = select(ConversationRow).where(chosen).execution_options(populate_existing=True)
-        found |= {row.id: ConversationRoute(**row.model_dump()) for row in session.exec(query)}
-    return found
+        is_requested = col(ConversationRow.id).in_(conversation_ids[start : start + IDS_PER_QUERY])
+        query = select(ConversationRow).where(is_requested).execution_options(populate_existing=True)
+        routes |= {row.id: ConversationRoute(**row.model_dump()) for row in session.exec(query)}
+    return routes
 
 
-def taking_part(session: Session, trials: Collection[int]) -> dict[str, tuple[str, int]]:
-    """The conversations of trials (numbers of log entries): the model that each was given, and its trial.
+def trial_conversations(session: Session, trials: Collection[int]) -> dict[str, tuple[str, int]]:
+    """Return model and trial (number of a promotion log entry) of each conversation that takes part in a trial.
 
-    Those in which another model answered too are left out; one that is not recorded counts for what it was given.
+    Conversations in which another model answered too are left out. Those without recorded exchanges count.
     """
     query = select(ConversationRow.id, ConversationRow.model, ConversationRow.trial)
-    by_another = select(ExchangeRow.id).where(
+    other_model_answered = select(ExchangeRow.id).where(
         col(ExchangeRow.conversation_id) == col(ConversationRow.id),
         col(ExchangeRow.model) != col(ConversationRow.model),
         col(ExchangeRow.shadow_of).is_(None),
         ExchangeRow.status == 200,
     )
-    rows = session.exec(query.where(col(ConversationRow.trial).in_(list(trials)), ~by_another.exists()))
+    rows = session.exec(query.where(col(ConversationRow.trial).in_(list(trials)), ~other_model_answered.exists()))
     return {conversation_id: (model, trial) for conversation_id, model, trial in rows if trial is not None}
 
 
-def count_taking_part(session: Session, trials: Collection[int]) -> int:
-    """How many conversations take part in trials, whoever else answered in them."""
+def count_trial_conversations(session: Session, trials: Collection[int]) -> int:
+    """Count the conversations that take part in trials, including those with answers of other models."""
     query = select(func.count()).select_from(ConversationRow).where(col(ConversationRow.trial).in_(list(trials)))
     return session.exec(query).one()
 
 
-def judged(session: Session, trials: Collection[int]) -> dict[str, Outcome]:
-    """The outcomes of settled conversations of trials, by conversation; of several branches the last one's."""
+def trial_outcomes(session: Session, trials: Collection[int]) -> dict[str, Outcome]:
+    """Return the outcome of each settled conversation of trials; the last branch counts."""
     query = select(ConversationRow.id, TrajectoryRow.outcome).where(col(ConversationRow.trial).in_(list(trials)))
     query = query.join(ExchangeRow, col(ExchangeRow.conversation_id) == col(ConversationRow.id))
     query = query.join(TrajectoryRow, col(TrajectoryRow.id) == col(ExchangeRow.trajectory_id))
@@ -79,27 +74,32 @@ def judged(session: Session, trials: Collection[int]) -> dict[str, Outcome]:
 
 
 def last_feedback(session: Session) -> int:
-    """The number of the newest feedback; 0 where there is none."""
+    """Return the number of the newest feedback, 0 if there is none."""
     return session.exec(select(func.max(FeedbackRow.seq))).one() or 0
 
 
 def save_exchanges(session: Session, exchanges: Iterable[Exchange]) -> None:
-    """Store exchanges; those that are there already stay as they are."""
-    insert_new(session, ExchangeRow, [{**vars(one), "body": _packed(one.body)} for one in exchanges])
+    """Store exchanges; existing rows are kept."""
+    insert_new(session, ExchangeRow, [{**vars(exchange), "body": _compress(exchange.body)} for exchange in exchanges])
 
 
-def open_conversations(session: Session, *, before: datetime, limit: int) -> list[str]:
-    """Conversations with unsettled exchanges of which the newest is from before a moment, the longest silent first."""
-    newest = func.max(ExchangeRow.at)
+def silent_conversations(session: Session, *, silent_since: datetime, limit: int) -> list[str]:
+    """Return conversations with unsettled exchanges and none since ``silent_since``, the longest silent first."""
+    newest_exchange = func.max(ExchangeRow.at)
     query = select(ExchangeRow.conversation_id).where(col(ExchangeRow.settled_at).is_(None))
-    grouped = query.group_by(col(ExchangeRow.conversation_id)).having(newest < before).order_by(newest).limit(limit)
+    grouped = (
+        query.group_by(col(ExchangeRow.conversation_id))
+        .having(newest_exchange < silent_since)
+        .order_by(newest_exchange)
+        .limit(limit)
+    )
     return list(session.exec(grouped))
 
 
 def list_exchanges(
     session: Session, conversation_id: str, *, unsettled: bool = False, bodies: bool = True
 ) -> list[Exchange]:
-    """A conversation's exchanges, oldest first."""
+    """Return the exchanges of a conversation, oldest first."""
     query = select(ExchangeRow).where(ExchangeRow.conversation_id == conversation_id)
     if unsettled:
         query = query.where(col(ExchangeRow.settled_at).is_(None))
@@ -109,106 +109,111 @@ def list_exchanges(
     return [_exchange(row, bodies=bodies) for row in rows]
 
 
-def settle(session: Session, trajectories: dict[str, str | None], *, at: datetime) -> None:
-    """Note that exchanges are settled: id to the trajectory that each is part of (None: of none)."""
+def settle_exchanges(session: Session, trajectories: dict[str, str | None], *, at: datetime) -> None:
+    """Mark exchanges as settled and delete their bodies; maps exchange id to trajectory id (None: no trajectory)."""
     for exchange_id, trajectory_id in trajectories.items():
         values = {"settled_at": at, "trajectory_id": trajectory_id, "body": None}
         session.execute(update(ExchangeRow).where(col(ExchangeRow.id) == exchange_id).values(**values))
 
 
-def set_aside(session: Session, conversation_id: str, *, at: datetime) -> None:
-    """Have the unsettled exchanges of a conversation count as settled, bodies and all, as part of no trajectory."""
-    mine = (col(ExchangeRow.conversation_id) == conversation_id, col(ExchangeRow.settled_at).is_(None))
-    session.execute(update(ExchangeRow).where(*mine).values(settled_at=at))
+def settle_without_trajectory(session: Session, conversation_id: str, *, at: datetime) -> None:
+    """Mark the unsettled exchanges of a conversation as settled without a trajectory, keeping their bodies."""
+    is_unsettled = (col(ExchangeRow.conversation_id) == conversation_id, col(ExchangeRow.settled_at).is_(None))
+    session.execute(update(ExchangeRow).where(*is_unsettled).values(settled_at=at))
 
 
-def hand_over(session: Session, trajectory_id: str, to: str) -> None:
-    """Make the exchanges of a trajectory another one's, into which it went on."""
-    mine = col(ExchangeRow.trajectory_id) == trajectory_id
-    session.execute(update(ExchangeRow).where(mine).values(trajectory_id=to))
+def reassign_exchanges(session: Session, trajectory_id: str, successor_id: str) -> None:
+    """Move the exchanges of a trajectory to the trajectory that continues it."""
+    is_part = col(ExchangeRow.trajectory_id) == trajectory_id
+    session.execute(update(ExchangeRow).where(is_part).values(trajectory_id=successor_id))
 
 
-def is_known(session: Session, conversation_id: str) -> bool:
-    """Whether the router ever had this conversation."""
+def is_known_conversation(session: Session, conversation_id: str) -> bool:
+    """Whether the router has an exchange of, or a decision on, this conversation."""
     query = select(ExchangeRow.id).where(ExchangeRow.conversation_id == conversation_id).limit(1)
     return session.exec(query).first() is not None or bool(find_routes(session, [conversation_id]))
 
 
 def conversation_of(session: Session, response_id: str) -> str | None:
-    """The conversation in which an answer was given."""
+    """Return the conversation of a response, None if it is unknown."""
     query = select(ExchangeRow.conversation_id).where(ExchangeRow.response_id == response_id).limit(1)
     return session.exec(query).first()
 
 
-def answered_by_router(session: Session, response_ids: Sequence[str], *, since: datetime) -> set[str]:
-    """Which of these answers the router itself gave since a moment, as against those that were told by spans."""
-    found: set[str] = set()
-    for start in range(0, len(response_ids), IDS_PER_QUERY):
-        chosen = col(ExchangeRow.response_id).in_(response_ids[start : start + IDS_PER_QUERY])
-        query = select(ExchangeRow.response_id).where(chosen, col(ExchangeRow.id).startswith(ROUTED))
-        found |= set(session.exec(query.where(ExchangeRow.at >= since)))
-    return found
+def answered_by_router(session: Session, response_ids: Sequence[str], *, start: datetime) -> set[str]:
+    """Return those of these responses that the router itself gave since ``start``, not reported by spans."""
+    answered: set[str] = set()
+    for offset in range(0, len(response_ids), IDS_PER_QUERY):
+        is_requested = col(ExchangeRow.response_id).in_(response_ids[offset : offset + IDS_PER_QUERY])
+        query = select(ExchangeRow.response_id).where(is_requested, col(ExchangeRow.id).startswith(EXCHANGE_PREFIX))
+        answered |= set(session.exec(query.where(ExchangeRow.at >= start)))
+    return answered
 
 
 def trajectories_of(session: Session, conversation_id: str, response_id: str = "") -> list[str]:
-    """The trajectories that a conversation became, or the one that an answer in it is part of."""
+    """Return the trajectories made of a conversation, or only the one that contains a response."""
     query = select(ExchangeRow.trajectory_id).where(
         ExchangeRow.conversation_id == conversation_id,
         col(ExchangeRow.trajectory_id).is_not(None),
-        col(ExchangeRow.shadow_of).is_(None),  # nobody has seen a shadow
+        # A client never sees the answer of a shadow, so feedback cannot mean it.
+        col(ExchangeRow.shadow_of).is_(None),
     )
     if response_id:
         query = query.where(ExchangeRow.response_id == response_id)
-    return sorted({found for found in session.exec(query) if found is not None})
+    return sorted({trajectory_id for trajectory_id in session.exec(query) if trajectory_id is not None})
 
 
 def exchanges_of(session: Session, trajectory_id: str) -> list[Exchange]:
-    """The exchanges that became part of a trajectory."""
+    """Return the exchanges of a trajectory."""
     return [
         _exchange(row) for row in session.exec(select(ExchangeRow).where(ExchangeRow.trajectory_id == trajectory_id))
     ]
 
 
-def talked_of(session: Session, trajectory_ids: Sequence[str]) -> set[str]:
-    """Those of these trajectories that came from the router, or that feedback names."""
-    found: set[str] = set()
+def router_trajectories(session: Session, trajectory_ids: Sequence[str]) -> set[str]:
+    """Return those of these trajectories that came from the router or have feedback."""
+    connected: set[str] = set()
     for start in range(0, len(trajectory_ids), IDS_PER_QUERY):
         ids = trajectory_ids[start : start + IDS_PER_QUERY]
         for column in (col(ExchangeRow.trajectory_id), col(FeedbackRow.conversation_id)):
-            found |= {one for one in session.exec(select(column).where(column.in_(ids)).distinct()) if one is not None}
-    return found
+            connected |= {
+                trajectory_id
+                for trajectory_id in session.exec(select(column).where(column.in_(ids)).distinct())
+                if trajectory_id is not None
+            }
+    return connected
 
 
 def save_feedback(session: Session, feedback: Feedback) -> None:
-    """Add what somebody thought; the same twice is one row."""
+    """Add feedback; saving the same feedback twice adds one row."""
     values = asdict(feedback)
     insert_new(session, FeedbackRow, [{"id": digest(values), **values}])
 
 
 def list_feedback(session: Session, conversation_ids: Collection[str]) -> list[Feedback]:
-    """The feedback on conversations, in the order of writing."""
-    found: list[FeedbackRow] = []
+    """Return the feedback on conversations, in order of writing."""
+    rows: list[FeedbackRow] = []
     ids: Sequence[str] = list(conversation_ids)
     for start in range(0, len(ids), IDS_PER_QUERY):
-        chosen = col(FeedbackRow.conversation_id).in_(ids[start : start + IDS_PER_QUERY])
-        found += session.exec(select(FeedbackRow).where(chosen))
-    found.sort(key=lambda row: row.seq or 0)
-    return [Feedback(**row.model_dump(exclude={"seq", "id"})) for row in found]
+        is_requested = col(FeedbackRow.conversation_id).in_(ids[start : start + IDS_PER_QUERY])
+        rows += session.exec(select(FeedbackRow).where(is_requested))
+    rows.sort(key=lambda row: row.seq or 0)
+    return [Feedback(**row.model_dump(exclude={"seq", "id"})) for row in rows]
 
 
 def save_key(session: Session, key: RouterKey) -> None:
-    """Add a key, the same twice is one; raises ``StoreConflict`` where the name was ever another key's."""
-    known = session.get(RouterKeyRow, key.id)
-    if known is not None:
-        if known.hash == key.hash:
+    """Add an API key; raises ``StoreConflict`` if the name was ever used for another key."""
+    existing = session.get(RouterKeyRow, key.id)
+    if existing is not None:
+        if existing.hash == key.hash:
             return
-        raise StoreConflict(f"there is or was a key named {key.id!r}; take another name")
+        raise StoreConflict(f"the key name {key.id!r} is in use or was used before; choose another name")
     session.add(RouterKeyRow(**asdict(key)))
     session.flush()
 
 
 def revoke_key(session: Session, name: str, *, at: datetime) -> None:
-    """Take a key back; twice is no error. Raises ``NotFound``."""
+    """Revoke an API key; revoking it again changes nothing. Raises ``NotFound``."""
     row = session.get(RouterKeyRow, name)
     if row is None:
         raise NotFound("key", name, "traced keys list")
@@ -217,15 +222,16 @@ def revoke_key(session: Session, name: str, *, at: datetime) -> None:
 
 
 def list_keys(session: Session) -> list[RouterKey]:
-    """All keys that ever were, oldest first."""
+    """Return all API keys, revoked ones included, oldest first."""
     query = select(RouterKeyRow).order_by(col(RouterKeyRow.created_at), col(RouterKeyRow.id))
     return [RouterKey(**row.model_dump()) for row in session.exec(query)]
 
 
-def _packed(body: dict[str, Any] | None) -> bytes | None:
+def _compress(body: dict[str, Any] | None) -> bytes | None:
     if body is None:
         return None
-    text = json.dumps(body, separators=(",", ":"))  # ASCII: a lone surrogate stays what it is
+    # ASCII output keeps lone surrogates, which UTF-8 cannot encode.
+    text = json.dumps(body, separators=(",", ":"))
     return zstandard.ZstdCompressor(level=1).compress(text.encode())
 
 
@@ -236,18 +242,18 @@ def _exchange(row: ExchangeRow, *, bodies: bool = True) -> Exchange:
 
 
 def save_routing(session: Session, choices: Iterable[RoutingChoice]) -> None:
-    """Store the router's choices; save their trajectories first."""
+    """Store routing choices of test conversations; their trajectories must be stored before."""
     insert_new(session, RoutingRow, [asdict(choice) for choice in choices])
 
 
 def list_routing(session: Session, *, cycle_id: str | None = None) -> list[RoutingChoice]:
-    """The choices made for a cycle's trajectories (None: all), by trajectory id."""
+    """Return the routing choices for the trajectories of a cycle (None: all), by trajectory id."""
     query = select(RoutingRow).join(TrajectoryRow).order_by(col(RoutingRow.trajectory_id))
     if cycle_id is not None:
         query = query.where(TrajectoryRow.cycle_id == cycle_id)
     return [RoutingChoice(**row.model_dump()) for row in session.exec(query)]
 
 
-def traffic(session: Session) -> dict[str, int]:
-    """How many routed conversations each model has had."""
+def count_routed(session: Session) -> dict[str, int]:
+    """Count the routed test conversations of each model."""
     return dict(session.exec(select(RoutingRow.model, func.count()).group_by(col(RoutingRow.model))).all())

@@ -1,18 +1,7 @@
-"""The router's traffic for a person to look at: what became of one conversation, and what one model was given.
+"""Read-only views of the router's traffic: one conversation, one model, the last day, and pages of decisions.
 
-Invariants: read only; the bodies of exchanges are not read (their trajectories have the messages).
-Fails: ``NotFound`` for a conversation that the router never had. Not covered: all models of late
-(``store.repositories.traffic``).
-
-What the router did of late, by model, and its newest decisions, page by page.
-
-Invariants: read only, and few rows however many there are: of the last day at most the newest ``MOST`` exchanges that
-wait and as many that are settled, by an index, of which the newest ``MOST`` count (``partial`` says that there may be
-more); the outcomes of the newest ``MOST_JUDGED`` trajectories that these became; the newest ``MOST_FEEDBACK`` pieces of
-feedback. What answered in the shadow is no model's conversation. A page of decisions is in the order of writing on
-SQLite, whose row numbers say it; PostgreSQL has no index for it and sorts all decisions that are kept by their time.
-Fails: ``NotFound`` for a cursor that no page of this database gave. Not covered: shares over all time
-(``repositories.traffic``).
+The number of rows read is bounded by ``MAX_EXCHANGES``, ``MAX_OUTCOMES`` and ``MAX_FEEDBACK``, however much is stored;
+bodies of exchanges are never read.
 """
 
 import math
@@ -45,7 +34,7 @@ from store.types import EndCause, Outcome, Trajectory
 
 @dataclass(frozen=True)
 class Conversation:
-    """One conversation of the router's; ``route`` is None where nothing was decided (a model was asked for by name)."""
+    """A conversation of the router; ``route`` is None if the client named the model itself."""
 
     id: str
     route: ConversationRoute | None
@@ -55,10 +44,11 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class Served:
-    """What the router has given a model: so many of all the conversations that it decided, the last one when.
+class ModelTraffic:
+    """The traffic of one model over all time.
 
-    ``outcomes`` are those of the trajectories that the model's conversations have become, by what feedback says.
+    ``decided`` counts the conversations routed to any model, ``last`` is the newest one of this model, ``outcomes``
+    counts the production trajectories of the model by outcome.
     """
 
     conversations: int
@@ -68,52 +58,52 @@ class Served:
 
     @property
     def share(self) -> float | None:
-        """The model's part of the decided conversations, 0-1; None before the first one."""
+        """The model's share of the routed conversations, 0-1; None if there are none."""
         return self.conversations / self.decided if self.decided else None
 
 
-def get_conversation(session: Session, named: str) -> Conversation:
-    """The conversation of this id, or the one in which an answer of this id was given; raises ``NotFound``."""
-    for found in (named, conversation_of(session, named)):
-        if found is None:
+def get_conversation(session: Session, name: str) -> Conversation:
+    """Return a conversation by its id or by the id of a response in it; raises ``NotFound``."""
+    for conversation_id in (name, conversation_of(session, name)):
+        if conversation_id is None:
             continue
-        route = find_routes(session, [found]).get(found)
-        exchanges = list_exchanges(session, found, bodies=False)
+        route = find_routes(session, [conversation_id]).get(conversation_id)
+        exchanges = list_exchanges(session, conversation_id, bodies=False)
         if route is not None or exchanges:
             return Conversation(
-                found,
+                conversation_id,
                 route,
                 exchanges,
-                list_feedback(session, [found]),
-                get_trajectories(session, trajectories_of(session, found), tokens=False),
+                list_feedback(session, [conversation_id]),
+                get_trajectories(session, trajectories_of(session, conversation_id), tokens=False),
             )
     hint = "it is in the header X-Traced-Conversation of every answer, and kept for retention.conversations_days"
-    raise NotFound("conversation", named, hint)
+    raise NotFound("conversation", name, hint)
 
 
-def served(session: Session, model: str) -> Served:
-    """What the router has given ``model`` so far, as far as it is kept."""
-    own = select(func.count(), func.max(ConversationRow.at)).where(ConversationRow.model == model)
-    conversations, last = session.exec(own).one()
+def model_traffic(session: Session, model: str) -> ModelTraffic:
+    """Return the traffic of ``model``, as far as it is still stored."""
+    own_query = select(func.count(), func.max(ConversationRow.at)).where(ConversationRow.model == model)
+    conversations, last = session.exec(own_query).one()
     decided = session.exec(select(func.count()).select_from(ConversationRow)).one()
     outcome = col(TrajectoryRow.outcome)
-    seen = (col(TrajectoryRow.cycle_id).is_(None), TrajectoryRow.end_cause != EndCause.SHADOW.value)
-    chosen = select(outcome, func.count()).where(TrajectoryRow.model == model, *seen)
-    rows = session.exec(chosen.group_by(outcome).order_by(outcome))
-    return Served(conversations, decided, last, {Outcome(name): count for name, count in rows})
+    is_production = (col(TrajectoryRow.cycle_id).is_(None), TrajectoryRow.end_cause != EndCause.SHADOW.value)
+    query = select(outcome, func.count()).where(TrajectoryRow.model == model, *is_production)
+    rows = session.exec(query.group_by(outcome).order_by(outcome))
+    return ModelTraffic(conversations, decided, last, {Outcome(name): count for name, count in rows})
 
 
 OK = 200
-MOST, MOST_JUDGED, MOST_FEEDBACK = 10_000, 1_000, 1_000
-REASONS = 5
+MAX_EXCHANGES, MAX_OUTCOMES, MAX_FEEDBACK = 10_000, 1_000, 1_000
+MAX_REASONS = 5
 
 
 @dataclass
-class ModelLately:
-    """What one model did in the last day.
+class ModelActivity:
+    """The activity of one model in the last day.
 
-    ``hour``, ``day`` and ``shadowed`` are conversations, ``seconds`` those of the requests that it answered, rising;
-    ``failures`` requests by status. ``outcomes`` and ``feedback`` are of conversations that it answered in.
+    ``hour``, ``day`` and ``shadowed`` count conversations; ``seconds`` are the sorted latencies of answered requests;
+    ``failures`` counts requests by HTTP status; ``outcomes`` and ``feedback`` are of conversations that it answered in.
     """
 
     model: str
@@ -126,30 +116,34 @@ class ModelLately:
     outcomes: dict[Outcome, int] = field(default_factory=dict)
     feedback: list[Feedback] = field(default_factory=list)
 
-    def within(self, part: float) -> float | None:
-        """The seconds within which this part of the answers came; None without any."""
-        return self.seconds[max(math.ceil(part * len(self.seconds)) - 1, 0)] if self.seconds else None
+    def latency_quantile(self, quantile: float) -> float | None:
+        """The latency (seconds) at a quantile in [0, 1]; None without answers."""
+        return self.seconds[max(math.ceil(quantile * len(self.seconds)) - 1, 0)] if self.seconds else None
 
 
 @dataclass(frozen=True)
-class Lately:
-    """All models of the last day by name, and why conversations were left to the base model, the commonest first."""
+class RecentTraffic:
+    """The activity of the last day by model.
 
-    models: dict[str, ModelLately]
+    ``by_default`` counts the conversations that fell back to the base model by reason, the most frequent first;
+    ``partial`` is true if there may be more exchanges than were read.
+    """
+
+    models: dict[str, ModelActivity]
     by_default: dict[str, int]
     partial: bool
 
 
 @dataclass(frozen=True)
-class Decisions:
-    """A page of decisions, newest first; ``next`` is the cursor of the one behind it, None where there is none."""
+class RoutePage:
+    """A page of routing decisions, newest first; ``next`` is the cursor of the next page, None at the end."""
 
     decisions: list[ConversationRoute]
     next: str | None
 
 
-class _Seen(NamedTuple):
-    """One exchange, without what was said."""
+class _ExchangeHeader(NamedTuple):
+    """An exchange without its body."""
 
     at: datetime
     conversation_id: str
@@ -160,126 +154,145 @@ class _Seen(NamedTuple):
     shadow_of: str | None
 
 
-def lately(session: Session, now: datetime) -> Lately:
-    """The last day of ``now``."""
+def recent_traffic(session: Session, now: datetime) -> RecentTraffic:
+    """Return the activity of all models in the day before ``now``."""
     day, hour = now - timedelta(days=1), now - timedelta(hours=1)
-    seen = _seen(session, day)
-    models: dict[str, ModelLately] = {}
+    exchanges = _recent_exchanges(session, day)
+    models: dict[str, ModelActivity] = {}
     failures: dict[str, Counter[int]] = {}
-    for one in seen:
-        found = models.setdefault(one.model, ModelLately(one.model))
-        found.requests += 1
-        if one.status == OK:
-            found.seconds.append(one.seconds)
+    for exchange in exchanges:
+        activity = models.setdefault(exchange.model, ModelActivity(exchange.model))
+        activity.requests += 1
+        if exchange.status == OK:
+            activity.seconds.append(exchange.seconds)
         else:
-            failures.setdefault(one.model, Counter())[one.status] += 1
-    for model, counted in failures.items():
-        models[model].failures = dict(sorted(counted.items()))
-    for found in models.values():
-        found.seconds.sort()
-    shown = [one for one in seen if one.shadow_of is None]
-    for model, count in _conversations(shown).items():
+            failures.setdefault(exchange.model, Counter())[exchange.status] += 1
+    for model, counts in failures.items():
+        models[model].failures = dict(sorted(counts.items()))
+    for activity in models.values():
+        activity.seconds.sort()
+    visible = [exchange for exchange in exchanges if exchange.shadow_of is None]
+    for model, count in _count_conversations(visible).items():
         models[model].day = count
-    for model, count in _conversations([one for one in shown if one.at > hour]).items():
+    for model, count in _count_conversations([exchange for exchange in visible if exchange.at > hour]).items():
         models[model].hour = count
-    for model, count in _conversations([one for one in seen if one.shadow_of is not None]).items():
+    for model, count in _count_conversations(
+        [exchange for exchange in exchanges if exchange.shadow_of is not None]
+    ).items():
         models[model].shadowed = count
-    _judge(session, shown, models)
-    _hear(session, day, models)
-    return Lately(dict(sorted(models.items())), _by_default(session, shown, day), len(seen) >= MOST)
+    _add_outcomes(session, visible, models)
+    _add_feedback(session, day, models)
+    return RecentTraffic(
+        dict(sorted(models.items())), _default_reasons(session, visible, day), len(exchanges) >= MAX_EXCHANGES
+    )
 
 
-def decisions(session: Session, *, limit: int, before: str | None = None, model: str = "") -> Decisions:
-    """The newest decisions, newest first: behind the cursor ``before``, and of one ``model``."""
+def list_routes(session: Session, *, limit: int, cursor: str | None = None, model: str = "") -> RoutePage:
+    """Return a page of the newest decisions.
+
+    Args:
+        limit: decisions per page.
+        cursor: ``next`` of the previous page; raises ``NotFound`` if it is not a cursor of this database.
+        model: only decisions for this model, "" for all.
+    """
+    # SQLite's row ids give the order of writing without an index; PostgreSQL sorts by time.
     by_row = session.get_bind().dialect.name == "sqlite"
     at, key = col(ConversationRow.at), col(ConversationRow.id)
-    number: SQLColumnExpression[Any] = literal_column("conversations.rowid") if by_row else at
-    query = sql_select(ConversationRow, number).order_by(number.desc(), key.desc()).limit(limit + 1)
+    position: SQLColumnExpression[Any] = literal_column("conversations.rowid") if by_row else at
+    query = sql_select(ConversationRow, position).order_by(position.desc(), key.desc()).limit(limit + 1)
     if model:
         query = query.where(col(ConversationRow.model) == model)
-    if before is not None:
-        query = query.where(number < _row(before) if by_row else tuple_(at, key) < tuple_(*_moment(before)))
+    if cursor is not None:
+        query = query.where(
+            position < _parse_row_cursor(cursor) if by_row else tuple_(at, key) < tuple_(*_parse_time_cursor(cursor))
+        )
     rows = session.execute(query).all()
-    found = [ConversationRoute(**row.model_dump()) for row, _ in rows[:limit]]
+    routes = [ConversationRoute(**row.model_dump()) for row, _ in rows[:limit]]
     if len(rows) <= limit:
-        return Decisions(found, None)
-    last, place = rows[limit - 1]
-    return Decisions(found, str(place) if by_row else f"{last.at.isoformat()} {last.id}")
+        return RoutePage(routes, None)
+    last, last_position = rows[limit - 1]
+    return RoutePage(routes, str(last_position) if by_row else f"{last.at.isoformat()} {last.id}")
 
 
-def _row(cursor: str) -> int:
-    """Where SQLite's cursor points to."""
+def _parse_row_cursor(cursor: str) -> int:
+    """Parse a cursor of SQLite: a row id."""
     if not re.fullmatch(r"[0-9]{1,18}", cursor):
-        raise _no_page(cursor)
+        raise _unknown_cursor(cursor)
     return int(cursor)
 
 
-def _moment(cursor: str) -> tuple[datetime, str]:
-    """Where PostgreSQL's cursor points to."""
+def _parse_time_cursor(cursor: str) -> tuple[datetime, str]:
+    """Parse a cursor of PostgreSQL: a time and a conversation id."""
     at, _, name = cursor.partition(" ")
     try:
         return datetime.fromisoformat(at).astimezone(UTC), name
     except (ValueError, OverflowError) as error:
-        raise _no_page(cursor) from error
+        raise _unknown_cursor(cursor) from error
 
 
-def _no_page(cursor: str) -> NotFound:
+def _unknown_cursor(cursor: str) -> NotFound:
     return NotFound("page of decisions behind", cursor, "take `before` from the page before")
 
 
-def _seen(session: Session, since: datetime) -> list[_Seen]:
-    """The newest exchanges, newest first: one is settled after it was made."""
-    parts = [col(getattr(ExchangeRow, name)) for name in _Seen._fields]
-    at, settled = col(ExchangeRow.at), col(ExchangeRow.settled_at)
-    query = sql_select(*parts).where(at > since).limit(MOST)
-    waiting = session.execute(query.where(settled.is_(None)).order_by(at.desc()))
-    rows = [_Seen(*row) for row in waiting]
-    rows += [_Seen(*row) for row in session.execute(query.where(settled > since).order_by(settled.desc()))]
-    return sorted(rows, key=lambda one: one.at, reverse=True)[:MOST]
+def _recent_exchanges(session: Session, since: datetime) -> list[_ExchangeHeader]:
+    """Return the newest exchanges since ``since``, newest first."""
+    # Two queries because the index is (settled_at, at). An exchange is settled after it was made, so those of the last
+    # day are unsettled or were settled within it.
+    parts = [col(getattr(ExchangeRow, name)) for name in _ExchangeHeader._fields]
+    at, settled_at = col(ExchangeRow.at), col(ExchangeRow.settled_at)
+    query = sql_select(*parts).where(at > since).limit(MAX_EXCHANGES)
+    unsettled = session.execute(query.where(settled_at.is_(None)).order_by(at.desc()))
+    rows = [_ExchangeHeader(*row) for row in unsettled]
+    rows += [
+        _ExchangeHeader(*row) for row in session.execute(query.where(settled_at > since).order_by(settled_at.desc()))
+    ]
+    return sorted(rows, key=lambda exchange: exchange.at, reverse=True)[:MAX_EXCHANGES]
 
 
-def _conversations(seen: Sequence[_Seen]) -> Counter[str]:
-    pairs = {(one.model, one.conversation_id) for one in seen}
+def _count_conversations(exchanges: Sequence[_ExchangeHeader]) -> Counter[str]:
+    pairs = {(exchange.model, exchange.conversation_id) for exchange in exchanges}
     return Counter(model for model, _ in pairs)
 
 
-def _judge(session: Session, seen: Sequence[_Seen], models: dict[str, ModelLately]) -> None:
-    """Count the outcomes of what the newest of these became, for every model that answered in it."""
-    became: dict[str, set[str]] = {}
-    for one in seen:
-        if one.trajectory_id is not None and (len(became) < MOST_JUDGED or one.trajectory_id in became):
-            became.setdefault(one.trajectory_id, set()).add(one.model)
-    for ids in _batches(list(became)):
+def _add_outcomes(session: Session, exchanges: Sequence[_ExchangeHeader], models: dict[str, ModelActivity]) -> None:
+    """Add the outcomes of the newest trajectories to every model that answered in them."""
+    models_of: dict[str, set[str]] = {}
+    for exchange in exchanges:
+        if exchange.trajectory_id is not None and (
+            len(models_of) < MAX_OUTCOMES or exchange.trajectory_id in models_of
+        ):
+            models_of.setdefault(exchange.trajectory_id, set()).add(exchange.model)
+    for ids in _batches(list(models_of)):
         query = select(TrajectoryRow.id, TrajectoryRow.outcome).where(col(TrajectoryRow.id).in_(ids))
-        for key, told in session.exec(query):
-            for model in became[key]:
-                outcomes, outcome = models[model].outcomes, Outcome(told)
+        for trajectory_id, outcome_name in session.exec(query):
+            for model in models_of[trajectory_id]:
+                outcomes, outcome = models[model].outcomes, Outcome(outcome_name)
                 outcomes[outcome] = outcomes.get(outcome, 0) + 1
 
 
-def _hear(session: Session, since: datetime, models: dict[str, ModelLately]) -> None:
-    """Give every model the feedback on conversations that it answered in."""
-    query = select(FeedbackRow).order_by(col(FeedbackRow.seq).desc()).limit(MOST_FEEDBACK)
-    said = [row for row in session.exec(query) if row.at > since]
-    answered: dict[str, set[str]] = {}
+def _add_feedback(session: Session, since: datetime, models: dict[str, ModelActivity]) -> None:
+    """Add the newest feedback to every model that answered in the conversation."""
+    query = select(FeedbackRow).order_by(col(FeedbackRow.seq).desc()).limit(MAX_FEEDBACK)
+    rows = [row for row in session.exec(query) if row.at > since]
+    models_of: dict[str, set[str]] = {}
     parts = (ExchangeRow.conversation_id, ExchangeRow.model)
-    for ids in _batches(list({row.conversation_id for row in said})):
-        chosen = (col(ExchangeRow.conversation_id).in_(ids), col(ExchangeRow.shadow_of).is_(None))
-        for conversation_id, model in session.exec(select(*parts).where(*chosen).distinct()):
-            answered.setdefault(conversation_id, set()).add(model)
-    for row in said:
-        for model in answered.get(row.conversation_id, ()):
-            heard = Feedback(**row.model_dump(exclude={"seq", "id"}))
-            models.setdefault(model, ModelLately(model)).feedback.append(heard)
+    for ids in _batches(list({row.conversation_id for row in rows})):
+        is_visible = (col(ExchangeRow.conversation_id).in_(ids), col(ExchangeRow.shadow_of).is_(None))
+        for conversation_id, model in session.exec(select(*parts).where(*is_visible).distinct()):
+            models_of.setdefault(conversation_id, set()).add(model)
+    for row in rows:
+        for model in models_of.get(row.conversation_id, ()):
+            feedback = Feedback(**row.model_dump(exclude={"seq", "id"}))
+            models.setdefault(model, ModelActivity(model)).feedback.append(feedback)
 
 
-def _by_default(session: Session, seen: Sequence[_Seen], since: datetime) -> dict[str, int]:
-    """Why base was given; conversations of other models had a decision of its own."""
-    counted: Counter[str] = Counter()
-    for ids in _batches(list({one.conversation_id for one in seen})):
-        chosen = (col(ConversationRow.id).in_(ids), ConversationRow.why != "", ConversationRow.at > since)
-        counted.update(session.exec(select(ConversationRow.why).where(*chosen)))
-    return dict(sorted(counted.items(), key=lambda one: (-one[1], one[0]))[:REASONS])
+def _default_reasons(session: Session, exchanges: Sequence[_ExchangeHeader], since: datetime) -> dict[str, int]:
+    """Return the most frequent reasons why conversations fell back to the base model."""
+    reasons: Counter[str] = Counter()
+    for ids in _batches(list({item.conversation_id for item in exchanges})):
+        is_default = (col(ConversationRow.id).in_(ids), ConversationRow.why != "", ConversationRow.at > since)
+        reasons.update(session.exec(select(ConversationRow.why).where(*is_default)))
+    return dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))[:MAX_REASONS])
 
 
 def _batches(ids: Sequence[str]) -> Collection[Sequence[str]]:

@@ -16,9 +16,9 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Engine, inspect
 from sqlalchemy.engine import make_url
 
-from agents.llm.question import Purpose, Question, Reply, Said, Spent
+from agents.llm.question import ChatMessage, Purpose, Question, Reply, Usage
 from benchmarks.chaos.postgres import missing
-from store.database import migrate, open_store, reading, session
+from store.database import migrate, open_store, read_session, write_session
 from store.errors import BrokenReference, StoreUnavailable
 from store.records import CycleState, Decision
 from store.repositories import attempts
@@ -34,8 +34,8 @@ from store.repositories.trajectories import (
     list_trajectories,
     save_trajectories,
 )
-from store.schema_version import PATIENCE
-from store.status import CostStanding, standing
+from store.schema_version import DEFAULT_CONNECT_OPTIONS
+from store.status import StageCostStatus, store_status
 from store.tables import Row
 from store.types import Outcome
 from tests.unit.store.chain import CYCLE, FIXING, GATE, later, save_chain, trajectory
@@ -56,58 +56,58 @@ def engine(url: str) -> Iterator[Engine]:
 def test_the_evidence_chain_is_the_same_as_on_sqlite(engine: Engine) -> None:
     lite = open_store("sqlite://")
     for each in (engine, lite):
-        with session(each) as opened:
+        with write_session(each) as opened:
             save_chain(opened)
             save_chain(opened)  # saving twice is no error here either
-    with reading(engine) as here, reading(lite) as there:
+    with read_session(engine) as here, read_session(lite) as there:
         chain = evidence_chain(here, "date-reasoning@v1")
         # NaN is not equal to itself: compare the texts
         assert repr(chain) == repr(evidence_chain(there, "date-reasoning@v1"))
         [newest] = newest_environments(here, limit=9)
         assert [newest] == newest_environments(there, limit=9)
-        assert newest_environments(here, limit=9, after=newest.hash) == []
+        assert newest_environments(here, limit=9, after_hash=newest.hash) == []
         assert chain.missing == []
         assert [gate.result for gate in chain.gates] == [GATE]
 
 
 def test_what_a_model_took_is_added_up_as_on_sqlite(engine: Engine, url: str) -> None:
     purpose = Purpose("c1", "synthesize", "dates")
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
     ledger = StoreLedger(engine, lambda: later(1))
     for number in range(3):
-        asked = Question(purpose, (Said("user", f"{number} \0 \ud800"),))
+        asked = Question(purpose, (ChatMessage("user", f"{number} \0 \ud800"),))
         reply = Reply("half \ud800", "stop", 900, 12, 0.25, 1.5, estimated=number == 0)
         for _ in range(2):
             ledger.keep(f"{number:064}", asked, "m", reply)
     found = ledger.find(f"{0:064}")
     assert found is not None
     assert (found.text, found.estimated) == ("half \ufffd", True)
-    assert ledger.spent(purpose) == Spent(3, 2700, 36, 0.75, 4.5)
-    first, last = standing(url).costs
+    assert ledger.usage(purpose) == Usage(3, 2700, 36, 0.75, 4.5)
+    first, last = store_status(url).costs
     assert (first.stage, first.calls) == ("analyze", 1)
-    assert last == CostStanding("c1", "synthesize", 3, 2700, 36, 0.75, 4.5, 1)
+    assert last == StageCostStatus("c1", "synthesize", 3, 2700, 36, 0.75, 4.5, 1)
 
 
 def test_the_newest_decision_on_a_prompt_counts_as_on_sqlite(engine: Engine, url: str) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
         save_patch(opened, FIXING)
         approve_prompt(opened, Act("ann", "local", later(15), "it reads well"), FIXING.id[:8])
         assert "before" in approve_prompt(opened, Act("bob", "local", later(16)), FIXING.id).said
         reject_prompt(opened, Act("bob", "local", later(17), "half \0 \ud800"), FIXING.id)
-    with reading(engine) as opened:
+    with read_session(engine) as opened:
         found = prompt_decisions(opened)[FIXING.id]
     assert (found.decision, found.who, found.at) == (Decision.REJECTED, "bob", later(17))
-    [told] = standing(url).patches
+    [told] = store_status(url).patches
     assert (told.id, told.decision, told.who) == (FIXING.id, "rejected", "bob")
 
 
 def test_a_trajectory_comes_back_as_it_was(engine: Engine) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_cycle(opened, CYCLE)
         save_trajectories(opened, [trajectory(detail="")])
-    with reading(engine) as opened:
+    with read_session(engine) as opened:
         found = get_trajectory(opened, "t1")
     assert found == trajectory()
     assert list(found.messages[2]["tool_calls"][0]) == ["z", "a"]
@@ -118,7 +118,7 @@ def test_listings_have_one_order_on_both(engine: Engine) -> None:
     lite = open_store("sqlite://")
     orders = []
     for each in (engine, lite):
-        with session(each) as opened:
+        with write_session(each) as opened:
             save_cycle(opened, CYCLE)
             save_trajectories(opened, made)
             orders.append([t.id for t in iterate_trajectories(opened, page=4)])
@@ -129,10 +129,10 @@ def test_listings_have_one_order_on_both(engine: Engine) -> None:
 
 
 def test_infrastructure_outcomes_with_text_that_databases_refuse(engine: Engine) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_cycle(opened, CYCLE)
         save_trajectories(opened, [trajectory(outcome=Outcome.INFRASTRUCTURE, detail="a\x00b\ud800")])
-        assert save_trajectories(opened, [trajectory()]).replaced == ["t1"]
+        assert save_trajectories(opened, [trajectory()]).overwritten == ["t1"]
 
 
 def test_models_and_migrations_agree(engine: Engine) -> None:
@@ -142,12 +142,12 @@ def test_models_and_migrations_agree(engine: Engine) -> None:
 
 
 def test_down_and_up_again_with_data(engine: Engine) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
     migrate(engine, "base")
     assert set(inspect(engine).get_table_names()) <= {"alembic_version"}
     migrate(engine)
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
         assert evidence_chain(opened, "date-reasoning@v1").missing == []
 
@@ -165,20 +165,20 @@ def test_two_that_open_a_new_store_at_once(url: str) -> None:
 
 
 def test_a_reader_sees_one_snapshot(engine: Engine) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_cycle(opened, CYCLE)
-    with reading(engine) as reader:
+    with read_session(engine) as reader:
         assert get_cycle(reader, "c1") == CYCLE
-        with session(engine) as writer:
+        with write_session(engine) as writer:
             set_cycle_state(writer, "c1", CycleState.FAILED, at=later(1))
         reader.expire_all()
         assert get_cycle(reader, "c1") == CYCLE
-    with reading(engine) as reader:
+    with read_session(engine) as reader:
         assert get_cycle(reader, "c1") == replace(CYCLE, state=CycleState.FAILED, finished_at=later(1))
 
 
 def test_errors_are_the_stores_own(engine: Engine, url: str) -> None:
-    with pytest.raises(BrokenReference), session(engine) as opened:
+    with pytest.raises(BrokenReference), write_session(engine) as opened:
         save_trajectories(opened, [trajectory(cycle_id="c9")])
     with pytest.raises(StoreUnavailable, match="does not exist"):
         open_store(url.replace("@/", "@/nothing_"))
@@ -189,24 +189,24 @@ def test_attempts_and_parked_inputs_are_the_same_as_on_sqlite(engine: Engine) ->
     key = attempts.InputKey("train", "dates", "ab")
     stories = []
     for each in (engine, lite):
-        with session(each) as opened:
+        with write_session(each) as opened:
             save_cycle(opened, CYCLE)
             begun = [attempts.begin_attempt(opened, "c1", key, holder="h", at=later(n)) for n in range(3)]
-            attempts.beat_attempt(opened, begun[0].seq, at=later(5), pid=7, progress={"phase": "x", "done": 2})
+            attempts.record_heartbeat(opened, begun[0].seq, at=later(5), pid=7, progress={"phase": "x", "done": 2})
             failed = {"last_lines": ["a \0 and a \ud800"], "detail": "hung"}
             attempts.end_attempt(opened, begun[0].seq, attempts.AttemptState.FAILED, at=later(6), evidence=failed)
-            attempts.park(opened, attempts.ParkedInput("p1", "c1", key, "it \0 hung", {"until_seq": 1}, later(7)))
-        with session(each) as opened:
-            attempts.release(opened, "p1", who="Ada", at=later(8))
-        with reading(each) as opened:
+            attempts.quarantine(opened, attempts.QuarantinedInput("p1", "c1", key, "it \0 hung", {"until_seq": 1}, later(7)))
+        with write_session(each) as opened:
+            attempts.release_quarantined(opened, "p1", actor="Ada", at=later(8))
+        with read_session(each) as opened:
             running, listed = attempts.running_attempts(opened), attempts.list_attempts(opened, key)
             assert [attempt.number for attempt in running] == [2, 3]
-            stories.append((listed, attempts.list_parked(opened, released=True), attempts.find_parked(opened, key)))
+            stories.append((listed, attempts.list_quarantined(opened, released=True), attempts.find_quarantined(opened, key)))
     assert stories[0] == stories[1]
 
 
 def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PATIENCE, "connect_timeout", 2)
+    monkeypatch.setitem(DEFAULT_CONNECT_OPTIONS, "connect_timeout", 2)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         url = f"postgresql://traced@127.0.0.1:{deaf.getsockname()[1]}/traced"
         with pytest.raises(StoreUnavailable, match="timeout expired"):

@@ -9,14 +9,14 @@ import pytest
 from sqlalchemy import Engine, text
 
 from benchmarks.chaos.postgres import missing
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.records import ConversationRoute, Exchange, Feedback
 from store.repositories import serving
 from store.repositories.capabilities import count_labelled, save_labels
-from store.repositories.traffic import Served, served
-from store.repositories.trajectories import get_trajectory, hold, newest_judged, rejudge_trajectory, save_trajectories
-from store.repositories.trajectory_pages import Wanted, trajectory_page
-from store.status import RouterStanding, standing
+from store.repositories.traffic import ModelTraffic, model_traffic
+from store.repositories.trajectories import get_trajectory, lock_outcomes, newest_judged_ids, update_outcome, save_trajectories
+from store.repositories.trajectory_pages import PageFilter, trajectory_page
+from store.status import RouterStatus, store_status
 from store.types import Label, Outcome, Verdict
 from tests.unit.store.chain import CAPABILITY, T0, save_chain, trajectory
 
@@ -31,14 +31,14 @@ def fill(store: Engine) -> None:
         Exchange(f"e{n}", f"c{n % 4}", NOW - n * HOUR, "base" if n % 2 else "d@v1", 502 if n == 3 else 200, 0.1)
         for n in range(28)
     ]
-    with session(store) as opened:
+    with write_session(store) as opened:
         save_chain(opened)
         kinds = [Outcome.FAILURE, Outcome.SUCCESS, Outcome.UNKNOWN]
         save_trajectories(
             opened, [trajectory(f"r{n}", kinds[n % 3], split="", cycle_id=None, turns=[]) for n in range(6)]
         )
         serving.save_exchanges(opened, made)
-        serving.settle(opened, {one.id: f"r{n % 6}" for n, one in enumerate(made) if n > 1}, at=NOW)
+        serving.settle_exchanges(opened, {one.id: f"r{n % 6}" for n, one in enumerate(made) if n > 1}, at=NOW)
         reasons = ["", "no engine answers"]
         serving.save_routes(
             opened, [ConversationRoute(f"c{n}", "base", {}, 0.1, reasons[n % 2], NOW) for n in range(4)]
@@ -46,11 +46,11 @@ def fill(store: Engine) -> None:
         serving.save_feedback(opened, Feedback("c1", NOW, score=0.7))
 
 
-def told(store: Engine, url: str) -> tuple[RouterStanding, list[str], list[str], Served, tuple[int, int]]:
-    stands = standing(url, NOW)
-    with reading(store) as opened:
-        newest = newest_judged(opened, "desk", "base", limit=3)
-        return stands.router, stands.fitting, newest, served(opened, "base"), count_labelled(opened, "c1")
+def told(store: Engine, url: str) -> tuple[RouterStatus, list[str], list[str], ModelTraffic, tuple[int, int]]:
+    stands = store_status(url, NOW)
+    with read_session(store) as opened:
+        newest = newest_judged_ids(opened, "desk", "base", limit=3)
+        return stands.router, stands.fitting, newest, model_traffic(opened, "base"), count_labelled(opened, "c1")
 
 
 def test_it_says_what_sqlite_says_whatever_the_servers_time_zone(url: str, tmp_path: Path) -> None:
@@ -76,12 +76,12 @@ def test_feedback_waits_for_an_analysis_that_is_about_to_cite_the_trajectory(url
     answers: list[bool] = []
 
     def judge() -> None:
-        with session(store) as opened:
+        with write_session(store) as opened:
             stored = get_trajectory(opened, "r0")
-            answers.append(rejudge_trajectory(opened, replace(stored, outcome=Outcome.SUCCESS)))
+            answers.append(update_outcome(opened, replace(stored, outcome=Outcome.SUCCESS)))
 
-    with session(store) as opened:
-        assert hold(opened, ["r0", "gone"]) == {"r0": Outcome.FAILURE}
+    with write_session(store) as opened:
+        assert lock_outcomes(opened, ["r0", "gone"]) == {"r0": Outcome.FAILURE}
         late = threading.Thread(target=judge)
         late.start()
         late.join(0.3)
@@ -89,7 +89,7 @@ def test_feedback_waits_for_an_analysis_that_is_about_to_cite_the_trajectory(url
         save_labels(opened, "c1", [Label("r0", CAPABILITY.name, 5, Verdict.LACKING)])
     late.join(20)
     assert answers == [False]
-    with reading(store) as opened:
+    with read_session(store) as opened:
         assert get_trajectory(opened, "r0").outcome is Outcome.FAILURE
     store.dispose()
 
@@ -97,20 +97,20 @@ def test_feedback_waits_for_an_analysis_that_is_about_to_cite_the_trajectory(url
 def test_pages_of_trajectories_hold_what_sqlites_hold(url: str, tmp_path: Path) -> None:
     there, here = open_store(sqlite_url(tmp_path / "traced.db")), open_store(url)
     asked = [
-        Wanted(),
-        Wanted(source="desk", outcome=Outcome.FAILURE),
-        Wanted(text="i AM r"),
-        Wanted(text="GDAŃSK"),
-        Wanted(text="tool_calls"),
-        Wanted(cycle_id="c1", capability=CAPABILITY.name, verdict=Verdict.LACKING),
+        PageFilter(),
+        PageFilter(source="desk", outcome=Outcome.FAILURE),
+        PageFilter(text="i AM r"),
+        PageFilter(text="GDAŃSK"),
+        PageFilter(text="tool_calls"),
+        PageFilter(cycle_id="c1", capability=CAPABILITY.name, verdict=Verdict.LACKING),
     ]
     found = []
     for store in (there, here):
         fill(store)
         said = [{"role": "user", "content": "nach \udcff Gdańsk"}]
-        with session(store) as opened:
+        with write_session(store) as opened:
             save_trajectories(opened, [trajectory("far", source="zoo", messages=said)])
-        with reading(store) as opened:
+        with read_session(store) as opened:
             first = [trajectory_page(opened, wanted, limit=4) for wanted in asked]
             rest = [trajectory_page(opened, wanted, limit=9, after="r1") for wanted in asked]
             found.append((first, rest))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.config.settings import configuration, for_children, load_settings, template, valid_keys
+from traced.config.settings import configuration, child_environment, load_settings, template, valid_keys
 from traced.core.errors import ConfigError
 
 
@@ -191,7 +191,7 @@ def test_what_the_command_line_of_a_service_says_holds_for_its_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pairs = ["engine.threads=1", 'store.url = "sqlite:////elsewhere/x.db"', "training.lr=0.5"]
-    for name, value in for_children(pairs).items():
+    for name, value in child_environment(pairs).items():
         monkeypatch.setenv(name, value)
     child = load_settings(tmp_path, {"training.lr": 0.25})  # the cycle's own settings come first
     assert (child.threads, child.store_url, child.training.lr) == (1, "sqlite:////elsewhere/x.db", 0.25)

@@ -1,14 +1,7 @@
-"""The daemon's log: JSON lines or console, one way for structlog and for the standard library's loggers.
+"""Log of the daemon: JSON lines or console, for structlog and the standard library's loggers alike.
 
-Invariants: every line of every logger (uvicorn, apscheduler and sqlalchemy write to the standard library's) passes
-``redaction`` as its last step before it is rendered, traceback and all. Cycle, stage and capability are bound by
-``working_on`` to whatever is logged inside it, in tasks and threads (``asyncio.to_thread``) started there too. Times
-are UTC. A log that cannot be written (disk full, closed pipe) is said once per failure on stderr by type of error only,
-and ends nothing.
-
-Not covered: servers that set handlers of their own (give uvicorn ``log_config=None``), the logs of child processes, and
-what a program prints. Chatty libraries speak from warnings upward, whatever the level: httpx would log URLs that are
-secrets (webhooks), sqlalchemy the parameters of statements.
+Every record is redacted as the last step before rendering, traceback included; times are UTC. Not covered: servers with
+handlers of their own (give uvicorn ``log_config=None``), logs of child processes, printed output.
 """
 
 import logging
@@ -29,27 +22,32 @@ from traced.config.service_sections import LogSection
 from traced.core.errors import DataDirectoryUnusable
 from traced.core.redaction import redacted
 
+# Limited to warnings at any level: httpx would log URLs of webhooks, which are secrets, sqlalchemy statement
+# parameters.
 CHATTY = (
     *("httpx", "httpx2", "httpcore", "httpcore2", "openai", "urllib3", "uvicorn.access"),
     *("apscheduler", "sqlalchemy", "alembic", "docker", "asyncio"),
 )
-COPIES = ("message", "asctime", "color_message")  # of the text: left on a record by other formatters, and by uvicorn
-FIRST = ("at", "level", "logger", "event")
+# Copies of the text that other formatters and uvicorn leave on a record.
+TEXT_COPIES = ("message", "asctime", "color_message")
+FIRST_KEYS = ("at", "level", "logger", "event")
 Event = MutableMapping[str, Any]
 
 
 def configure(
     settings: LogSection, data_dir: Path, *, now: Callable[[], datetime], stream: TextIO | None = None
 ) -> None:
-    """Send every logger's lines to ``stream`` (stderr) and, where ``log.file`` names one, to that file as JSON.
+    """Send the records of all loggers to ``stream`` (stderr), and as JSON to the file in the settings.
 
-    Called again (a reload) it replaces what it set up before. Raises ``DataDirectoryUnusable`` where the file cannot be
-    opened.
+    A second call (on reload) replaces the handlers of the first.
+
+    Raises:
+        DataDirectoryUnusable: the file cannot be opened.
     """
-    before = [_stamped(now), merge_contextvars, add_log_level, add_logger_name]
-    handlers = _handlers(settings, data_dir, stream or sys.stderr, [*before, ExtraAdder(), _without_copies])
+    pre_chain = [_timestamper(now), merge_contextvars, add_log_level, add_logger_name]
+    handlers = _handlers(settings, data_dir, stream or sys.stderr, [*pre_chain, ExtraAdder(), _drop_text_copies])
     root = logging.getLogger()
-    for old in [handler for handler in root.handlers if isinstance(handler, _Quiet)]:
+    for old in [handler for handler in root.handlers if isinstance(handler, _RedactingHandler)]:
         root.removeHandler(old)
         old.close()
     for handler in handlers:
@@ -58,25 +56,26 @@ def configure(
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
     structlog.configure(
-        processors=[filter_by_level, *before, ProcessorFormatter.wrap_for_formatter],
+        processors=[filter_by_level, *pre_chain, ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
     )
 
 
 @contextmanager
-def working_on(cycle_id: str, stage: str = "", capability: str = "") -> Iterator[None]:
-    """Put these ids on everything that is logged in the body."""
+def bind_ids(cycle_id: str, stage: str = "", capability: str = "") -> Iterator[None]:
+    """Add these ids to all records of the block, including those of tasks and threads started in it."""
     ids = {"cycle_id": cycle_id, "stage": stage, "capability": capability}
     with bound_contextvars(**{name: value for name, value in ids.items() if value}):
         yield
 
 
-class _Quiet(logging.Handler):
-    """A handler of ours: one that cannot write says the kind of error and never the record, which is not redacted."""
+class _RedactingHandler(logging.Handler):
+    """A handler that reports a failed write by the type of its error only."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say on stderr that a line was lost."""
+        """Report on stderr that a line was lost."""
+        # The default implementation would print the record, which is not redacted.
         if sys.stderr:
             kind = getattr(sys.exc_info()[0], "__name__", "unknown")
             try:
@@ -85,11 +84,11 @@ class _Quiet(logging.Handler):
                 return
 
 
-class _Stream(_Quiet, logging.StreamHandler[TextIO]):
+class _StreamHandler(_RedactingHandler, logging.StreamHandler[TextIO]):
     pass
 
 
-class _File(_Quiet, logging.handlers.RotatingFileHandler):
+class _FileHandler(_RedactingHandler, logging.handlers.RotatingFileHandler):
     pass
 
 
@@ -97,7 +96,7 @@ def _handlers(settings: LogSection, data_dir: Path, stream: TextIO, foreign: lis
     colours = stream.isatty()
     as_json = settings.format == "json" or (settings.format == "auto" and not colours)
     console = structlog.dev.ConsoleRenderer(colors=colours, exception_formatter=structlog.dev.plain_traceback)
-    handlers: list[logging.Handler] = [_Stream(stream)]
+    handlers: list[logging.Handler] = [_StreamHandler(stream)]
     handlers[0].setFormatter(_formatter(structlog.processors.JSONRenderer() if as_json else console, foreign))
     if settings.file:
         file = _file(data_dir / settings.file, settings)
@@ -110,23 +109,23 @@ def _formatter(renderer: Processor, foreign: list[Processor]) -> ProcessorFormat
     steps: list[Processor] = [
         ProcessorFormatter.remove_processors_meta,
         structlog.processors.format_exc_info,
-        _clean,
+        _redact,
         renderer,
     ]
     return ProcessorFormatter(processors=steps, foreign_pre_chain=foreign)
 
 
-def _file(path: Path, settings: LogSection) -> _File:
+def _file(path: Path, settings: LogSection) -> _FileHandler:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _File(path, maxBytes=settings.file_mb * 2**20, backupCount=settings.files_kept, encoding="utf-8")
+        return _FileHandler(path, maxBytes=settings.file_mb * 2**20, backupCount=settings.files_kept, encoding="utf-8")
     except OSError as error:
         raise DataDirectoryUnusable(
-            f"the log file {path} cannot be opened: {error.strerror}", hint='correct it, or set log.file = ""'
+            f"the log file {path} cannot be opened: {error.strerror}", hint='fix its permissions, or set log.file = ""'
         ) from error
 
 
-def _stamped(now: Callable[[], datetime]) -> Processor:
+def _timestamper(now: Callable[[], datetime]) -> Processor:
     def stamp(_logger: Any, _method: str, event: Event) -> Event:
         event["at"] = now().isoformat(timespec="milliseconds")
         return event
@@ -134,12 +133,12 @@ def _stamped(now: Callable[[], datetime]) -> Processor:
     return stamp
 
 
-def _without_copies(_logger: Any, _method: str, event: Event) -> Event:
-    for copy in COPIES:
+def _drop_text_copies(_logger: Any, _method: str, event: Event) -> Event:
+    for copy in TEXT_COPIES:
         event.pop(copy, None)
     return event
 
 
-def _clean(_logger: Any, _method: str, event: Event) -> Event:
-    first = {name: event[name] for name in FIRST if name in event}
-    return dict(redacted({**first, **event}))
+def _redact(_logger: Any, _method: str, event: Event) -> Event:
+    leading = {name: event[name] for name in FIRST_KEYS if name in event}
+    return dict(redacted({**leading, **event}))

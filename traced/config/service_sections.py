@@ -1,16 +1,6 @@
-"""The settings of the router that agents point at, ``[serving]``.
+"""Settings of the service: devices, control API, triggers, log, executor, notifications, retention and the router.
 
-The settings of devices: ``[devices]``.
-
-The settings of the control API, ``[api]``, and of what begins a cycle by itself, ``[triggers]``.
-
-The settings of the daemon's life on a host: ``[log]`` and ``[service]``.
-
-The settings of the executor: ``[executor]``.
-
-The settings of notifications: ``[notify]``.
-
-The settings of retention: ``[retention]``.
+Class docstrings and field descriptions are shown to users by ``traced init``.
 """
 
 import re
@@ -26,117 +16,118 @@ Zone = Annotated[str, AfterValidator(valid_zone)]
 
 
 class DevicesSection(Section):
-    """When a device is idle, so that training may begin on it; serving asks for it back at any time."""
+    """Devices for training: when one counts as idle; serving can request it back at any time."""
 
     train_on: str = Field(
         default="cpu",
-        description='what training leases: "cpu", where it computes as yet; "cuda", a GPU\'s UUID, "auto" (GPUs first)',
+        description='device that training leases: "cpu", "cuda", the UUID of a GPU, or "auto" (GPUs first)',
     )
-    idle_s: float = Field(default=60.0, ge=0, description="seconds for which everything below has to hold")
-    poll_s: float = Field(default=5.0, gt=0, description="seconds between two looks, and between two heartbeats")
-    busy_s: float = Field(default=30.0, ge=0, description="seconds of foreign load after which training gives way")
+    idle_s: float = Field(default=60.0, ge=0, description="seconds for which a device must be idle before training")
+    poll_s: float = Field(default=5.0, gt=0, description="seconds between two measurements, and between two heartbeats")
+    busy_s: float = Field(default=30.0, ge=0, description="seconds of foreign load after which training is preempted")
     yield_s: float = Field(
         default=300.0,
         ge=0,
-        description="seconds for training to reach a checkpoint when it gives way; then it is stopped",
+        description="seconds for a preempted training to reach a checkpoint; then it is stopped",
     )
-    gpu_utilisation: Share = Field(default=0.10, description="greatest utilisation of an idle GPU")
-    gpu_memory: Share = Field(default=0.10, description="greatest share of an idle GPU's memory in use, by anyone")
-    gpu_foreign: int = Field(default=0, ge=0, description="processes of others that an idle GPU may have")
-    cpu_utilisation: Share = Field(default=0.25, description="greatest share of all cores that others use")
-    cpu_memory: Share = Field(default=0.80, description="greatest share of the machine's memory in use, by anyone")
+    gpu_utilisation: Share = Field(default=0.10, description="maximum utilisation of an idle GPU")
+    gpu_memory: Share = Field(default=0.10, description="maximum share of used memory of an idle GPU")
+    gpu_foreign: int = Field(default=0, ge=0, description="maximum number of foreign processes on an idle GPU")
+    cpu_utilisation: Share = Field(default=0.25, description="maximum share of all cores used by other processes")
+    cpu_memory: Share = Field(default=0.80, description="maximum share of used memory of the machine")
     train_hours: Hours = Field(
-        default="", description='local hours in which training may begin, "22:00-06:00, 12:30-13:30"; "" is always'
+        default="", description='local hours in which training may start, "22:00-06:00, 12:30-13:30"; "": always'
     )
-    quiet_hours: Hours = Field(default="", description="local hours in which training neither begins nor goes on")
-    time_zone: Zone = Field(default="", description='of these hours, e.g. "Europe/Berlin"; "" is the machine\'s')
+    quiet_hours: Hours = Field(default="", description="local hours in which training neither starts nor continues")
+    time_zone: Zone = Field(default="", description='time zone of these hours, e.g. "Europe/Berlin"; "": local time')
     lease_ttl_s: float = Field(
-        default=120.0, ge=1, description="seconds without a heartbeat after which a device's lease lapses"
+        default=120.0, ge=1, description="seconds without a heartbeat after which the lease of a device expires"
     )
 
 
-def _cron(expression: str) -> str:
+def _validate_cron(expression: str) -> str:
     if expression:
-        from traced.core.schedule import cron_trigger  # the scheduler's library is not for every verb
+        # Imports APScheduler, which most commands do not need.
+        from traced.core.schedule import cron_trigger
 
         cron_trigger(expression, None)
     return expression
 
 
 class ApiSection(Section):
-    """The control API; the Unix socket in the data directory is always there, for the daemon's own user."""
+    """The control API; the user of the daemon can always use the Unix socket in the data directory."""
 
-    host: str = Field(default="127.0.0.1", description="address to listen on, if a port is given")
-    port: int = Field(default=0, ge=0, le=65535, description="TCP port; 0 is none. A token is needed for it")
-    operator_token_file: str = Field(default="", description="file that holds the token of those who may decide")
-    read_token_file: str = Field(default="", description="file that holds the token of those who may only look")
+    host: str = Field(default="127.0.0.1", description="address to listen on if a port is set")
+    port: int = Field(default=0, ge=0, le=65535, description="TCP port, which needs a token; 0: none")
+    operator_token_file: str = Field(default="", description="file with the token for full access")
+    read_token_file: str = Field(default="", description="file with the token for read-only access")
 
 
 class TriggersSection(Section):
-    """What begins a cycle by itself; all are off by default, and any of those that are on begins one."""
+    """Triggers that start a cycle automatically; each is off by default."""
 
-    cron: Annotated[str, AfterValidator(_cron)] = Field(
-        default="", description='minute hour day month weekday, e.g. "0 3 * * 1-5"; "" is off'
+    cron: Annotated[str, AfterValidator(_validate_cron)] = Field(
+        default="", description='minute hour day month weekday, e.g. "0 3 * * 1-5"; "": off'
     )
     time_zone: Zone = Field(
-        default="", description='of the cron expression, e.g. "Europe/Berlin"; "" is the machine\'s'
+        default="", description='time zone of the cron expression, e.g. "Europe/Berlin"; "": local time'
     )
-    interval_h: float = Field(default=0.0, ge=0, description="hours from one cycle by the clock to the next; 0 is off")
+    interval_h: float = Field(default=0.0, ge=0, description="hours between two cycles started by the clock; 0: off")
     trajectories: int = Field(
-        default=0, ge=0, description="trajectories reported since the last cycle began, its own aside; 0 is off"
+        default=0, ge=0, description="new production trajectories since the start of the last cycle; 0: off"
     )
-    failure_rate: Share = Field(default=0.0, description="share of failures among the newest of those; 0 is off")
-    window: Positive = Field(default=200, description="how many of the newest the failure rate is taken over")
+    failure_rate: Share = Field(default=0.0, description="share of failures among the newest of those; 0: off")
+    window: Positive = Field(default=200, description="number of newest trajectories for the failure rate")
 
 
 class LogSection(Section):
     """The daemon's log."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="least level that is logged"
-    )
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="minimum level")
     format: Literal["auto", "json", "console"] = Field(
-        default="auto", description="auto is console on a terminal, JSON lines elsewhere"
+        default="auto", description='"auto": console on a terminal, otherwise JSON lines'
     )
-    file: str = Field(default="", description='also to this file below the data directory, as JSON; "" is none')
+    file: str = Field(default="", description='additional JSON log file, relative to the data directory; "": none')
     file_mb: Positive = Field(default=10, description="size at which the file is rotated, MiB")
-    files_kept: Positive = Field(default=5, description="rotated files kept")
+    files_kept: Positive = Field(default=5, description="number of rotated files to keep")
 
 
 class ServiceSection(Section):
-    """How the daemon stops, and how long its loop may be silent."""
+    """Shutdown and watchdog of the daemon."""
 
     drain_s: float = Field(
-        default=120.0, gt=0, description="seconds from SIGTERM to the next safe point, then it is cut short"
+        default=120.0, gt=0, description="seconds after SIGTERM to reach a safe point; then work is cancelled"
     )
     watchdog_s: Positive = Field(
-        default=60, description="seconds without a sign of life from the working loop before systemd restarts it"
+        default=60, description="seconds without a heartbeat of the event loop after which systemd restarts the daemon"
     )
 
 
 class ExecutorSection(Section):
-    """Stages as child processes: when one is ended, when it is tried again, when its input is parked."""
+    """Child processes of the stages: limits, retries and quarantine of inputs."""
 
-    heartbeat_s: float = Field(default=120.0, gt=0, description="seconds of silence after which a child counts as hung")
+    heartbeat_s: float = Field(
+        default=120.0, gt=0, description="seconds without a heartbeat after which a child counts as hung"
+    )
     progress_s: float = Field(
-        default=3600.0, ge=0, description="seconds without progress after which a child counts as stuck; 0 is no limit"
+        default=3600.0, ge=0, description="seconds without progress after which a child counts as stuck; 0: no limit"
     )
     memory_mb: int = Field(
-        default=0, ge=0, description="memory of a child and what it starts, MiB; 0 is nine tenths of what there is"
+        default=0, ge=0, description="memory limit of a child and its children, MiB; 0: 90 % of the available memory"
     )
     grace_s: float = Field(default=15.0, gt=0, description="seconds for an orderly stop before a child is killed")
-    log_mb: Positive = Field(default=20, description="log of one stage, MiB; older lines are dropped")
-    failures: Positive = Field(default=3, description="failures on the same input after which it is parked")
+    log_mb: Positive = Field(default=20, description="maximum log of one stage, MiB; older lines are dropped")
+    failures: Positive = Field(default=3, description="failures on the same input after which it is quarantined")
     backoff_s: float = Field(default=5.0, gt=0, description="seconds before the second attempt")
-    backoff_factor: float = Field(default=2.0, ge=1, description="growth of that with every attempt that fails")
-    backoff_cap_s: float = Field(default=900.0, gt=0, description="longest wait between two attempts, seconds")
+    backoff_factor: float = Field(default=2.0, ge=1, description="factor of the wait after every failed attempt")
+    backoff_cap_s: float = Field(default=900.0, gt=0, description="maximum wait between two attempts, seconds")
 
 
 HookName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
 
 
 class WebhookSettings(Section):
-    """Where to POST notices; ``name`` is what the store remembers deliveries by, so keep it when the URL changes."""
+    """A URL to which notices are sent by POST; deliveries are stored by ``name``, so keep it when the URL changes."""
 
     name: HookName
     url: str = Field(pattern=r"^https?://")
@@ -144,7 +135,7 @@ class WebhookSettings(Section):
 
 
 class CommandSettings(Section):
-    """A program that gets each notice as JSON on its standard input."""
+    """A program that receives each notice as JSON on its standard input."""
 
     name: HookName
     argv: tuple[str, ...] = Field(min_length=1)
@@ -154,7 +145,7 @@ Hook = WebhookSettings | CommandSettings
 
 
 class NotifySection(Section):
-    """Who is told when a person is needed or something is parked."""
+    """Notifications when a decision is needed or an input is quarantined."""
 
     webhooks: tuple[WebhookSettings, ...] = Field(
         default=(), description='e.g. [{name = "ops", url = "https://...", secret_file = "/run/secrets/webhook"}]'
@@ -163,9 +154,9 @@ class NotifySection(Section):
         default=(), description='e.g. [{name = "mail", argv = ["/usr/local/bin/tell"]}]; JSON on standard input'
     )
     timeout_s: float = Field(default=10.0, gt=0, description="seconds for one delivery")
-    tries: Positive = Field(default=12, description="deliveries tried before one is given up")
-    backoff_s: float = Field(default=15.0, gt=0, description="seconds before the second try; they double each time")
-    backoff_cap_s: float = Field(default=3600.0, gt=0, description="longest wait between two tries, seconds")
+    tries: Positive = Field(default=12, description="maximum number of attempts per delivery")
+    backoff_s: float = Field(default=15.0, gt=0, description="seconds before the second attempt; doubled each time")
+    backoff_cap_s: float = Field(default=3600.0, gt=0, description="maximum wait between two attempts, seconds")
 
     @property
     def hooks(self) -> list[Hook]:
@@ -179,16 +170,16 @@ class NotifySection(Section):
 
     @model_validator(mode="after")
     def _names_differ(self) -> "NotifySection":
-        twice = sorted({name for name in self.names if self.names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two hooks are named {twice[0]!r}; deliveries are remembered by name")
+        duplicates = sorted({name for name in self.names if self.names.count(name) > 1})
+        if duplicates:
+            raise ValueError(f"two hooks are named {duplicates[0]!r}; deliveries are stored by name")
         return self
 
 
 def valid_time_of_day(text: str) -> str:
-    """``text`` itself, "" or HH:MM; for a setting. Raises ``ValueError``."""
+    """Validate a setting: "" or HH:MM; raises ``ValueError``."""
     if text and not re.fullmatch(r"([01]\d|2[0-3]):[0-5]\d", text):
-        raise ValueError(f"{text!r} is no time of the day; write HH:MM, e.g. 03:30")
+        raise ValueError(f"{text!r} is not a time of day; write HH:MM, e.g. 03:30")
     return text
 
 
@@ -197,84 +188,88 @@ TimeOfDay = Annotated[str, AfterValidator(valid_time_of_day)]
 
 
 class RetentionSection(Section):
-    """How long what is no evidence is kept (traced prune); days count from a cycle's end, 0 keeps for ever."""
+    """Retention of data that is not evidence (`traced prune`), in days since the end of its cycle; 0: for ever."""
 
-    keep_cycles: Days = Field(default=3, description="newest ended cycles of each target that are left whole")
+    keep_cycles: Days = Field(default=3, description="newest ended cycles of each target that are kept completely")
     turns_days: Days = Field(default=30, description="token ids and log-probs of trajectories")
     trajectories_days: Days = Field(
-        default=180, description="trajectories that no label, gate or routing refers to; language models' replies"
+        default=180, description="trajectories without a label, gate or routing choice; replies of language models"
     )
-    checkpoints_days: Days = Field(default=7, description="checkpoints of finished trainings, steps of the graph")
-    runs_days: Days = Field(default=365, description="folders of runs without a live adapter (reports, plots)")
-    logs_days: Days = Field(default=30, description="logs that were not written to since")
+    checkpoints_days: Days = Field(default=7, description="checkpoints of finished trainings and of the graph")
+    runs_days: Days = Field(default=365, description="run folders without a live adapter (reports, plots)")
+    logs_days: Days = Field(default=30, description="log files, since they were last written")
     prune_at: TimeOfDay = Field(
-        default="", description='local time (devices.time_zone) at which the service prunes daily, "03:30"; "" is never'
+        default="", description='local time (devices.time_zone) at which the service prunes daily, "03:30"; "": never'
     )
-    events_days: Days = Field(default=90, description="the service's events, attempts and notices")
+    events_days: Days = Field(default=90, description="events, attempts and notices of the service")
     conversations_days: Days = Field(
-        default=180, description="the router's conversations: trajectories without evidence, decisions, feedback"
+        default=180, description="conversations of the router: trajectories without evidence, decisions, feedback"
     )
 
 
-def _pattern(text: str) -> str:
+def _validate_pattern(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"no regular expression: {error}") from error
+        raise ValueError(f"not a regular expression: {error}") from error
     return text
 
 
-Pattern = Annotated[str, AfterValidator(_pattern)]
+Pattern = Annotated[str, AfterValidator(_validate_pattern)]
 
 
 class ServingSection(Section):
-    """The router that agents point at, and the engines behind it."""
+    """The router (an OpenAI-compatible endpoint) and its engines."""
 
-    with_service: bool = Field(default=False, description="whether traced up runs the router too")
+    with_service: bool = Field(default=False, description="whether `traced up` runs the router as well")
     host: str = Field(default="127.0.0.1", description="address to listen on")
-    port: int = Field(default=8100, ge=0, le=65535, description="TCP port; 0 is any free one")
+    port: int = Field(default=8100, ge=0, le=65535, description="TCP port; 0: any free one")
     engine: Literal["embedded", "vllm", "external"] = Field(
         default="embedded",
-        description='"embedded" (small models), "vllm" (started by traced), or "external": the URLs below',
+        description='"embedded" (small models), "vllm" (started by traced), or "external" (the URLs below)',
     )
     vllm_args: list[str] = Field(
-        default=[], description='more flags of vLLM, e.g. ["--gpu-memory-utilization=0.6"]; they win over traced\'s'
+        default=[], description='additional vLLM flags, e.g. ["--gpu-memory-utilization=0.6"]; they override traced\'s'
     )
-    vllm_python: str = Field(default="", description='Python that has vLLM; "" is the one that runs traced')
-    tool_parser: str = Field(default="hermes", description='how the model writes tool calls (vLLM); "" is none')
-    engines: list[str] = Field(default=[], description='vLLM servers, e.g. ["http://127.0.0.1:8000"]')
-    engine_key_file: str = Field(default="", description="file that holds the engines' API key")
+    vllm_python: str = Field(default="", description='Python interpreter with vLLM; "": the one that runs traced')
+    tool_parser: str = Field(default="hermes", description='parser of tool calls (vLLM); "": none')
+    engines: list[str] = Field(default=[], description='URLs of vLLM servers, e.g. ["http://127.0.0.1:8000"]')
+    engine_key_file: str = Field(default="", description="file with the API key of the engines")
     max_adapters: Positive = Field(
-        default=8, description="adapters that an engine holds at once; vLLM's --max-loras, never more"
+        default=8, description="maximum adapters loaded in an engine; at most --max-loras of vLLM"
     )
-    timeout_s: float = Field(default=600.0, gt=0, description="seconds that an engine may be silent")
-    routing_timeout_s: float = Field(default=2.0, gt=0, description="seconds for a decision; then it is the base")
-    body_mb: Positive = Field(default=16, description="greatest request, MiB")
-    concurrency: Positive = Field(default=256, description="requests at the engines at once")
-    queue: int = Field(default=1024, ge=0, description="requests that wait for that; more are answered with 429")
-    queue_s: float = Field(default=30.0, gt=0, description="seconds a request may wait")
+    timeout_s: float = Field(default=600.0, gt=0, description="maximum seconds without data from an engine")
+    routing_timeout_s: float = Field(
+        default=2.0, gt=0, description="seconds for a routing decision; then the base model serves"
+    )
+    body_mb: Positive = Field(default=16, description="maximum size of a request, MiB")
+    concurrency: Positive = Field(default=256, description="concurrent requests at the engines")
+    queue: int = Field(default=1024, ge=0, description="requests that may wait; further ones get status 429")
+    queue_s: float = Field(default=30.0, gt=0, description="maximum seconds that a request waits")
     busy_requests: int = Field(
-        default=16, ge=0, description="requests at once, for busy_s, at which trainings are asked for their devices"
+        default=16, ge=0, description="concurrent requests at which training has to release its devices; 0: never"
     )
-    busy_s: float = Field(default=5.0, ge=0, description="seconds of such load; busy_requests = 0 never asks")
-    devices: list[str] = Field(default=[], description='devices that serving uses, e.g. ["cpu"]; none: all')
+    busy_s: float = Field(default=5.0, ge=0, description="seconds for which that load must last")
+    devices: list[str] = Field(default=[], description='devices that serving uses, e.g. ["cpu"]; empty: all')
     sleep_for_training: bool = Field(
-        default=False, description="vLLM sleeps while a training holds one of these devices; requests get 503 meanwhile"
+        default=False, description="let vLLM sleep while a training uses one of these devices; requests get status 503"
     )
     redact: list[Pattern] = Field(
-        default=[], description="regular expressions; what matches is taken out before anything is stored"
+        default=[], description="regular expressions; matches are removed before anything is stored"
     )
     redact_fields: list[str] = Field(
-        default=[], description='names of fields that are not stored, of requests and in tools\' JSON, e.g. ["email"]'
+        default=[], description='fields of requests and of the tools\' JSON that are not stored, e.g. ["email"]'
     )
-    record: Share = Field(default=1.0, description="share of the conversations that are recorded")
+    record: Share = Field(default=1.0, description="share of the conversations that is recorded")
     span_wait_s: float = Field(
-        default=60.0, ge=0, description="seconds that a span sent by OpenTelemetry may wait for log records of its own"
+        default=60.0, ge=0, description="seconds that an OpenTelemetry span waits for its log records"
     )
-    silence_s: float = Field(default=900.0, ge=0, description="seconds of silence after which a conversation has ended")
+    silence_s: float = Field(
+        default=900.0, ge=0, description="seconds without a request after which a conversation ends"
+    )
     success_labels: list[str] = Field(
-        default=["success", "good", "thumbs_up"], description="labels of feedback that mean a success"
+        default=["success", "good", "thumbs_up"], description="feedback labels that mean success"
     )
     failure_labels: list[str] = Field(
-        default=["failure", "bad", "thumbs_down"], description="labels of feedback that mean a failure"
+        default=["failure", "bad", "thumbs_down"], description="feedback labels that mean failure"
     )

@@ -1,13 +1,9 @@
-"""Settings of one data directory: defaults < ``traced.toml`` < environment (``TRACED_TRAINING__LR``) < command line.
+"""Settings of a data directory: defaults < ``traced.toml`` < environment (``TRACED_TRAINING__LR``) < command line.
 
-Invariants: every key has a default and a description, and ``template()`` is generated from them, so that the file
-``traced init`` writes cannot drift from the code. The data directory itself is not a key of the file, because the file
-is looked up in it: ``--data-dir``, then ``TRACED_DATA_DIR``, then ``./traced-data``. A ``traced.toml`` in the data
-directory wins over one in the working directory; the two are never merged.
-
-How it fails: ``ConfigError`` names the key, the value, the file (or variable, or option) it came from and, for an
-unknown key, the nearest valid one. Not covered: secrets; keys that end in ``_file`` name the
-files that hold them.
+A ``traced.toml`` in the data directory takes precedence over one in the working directory; the two are never merged.
+The data directory itself is not a key of the file, because the file is looked up in it. Secrets are not settings: keys
+that end in ``_file`` name the files with them. Class docstrings and field descriptions are shown to users by ``traced
+init``.
 """
 
 import difflib
@@ -26,7 +22,7 @@ from pydantic_settings import (
 )
 
 from traced.config.cycle_sections import (
-    PACE_AND_KEY,
+    REQUEST_KEYS,
     AdmissionSection,
     AnalysisSection,
     CollectSection,
@@ -53,23 +49,40 @@ from traced.config.service_sections import (
     TriggersSection,
 )
 from traced.core.errors import ConfigError
-from traced.core.location import FILE_NAME as FILE_NAME
-from traced.core.location import data_directory as data_directory
-from traced.core.location import default_url, read_file, with_password
-from traced.core.location import find_file as find_file
+from traced.core.location import (
+    data_directory,
+    default_store_url,
+    find_settings_file,
+    read_settings_file,
+    with_password,
+)
 
 ENV_PREFIX = "TRACED_"
 NOT_IN_FILE = {"data_dir"}
-_ASKED = ("llm", "outcomes.judge")
-SECRET = ("notify.", *(f"{one}.{key}" for one in _ASKED for key in ("base_url", "api_key")))  # no error shows one
-SERVICE = ("executor", "log", "service", "notify", "api", "triggers", "telemetry", "serving", "outcomes", "promotion")
-APART = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE)
-WITHOUT_EFFECT: dict[str, Any] = {  # on what a cycle's stations find: how fast, how often, and when to give up
+# Values of keys with these prefixes may be secrets, and no error shows them.
+SECRET_PREFIXES = ("notify.", "llm.base_url", "llm.api_key", "outcomes.judge.base_url", "outcomes.judge.api_key")
+SERVICE_SECTIONS = (
+    "executor",
+    "log",
+    "service",
+    "notify",
+    "api",
+    "triggers",
+    "telemetry",
+    "serving",
+    "outcomes",
+    "promotion",
+)
+# Sections that do not change the results of a cycle.
+EXCLUDED_SECTIONS = ("data_dir", "store", "seed", "retention", "devices", "prompting", *SERVICE_SECTIONS)
+# Keys that limit time, cost or speed and do not change the results of a cycle.
+EXCLUDED_KEYS: dict[str, Any] = {
     "engine": {"threads", "start_timeout_s"},
     "synthesis": {"starts", "candidates", "repairs", "file_tokens", "max_tokens", "max_cost", "max_minutes"},
-    "llm": PACE_AND_KEY,
+    "llm": REQUEST_KEYS,
 }
-OTHER_VARIABLES = {
+# Environment variables with the prefix that are not settings.
+NON_SETTING_VARIABLES = {
     "TRACED_DATA_DIR",
     "TRACED_DEBUG",
     "TRACED_DOCKERD_LOG",
@@ -79,16 +92,14 @@ OTHER_VARIABLES = {
 
 
 class StoreSection(Section):
-    """Where everything that is known is kept."""
+    """The database."""
 
-    url: str = Field(default="", description='SQLAlchemy URL; "" is SQLite in the data directory')
-    password_file: str = Field(
-        default="", description="file that holds the password for the URL, so that it can go without"
-    )
+    url: str = Field(default="", description='SQLAlchemy URL; "": SQLite in the data directory')
+    password_file: str = Field(default="", description="file with the password for the URL, which then has none")
 
 
 class TargetSection(Section):
-    """Where better behaviour is wanted."""
+    """The agent to improve, in its environment."""
 
     name: str = Field(default="desk", description="target environment")
 
@@ -104,37 +115,40 @@ class ModelSection(Section):
 class EngineSection(Section):
     """The inference server."""
 
-    threads: int = Field(default=0, ge=0, description="CPU threads; 0 is every core this process may use")
-    max_batch: Positive = Field(default=64, description="sequences decoded together")
-    max_length: Positive = Field(default=2048, description="tokens of one conversation, prompt included")
-    max_tokens: Positive = Field(default=256, description="tokens of one completion")
-    temperature: Temperature = Field(default=0.0, description="for evaluation; 0 is greedy")
-    start_timeout_s: float = Field(default=120.0, gt=0, description="seconds to wait for the server to answer")
+    threads: int = Field(default=0, ge=0, description="CPU threads; 0: all cores available to the process")
+    max_batch: Positive = Field(default=64, description="maximum batch size, in sequences")
+    max_length: Positive = Field(default=2048, description="maximum tokens of a conversation, prompt included")
+    max_tokens: Positive = Field(default=256, description="maximum tokens of a completion")
+    temperature: Temperature = Field(default=0.0, description="sampling temperature in evaluations; 0: greedy")
+    start_timeout_s: float = Field(default=120.0, gt=0, description="seconds to wait for the server to start")
 
 
 class SandboxSection(Section):
-    """Limits of the containers that run synthetic environments, within the bounds of ``sandbox.policy``."""
+    """Limits of the containers that run synthetic environments."""
 
-    memory_mb: int = Field(default=256, ge=32, le=16384, description="memory of one container, MiB; no swap")
-    cpus: float = Field(default=1.0, ge=0.1, le=64, description="processors of one container")
-    pids: int = Field(default=32, ge=4, le=1024, description="processes and threads in one container")
-    tmp_mb: int = Field(default=16, ge=1, le=1024, description="files of one container, MiB; they count as its memory")
-    open_files: int = Field(default=64, ge=16, le=4096, description="files that one process may have open")
-    message_kb: int = Field(default=1024, ge=16, le=65536, description="one message, and one episode's answers, KiB")
-    call_seconds: float = Field(default=5.0, ge=0.05, le=600, description="seconds for one reset, step or score")
+    memory_mb: int = Field(default=256, ge=32, le=16384, description="memory of a container, MiB; without swap")
+    cpus: float = Field(default=1.0, ge=0.1, le=64, description="processors of a container")
+    pids: int = Field(default=32, ge=4, le=1024, description="processes and threads of a container")
+    tmp_mb: int = Field(default=16, ge=1, le=1024, description="files of a container, MiB; they count as its memory")
+    open_files: int = Field(default=64, ge=16, le=4096, description="open files per process")
+    message_kb: int = Field(
+        default=1024, ge=16, le=65536, description="size of a message, and of all answers of an episode, KiB"
+    )
+    call_seconds: float = Field(default=5.0, ge=0.05, le=600, description="seconds for a reset, step or score")
     start_seconds: float = Field(default=60.0, ge=1, le=600, description="seconds for a container to start")
 
 
 class TelemetrySection(Section):
-    """Spans for an OpenTelemetry collector (extra otel)."""
+    """Export of spans to an OpenTelemetry collector (needs the extra otel)."""
 
     endpoint: str = Field(
-        default="", description='OTLP/HTTP, e.g. "http://localhost:4318"; "" is OTEL_EXPORTER_OTLP_ENDPOINT, if set'
+        default="",
+        description='OTLP/HTTP URL, e.g. "http://localhost:4318"; "": OTEL_EXPORTER_OTLP_ENDPOINT, if set',
     )
 
 
 class Settings(BaseSettings):
-    """Everything a verb needs to know; ``data_dir`` is absolute."""
+    """All settings; ``data_dir`` is absolute."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -145,7 +159,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Field(default=Path("traced-data"), description="data directory")
-    seed: int = Field(default=0, ge=0, description="every random choice derives from it")
+    seed: int = Field(default=0, ge=0, description="seed of all random choices")
     store: StoreSection = StoreSection()
     target: TargetSection = TargetSection()
     model: ModelSection = ModelSection()
@@ -176,8 +190,8 @@ class Settings(BaseSettings):
 
     @property
     def store_url(self) -> str:
-        """The store's SQLAlchemy URL."""
-        url = self.store.url or default_url(self.data_dir)
+        """The SQLAlchemy URL of the store."""
+        url = self.store.url or default_store_url(self.data_dir)
         return with_password(url, self.store.password_file) if self.store.url and self.store.password_file else url
 
     @property
@@ -194,71 +208,75 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Command line, then environment, then the file named by ``toml_file`` among the initial values."""
-        given = dict(init_settings())
-        path = given.pop("toml_file", None)
-        sources: list[PydanticBaseSettingsSource] = [InitSettingsSource(settings_cls, init_kwargs=given), env_settings]
+        """Return the sources by precedence: command line, environment, the file given as initial ``toml_file``."""
+        initial = dict(init_settings())
+        path = initial.pop("toml_file", None)
+        sources: list[PydanticBaseSettingsSource] = [
+            InitSettingsSource(settings_cls, init_kwargs=initial),
+            env_settings,
+        ]
         if path is not None:
             sources.append(TomlConfigSettingsSource(settings_cls, toml_file=path))
         return tuple(sources)
 
 
 def load_settings(data_dir: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
-    """Settings for ``data_dir`` (or TRACED_DATA_DIR, or ./traced-data), with ``overrides`` from the command line.
+    """Load the settings of a data directory.
 
-    ``overrides`` maps dotted keys to values ({"training.lr": 1e-3}); None values mean "not given".
-    Raises ConfigError.
+    Args:
+        data_dir: the data directory; by default TRACED_DATA_DIR, or ./traced-data.
+        overrides: values of the command line by dotted key ({"training.lr": 1e-3}); None values are ignored.
+
+    Raises:
+        ConfigError: names the key, the value, its source and, for an unknown key, the nearest valid one.
     """
     directory = data_directory(data_dir)
-    path = find_file(directory)
-    raw = read_file(path) if path else {}
-    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    path = find_settings_file(directory)
+    raw = read_settings_file(path) if path else {}
+    options = {key: value for key, value in (overrides or {}).items() if value is not None}
     if path:
         _refuse_unknown(_dotted(raw), f"in {path}")
     _refuse_unknown(_environment_keys(), "in the environment", as_variable=True)
-    _refuse_unknown(given, "on the command line")
+    _refuse_unknown(options, "on the command line")
     try:
-        values: dict[str, Any] = {"toml_file": path, "data_dir": directory, **_nested(given)}
+        values: dict[str, Any] = {"toml_file": path, "data_dir": directory, **_nested(options)}
         return Settings(**values)
     except ValidationError as error:
-        raise _bad_value(error, path, raw, given) from None
+        raise _invalid_value(error, path, raw, options) from None
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """The settings that a cycle's results depend on, as JSON: neither where it is kept nor how the service is run.
-
-    Where neither analyst nor synthesizer is a language model nothing of it is told, as in cycles from before there
-    was one.
-    """
-    told = settings.model_dump(mode="json", exclude={**dict.fromkeys(APART, True), **WITHOUT_EFFECT})
-    thinking = (told["analysis"].get("analyst"), told["synthesis"]["synthesizer"])
-    return told if "llm" in thinking else {name: section for name, section in told.items() if name != "llm"}
+    """Return the settings on which the results of a cycle depend, as JSON."""
+    # Without an LLM the section is left out, so that the configuration equals that of cycles from before it existed.
+    values = settings.model_dump(mode="json", exclude={**dict.fromkeys(EXCLUDED_SECTIONS, True), **EXCLUDED_KEYS})
+    analysts = (values["analysis"].get("analyst"), values["synthesis"]["synthesizer"])
+    return values if "llm" in analysts else {name: section for name, section in values.items() if name != "llm"}
 
 
-def filled(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration that a cycle began with; keys that its version did not know yet have their defaults."""
-    return _filled(stored, configuration(Settings.model_construct()))
+def with_defaults(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a stored cycle, with defaults for keys that its version did not have."""
+    return _merge(stored, configuration(Settings.model_construct()))
 
 
-def _filled(stored: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    both = {key for key in stored.keys() & defaults.keys() if isinstance(stored[key], dict)}
-    return {**defaults, **stored, **{key: _filled(stored[key], defaults[key]) for key in both}}
+def _merge(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    nested_keys = {key for key in values.keys() & defaults.keys() if isinstance(values[key], dict)}
+    return {**defaults, **values, **{key: _merge(values[key], defaults[key]) for key in nested_keys}}
 
 
-def for_children(pairs: Sequence[str]) -> dict[str, str]:
-    """``--set`` pairs as environment variables, so that a service's children work with the same store and threads."""
-    known = valid_keys()
-    named = [(key.strip(), value) for key, _, value in (pair.partition("=") for pair in pairs)]
-    return {_variable(key): value.strip().strip("\"'") for key, value in named if key in known}
+def child_environment(pairs: Sequence[str]) -> dict[str, str]:
+    """Return ``--set`` pairs as environment variables, so that child processes use the same settings."""
+    valid = valid_keys()
+    pairs_by_key = [(key.strip(), value) for key, _, value in (pair.partition("=") for pair in pairs)]
+    return {_variable(key): value.strip().strip("\"'") for key, value in pairs_by_key if key in valid}
 
 
 def valid_keys() -> list[str]:
-    """Every dotted key that the file may hold."""
+    """Return all dotted keys of the settings file."""
     return [key for key, _ in _fields()]
 
 
 def template() -> str:
-    """A ``traced.toml`` with every key at its default, commented out and explained."""
+    """Return a ``traced.toml`` with all keys at their defaults, commented out and described."""
     lines = ["# traced: settings of this data directory. Remove a '#' to change a default.", ""]
     section = ""
     for key, (default, description) in _fields():
@@ -315,7 +333,7 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _environment_keys() -> dict[str, str]:
-    names = [name for name in os.environ if name.startswith(ENV_PREFIX) and name not in OTHER_VARIABLES]
+    names = [name for name in os.environ if name.startswith(ENV_PREFIX) and name not in NON_SETTING_VARIABLES]
     return {name.removeprefix(ENV_PREFIX).lower().replace("__", "."): os.environ[name] for name in names}
 
 
@@ -323,36 +341,40 @@ def _variable(key: str) -> str:
     return ENV_PREFIX + key.replace(".", "__").upper()
 
 
-def _refuse_unknown(flat: Mapping[str, Any], where: str, *, as_variable: bool = False) -> None:
-    known = valid_keys()
+def _refuse_unknown(flat: Mapping[str, Any], source: str, *, as_variable: bool = False) -> None:
+    valid = valid_keys()
     for key in flat:
-        if key in known:
+        if key in valid:
             continue
-        near = _nearest(key, known)
-        shown, nearest = (_variable(key), _variable(near)) if as_variable else (key, near)
-        raise ConfigError(f'unknown key "{shown}" {where}; nearest valid key: "{nearest}"', hint="traced init --print")
+        nearest_key = _nearest(key, valid)
+        display_key, display_nearest = (_variable(key), _variable(nearest_key)) if as_variable else (key, nearest_key)
+        raise ConfigError(
+            f'unknown key "{display_key}" {source}; nearest valid key: "{display_nearest}"', hint="traced init --print"
+        )
 
 
-def _nearest(key: str, known: list[str]) -> str:
+def _nearest(key: str, valid: list[str]) -> str:
     name = key.rpartition(".")[2]
-    by_name = [candidate for candidate in known if candidate.rpartition(".")[2] == name]
+    same_name = [candidate for candidate in valid if candidate.rpartition(".")[2] == name]
     return (
-        difflib.get_close_matches(key, known, n=1, cutoff=0.75)
-        or by_name
-        or difflib.get_close_matches(key, known, n=1, cutoff=0)
+        difflib.get_close_matches(key, valid, n=1, cutoff=0.75)
+        or same_name
+        or difflib.get_close_matches(key, valid, n=1, cutoff=0)
     )[0]
 
 
-def _bad_value(error: ValidationError, path: Path | None, raw: dict[str, Any], given: Mapping[str, Any]) -> ConfigError:
+def _invalid_value(
+    error: ValidationError, path: Path | None, raw: dict[str, Any], options: Mapping[str, Any]
+) -> ConfigError:
     first = error.errors()[0]
-    said = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ")
     key = ".".join(str(part) for part in first["loc"])
-    where = f"in {path}"
-    if key in given:
-        where = "on the command line"
+    source = f"in {path}"
+    if key in options:
+        source = "on the command line"
     elif key in _environment_keys():
-        where = f"in the variable {_variable(key)}"
+        source = f"in the variable {_variable(key)}"
     elif key not in _dotted(raw):
-        where = "in the settings"
-    value = "" if key.startswith(SECRET) or isinstance(first["input"], dict) else f" = {first['input']!r}"
-    return ConfigError(f"{key}{value} {where}: {said[:1].lower()}{said[1:]}", hint="traced init --print")
+        source = "in the settings"
+    value = "" if key.startswith(SECRET_PREFIXES) or isinstance(first["input"], dict) else f" = {first['input']!r}"
+    return ConfigError(f"{key}{value} {source}: {message[:1].lower()}{message[1:]}", hint="traced init --print")

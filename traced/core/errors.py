@@ -1,36 +1,23 @@
-"""What can go wrong between the daemon and the machine that it lives on.
+"""The root of all errors that traced raises on purpose, and the errors that several packages share.
 
-TracedError
-└── HostError
-    ├── AlreadyRunning          another live process holds the data directory
-    ├── ServiceSilent           a live process holds the data directory and answers nobody
-    ├── DataDirectoryUnusable   the lock file cannot be made or opened (read-only, no permission, no folder)
-    ├── NoServiceManager        systemd is not this machine's (or this user's) service manager
-    ├── UnitRefused             the unit cannot be written or removed as asked
-    └── SystemctlFailed         systemctl was there and said no
+    TracedError                     exit code 1; ``hint`` names the next command to try
+    ├── ConfigError                 exit code 2
+    ├── DiskError
+    ├── GateError                   the episodes cannot be compared (missing pairs, infrastructure failures)
+    ├── PromotionError              an adapter version cannot be published, approved, rejected or rolled back
+    ├── HostError
+    │   ├── AlreadyRunning          another live process holds the data directory
+    │   ├── ServiceSilent           a live process holds the data directory and does not respond
+    │   ├── DataDirectoryUnusable   the lock file cannot be created or opened (read-only, no permission, no folder)
+    │   ├── NoServiceManager        systemd is not the service manager of this machine (or user)
+    │   ├── UnitRefused             the unit file cannot be written or removed
+    │   └── SystemctlFailed         systemctl reported an error
+    └── StageError                  the cycle stops at its last checkpoint; the same command resumes it
+        ├── CycleChanged            its last step is unreadable or belongs to another version of the graph
+        └── CapabilityError         this capability ends; the cycle continues without it
 
-The root of every error that traced raises on purpose.
-
-    TracedError                 exit code 1; ``hint`` names the next command to try
-    └── one errors.py per package derives its own tree from here
-
-An error's text says the cause and the value seen; ``str(error)`` appends the hint, so that a log line is enough to act
-on. Not covered: programming mistakes, which stay ordinary exceptions with their traceback.
-
-What an exception comes down to: the known error inside an ExceptionGroup, and a full disk by its name.
-
-Errors of gates and promotion.
-
-traced.core.errors.TracedError
-└── GateError                the evidence cannot be compared (pairs missing, too many infrastructure outcomes)
-└── PromotionError           an adapter version cannot be published, approved, rejected or rolled back
-
-What can go wrong in a stage of the cycle.
-
-TracedError
-└── StageError            the cycle stops at its last checkpoint; the same command carries on from there
-    ├── CycleChanged      the cycle cannot go on: its last step is unreadable or of another version of the graph
-    └── CapabilityError   one capability ends here, with this reason; the cycle goes on without it
+Other packages derive their own trees in their ``errors.py``. A message states the cause and the value seen;
+``str(error)`` appends the hint, so a log line is enough to act on. Programming errors stay ordinary exceptions.
 """
 
 import errno
@@ -38,7 +25,7 @@ import sys
 
 
 class TracedError(Exception):
-    """Something that a person can act on went wrong."""
+    """An error that a person can act on."""
 
     exit_code = 1
 
@@ -52,20 +39,20 @@ class TracedError(Exception):
 
 
 class ConfigError(TracedError):
-    """The configuration cannot be used as it stands: an unknown key, a bad value, an unreadable file."""
+    """The configuration is invalid: an unknown key, a bad value or an unreadable file."""
 
     exit_code = 2
 
 
 class DiskError(TracedError):
-    """A file could not be written; nothing half-written is left behind."""
+    """A file could not be written; no partial file is left."""
 
 
 def cause_of(error: Exception) -> Exception:
-    """What a person can act on."""
+    """Return the actionable error behind an exception: inside an ``ExceptionGroup``, or a full disk."""
     if isinstance(error, ExceptionGroup):
         causes = [cause_of(inner) for inner in error.exceptions]
-        return next((cause for cause in causes if is_known(cause)), causes[0])
+        return next((cause for cause in causes if is_expected(cause)), causes[0])
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         full = TracedError(f"the disk is full: {error}", hint="free some space and run the same command again")
         full.__cause__ = error
@@ -73,13 +60,14 @@ def cause_of(error: Exception) -> Exception:
     return error
 
 
-def is_known(error: BaseException) -> bool:
-    """Whether traced raised it on purpose: it is no defect."""
+def is_expected(error: BaseException) -> bool:
+    """Whether traced raised the error on purpose, so that it is not a defect."""
     return isinstance(error, _known_errors())
 
 
 def _known_errors() -> tuple[type[Exception], ...]:
-    """The roots of the packages' error trees, of those packages that are loaded: only they can have raised."""
+    """Return the roots of the error trees of all loaded packages."""
+    # Only a loaded package can have raised; importing the others would slow every command down.
     trees = {"store.errors": "StoreError", "sandbox.errors": "SandboxError", "agents.errors": "AgentsError"}
     loaded = [getattr(sys.modules[module], name) for module, name in trees.items() if module in sys.modules]
     return (TracedError, *loaded)
@@ -94,7 +82,7 @@ class PromotionError(TracedError):
 
 
 class HostError(TracedError):
-    """The daemon and its host do not get along."""
+    """The daemon cannot use its host or data directory."""
 
 
 class AlreadyRunning(HostError):
@@ -102,32 +90,32 @@ class AlreadyRunning(HostError):
 
 
 class ServiceSilent(HostError):
-    """A live process holds the data directory and answers nobody."""
+    """A live process holds the data directory and does not respond."""
 
 
 class DataDirectoryUnusable(HostError):
-    """The lock file of the data directory cannot be made or opened."""
+    """The lock file of the data directory cannot be created or opened."""
 
 
 class NoServiceManager(HostError):
-    """systemd is not this machine's (or this user's) service manager."""
+    """systemd is not the service manager of this machine (or user)."""
 
 
 class UnitRefused(HostError):
-    """The unit cannot be written or removed as asked."""
+    """The unit file cannot be written or removed."""
 
 
 class SystemctlFailed(HostError):
-    """systemctl was there and said no."""
+    """systemctl reported an error."""
 
 
 class StageError(TracedError):
-    """A stage of the cycle could not do its work."""
+    """A stage of the cycle failed."""
 
 
 class CycleChanged(StageError):
-    """An unfinished cycle cannot be carried on by this version."""
+    """An unfinished cycle cannot be resumed by this version."""
 
 
 class CapabilityError(StageError):
-    """A capability came to its end before an adapter passed its gate."""
+    """A capability ended before an adapter passed its gate."""

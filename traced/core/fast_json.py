@@ -1,8 +1,7 @@
-"""JSON at the router's pace: orjson, and Python's own where orjson refuses what clients and engines may send.
+"""Fast JSON: orjson, with the standard library for what orjson rejects.
 
-Those are lone surrogates, NaN, encodings other than UTF-8, and integers of more than 64 bits when writing. Invariant:
-what is written depends on the value alone. Fails: ``ValueError`` and ``RecursionError``, as ``json`` does.
-Not covered: integers of more than 64 bits are read as floats.
+orjson rejects lone surrogates, NaN, encodings other than UTF-8, and (when writing) integers of more than 64 bits, all
+of which clients and engines may send. Integers of more than 64 bits are read as floats.
 """
 
 import json
@@ -12,19 +11,20 @@ import orjson
 
 
 def read_json(raw: bytes | str) -> Any:
-    """The value of a JSON text."""
+    """Parse a JSON text; raises ``ValueError`` or ``RecursionError``."""
     try:
         return orjson.loads(raw)
     except ValueError:
         return json.loads(raw)
 
 
-def is_deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects are nested in more than so many levels."""
-    level = [value]
+def exceeds_depth(value: Any, levels: int) -> bool:
+    """Whether lists and objects are nested in more than ``levels`` levels."""
+    # Level by level instead of recursively: the value may be nested deeper than Python's stack allows.
+    containers = [value]
     for _ in range(levels + 1):
-        level = [item for one in level for item in _items(one) if isinstance(item, dict | list)]
-        if not level:
+        containers = [item for container in containers for item in _items(container) if isinstance(item, dict | list)]
+        if not containers:
             return False
     return True
 
@@ -34,7 +34,7 @@ def _items(value: Any) -> Any:
 
 
 def write_json(value: Any, *, sort: bool = False) -> bytes:
-    """A JSON text on one line; with ``sort`` the keys of its objects are sorted."""
+    """Write a value as JSON on one line, with sorted keys if ``sort`` is set."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort else None)
     except TypeError:

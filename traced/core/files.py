@@ -1,11 +1,6 @@
-"""Writing folders and files so that a reader sees either all of them or nothing.
+"""Atomic writes of files and folders: a reader sees the complete target or none.
 
-Invariants: ``publish_folder`` fills a hidden sibling folder, flushes it and renames it; the target never exists half
-written, and a failure removes what was written. How it fails: ``DiskError`` for a full disk, a quota or a size limit,
-with the path and the operating system's words; any other error passes through unchanged. Not covered: two writers of
-the same target (a job has one process).
-
-Bringing files to the disk, under names that nothing has.
+The target is written under a hidden temporary name, flushed and renamed. Not covered: two writers of the same target.
 """
 
 import errno
@@ -19,7 +14,7 @@ from traced.core.errors import DiskError
 
 
 def flush(path: Path) -> None:
-    """Ask the system to bring a file or folder to the disk (fsync(2)), as before or after a rename that shows it."""
+    """Flush a file or folder to the disk (fsync(2)), as needed before and after a rename."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -27,20 +22,24 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def free_name(wanted: Path, suffix: str = "") -> Path:
-    """``wanted`` with ``suffix``, or numbered before it from 2 on where that is there already."""
-    free, number = wanted.with_name(f"{wanted.name}{suffix}"), 1
+def free_name(path: Path, suffix: str = "") -> Path:
+    """Return the path with ``suffix``, with a number from 2 on before it if that path exists."""
+    free, number = path.with_name(f"{path.name}{suffix}"), 1
     while free.exists():
         number += 1
-        free = wanted.with_name(f"{wanted.name}-{number}{suffix}")
+        free = path.with_name(f"{path.name}-{number}{suffix}")
     return free
 
 
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def publish_folder(target: Path, fill: Callable[[Path], object]) -> Path:
-    """Let ``fill`` write into a temporary sibling of ``target``, then rename it there, replacing what was there."""
+    """Let ``fill`` write into a temporary folder, then rename it to ``target``, replacing an existing one.
+
+    Raises:
+        DiskError: the disk is full; any other error of ``fill`` is raised unchanged.
+    """
     staging = target.with_name(f".{target.name}.partial")
     with disk_boundary(target):
         shutil.rmtree(staging, ignore_errors=True)
@@ -59,7 +58,7 @@ def publish_folder(target: Path, fill: Callable[[Path], object]) -> Path:
 
 
 def publish_file(target: Path, text: str) -> Path:
-    """Write ``text`` beside ``target``, then rename it there."""
+    """Write ``text`` to a temporary file, then rename it to ``target``; raises ``DiskError`` for a full disk."""
     staging = target.with_name(f".{target.name}.partial")
     with disk_boundary(target):
         try:
@@ -74,10 +73,7 @@ def publish_file(target: Path, text: str) -> Path:
 
 @contextmanager
 def disk_boundary(target: Path) -> Iterator[None]:
-    """Turn a full disk into ``DiskError``, whichever library met it.
-
-    torch and safetensors report it as their own error types with the system's text, so the text is looked at too.
-    """
+    """Raise ``DiskError`` for a full disk, a quota or a size limit, whichever library reports it."""
     try:
         yield
     except Exception as error:
@@ -85,16 +81,17 @@ def disk_boundary(target: Path) -> Iterator[None]:
             raise
         free = shutil.disk_usage(_existing(target)).free
         raise DiskError(
-            f"cannot write {target}: {error} ({free / 2**20:.1f} MiB free); nothing half-written was left",
-            hint="free some space, then run the same command again: it carries on from the last checkpoint",
+            f"cannot write {target}: {error} ({free / 2**20:.1f} MiB free); no partial file was left",
+            hint="free some space, then run the same command again: it resumes from the last checkpoint",
         ) from error
 
 
 def _is_full(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in FULL:
+    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
         return True
+    # torch and safetensors raise their own error types, which have the system's text.
     text = str(error)
-    return any(os.strerror(number) in text for number in FULL) or "unexpected pos" in text
+    return any(os.strerror(number) in text for number in DISK_FULL_ERRNOS) or "unexpected pos" in text
 
 
 def _existing(path: Path) -> Path:

@@ -1,7 +1,6 @@
-"""Whether a data directory's service answers: GET /alive on its Unix socket, with the standard library alone.
+"""Health check of the service: GET /alive on its Unix socket.
 
-Invariants: nothing is imported that a health check, asked every minute, would wait for. An answer other than 200 is
-none. How it fails: ``ServiceSilent``. Not covered: whether it can work (``/ready``).
+Uses only the standard library, so that a check every minute stays cheap. Not covered: readiness (``/ready``).
 """
 
 import http.client
@@ -13,7 +12,7 @@ from traced.core.errors import ServiceSilent
 TIMEOUT_S = 5.0
 
 
-class _Local(http.client.HTTPConnection):
+class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: Path) -> None:
         super().__init__("traced", timeout=TIMEOUT_S)
         self._path = path
@@ -25,16 +24,16 @@ class _Local(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def ask_alive(path: Path) -> None:
-    """Return when the service at this socket answers. Raises ``ServiceSilent``."""
-    connection = _Local(path)
+def check_alive(path: Path) -> None:
+    """Check that the service at this socket responds with status 200; raises ``ServiceSilent``."""
+    connection = _UnixConnection(path)
     try:
         connection.request("GET", "/alive")
-        answer = connection.getresponse()
-        said = "" if answer.status == http.client.OK else f"it answered {answer.status}"
+        response = connection.getresponse()
+        problem = "" if response.status == http.client.OK else f"it responded with status {response.status}"
     except (OSError, http.client.HTTPException) as error:
-        said = str(error) or type(error).__name__
+        problem = str(error) or type(error).__name__
     finally:
         connection.close()
-    if said:
-        raise ServiceSilent(f"no service answers at {path}: {said}", hint="traced up")
+    if problem:
+        raise ServiceSilent(f"no service responds at {path}: {problem}", hint="traced up")

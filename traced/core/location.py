@@ -1,9 +1,7 @@
-"""Where a data directory, its settings file and its store are: what a verb needs that only looks.
+"""Locations of the data directory, its settings file, its socket and its store.
 
-Invariants: the order is that of all settings (``traced.config.settings``): command line, TRACED_STORE__URL,
-``traced.toml``, default. Only these few keys are read here, with the standard library alone, so that ``traced status``
-answers at once; whether the other keys are valid is for the verbs that use them. Fails: ``ConfigError`` for a file that
-cannot be read.
+Reads single settings with the standard library alone, so that ``traced status`` starts fast; ``traced.config.settings``
+validates all of them. Precedence: command line, environment, ``traced.toml``, default.
 """
 
 import os
@@ -22,25 +20,25 @@ PASSWORD_VARIABLE = "TRACED_STORE__PASSWORD_FILE"
 
 
 def data_directory(data_dir: Path | None = None) -> Path:
-    """``data_dir``, else TRACED_DATA_DIR, else ./traced-data; absolute."""
+    """Return the absolute data directory: ``data_dir``, else TRACED_DATA_DIR, else ./traced-data."""
     return (data_dir or Path(os.environ.get("TRACED_DATA_DIR") or "traced-data")).expanduser().absolute()
 
 
 def default_socket(data_dir: Path) -> Path:
-    """Where the daemon of a data directory listens."""
+    """Return the path of the daemon's socket."""
     return data_dir / SOCKET_NAME
 
 
-def find_file(data_dir: Path) -> Path | None:
-    """The ``traced.toml`` that counts for ``data_dir``: its own, else the working directory's, else None."""
+def find_settings_file(data_dir: Path) -> Path | None:
+    """Return the ``traced.toml`` in ``data_dir``, else the one in the working directory, else None."""
     for directory in (data_dir, Path.cwd()):
         if (directory / FILE_NAME).is_file():
             return directory / FILE_NAME
     return None
 
 
-def read_file(path: Path) -> dict[str, Any]:
-    """The settings file as it stands, unchecked."""
+def read_settings_file(path: Path) -> dict[str, Any]:
+    """Return the content of a settings file without validation; raises ``ConfigError`` if it cannot be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
@@ -49,23 +47,23 @@ def read_file(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def default_url(data_dir: Path) -> str:
-    """The store's URL where no setting names another."""
+def default_store_url(data_dir: Path) -> str:
+    """Return the default URL of the store."""
     return f"sqlite:///{data_dir / STORE_NAME}"
 
 
-def store_url(data_dir: Path, given: str | None = None) -> str:
-    """The store's SQLAlchemy URL; ``given`` is the command line's."""
+def store_url(data_dir: Path, override: str | None = None) -> str:
+    """Return the store's SQLAlchemy URL; ``override`` is the value of the command line."""
     section = _section(data_dir, "store")
-    url = _first(given, os.environ.get(URL_VARIABLE), section.get("url"))
-    password_file = _first(os.environ.get(PASSWORD_VARIABLE), section.get("password_file"))
+    url = _first_set(override, os.environ.get(URL_VARIABLE), section.get("url"))
+    password_file = _first_set(os.environ.get(PASSWORD_VARIABLE), section.get("password_file"))
     if not url:
-        return default_url(data_dir)
+        return default_store_url(data_dir)
     return with_password(url, password_file) if password_file else url
 
 
 def with_password(url: str, file: str) -> str:
-    """``url`` with the password that ``file`` holds (its last line break is none of it)."""
+    """Return ``url`` with the password in ``file``, without its final line break."""
     scheme, separator, rest = url.partition("://")
     user, at, host = rest.partition("@")
     if not separator or not at or ":" in user:
@@ -80,17 +78,17 @@ def with_password(url: str, file: str) -> str:
     return f"{scheme}://{user}:{quote(password, safe='')}@{host}"
 
 
-def plain_setting(data_dir: Path, section: str, key: str, given: str | None = None) -> str:
-    """One setting, unchecked; ``given`` is the command line's. "" where nothing but its default says."""
+def read_setting(data_dir: Path, section: str, key: str, override: str | None = None) -> str:
+    """Return one setting without validation, "" if only its default applies; ``override`` is the command line's."""
     variable = f"TRACED_{section}__{key}".upper()
-    return _first(given, os.environ.get(variable), _section(data_dir, section).get(key))
+    return _first_set(override, os.environ.get(variable), _section(data_dir, section).get(key))
 
 
 def _section(data_dir: Path, name: str) -> dict[str, Any]:
-    path = find_file(data_dir)
-    section = read_file(path).get(name) if path else None
+    path = find_settings_file(data_dir)
+    section = read_settings_file(path).get(name) if path else None
     return section if isinstance(section, dict) else {}
 
 
-def _first(*found: Any) -> str:
-    return next((str(one) for one in found if one is not None), "")
+def _first_set(*values: Any) -> str:
+    return next((str(value) for value in values if value is not None), "")

@@ -1,29 +1,11 @@
-"""One instance per data directory: flock(2) on ``DIR/traced.lock``, with the holder written in it.
+"""Exclusive ownership of a data directory, and names that identify the processes and containers that hold something.
 
-``DIR/cycle.lock`` is held in the same way by whoever works on cycles: the service, and a verb while it runs.
+Invariants: flock(2) on ``DIR/traced.lock`` (services) and ``DIR/cycle.lock`` (whoever works on cycles) decides alone,
+and the kernel releases it when the process dies; what an earlier holder left in the file is no obstacle. Not covered:
+children forked without exec, which share the lock, and network file systems with local locks.
 
-Invariants: the kernel's lock alone decides; it ends with the process that holds it, however that dies, so what an
-earlier holder left in the file is no obstacle. The file itself is never removed (removing it would let two processes
-lock two files of one name). The descriptor is not inherited by programs that the holder starts.
-
-Fails: ``AlreadyRunning`` names the holder; ``DataDirectoryUnusable`` says why the file cannot be opened.
-Not covered: children forked without exec (they share the lock until they end), and network file systems that keep
-locks to one machine.
-
-The name by which the Docker engine knows whose a sandbox container is: one for each data directory.
-
-Invariants: drawn at the first ask and kept in ``DIR/sandbox-owner``; no backup takes it along. Services of two data
-directories on one engine never clear each other's containers away, also where each runs in a container itself and
-cannot see whether the other's processes live. How it fails: ``DataDirectoryUnusable``.
-Not covered: a directory copied with everything in it, whose copy has the same name.
-
-Who holds something: a process named so that a later process can tell whether it is still there.
-
-A holder's text is ``host/boot/pid/ticks``: host name, the kernel's boot id, process id, and the process's start in
-clock ticks since boot (proc(5), field 22 of ``/proc/PID/stat``), which no later process of the same id shares and which
-no change of the wall clock moves; and ``/use`` behind it where one process holds several things.
-
-``is_alive`` answers None where it cannot know: another host (or container) holds it, and only its heartbeats can tell.
+A holder's identity is ``host/boot/pid/ticks`` or ``host/boot/pid/ticks/use``: host name, boot id of the kernel, process
+id, and start of the process in clock ticks since boot (proc(5)), which no later process with the same id shares.
 """
 
 import contextlib
@@ -46,46 +28,22 @@ from pathlib import Path
 from traced.core.errors import AlreadyRunning, DataDirectoryUnusable
 from traced.core.files import flush
 
-FILE = "sandbox-owner"
-
-
-def sandbox_owner(data_dir: Path) -> str:
-    """The owner's name of the containers that work on ``data_dir``."""
-    path = data_dir / FILE
-    try:
-        if not path.exists() or not path.stat().st_size:  # an empty one is what a power cut left
-            _draw(path)
-        return path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise DataDirectoryUnusable(
-            f"{path} cannot be made or read: {error.strerror}", hint="check the directory's permissions and space"
-        ) from error
-
-
-def _draw(path: Path) -> None:
-    """Make the file, whole; whoever comes second takes what the first has drawn."""
-    staged = path.with_name(f".{FILE}.{secrets.token_hex(4)}.partial")
-    try:
-        staged.write_text(f"traced-{secrets.token_hex(8)}\n", encoding="utf-8")
-        flush(staged)
-        if path.exists() and not path.stat().st_size:
-            path.unlink()
-        with contextlib.suppress(FileExistsError):
-            os.link(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
-
-
-FILE_NAME = "traced.lock"
-CYCLES = "cycle.lock"
-TRIES = 10  # a look by `holder` keeps the lock for an instant: that must not stop a daemon from starting
-PAUSE_S = 0.05
-FULL = (errno.ENOSPC, errno.EDQUOT)  # the lock holds all the same, only its holder stays unnamed
+OWNER_FILE = "sandbox-owner"
+SERVICE_LOCK = "traced.lock"
+CYCLE_LOCK = "cycle.lock"
+# Several attempts, because ``current_holder`` takes the lock for an instant, which must not stop a daemon from
+# starting.
+LOCK_ATTEMPTS = 10
+LOCK_RETRY_S = 0.05
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Field 22 of /proc/PID/stat, counted from the text after the command's closing parenthesis, which starts with field 3.
+START_FIELD = 22 - 3
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a data directory; ``since`` is ISO 8601 in UTC. All empty where the file cannot say."""
+    """The process that holds a data directory; ``since`` is ISO 8601 in UTC. Empty if the file is unreadable."""
 
     pid: int = 0
     host: str = ""
@@ -94,50 +52,118 @@ class Holder:
 
     def __str__(self) -> str:
         if not self.pid:
-            return "a process that has not written its name yet"
+            return "an unknown process"
         return f"process {self.pid} on {self.host} (traced {self.version}, since {self.since})"
 
 
 @contextmanager
-def hold(data_dir: Path, *, now: Callable[[], datetime], version: str, file_name: str = FILE_NAME) -> Iterator[Holder]:
-    """Hold ``data_dir`` for the time of the body; raises ``AlreadyRunning`` or ``DataDirectoryUnusable``."""
+def hold_directory(
+    data_dir: Path, *, now: Callable[[], datetime], version: str, file_name: str = SERVICE_LOCK
+) -> Iterator[Holder]:
+    """Hold the lock of a data directory during the block.
+
+    Raises:
+        AlreadyRunning: another process holds it.
+        DataDirectoryUnusable: the lock file cannot be opened.
+    """
     path = data_dir / file_name
     descriptor = _open(path, os.O_RDWR | os.O_CREAT)
     try:
-        if not _locked(descriptor, fcntl.LOCK_EX, TRIES):
+        if not _try_lock(descriptor, fcntl.LOCK_EX, LOCK_ATTEMPTS):
             raise AlreadyRunning(
-                f"{data_dir} is in use by {_read(descriptor)}",
+                f"{data_dir} is in use by {_read_holder(descriptor)}",
                 hint=f"traced status --data-dir {data_dir} (or choose another --data-dir)",
             )
-        me = Holder(os.getpid(), socket.gethostname(), now().isoformat(timespec="seconds"), version)
-        _write(descriptor, json.dumps(asdict(me)) + "\n", path)
-        yield me
+        this_process = Holder(os.getpid(), socket.gethostname(), now().isoformat(timespec="seconds"), version)
+        _write_holder(descriptor, json.dumps(asdict(this_process)) + "\n", path)
+        yield this_process
         os.ftruncate(descriptor, 0)
     finally:
-        os.close(descriptor)  # and with it the lock
+        # Closing releases the lock. The file stays: removing it would let two processes lock two files of one name.
+        os.close(descriptor)
 
 
 @contextmanager
-def alone(data_dir: Path, now: datetime) -> Iterator[None]:
-    """Nobody else works on ``data_dir`` during the body, neither a service nor a verb; raises as ``hold`` does."""
-    ours = version("traced")
+def exclusive_access(data_dir: Path, now: datetime) -> Iterator[None]:
+    """Hold both locks of a data directory during the block: no service runs and no command works on cycles."""
+    traced_version = version("traced")
     with (
-        hold(data_dir, now=lambda: now, version=ours),
-        hold(data_dir, now=lambda: now, version=ours, file_name=CYCLES),
+        hold_directory(data_dir, now=lambda: now, version=traced_version),
+        hold_directory(data_dir, now=lambda: now, version=traced_version, file_name=CYCLE_LOCK),
     ):
         yield
 
 
-def holder(data_dir: Path) -> Holder | None:
-    """Who holds ``data_dir`` now, None: nobody; raises ``DataDirectoryUnusable`` where that cannot be told."""
-    path = data_dir / FILE_NAME
+def current_holder(data_dir: Path) -> Holder | None:
+    """Return the holder of a data directory, None if there is none; raises ``DataDirectoryUnusable``."""
+    path = data_dir / SERVICE_LOCK
     if not path.exists():
         return None
     descriptor = _open(path, os.O_RDONLY)
     try:
-        return None if _locked(descriptor, fcntl.LOCK_SH, 1) else _read(descriptor)
+        return None if _try_lock(descriptor, fcntl.LOCK_SH, 1) else _read_holder(descriptor)
     finally:
         os.close(descriptor)
+
+
+def own_identity(use: str = "") -> str:
+    """Return the identity of this process; ``use`` distinguishes several things that it holds."""
+    process = f"{platform.node()}/{_boot_id()}/{os.getpid()}/{_start_ticks(os.getpid())}"
+    return f"{process}/{use}" if use else process
+
+
+def is_alive(holder: str) -> bool | None:
+    """Whether the process of a holder is alive; None if it belongs to another host or container."""
+    host, boot, pid, ticks = (holder.split("/") + [""] * 4)[:4]
+    if host != platform.node() or not pid.isdigit():
+        return None
+    return boot == _boot_id() and ticks == str(_start_ticks(int(pid)))
+
+
+def process_of(holder: str) -> int | None:
+    """Return the process id of a holder that is alive on this machine, else None."""
+    return int(holder.split("/")[2]) if is_alive(holder) else None
+
+
+def this_user() -> str:
+    """Return the name of the user of this process."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        # In some containers the user id has no name.
+        return f"uid {os.getuid()}"
+
+
+def sandbox_owner(data_dir: Path) -> str:
+    """Return the owner label of the sandbox containers of a data directory, created at the first call.
+
+    It keeps services of several data directories on one Docker engine from removing each other's containers. A copied
+    data directory has the same label.
+    """
+    path = data_dir / OWNER_FILE
+    try:
+        # A power failure may leave an empty file.
+        if not path.exists() or not path.stat().st_size:
+            _create_owner_file(path)
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise DataDirectoryUnusable(
+            f"{path} cannot be created or read: {error.strerror}", hint="check the directory's permissions and space"
+        ) from error
+
+
+def _create_owner_file(path: Path) -> None:
+    # A hard link to a complete file: of two processes that race, the second one uses the file of the first.
+    staging = path.with_name(f".{OWNER_FILE}.{secrets.token_hex(4)}.partial")
+    try:
+        staging.write_text(f"traced-{secrets.token_hex(8)}\n", encoding="utf-8")
+        flush(staging)
+        if path.exists() and not path.stat().st_size:
+            path.unlink()
+        with contextlib.suppress(FileExistsError):
+            os.link(staging, path)
+    finally:
+        staging.unlink(missing_ok=True)
 
 
 def _open(path: Path, flags: int) -> int:
@@ -148,10 +174,10 @@ def _open(path: Path, flags: int) -> int:
         raise _unusable(path, error) from error
 
 
-def _locked(descriptor: int, kind: int, tries: int) -> bool:
+def _try_lock(descriptor: int, kind: int, tries: int) -> bool:
     for attempt in range(tries):
         if attempt:
-            time.sleep(PAUSE_S)
+            time.sleep(LOCK_RETRY_S)
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             return True
@@ -160,53 +186,32 @@ def _locked(descriptor: int, kind: int, tries: int) -> bool:
     return False
 
 
-def _write(descriptor: int, text: str, path: Path) -> None:
+def _write_holder(descriptor: int, text: str, path: Path) -> None:
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, text.encode(), 0)
     except OSError as error:
-        if error.errno not in FULL:
+        # On a full disk the lock holds all the same, only its holder is unknown.
+        if error.errno not in DISK_FULL_ERRNOS:
             raise _unusable(path, error) from error
 
 
-def _read(descriptor: int) -> Holder:
+def _read_holder(descriptor: int) -> Holder:
     try:
         return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
-    except (ValueError, TypeError):  # empty, cut short, or written by something else: the lock counts all the same
+    except (ValueError, TypeError):
+        # The file is empty, truncated or foreign; the lock counts all the same.
         return Holder()
 
 
 def _unusable(path: Path, error: OSError) -> DataDirectoryUnusable:
     hints = {
         errno.EROFS: "mount it read-write, or choose another --data-dir",
-        **dict.fromkeys(FULL, "free some space, or choose another --data-dir"),
+        **dict.fromkeys(DISK_FULL_ERRNOS, "free some space, or choose another --data-dir"),
         errno.ELOOP: f"remove the symbolic link {path}",
     }
     hint = hints.get(error.errno or 0, f"ls -ld {path.parent}; then choose another --data-dir or give this user access")
     return DataDirectoryUnusable(f"{path} cannot be used: {error.strerror}", hint=hint)
-
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-START_FIELD = 22 - 3  # of what follows the command's closing parenthesis, which holds field 3 first
-
-
-def this_holder(use: str = "") -> str:
-    """The holder that this process is; ``use`` tells apart what it holds."""
-    own = f"{platform.node()}/{_boot_id()}/{os.getpid()}/{_start_ticks(os.getpid())}"
-    return f"{own}/{use}" if use else own
-
-
-def is_alive(holder: str) -> bool | None:
-    """Whether that process is still there; None where this machine cannot know."""
-    host, boot, pid, ticks = (holder.split("/") + [""] * 4)[:4]
-    if host != platform.node() or not pid.isdigit():
-        return None
-    return boot == _boot_id() and ticks == str(_start_ticks(int(pid)))
-
-
-def process_of(holder: str) -> int | None:
-    """The id of that process where it lives on this machine, else None."""
-    return int(holder.split("/")[2]) if is_alive(holder) else None
 
 
 def _boot_id() -> str:
@@ -217,17 +222,10 @@ def _boot_id() -> str:
 
 
 def _start_ticks(pid: int) -> int:
-    """Start of a live process in clock ticks since boot, -1 when there is none (a zombie holds nothing any more)."""
+    """Return the start of a live process in clock ticks since boot, -1 if there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return -1
+    # A zombie no longer holds anything.
     return -1 if fields[0] in "ZX" else int(fields[START_FIELD])
-
-
-def this_user() -> str:
-    """Whose process this is."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a user id without a name, as in some containers
-        return f"uid {os.getuid()}"

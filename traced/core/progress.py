@@ -1,11 +1,7 @@
-"""Live progress of a cycle on stderr: its stages, figures and time left; plain lines where there is no terminal.
+"""Live progress of a command on stderr: its stages, figures and time left; plain lines without a terminal.
 
-Invariants: stdout is never written to; every stage that starts is shown once and keeps its last figure. Time left is
-the expected seconds of what has not run yet, scaled by how this machine has done so far against expectation, and for a
-running stage what its own pace says; of those that run side by side the longest counts. It is an estimate and is shown
-rounded.
-
-Not covered: what is counted (the stages say), and progress over several processes.
+Time left is the expected time of the stages that have not started, scaled by the measured slowdown of this machine,
+plus the longest remaining time of the running stages. Not covered: progress over several processes.
 """
 
 import time
@@ -19,51 +15,51 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-PLAIN_STEPS = 5  # plain lines per stage between its start and its end
+STEPS_PER_STAGE = 5  # plain lines between start and end of a stage
 
 
 @dataclass
 class StageLine:
-    """One stage as shown; ``total`` counts episodes, iterations or whatever the stage's unit is."""
+    """The state of one stage; ``total`` and ``done`` count its unit (episodes, iterations)."""
 
     title: str
     expected_s: float
     total: int = 0
     done: int = 0
     figure: str = ""
-    started: float | None = None
-    ended: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
     failed: bool = False
 
     def elapsed(self, now: float) -> float:
-        """Seconds that this stage has run."""
-        if self.started is None:
+        """Return the seconds that this stage has run."""
+        if self.started_at is None:
             return 0.0
-        return (now if self.ended is None else self.ended) - self.started
+        return (now if self.finished_at is None else self.finished_at) - self.started_at
 
-    def left(self, now: float, pace: float) -> float:
-        """Seconds that this stage still needs, at ``pace`` measured seconds per expected second."""
-        if self.ended is not None:
+    def remaining_s(self, now: float, slowdown: float) -> float:
+        """Return the seconds that this stage still needs, at ``slowdown`` measured seconds per expected second."""
+        if self.finished_at is not None:
             return 0.0
         elapsed = self.elapsed(now)
         if self.total and self.done:
             return max(elapsed * (self.total - self.done) / self.done, 0.0)
-        return max(self.expected_s * pace - elapsed, 0.0)
+        return max(self.expected_s * slowdown - elapsed, 0.0)
 
 
 class Progress:
-    """The stages of one command; ``clock`` returns seconds and only differences of it count."""
+    """The stages of one command; ``clock`` returns seconds from any start."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console
         self.lines: dict[str, StageLine] = {}
         self._clock = clock
         self._live: Live | None = None
-        self._told: dict[str, int] = {}
+        self._steps_printed: dict[str, int] = {}
 
     @contextmanager
-    def shown(self) -> Iterator["Progress"]:
-        """Show the stages while the block runs."""
+    def display(self) -> Iterator["Progress"]:
+        """Show the stages during the block."""
         if not self.console.is_terminal:
             yield self
             return
@@ -75,8 +71,8 @@ class Progress:
                 self._live = None
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Hold the live display while a question is asked."""
+    def suspended(self) -> Iterator[None]:
+        """Suspend the live display during the block, for example for a question."""
         if self._live is None:
             yield
             return
@@ -87,108 +83,114 @@ class Progress:
             self._live.start(refresh=True)
 
     def plan(self, key: str, title: str, expected_s: float) -> None:
-        """Announce a stage that will come (again: no effect)."""
+        """Announce a stage; announcing it again has no effect."""
         self.lines.setdefault(key, StageLine(title, expected_s))
 
     def drop(self, key: str) -> None:
-        """Take back an announced stage that will not run."""
+        """Remove an announced stage that will not run."""
         line = self.lines.get(key)
-        if line is not None and line.started is None:
+        if line is not None and line.started_at is None:
             del self.lines[key]
 
     def drop_others(self, *keys: str) -> None:
-        """Take back every announced stage but these: an earlier process ran it, or it is not needed any more."""
+        """Remove all announced stages except ``keys``: an earlier process ran them, or they are no longer needed."""
         for key in [key for key in self.lines if key not in keys]:
             self.drop(key)
 
     def start(self, key: str, title: str, total: int = 0) -> None:
-        """A stage begins; ``total`` 0 when its length is not known."""
+        """Start a stage; ``total`` is 0 if its length is unknown."""
         line = self.lines.setdefault(key, StageLine(title, 0.0))
         line.title, line.total, line.done, line.figure, line.failed = title, total, 0, "", False
-        line.started, line.ended = self._clock(), None
-        self._told[key] = 0
-        self._say(line, "started")
+        line.started_at, line.finished_at = self._clock(), None
+        self._steps_printed[key] = 0
+        self._print_plain(line, "started")
 
     def advance(self, key: str, steps: int = 1, figure: str | None = None, total: int | None = None) -> None:
-        """``steps`` more of the stage's units are done; ``figure`` and ``total`` replace what was said before."""
+        """Add ``steps`` completed units to a stage; ``figure`` and ``total`` replace the former values."""
         line = self.lines[key]
         line.total = line.total if total is None else total
         line.done += steps
         line.figure = line.figure if figure is None else figure
-        part = PLAIN_STEPS * line.done // line.total if line.total else 0
-        if self._told[key] < part < PLAIN_STEPS:
-            self._told[key] = part
-            self._say(line, f"{line.done}/{line.total}")
+        part = STEPS_PER_STAGE * line.done // line.total if line.total else 0
+        if self._steps_printed[key] < part < STEPS_PER_STAGE:
+            self._steps_printed[key] = part
+            self._print_plain(line, f"{line.done}/{line.total}")
 
     def finish(self, key: str, figure: str = "") -> None:
-        """A stage is over; ``figure`` is what it found."""
+        """Finish a stage; ``figure`` is its result."""
         line = self.lines[key]
-        line.ended = self._clock()
+        line.finished_at = self._clock()
         line.figure = figure or line.figure
         line.done = line.total or line.done
-        self._say(line, f"done in {_duration(line.elapsed(line.ended))}")
+        self._print_plain(line, f"done in {_duration(line.elapsed(line.finished_at))}")
 
     def fail(self, key: str, figure: str) -> None:
-        """A stage that runs has come to its end without a result."""
+        """Mark a running stage as failed."""
         line = self.lines.get(key)
-        if line is not None and line.started is not None and line.ended is None:
-            line.ended, line.figure, line.failed = self._clock(), figure, True
+        if line is not None and line.started_at is not None and line.finished_at is None:
+            line.finished_at, line.figure, line.failed = self._clock(), figure, True
 
     def note(self, text: str) -> None:
-        """One line of text above the display."""
+        """Print one line above the display."""
         self.console.print(text, highlight=False, markup=False)
 
     def seconds_left(self) -> float:
-        """Estimated seconds until every announced stage is over."""
+        """Return the estimated seconds until all announced stages are finished."""
         now = self._clock()
-        pace = self._pace()
-        left = {key: line.left(now, pace) for key, line in self.lines.items()}
-        at_work = [left[key] for key, line in self.lines.items() if line.started is not None]
-        return max(at_work, default=0.0) + sum(left[key] for key, line in self.lines.items() if line.started is None)
+        slowdown = self._slowdown()
+        seconds_left = {key: line.remaining_s(now, slowdown) for key, line in self.lines.items()}
+        running = [seconds_left[key] for key, line in self.lines.items() if line.started_at is not None]
+        return max(running, default=0.0) + sum(
+            seconds_left[key] for key, line in self.lines.items() if line.started_at is None
+        )
 
     def render(self) -> Group:
-        """The display: a line per stage, and the time left."""
+        """Return the display: one line per stage, and the time left."""
         now = self._clock()
         table = Table.grid(padding=(0, 1))
         for line in self.lines.values():
-            table.add_row(_mark(line), line.title, _bar(line, now), _clock_text(line, now), Text(line.figure))
-        left = self.seconds_left()
-        return Group(table, Text(f"about {_duration(left)} left", style="dim")) if left else Group(table)
+            table.add_row(
+                _state_mark(line), line.title, _progress_bar(line, now), _elapsed_text(line, now), Text(line.figure)
+            )
+        seconds_left = self.seconds_left()
+        return (
+            Group(table, Text(f"about {_duration(seconds_left)} left", style="dim")) if seconds_left else Group(table)
+        )
 
-    def _pace(self) -> float:
-        """Measured over expected seconds of the stages that have ended; 1 before any has."""
-        ended = [line for line in self.lines.values() if line.ended is not None and line.expected_s > 0]
-        expected = sum(line.expected_s for line in ended)
-        return sum(line.elapsed(0.0) for line in ended) / expected if expected else 1.0
+    def _slowdown(self) -> float:
+        """Return measured over expected seconds of the finished stages; 1 before any has finished."""
+        finished = [line for line in self.lines.values() if line.finished_at is not None and line.expected_s > 0]
+        expected_s = sum(line.expected_s for line in finished)
+        return sum(line.elapsed(0.0) for line in finished) / expected_s if expected_s else 1.0
 
-    def _say(self, line: StageLine, what: str) -> None:
+    def _print_plain(self, line: StageLine, status: str) -> None:
         if not self.console.is_terminal:
             figure = f": {line.figure}" if line.figure else ""
-            left = self.seconds_left()
-            self.note(f"{f'[{_duration(left)} left] ' if left else ''}{line.title} {what}{figure}")
+            seconds_left = self.seconds_left()
+            self.note(f"{f'[{_duration(seconds_left)} left] ' if seconds_left else ''}{line.title} {status}{figure}")
 
 
 def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    return f"{whole // 60} min {whole % 60:02d} s" if whole >= 60 else f"{whole} s"
+    rounded = round(seconds)
+    return f"{rounded // 60} min {rounded % 60:02d} s" if rounded >= 60 else f"{rounded} s"
 
 
-def _mark(line: StageLine) -> Text:
-    if line.started is None:
+def _state_mark(line: StageLine) -> Text:
+    if line.started_at is None:
         return Text("·", style="dim")
-    if line.ended is None:
+    if line.finished_at is None:
         return Text("▸", style="cyan")
     return Text("✗", style="red") if line.failed else Text("✓", style="green")
 
 
-def _bar(line: StageLine, now: float) -> ProgressBar:
-    running = line.started is not None and line.ended is None
+def _progress_bar(line: StageLine, now: float) -> ProgressBar:
+    running = line.started_at is not None and line.finished_at is None
     if line.total or not running:
         return ProgressBar(
-            total=line.total or 1, completed=line.done if line.total else float(bool(line.ended)), width=24
+            total=line.total or 1, completed=line.done if line.total else float(bool(line.finished_at)), width=24
         )
     return ProgressBar(total=None, width=24, pulse=True, animation_time=now)
 
 
-def _clock_text(line: StageLine, now: float) -> Text:
-    return Text(_duration(line.elapsed(now)) if line.started is not None else "", style="dim")
+def _elapsed_text(line: StageLine, now: float) -> Text:
+    return Text(_duration(line.elapsed(now)) if line.started_at is not None else "", style="dim")

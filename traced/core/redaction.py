@@ -1,14 +1,10 @@
-"""Taking secrets out of whatever is about to be written down.
+"""Removal of secrets from values and texts before they are logged or stored.
 
-A secret is known by its place: the value of a key that is named for one (``db_password``, ``apiKey``, ``X-Auth-Token``;
-``max_tokens``, ``token_ids`` and ``secret_file`` are not), what follows such a name and ``=`` or ``:`` in a text, or an
-option of that name, what follows the word Bearer, and the password in a URL (over http, anything before the ``@``).
-
-Invariants: ``redacted`` gives JSON values only (other objects become their redacted ``str``), so that nothing that is
-done afterwards can bring a secret back. Where it is unsure it takes out too much rather than too little. Texts are cut
-at ``LONGEST``.
-Fails: never. Not covered: a secret that nothing around it gives away, one spread over several values, and one that
-holds a quotation mark inside JSON inside JSON.
+A secret is recognised by its context: the value of a key with a secret's name (``db_password``, ``apiKey``,
+``X-Auth-Token``, but not ``max_tokens``, ``token_ids`` or ``secret_file``), the text after such a name and ``=`` or
+``:``, the value of such an option, the text after "Bearer", and the password in a URL (over http, anything before the
+``@``). When in doubt it removes too much. Not covered: secrets without such a context, spread over several values, or
+with a quotation mark inside nested JSON.
 """
 
 import math
@@ -16,9 +12,9 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-GONE = "[redacted]"
-LONGEST = 32_768  # characters
-DEEPEST = 32
+REDACTED = "[redacted]"
+MAX_CHARACTERS = 32_768  # characters
+MAX_DEPTH = 32
 
 _ENDINGS = ("token", "password", "passwd", "passphrase", "secret", "apikey", "authorization", "cookie", "credential")
 _SECRET_WORDS = {"auth", "pwd", "passwords", "secrets", "cookies", "credentials"}
@@ -39,33 +35,34 @@ _SUSPECT = re.compile(rb"token|pass|secret|key|auth|cookie|credential|pwd|bearer
 
 
 def redacted(value: Any, depth: int = 0) -> Any:
-    """``value`` as JSON values without its secrets."""
+    """Return the value without secrets, as JSON values; other objects become their redacted ``str``."""
+    # Only JSON values: an object could print its secret when it is rendered later.
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, str):
         return redacted_text(value)
-    if depth >= DEEPEST:
+    if depth >= MAX_DEPTH:
         return "..."
     if isinstance(value, Mapping):
-        return {redacted_text(str(key)): _under(str(key), item, depth + 1) for key, item in value.items()}
+        return {redacted_text(str(key)): _redact_value(str(key), item, depth + 1) for key, item in value.items()}
     if isinstance(value, Set):
         return [redacted(item, depth + 1) for item in value]
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return _items(value, depth + 1)
+        return _redact_items(value, depth + 1)
     return redacted_text(_text(value))
 
 
 def redacted_text(text: str) -> str:
-    """``text`` without the secrets that its own wording gives away."""
-    cut = text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
-    cut = _USER.sub(rf"\1{GONE}@", _PASSWORD.sub(rf"\1{GONE}@", cut))
-    return _BEARER.sub(rf"\1{GONE}", _without_assigned(cut))
+    """Return the text without secrets, cut at ``MAX_CHARACTERS``."""
+    cleaned = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}... ({len(text)} characters)"
+    cleaned = _USER.sub(rf"\1{REDACTED}@", _PASSWORD.sub(rf"\1{REDACTED}@", cleaned))
+    return _BEARER.sub(rf"\1{REDACTED}", _redact_assignments(cleaned))
 
 
 def redacted_lines(text: bytes) -> bytes:
-    """Whole lines without their secrets; what holds nothing that could be one goes through as it is, byte for byte."""
+    """Return complete lines without secrets; lines without a suspicious word are unchanged byte for byte."""
     if not _SUSPECT.search(text):
         return text
     return b"".join(_redacted_line(line) if _SUSPECT.search(line) else line for line in text.splitlines(keepends=True))
@@ -78,7 +75,7 @@ def _redacted_line(line: bytes) -> bytes:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a key, variable, header or option of this name holds a secret."""
+    """Whether a key, variable, header or option with this name has a secret value."""
     words = [word.lower() for word in _WORD.findall(name)]
     if not words:
         return False
@@ -87,41 +84,42 @@ def is_secret_name(name: str) -> bool:
     return words[-1] in _SECRET_WORDS or words[-1].endswith(_ENDINGS)
 
 
-def _under(key: str, value: Any, depth: int) -> Any:
+def _redact_value(key: str, value: Any, depth: int) -> Any:
     if not is_secret_name(key) or value is None or isinstance(value, bool) or value in ("", b""):
         return redacted(value, depth)
-    return GONE
+    return REDACTED
 
 
-def _items(values: Sequence[Any], depth: int) -> list[Any]:
-    """The items; one that comes after a secret's name, in a pair or as the value of an option, is a secret."""
+def _redact_items(values: Sequence[Any], depth: int) -> list[Any]:
+    """Redact items, including one that follows a secret's name in a pair or as the value of an option."""
     result = []
-    named = False
+    after_secret_name = False
     for index, item in enumerate(values):
-        result.append(GONE if named and isinstance(item, str | bytes) else redacted(item, depth))
+        result.append(REDACTED if after_secret_name and isinstance(item, str | bytes) else redacted(item, depth))
         text = _text(item) if isinstance(item, str | bytes) else ""
         pair = len(values) == 2 and index == 0
-        named = (pair or text.startswith("-")) and "=" not in text and is_secret_name(text)
+        after_secret_name = (pair or text.startswith("-")) and "=" not in text and is_secret_name(text)
     return result
 
 
-def _without_assigned(text: str) -> str:
-    parts, at = [], 0
-    for found in _NAME.finditer(text):
-        if found.start() < at or not is_secret_name(found["name"]):
+def _redact_assignments(text: str) -> str:
+    parts, position = [], 0
+    for name_match in _NAME.finditer(text):
+        if name_match.start() < position or not is_secret_name(name_match["name"]):
             continue
-        if found["after"].isspace() and not found["name"].startswith("-"):
+        if name_match["after"].isspace() and not name_match["name"].startswith("-"):
             continue
-        value = _VALUE.match(text, found.end())
-        end = value.end() if value else found.end()
-        if end > found.end():
-            parts += [text[at : found.end()], GONE]
-            at = end
-    return "".join([*parts, text[at:]])
+        value = _VALUE.match(text, name_match.end())
+        end = value.end() if value else name_match.end()
+        if end > name_match.end():
+            parts += [text[position : name_match.end()], REDACTED]
+            position = end
+    return "".join([*parts, text[position:]])
 
 
 def _text(value: Any) -> str:
     try:
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    except Exception as error:  # somebody else's __str__: a log line must not fail for it
-        return f"<{type(value).__name__} whose text cannot be made: {type(error).__name__}>"
+    except Exception as error:
+        # A foreign __str__ may raise anything, and a log line must not fail because of it.
+        return f"<{type(value).__name__} whose __str__ failed: {type(error).__name__}>"

@@ -1,13 +1,8 @@
-"""Seconds and peak memory of this process and its children, for the record of a run.
+"""Memory limit of this process, and a meter of time and peak memory of its process tree.
 
-The memory is the sum of resident set sizes over the process tree, sampled; pages that processes share count once in
-each, so the peak is never understated by sharing. Not covered: containers, which are the Docker engine's children, and
-peaks shorter than the sampling interval.
-
-How much memory there is for this process: the machine's, or its control group's where that has less.
-
-Source: the kernel's cgroup-v2 documentation (``memory.max`` of the group and of all above it); a container sees its own
-group as the root. Not covered: cgroup v1, swap.
+The limit is ``memory.max`` of the control group and its parents (cgroup v2); cgroup v1 and swap are not covered. The
+peak is the sampled sum of resident set sizes, in which shared pages count once per process; containers are not
+included, because they are children of the Docker engine.
 """
 
 import threading
@@ -19,63 +14,65 @@ from typing import Self
 import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
-OWN = Path("/proc/self/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def memory_bytes() -> int:
-    """Bytes that this process and what it starts may use before the kernel ends something."""
-    return min([psutil.virtual_memory().total, *_limits()])
+    """Return the bytes that this process tree may use before the kernel kills a process."""
+    return min([psutil.virtual_memory().total, *_cgroup_limits()])
 
 
-def _limits() -> list[int]:
+def _cgroup_limits() -> list[int]:
     try:
-        own = next((line[3:] for line in OWN.read_text().splitlines() if line.startswith("0::")), "/")
+        own_group = next((line[3:] for line in OWN_CGROUP.read_text().splitlines() if line.startswith("0::")), "/")
     except OSError:
         return []
-    group = CGROUPS / own.strip("/")
-    found = []
+    group = CGROUPS / own_group.strip("/")
+    limits = []
     for folder in [group, *group.parents]:
         if not folder.is_relative_to(CGROUPS):
             break
         try:
             text = (folder / "memory.max").read_text().strip()
-        except OSError:  # the root has none
+        except OSError:
+            # The root group has no such file.
             continue
-        if text.isdigit():  # "max" is no limit
-            found.append(int(text))
-    return found
+        # "max" means unlimited.
+        if text.isdigit():
+            limits.append(int(text))
+    return limits
 
 
 INTERVAL_S = 0.5
 
 
 class Meter:
-    """Measures while it is entered."""
+    """Measures time and peak memory while it is entered."""
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
         self.peak_rss_bytes = 0
         self._interval_s = interval_s
         self._started = time.monotonic()
-        self._ended = threading.Event()
+        self._stopping = threading.Event()
         self._sampler = threading.Thread(target=self._sample_until_ended, name="meter", daemon=True)
 
     @property
     def seconds(self) -> float:
-        """Seconds since the meter was made, or since the last lap."""
+        """Seconds since the start, or since the last lap."""
         return time.monotonic() - self._started
 
     def lap(self) -> float:
-        """Those seconds, once: the count begins again, so that no second is recorded twice."""
+        """Return the seconds since the last lap and start a new one."""
         seconds = self.seconds
         self._started += seconds
         return seconds
 
     def sample(self) -> None:
-        """Look at the process tree once."""
+        """Measure the process tree once."""
         self.peak_rss_bytes = max(self.peak_rss_bytes, tree_rss_bytes(psutil.Process()))
 
     def _sample_until_ended(self) -> None:
-        while not self._ended.wait(self._interval_s):
+        while not self._stopping.wait(self._interval_s):
             self.sample()
 
     def __enter__(self) -> Self:
@@ -87,12 +84,12 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.sample()
-        self._ended.set()
+        self._stopping.set()
         self._sampler.join()
 
 
 def tree_rss_bytes(root: psutil.Process) -> int:
-    """Resident bytes of a process and all its descendants; those that end meanwhile count 0."""
+    """Return the resident bytes of a process and its descendants; processes that end meanwhile count 0."""
     total = 0
     for process in [root, *root.children(recursive=True)]:
         try:

@@ -1,10 +1,7 @@
-"""When a cron expression is due: the five fields of crontab(5), as an APScheduler trigger.
+"""Cron expressions with the five fields of crontab(5), as APScheduler triggers.
 
-Invariants: days of the week count as in crontab(5), 0 and 7 are Sunday (APScheduler by itself counts from Monday); an
-hour that a spring night leaves out is not made up for, one that comes twice in autumn fires once.
-Fails: ``ValueError`` with the field that cannot be read, with an expression that restricts both the day of the month
-and of the week (cron takes either, APScheduler both: neither is what one reads), and with a date that never comes.
-Not covered: @daily and the like, seconds.
+A time that a spring night skips is not caught up; one that occurs twice in autumn fires once. Not covered: @daily and
+other names, seconds.
 """
 
 from calendar import monthrange
@@ -18,27 +15,33 @@ LEAP_YEAR = 2028
 
 
 def cron_trigger(expression: str, zone: tzinfo | None) -> CronTrigger:
-    """The trigger of an expression such as "0 3 * * 1-5", by the clocks of ``zone`` (None: the machine's own)."""
+    """Return the trigger of an expression such as "0 3 * * 1-5" in ``zone`` (None: local time).
+
+    Raises:
+        ValueError: a field is invalid, the date never occurs, or both kinds of day are restricted.
+    """
     fields = expression.split()
     if len(fields) != len(FIELDS):
         raise ValueError(
             f"{expression!r} has {len(fields)} fields; write minute hour day month weekday, e.g. 0 3 * * *"
         )
-    named = dict(zip(FIELDS, fields, strict=True))
-    if named["day"] != "*" and named["day_of_week"] != "*":
+    field_values = dict(zip(FIELDS, fields, strict=True))
+    if field_values["day"] != "*" and field_values["day_of_week"] != "*":
+        # cron fires on either day, APScheduler only when both match; users expect one or the other.
         raise ValueError(f"{expression!r} names days of the month and of the week; leave one of them *")
     try:
-        named["day_of_week"] = _weekdays(named["day_of_week"])
-        trigger = CronTrigger(**named, timezone=zone)
+        field_values["day_of_week"] = _weekdays(field_values["day_of_week"])
+        trigger = CronTrigger(**field_values, timezone=zone)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{expression!r} is no cron expression: {error}") from None
-    if not _comes(named["day"], named["month"], trigger):
-        raise ValueError(f"{expression!r} never comes: no such month has such a day")
+        raise ValueError(f"{expression!r} is not a cron expression: {error}") from None
+    if not _ever_occurs(field_values["day"], field_values["month"], trigger):
+        raise ValueError(f"{expression!r} never occurs: none of these months has such a day")
     return trigger
 
 
 def _weekdays(field: str) -> str:
-    """Days of the week as crontab(5) counts them, by their names."""
+    """Return the names of the days in a weekday field of crontab(5), in which 0 and 7 are Sunday."""
+    # Names, because APScheduler counts from Monday.
     if field == "*":
         return field
     days: set[int] = set()
@@ -57,17 +60,18 @@ def _day(name: str) -> int:
         return DAYS.index(name)
     if name.isascii() and name.isdigit() and int(name) <= 7:
         return int(name)
-    raise ValueError(f"{name!r} is no day of the week; write 0-7 or sun-sat")
+    raise ValueError(f"{name!r} is not a day of the week; write 0-7 or sun-sat")
 
 
-def _comes(day: str, month: str, trigger: CronTrigger) -> bool:
-    """Whether a single day of single months exists at all; the library would look for it until the year 9999."""
+def _ever_occurs(day: str, month: str, trigger: CronTrigger) -> bool:
+    """Whether a day of the month exists in any of the months."""
+    # APScheduler would search for it until the year 9999.
     if not day.isdigit():
         return True
-    months = [each for each in range(1, 13) if _matches(trigger, each)]
-    return any(int(day) <= monthrange(LEAP_YEAR, each)[1] for each in months)
+    months = [number for number in range(1, 13) if _matches_month(trigger, number)]
+    return any(int(day) <= monthrange(LEAP_YEAR, number)[1] for number in months)
 
 
-def _matches(trigger: CronTrigger, month: int) -> bool:
+def _matches_month(trigger: CronTrigger, month: int) -> bool:
     field = trigger.fields[CronTrigger.FIELD_NAMES.index("month")]
     return bool(field.get_next_value(datetime(LEAP_YEAR, month, 1)) == month)

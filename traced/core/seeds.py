@@ -1,4 +1,4 @@
-"""Seeds that are derived, never drawn: the same parts give the same seed in every process and on every platform."""
+"""Seeds derived from identifiers: the same parts give the same seed in every process and on every platform."""
 
 import hashlib
 import json
@@ -7,6 +7,6 @@ SEED_LIMIT = 2**31
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed in [0, 2**31) from an ordered list of integers and strings (SHA-256 of their JSON)."""
+    """Return a seed in [0, 2**31) from an ordered list of integers and strings (SHA-256 of their JSON)."""
     digest = hashlib.sha256(json.dumps(parts).encode()).digest()
     return int.from_bytes(digest[:8], "big") % SEED_LIMIT

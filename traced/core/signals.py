@@ -1,18 +1,11 @@
-"""How a daemon is told to stop or to reload: signals as a small state machine for asyncio.
+"""Stop and reload signals of a daemon, as a small state machine for asyncio.
 
     running ──stop──▶ draining ──stop, or drain_seconds later──▶ forced
 
-What runs beside the work (``beside``) has no end of its own: the first of it that fails begins the draining.
-
-Invariants: phases only go forward; the events are set exactly when their phase is reached (``forced`` implies
-``draining``); a reload asked for twice before anyone looks is one reload, and none is taken once draining began.
-SIGTERM and SIGINT stop, SIGHUP reloads; the handlers found before are put back at the end.
-
-A call on a thread that does not return (a database or an engine that hangs) holds the end up for ``last_seconds`` at
-most behind the forced one: the process then ends without it (``os._exit``), which costs no more than a kill does.
-
-Not covered: a loop that is stuck in a call: asyncio runs these handlers between two steps of the loop, so it is the
-service manager's watchdog and its SIGKILL that end such a process.
+SIGTERM and SIGINT stop, SIGHUP reloads. Phases only move forward, and each event is set exactly when its phase is
+reached; two reload requests before the first is handled count as one, and none is accepted while draining. Not
+covered: a blocked event loop, which cannot run these handlers; the watchdog of the service manager ends such a
+process.
 """
 
 import asyncio
@@ -28,50 +21,52 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 EX_SOFTWARE = 70  # sysexits.h
-STOPPING = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Phase(StrEnum):
-    """Where a lifecycle stands."""
+    """The phase of a lifecycle."""
 
     RUNNING = "running"
     DRAINING = "draining"
-    FORCED = "forced"
+    FORCED_STOP = "forced"
 
 
 class Lifecycle:
-    """Made inside a running loop; ``draining``, ``forced`` and ``reload`` are what the daemon's tasks wait for.
+    """The events that the tasks of a daemon wait for: ``draining``, ``forced_stop`` and ``reload``.
 
-    Once forced, or ready to be, the process has ``last_seconds`` to end in order; None gives it all the time.
+    Must be created inside a running loop. After the deadline for draining the process has ``last_seconds`` to end, then
+    it exits (None: no limit).
     """
 
     def __init__(self, drain_seconds: float, last_seconds: float | None = None) -> None:
         self.drain_seconds = drain_seconds
         self.last_seconds = last_seconds
         self.draining = asyncio.Event()
-        self.forced = asyncio.Event()
-        self.reload = asyncio.Event()  # whoever reloads clears it first
+        self.forced_stop = asyncio.Event()
+        # The task that reloads clears it first, so that a request during the reload is not lost.
+        self.reload = asyncio.Event()
         self.cause = ""
         self._loop = asyncio.get_running_loop()
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
     def phase(self) -> Phase:
-        """Where it stands now."""
-        if self.forced.is_set():
-            return Phase.FORCED
+        """The current phase."""
+        if self.forced_stop.is_set():
+            return Phase.FORCED_STOP
         return Phase.DRAINING if self.draining.is_set() else Phase.RUNNING
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until draining is cut short; ``drain_seconds`` while running, 0 once forced."""
+        """Seconds until the forced stop; ``drain_seconds`` while running, 0 once forced."""
         if self._deadline is None:
             return self.drain_seconds
-        return 0.0 if self.forced.is_set() else max(0.0, self._deadline.when() - self._loop.time())
+        return 0.0 if self.forced_stop.is_set() else max(0.0, self._deadline.when() - self._loop.time())
 
     def stop(self, cause: str) -> None:
-        """Go one phase on: the first call begins to drain, the second forces; ``cause`` of the last step is kept."""
-        if self.forced.is_set():
+        """Move to the next phase: the first call starts draining, the second forces the stop."""
+        if self.forced_stop.is_set():
             return
         self.cause = cause
         if self.draining.is_set():
@@ -82,62 +77,66 @@ class Lifecycle:
         self.reload.clear()
         self.draining.set()
 
-    def ask_reload(self) -> None:
-        """Ask for a reload, unless it is being stopped."""
+    def request_reload(self) -> None:
+        """Request a reload; ignored while draining."""
         if not self.draining.is_set():
             self.reload.set()
 
     def close(self) -> None:
-        """Forget the deadline: the work is done."""
+        """Cancel the deadline, because the work is done."""
         if self._deadline is not None:
             self._deadline.cancel()
 
     def _force(self, cause: str) -> None:
         self.cause = cause
         self.close()
-        self.forced.set()
+        self.forced_stop.set()
         self._end_within(0.0)
 
     def _end_within(self, seconds: float) -> None:
-        """Let the process live for so long and ``last_seconds``, whatever happens."""
+        """Exit the process after ``seconds`` plus ``last_seconds``, whatever happens."""
+        # A thread that does not return (a hung database or engine) would block the end of the process for ever.
         if self.last_seconds is not None:
-            last = threading.Timer(seconds + self.last_seconds, _end)
-            last.daemon = True
-            last.start()
+            timer = threading.Timer(seconds + self.last_seconds, _exit_process)
+            timer.daemon = True
+            timer.start()
 
 
-def _end() -> None:
-    log.critical("a call under way has not returned in time: the process ends without it")
+def _exit_process() -> None:
+    log.critical("a call did not return in time; the process exits without it")
     os._exit(EX_SOFTWARE)
 
 
 @contextmanager
 def signals(lifecycle: Lifecycle) -> Iterator[None]:
-    """Let SIGTERM, SIGINT and SIGHUP drive ``lifecycle`` during the body (main thread only, as asyncio has it).
+    """Handle SIGTERM, SIGINT and SIGHUP with ``lifecycle`` during the block, then restore the previous handlers.
 
-    Enter it after anything that sets signal handlers of its own (uvicorn's ``Server.serve`` does).
+    Main thread only. Enter it after anything that sets its own signal handlers (such as uvicorn's ``Server.serve``).
     """
     loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (*STOPPING, signal.SIGHUP)}
-    for number in STOPPING:
+    previous_handlers = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGHUP)}
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, lifecycle.stop, number.name)
-    loop.add_signal_handler(signal.SIGHUP, lifecycle.ask_reload)
+    loop.add_signal_handler(signal.SIGHUP, lifecycle.request_reload)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         lifecycle.close()
 
 
-async def until_forced(work: Coroutine[Any, Any, None], lifecycle: Lifecycle) -> bool:
-    """Run ``work`` to its end, or cancel it once forced and wait for its ``finally`` parts; True: it ended by itself.
+async def run_until_forced(work: Coroutine[Any, Any, None], lifecycle: Lifecycle) -> bool:
+    """Run ``work`` to its end, or cancel it on a forced stop and wait for its cleanup.
 
-    ``work`` watches ``lifecycle.draining`` and returns at its next safe point. What it raises is raised here.
+    ``work`` watches ``lifecycle.draining`` and returns at its next safe point. Its exceptions are raised here.
+
+    Returns:
+        Whether it ended without being cancelled.
     """
     task = asyncio.ensure_future(work)
-    force = asyncio.ensure_future(lifecycle.forced.wait())
+    force = asyncio.ensure_future(lifecycle.forced_stop.wait())
     try:
         await asyncio.wait({task, force}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -151,27 +150,28 @@ async def until_forced(work: Coroutine[Any, Any, None], lifecycle: Lifecycle) ->
 
 
 def cancel_once(work: "asyncio.Task[Any]") -> None:
-    """Ask it to stop at its next safe point; a second asking would not wait for that."""
+    """Cancel a task that has not been cancelled yet."""
+    # The first cancellation waits for the next safe point; a second one would interrupt that.
     if not work.cancelling():
         work.cancel()
 
 
 @asynccontextmanager
-async def beside(lifecycle: Lifecycle, **work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run each ``work``, by its name, during the body, and cancel it at the end.
+async def background_tasks(lifecycle: Lifecycle, **work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run each ``work`` as a task of its name during the block, and cancel it at the end.
 
-    One that fails begins the draining, and its error is raised after the body: whoever restarts services is to know.
+    A task that fails starts draining, and its exception is raised after the block, so that the service manager sees it.
     """
 
-    def look(task: asyncio.Task[None]) -> None:
+    def on_done(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("the %s failed", task.get_name(), exc_info=error)
             if lifecycle.phase is Phase.RUNNING:
                 lifecycle.stop(f"the {task.get_name()} failed")
 
-    tasks = [asyncio.create_task(one, name=name) for name, one in work.items()]
+    tasks = [asyncio.create_task(coroutine, name=name) for name, coroutine in work.items()]
     for task in tasks:
-        task.add_done_callback(look)
+        task.add_done_callback(on_done)
     try:
         yield
     finally:

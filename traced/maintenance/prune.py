@@ -151,7 +151,7 @@ class _Work:
         if cutoff is None:
             return []
         with read_session(self.store) as session:
-            return retention.ended_cycles(session, cutoff, keep=self.settings.retention.keep_cycles)
+            return retention.ended_cycles(session, cutoff, keep_newest=self.settings.retention.keep_cycles)
 
     def cutoff(self, days: int) -> datetime | None:
         """The moment ``days`` ago; None where 0 keeps everything."""

@@ -21,7 +21,7 @@ from hypothesis import settings as hypothesis_settings
 from sqlalchemy import create_engine, text
 
 from tests.unit.core.test_redaction import buried
-from traced.config.logs import CHATTY, configure, working_on
+from traced.config.logs import CHATTY, configure, bind_ids
 from traced.config.service_sections import LogSection
 from traced.core.errors import DataDirectoryUnusable
 
@@ -86,7 +86,7 @@ def test_ids_are_bound_in_tasks_and_threads_and_nowhere_else(configured: Configu
     stream = configured()
 
     async def work(cycle: str) -> None:
-        with working_on(cycle, "train", "precision"):
+        with bind_ids(cycle, "train", "precision"):
             await asyncio.sleep(0)
             await asyncio.to_thread(logging.getLogger("uvicorn.error").warning, "from %s", cycle)
         structlog.get_logger().info("after")

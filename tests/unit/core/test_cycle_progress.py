@@ -22,7 +22,7 @@ def plain() -> tuple[Progress, Clock, io.StringIO]:
 
 def test_plain_lines_say_start_parts_and_end() -> None:
     progress, clock, out = plain()
-    with progress.shown():
+    with progress.display():
         progress.start("collect", "Collect", total=10)
         for _ in range(10):
             clock.now += 1
@@ -91,10 +91,10 @@ def test_the_live_display_shows_stages_figures_and_time_left() -> None:
     out, clock = io.StringIO(), Clock()
     progress = Progress(Console(file=out, width=120, force_terminal=True, legacy_windows=False), clock)
     progress.plan("train", "Train multi-step-completion", 61)
-    with progress.shown():
+    with progress.display():
         progress.start("collect", "Collect", total=2)
         progress.advance("collect", figure="success 40 %")
-        with progress.paused():
+        with progress.suspended():
             progress.note("a question")
         progress.finish("collect", "success 41 %")
     shown = out.getvalue()
@@ -106,7 +106,7 @@ def test_a_failed_stage_takes_no_more_time_and_is_marked() -> None:
     out, clock = io.StringIO(), Clock()
     progress = Progress(Console(file=out, width=120, force_terminal=True), clock)
     progress.plan("train", "Train", 60)
-    with progress.shown():
+    with progress.display():
         progress.start("train", "Train")
         progress.fail("train", "ends here")
     assert progress.seconds_left() == 0

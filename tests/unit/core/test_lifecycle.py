@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traced.core.signals import EX_SOFTWARE, Lifecycle, Phase, beside, signals, until_forced
+from traced.core.signals import EX_SOFTWARE, Lifecycle, Phase, background_tasks, signals, run_until_forced
 
 DAEMON = """
 import asyncio, sys, time
-from traced.core.signals import Lifecycle, signals, until_forced
+from traced.core.signals import Lifecycle, run_until_forced, signals
 
 def say(word):
     print(word, flush=True)
@@ -41,7 +41,7 @@ async def work(lifecycle, ends):
 async def main():
     lifecycle = Lifecycle(float(sys.argv[2]), *map(float, sys.argv[3:]))
     with signals(lifecycle):
-        by_itself = await until_forced(work(lifecycle, sys.argv[1] == "ends"), lifecycle)
+        by_itself = await run_until_forced(work(lifecycle, sys.argv[1] == "ends"), lifecycle)
     say(f"{lifecycle.phase} {lifecycle.cause} {by_itself}")
 
 asyncio.run(main())
@@ -122,13 +122,13 @@ def test_phases_only_go_forward_whatever_is_asked(steps: list[str]) -> None:
                 stops += 1
                 reloads = False
             elif step == "reload":
-                lifecycle.ask_reload()
+                lifecycle.request_reload()
                 reloads = stops == 0
             else:
                 lifecycle.reload.clear()
                 reloads = False
             assert lifecycle.phase is order[min(stops, 2)]
-            assert (lifecycle.draining.is_set(), lifecycle.forced.is_set()) == (stops >= 1, stops >= 2)
+            assert (lifecycle.draining.is_set(), lifecycle.forced_stop.is_set()) == (stops >= 1, stops >= 2)
             assert lifecycle.reload.is_set() is reloads
             assert lifecycle.cause == (f"stop {min(stops, 2) - 1}" if stops else "")
             assert (lifecycle.seconds_left == 0) is (stops >= 2)
@@ -172,8 +172,8 @@ def test_what_the_work_raises_is_raised_and_a_caller_that_gives_up_stops_the_wor
                 cleaned.append("yes")
 
         with pytest.raises(ValueError, match="broken"):
-            await until_forced(fails(), lifecycle)
-        waiting = asyncio.ensure_future(until_forced(waits(), lifecycle))
+            await run_until_forced(fails(), lifecycle)
+        waiting = asyncio.ensure_future(run_until_forced(waits(), lifecycle))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         waiting.cancel()
@@ -195,7 +195,7 @@ def test_what_runs_beside_the_work_is_cancelled_at_the_end() -> None:
 
     async def scene() -> None:
         lifecycle = Lifecycle(10)
-        async with beside(lifecycle, watch=watch(), short=asyncio.sleep(0)):
+        async with background_tasks(lifecycle, watch=watch(), short=asyncio.sleep(0)):
             await asyncio.sleep(0.01)
             assert lifecycle.phase is Phase.RUNNING
             assert ended == []
@@ -212,7 +212,7 @@ def test_a_failure_beside_the_work_begins_the_draining_and_is_raised_after_it(ca
 
     async def scene() -> None:
         lifecycle = Lifecycle(10)
-        async with beside(lifecycle, upkeep=fails(), watch=asyncio.sleep(1000)):
+        async with background_tasks(lifecycle, upkeep=fails(), watch=asyncio.sleep(1000)):
             await asyncio.wait_for(lifecycle.draining.wait(), 60)
             safe_points.append(lifecycle.cause)
         lifecycle.close()
@@ -231,7 +231,7 @@ def test_a_failure_beside_work_that_fails_itself_hides_nothing(caplog: pytest.Lo
     async def scene() -> None:
         lifecycle = Lifecycle(10)
         try:
-            async with beside(lifecycle, upkeep=fails()):
+            async with background_tasks(lifecycle, upkeep=fails()):
                 await lifecycle.draining.wait()
                 raise ValueError("the work's own")
         finally:

@@ -15,15 +15,15 @@ import pytest
 
 from traced.core import ownership
 from traced.core.errors import AlreadyRunning, DataDirectoryUnusable
-from traced.core.ownership import FILE_NAME, Holder, hold, holder
+from traced.core.ownership import SERVICE_LOCK, Holder, hold_directory, current_holder
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 HOLDING = """
 import sys, subprocess
 from datetime import UTC, datetime
 from pathlib import Path
-from traced.core.ownership import hold
-with hold(Path(sys.argv[1]), now=lambda: datetime(2026, 1, 2, 12, tzinfo=UTC), version="9.9"):
+from traced.core.ownership import hold_directory
+with hold_directory(Path(sys.argv[1]), now=lambda: datetime(2026, 1, 2, 12, tzinfo=UTC), version="9.9"):
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
     print(subprocess.Popen(["sleep", "60"], **quiet).pid if sys.argv[2:] else 0, flush=True)
     sys.stdin.read()
@@ -42,7 +42,7 @@ def another(place: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[st
 
 
 def take(place: Path) -> None:
-    with hold(place, now=lambda: NOON, version="1.0"):
+    with hold_directory(place, now=lambda: NOON, version="1.0"):
         pass
 
 
@@ -53,7 +53,7 @@ def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path: Path) -> No
         assert f"process {process.pid} on " in caught.value.message
         assert "traced 9.9, since 2026-01-02T12:00:00+00:00" in caught.value.message
         assert str(tmp_path) in caught.value.hint
-        seen = holder(tmp_path)
+        seen = current_holder(tmp_path)
         assert seen is not None
         assert (seen.pid, seen.version) == (process.pid, "9.9")
 
@@ -62,12 +62,12 @@ def test_an_orderly_end_and_kill_9_both_free_it(tmp_path: Path) -> None:
     with another(tmp_path) as (process, _):
         process.communicate("")
         assert process.returncode == 0
-    assert (tmp_path / FILE_NAME).read_text() == ""
+    assert (tmp_path / SERVICE_LOCK).read_text() == ""
     with another(tmp_path) as (process, _):
         process.kill()
         process.wait()
-        assert json.loads((tmp_path / FILE_NAME).read_text())["pid"] == process.pid
-        assert holder(tmp_path) is None
+        assert json.loads((tmp_path / SERVICE_LOCK).read_text())["pid"] == process.pid
+        assert current_holder(tmp_path) is None
         take(tmp_path)
 
 
@@ -84,17 +84,17 @@ def test_a_program_that_the_holder_started_does_not_keep_it(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("left", ["", "garbage", "[1]", '{"pid": 1, "unknown": 2}', json.dumps({"pid": 1})])
 def test_what_is_left_in_the_file_is_no_obstacle(tmp_path: Path, left: str) -> None:
-    (tmp_path / FILE_NAME).write_text(left)
-    assert holder(tmp_path) is None
-    with hold(tmp_path, now=lambda: NOON, version="1.0") as me:
-        assert holder(tmp_path) == me == Holder(os.getpid(), me.host, "2026-01-02T12:00:00+00:00", "1.0")
+    (tmp_path / SERVICE_LOCK).write_text(left)
+    assert current_holder(tmp_path) is None
+    with hold_directory(tmp_path, now=lambda: NOON, version="1.0") as me:
+        assert current_holder(tmp_path) == me == Holder(os.getpid(), me.host, "2026-01-02T12:00:00+00:00", "1.0")
 
 
 @pytest.mark.parametrize("spoilt", ["", "garbage", "[1]", '{"unknown": 2}'])
 def test_a_held_directory_is_held_whatever_its_file_says(tmp_path: Path, spoilt: str) -> None:
-    with hold(tmp_path, now=lambda: NOON, version="1.0"):
-        (tmp_path / FILE_NAME).write_text(spoilt)
-        assert holder(tmp_path) == Holder()
+    with hold_directory(tmp_path, now=lambda: NOON, version="1.0"):
+        (tmp_path / SERVICE_LOCK).write_text(spoilt)
+        assert current_holder(tmp_path) == Holder()
 
 
 def test_a_look_that_keeps_the_lock_for_an_instant_does_not_stop_a_daemon(
@@ -108,15 +108,15 @@ def test_a_look_that_keeps_the_lock_for_an_instant_does_not_stop_a_daemon(
         real(descriptor, operation)
 
     monkeypatch.setattr(ownership.fcntl, "flock", flock)
-    monkeypatch.setattr(ownership, "PAUSE_S", 0)
+    monkeypatch.setattr(ownership, "LOCK_RETRY_S", 0)
     take(tmp_path)
 
 
 def test_the_folder_is_made_and_a_holder_is_not_looked_for_where_there_is_none(tmp_path: Path) -> None:
-    assert holder(tmp_path / "not" / "yet") is None
+    assert current_holder(tmp_path / "not" / "yet") is None
     assert not (tmp_path / "not").exists()
     take(tmp_path / "not" / "yet")
-    assert (tmp_path / "not" / "yet" / FILE_NAME).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "not" / "yet" / SERVICE_LOCK).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(("code", "hint"), [(errno.EROFS, "read-write"), (errno.EACCES, "give this user access")])
@@ -136,7 +136,7 @@ def test_a_file_in_the_place_of_the_directory_and_a_link_in_that_of_the_lock(tmp
     (tmp_path / "file").write_text("")
     with pytest.raises(DataDirectoryUnusable, match="File exists"):
         take(tmp_path / "file")
-    (tmp_path / FILE_NAME).symlink_to(tmp_path / "file")
+    (tmp_path / SERVICE_LOCK).symlink_to(tmp_path / "file")
     with pytest.raises(DataDirectoryUnusable, match="cannot be used"):
         take(tmp_path)
 
@@ -148,6 +148,6 @@ def test_a_full_disk_leaves_the_holder_unnamed_and_the_lock_held(
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(ownership.os, "pwrite", full)
-    with hold(tmp_path, now=lambda: NOON, version="1.0"):
-        assert holder(tmp_path) == Holder()
-        assert "not written its name" in str(Holder())
+    with hold_directory(tmp_path, now=lambda: NOON, version="1.0"):
+        assert current_holder(tmp_path) == Holder()
+        assert "unknown process" in str(Holder())

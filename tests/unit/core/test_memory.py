@@ -12,7 +12,7 @@ from traced.core import resources
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "own").write_text("1:name=systemd:/elsewhere\n0::/a/b\n")
     (tmp_path / "fs/a/b").mkdir(parents=True)
-    monkeypatch.setattr(resources, "OWN", tmp_path / "own")
+    monkeypatch.setattr(resources, "OWN_CGROUP", tmp_path / "own")
     monkeypatch.setattr(resources, "CGROUPS", tmp_path / "fs")
     return tmp_path / "fs"
 
@@ -27,5 +27,5 @@ def test_the_tightest_group_counts(groups: Path, above: str, own: str, expected:
 
 
 def test_without_groups_it_is_the_machines(groups: Path) -> None:
-    resources.OWN.unlink()
+    resources.OWN_CGROUP.unlink()
     assert resources.memory_bytes() == psutil.virtual_memory().total

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from traced.core.errors import DataDirectoryUnusable
-from traced.core.ownership import FILE, sandbox_owner
+from traced.core.ownership import OWNER_FILE, sandbox_owner
 
 
 def test_a_directory_keeps_its_name_and_no_other_has_it(tmp_path: Path) -> None:
@@ -15,11 +15,11 @@ def test_a_directory_keeps_its_name_and_no_other_has_it(tmp_path: Path) -> None:
     first = sandbox_owner(tmp_path / "a")
     assert first == sandbox_owner(tmp_path / "a")
     assert first != sandbox_owner(tmp_path / "b")
-    assert [path.name for path in (tmp_path / "a").iterdir()] == [FILE]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [OWNER_FILE]
 
 
 def test_an_empty_file_of_a_power_cut_is_drawn_again(tmp_path: Path) -> None:
-    (tmp_path / FILE).touch()
+    (tmp_path / OWNER_FILE).touch()
     assert sandbox_owner(tmp_path) == sandbox_owner(tmp_path) != ""
 
 
@@ -29,5 +29,5 @@ def test_many_who_ask_first_at_once_get_the_same_name(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataDirectoryUnusable, match="cannot be made or read: No such file"):
+    with pytest.raises(DataDirectoryUnusable, match="cannot be created or read: No such file"):
         sandbox_owner(tmp_path / "gone")

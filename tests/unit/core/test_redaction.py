@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from traced.core.redaction import DEEPEST, GONE, LONGEST, is_secret_name, redacted, redacted_lines, redacted_text
+from traced.core.redaction import (
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    REDACTED,
+    is_secret_name,
+    redacted,
+    redacted_lines,
+    redacted_text,
+)
 
 SECRET_NAMES = [
     *(
@@ -148,7 +156,7 @@ def test_no_secret_comes_through_in_any_place(place: str, data: st.DataObject) -
     written = json.dumps(redacted(value), allow_nan=False, ensure_ascii=False)
     assert secret not in written
     assert json.dumps(secret, ensure_ascii=False)[1:-1] not in written
-    assert GONE in written
+    assert REDACTED in written
 
 
 harmless = st.text(alphabet=string.ascii_letters + string.digits + " ,.;/()[]{}<>#_'\"\n", max_size=60)
@@ -176,9 +184,9 @@ def test_texts_that_hold_none_stay(text: str) -> None:
 
 
 def test_only_the_secret_goes() -> None:
-    assert redacted_text("postgresql://me:abc@db/x?y=1") == f"postgresql://me:{GONE}@db/x?y=1"
-    assert redacted_text('{"token": "a b", "n": 1}') == f'{{"token": {GONE}, "n": 1}}'
-    assert redacted_text("host=db password=abc user=me") == f"host=db password={GONE} user=me"
+    assert redacted_text("postgresql://me:abc@db/x?y=1") == f"postgresql://me:{REDACTED}@db/x?y=1"
+    assert redacted_text('{"token": "a b", "n": 1}') == f'{{"token": {REDACTED}, "n": 1}}'
+    assert redacted_text("host=db password=abc user=me") == f"host=db password={REDACTED} user=me"
     assert redacted({"password": None, "token": "", "secret": False}) == {
         "password": None,
         "token": "",
@@ -189,8 +197,8 @@ def test_only_the_secret_goes() -> None:
 def test_deep_circular_long_and_unwilling_values_end() -> None:
     circle: list[Any] = []
     circle.append(circle)
-    assert json.dumps(redacted(circle)).count("[") == DEEPEST
-    assert len(redacted_text("x" * 10 * LONGEST)) < LONGEST + 100
+    assert json.dumps(redacted(circle)).count("[") == MAX_DEPTH
+    assert len(redacted_text("x" * 10 * MAX_CHARACTERS)) < MAX_CHARACTERS + 100
 
     class Unwilling:
         def __str__(self) -> str:
@@ -211,5 +219,5 @@ def test_a_line_of_bytes_is_redacted_as_the_text_that_it_is(words: list[str]) ->
 
 def test_lines_are_looked_at_one_by_one_and_other_bytes_stay() -> None:
     text = b"\xff\xfe no text \r\npassword=hunter2\nplain\n\n"
-    assert redacted_lines(b"token " + b"x" * 2 * LONGEST + b"\nnext\n").endswith(b")\nnext\n")
-    assert redacted_lines(text) == b"\xff\xfe no text \r\npassword=" + GONE.encode() + b"\nplain\n\n"
+    assert redacted_lines(b"token " + b"x" * 2 * MAX_CHARACTERS + b"\nnext\n").endswith(b")\nnext\n")
+    assert redacted_lines(text) == b"\xff\xfe no text \r\npassword=" + REDACTED.encode() + b"\nplain\n\n"

@@ -46,13 +46,13 @@ def test_the_zone_is_that_of_the_wall() -> None:
     [
         ("0 3 * *", "has 4 fields; write minute hour day month weekday"),
         ("@daily", "has 1 fields"),
-        ("0 25 * * *", "no cron expression: .*25"),
-        ("0 3 * * 8", "'8' is no day of the week"),
-        ("0 3 * * 1-x", "'x' is no day of the week"),
-        ("0 3 * * */0", "no cron expression"),
+        ("0 25 * * *", "not a cron expression: .*25"),
+        ("0 3 * * 8", "'8' is not a day of the week"),
+        ("0 3 * * 1-x", "'x' is not a day of the week"),
+        ("0 3 * * */0", "not a cron expression"),
         ("0 3 1 * 1", "leave one of them"),
-        ("0 3 31 2 *", "never comes"),
-        ("0 3 31 4,6 *", "never comes"),
+        ("0 3 31 2 *", "never occurs"),
+        ("0 3 31 4,6 *", "never occurs"),
     ],
 )
 def test_what_cannot_be_read_is_told(expression: str, said: str) -> None:

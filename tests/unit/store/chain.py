@@ -150,7 +150,7 @@ def save_chain(session: Session) -> None:
     adapters.save_adapter(session, adapter())
     gates.save_gate(session, GATE, cycle_id="c1", at=later(6))
     promotions.save_approval(session, approval())
-    promotions.promote(session, "date-reasoning@v1", who="Ada", at=later(8))
+    promotions.promote(session, "date-reasoning@v1", actor="Ada", at=later(8))
     save_trajectories(session, [trajectory("t3", Outcome.SUCCESS, model="date-reasoning@v1", split="test")])
     routing.save_routing(session, [RoutingChoice("t3", "date-reasoning@v1", {"A": -0.1, "B": -2.5}, 0.01)])
     save_conversation(session)

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 
 
 @pytest.fixture
@@ -16,5 +16,5 @@ def engine() -> Iterator[Engine]:
 
 @pytest.fixture
 def db(engine: Engine) -> Iterator[Session]:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         yield opened

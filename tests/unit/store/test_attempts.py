@@ -4,20 +4,20 @@ import pytest
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from store.database import session
+from store.database import write_session
 from store.errors import BrokenReference, NotFound, StoreConflict
 from store.repositories.attempts import (
     AttemptState,
     InputKey,
-    ParkedInput,
-    beat_attempt,
+    QuarantinedInput,
     begin_attempt,
     end_attempt,
-    find_parked,
+    find_quarantined,
     list_attempts,
-    list_parked,
-    park,
-    release,
+    list_quarantined,
+    quarantine,
+    record_heartbeat,
+    release_quarantined,
     running_attempts,
 )
 from store.repositories.cycles import save_cycle
@@ -35,8 +35,8 @@ def db(db: Session) -> Session:
 def test_the_life_of_an_attempt(db: Session) -> None:
     begun = begin_attempt(db, "c1", KEY, holder="h", at=T0)
     assert (begun.number, begun.state, begun.ended_at) == (1, AttemptState.RUNNING, None)
-    beat_attempt(db, begun.seq, at=later(1), pid=42, progress={"phase": "x", "done": 3})
-    beat_attempt(db, begun.seq, at=later(2))
+    record_heartbeat(db, begun.seq, at=later(1), pid=42, progress={"phase": "x", "done": 3})
+    record_heartbeat(db, begun.seq, at=later(2))
     [running] = running_attempts(db)
     assert (running.pid, running.heartbeat_at, running.evidence) == (
         42,
@@ -48,7 +48,7 @@ def test_the_life_of_an_attempt(db: Session) -> None:
     assert (ended.state, ended.ended_at) == (AttemptState.FAILED, later(3))
     assert ended.evidence == {"progress": {"phase": "x", "done": 3}, "detail": "\0 hung"}
     assert running_attempts(db) == []
-    with pytest.raises(StoreConflict, match="ended as 'failed' before"):
+    with pytest.raises(StoreConflict, match="has already ended as 'failed'"):
         end_attempt(db, begun.seq, AttemptState.FINISHED, at=later(4), evidence={})
 
 
@@ -63,29 +63,29 @@ def test_an_attempt_belongs_to_its_input_and_counts_within_its_cycle(db: Session
         begin_attempt(db, "c1", key, holder="h", at=T0)
     assert [attempt.number for attempt in list_attempts(db, KEY)] == [1, 2]
     with pytest.raises(NotFound, match="attempt"):
-        beat_attempt(db, 99, at=T0)
+        record_heartbeat(db, 99, at=T0)
 
 
 def test_a_parked_input_is_found_until_it_is_released(db: Session) -> None:
-    parked = ParkedInput("p1", "c1", KEY, "three \0 failures", {"until_seq": 3}, T0)
-    park(db, parked)
-    found = find_parked(db, KEY)
+    parked = QuarantinedInput("p1", "c1", KEY, "three \0 failures", {"until_seq": 3}, T0)
+    quarantine(db, parked)
+    found = find_quarantined(db, KEY)
     assert found is not None
     assert (found.id, found.evidence, found.released_at) == ("p1", {"until_seq": 3}, None)
-    assert find_parked(db, InputKey("train", "other", "ab")) is None
+    assert find_quarantined(db, InputKey("train", "other", "ab")) is None
     with pytest.raises(StoreConflict, match="parked already, as 'p1'"):
-        park(db, ParkedInput("p2", "c1", KEY, "again", {}, T0))
-    assert release(db, "p1", who="Ada", at=later(5)).released_by == "Ada"
-    assert release(db, "p1", who="Eve", at=later(6)).released_by == "Ada"
-    assert find_parked(db, KEY) is None
-    assert list_parked(db) == []
-    assert [p.id for p in list_parked(db, key=KEY, released=True)] == ["p1"]
+        quarantine(db, QuarantinedInput("p2", "c1", KEY, "again", {}, T0))
+    assert release_quarantined(db, "p1", actor="Ada", at=later(5)).released_by == "Ada"
+    assert release_quarantined(db, "p1", actor="Eve", at=later(6)).released_by == "Ada"
+    assert find_quarantined(db, KEY) is None
+    assert list_quarantined(db) == []
+    assert [p.id for p in list_quarantined(db, key=KEY, released=True)] == ["p1"]
     with pytest.raises(NotFound, match="'p9'"):
-        release(db, "p9", who="Ada", at=T0)
-    park(db, ParkedInput("p2", "c1", KEY, "again", {}, T0))
-    assert [p.id for p in list_parked(db, released=True)] == ["p2", "p1"]
+        release_quarantined(db, "p9", actor="Ada", at=T0)
+    quarantine(db, QuarantinedInput("p2", "c1", KEY, "again", {}, T0))
+    assert [p.id for p in list_quarantined(db, released=True)] == ["p2", "p1"]
 
 
 def test_an_attempt_of_no_cycle_is_refused(engine: Engine) -> None:
-    with pytest.raises(BrokenReference), session(engine) as opened:
+    with pytest.raises(BrokenReference), write_session(engine) as opened:
         begin_attempt(opened, "nowhere", KEY, holder="h", at=T0)

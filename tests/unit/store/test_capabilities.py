@@ -9,7 +9,7 @@ from store.errors import NotFound
 from store.records import Cycle, CycleState, RunState
 from store.repositories import capabilities, cycles
 from store.repositories import capabilities as analysis
-from store.repositories.capabilities import LabelTable, Made
+from store.repositories.capabilities import CapabilityOutputs, LabelTable
 from store.repositories.trajectories import save_trajectories
 from store.types import Label, Outcome, Verdict
 from tests.unit.store.chain import CAPABILITY, FINDING, HASH, T0, save_chain, trajectory
@@ -18,25 +18,25 @@ NAME = CAPABILITY.name
 
 
 def test_a_store_without_any(db: Session) -> None:
-    assert capabilities.newest_named(db, limit=10) == []
+    assert capabilities.newest_capabilities(db, limit=10) == []
     assert capabilities.label_table(db, "c1", NAME, limit=10) == LabelTable([], [], 0)
-    assert capabilities.made_for(db, ["c1"]) == {}
+    assert capabilities.outputs_of_cycles(db, ["c1"]) == {}
     with pytest.raises(NotFound):
-        capabilities.history(db, NAME, limit=10)
+        capabilities.list_capability_entries(db, NAME, limit=10)
 
 
 def test_the_newest_cycle_names_it(db: Session) -> None:
     save_chain(db)
     cycles.save_cycle(db, Cycle("c0", "desk", "bundled", 7, {}, CycleState.RUNNING, T0 + timedelta(days=1)))
     analysis.save_capabilities(db, "c0", [CAPABILITY])
-    newest = capabilities.newest_named(db, limit=10)
+    newest = capabilities.newest_capabilities(db, limit=10)
     assert [(one.cycle_id, one.capability, one.finding) for one in newest] == [("c0", CAPABILITY, None)]
-    over = capabilities.history(db, NAME, limit=10)
+    over = capabilities.list_capability_entries(db, NAME, limit=10)
     assert [(one.cycle_id, one.finding) for one in over] == [("c0", None), ("c1", FINDING)]
-    assert capabilities.history(db, NAME, limit=1) == newest
-    assert capabilities.named_in(db, NAME, "c1") == over[1]
-    assert capabilities.made_for(db, ["c0", "c1"]) == {("c1", NAME): Made(HASH, True, RunState.FINISHED)}
-    assert capabilities.made_for(db, ["c0"]) == {}
+    assert capabilities.list_capability_entries(db, NAME, limit=1) == newest
+    assert capabilities.get_capability_entry(db, NAME, "c1") == over[1]
+    assert capabilities.outputs_of_cycles(db, ["c0", "c1"]) == {("c1", NAME): CapabilityOutputs(HASH, True, RunState.FINISHED)}
+    assert capabilities.outputs_of_cycles(db, ["c0"]) == {}
 
 
 def test_a_table_holds_the_first_trajectories_of_every_run(db: Session) -> None:
@@ -52,5 +52,5 @@ def test_a_table_holds_the_first_trajectories_of_every_run(db: Session) -> None:
     assert (part.runs, part.trajectories) == ([0, 1], 6)
     assert part.labels == [one for one in whole.labels if one.trajectory_id in ("t1", "t2", "t4")]
     assert capabilities.label_table(db, "c1", "another", limit=3) == LabelTable([], [], 0)
-    told = capabilities.told_of(db, ["t1", "t4", "none"])
+    told = capabilities.trajectory_headers(db, ["t1", "t4", "none"])
     assert {key: one.outcome for key, one in told.items()} == {"t1": Outcome.FAILURE, "t4": Outcome.SUCCESS}

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Engine
 
-from store.database import reading, session
+from store.database import read_session, write_session
 from store.errors import NotFound
 from store.records import Citation, FaultRecord, PromotionState
 from store.repositories.adapters import save_adapter, save_training_run
@@ -34,9 +34,9 @@ NAME = "date-reasoning@v1"
 
 
 def test_the_chain_from_trajectories_to_traffic(engine: Engine) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
-    with reading(engine) as opened:
+    with read_session(engine) as opened:
         chain = evidence_chain(opened, NAME)
     failed, lacking = Outcome.FAILURE, Verdict.LACKING
     assert chain.missing == []
@@ -62,10 +62,10 @@ def test_the_chain_from_trajectories_to_traffic(engine: Engine) -> None:
 def test_a_refusal_is_told_with_what_to_change(engine: Engine) -> None:
     evidence = {"seed": 3, "where": "other process", "difference": "'\x1b[31ma' against '\x1b[31mb'"}
     refused = AdmissionReport(HASH, False, [Check("determinism", False, evidence, 0.5)])
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
         save_admission(opened, refused, cycle_id=CYCLE.id, at=T0)
-    with reading(engine) as opened:
+    with read_session(engine) as opened:
         lines = list(chain_lines(evidence_chain(opened, NAME), {}))
     assert "admission    refused, 0 of 1 checks passed" in lines
     [failed] = [line for line in lines if "failed:" in line]
@@ -76,7 +76,7 @@ def test_a_refusal_is_told_with_what_to_change(engine: Engine) -> None:
 
 def test_what_a_capability_rests_on_and_whose_faults_failures_were_is_told(engine: Engine) -> None:
     more = [Citation("c1", CAPABILITY.name, place, "t1", 1 + place % 2) for place in range(1, 7)]
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
         save_citations(opened, more)
         save_faults(opened, [FaultRecord("c1", "t2", "simulator", 1, "It left.")])
@@ -93,7 +93,7 @@ def test_what_a_capability_rests_on_and_whose_faults_failures_were_is_told(engin
 
 
 def test_links_that_are_not_stored_are_named(engine: Engine) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_origin(opened)
         save_training_run(opened, training_run())
         save_adapter(opened, adapter())
@@ -103,7 +103,7 @@ def test_links_that_are_not_stored_are_named(engine: Engine) -> None:
 
 
 def test_what_came_from_production_is_named(engine: Engine) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
         save_trajectories(opened, [trajectory("router-1", split="", cycle_id=None)])
         save_labels(opened, "c1", [Label("router-1", CAPABILITY.name, 0, Verdict.PRESENT)])
@@ -114,5 +114,5 @@ def test_what_came_from_production_is_named(engine: Engine) -> None:
 
 
 def test_an_unknown_adapter_is_named(engine: Engine) -> None:
-    with reading(engine) as opened, pytest.raises(NotFound, match="'x@v1'"):
+    with read_session(engine) as opened, pytest.raises(NotFound, match="'x@v1'"):
         evidence_chain(opened, "x@v1")

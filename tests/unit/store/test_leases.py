@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine
 from sqlmodel import Session
 
-from store.database import open_store, session
+from store.database import open_store, write_session
 from store.errors import BrokenReference, LeaseLost
 from store.repositories.cycles import save_cycle
 from store.repositories.leases import (
     Lease,
     acquire,
-    ask_back,
+    request_return,
     get_lease,
     heartbeat,
     list_leases,
@@ -43,7 +43,7 @@ def test_a_free_device_is_leased_and_another_asker_gets_nothing(db: Session) -> 
 def test_a_lapsed_lease_is_taken_over_whole(db: Session) -> None:
     save_cycle(db, CYCLE)
     take(db, "a", 0, cycle_id="c1")
-    ask_back(db, "cpu", "serving", later(1))
+    request_return(db, "cpu", "serving", later(1))
     assert take(db, "b", 60) == Lease("cpu", "b", "train", None, later(60), later(60), later(120))
 
 
@@ -81,32 +81,32 @@ def test_release_frees_the_device_and_only_its_holder_can(db: Session) -> None:
 
 def test_the_same_holder_gets_its_lease_renewed_and_stays_asked(db: Session) -> None:
     take(db, "a", 0)
-    ask_back(db, "cpu", "serving", later(1))
+    request_return(db, "cpu", "serving", later(1))
     assert take(db, "a", 10) == Lease("cpu", "a", "train", None, later(0), later(10), later(70), "serving", later(1))
 
 
 def test_the_first_who_asks_for_a_device_back_is_named_to_its_holder(db: Session) -> None:
-    assert ask_back(db, "cpu", "serving", later(0)) is None
+    assert request_return(db, "cpu", "serving", later(0)) is None
     take(db, "a", 0)
     assert heartbeat(db, "cpu", "a", later(1)).wanted_by == ""
-    asked = ask_back(db, "cpu", "serving", later(2))
+    asked = request_return(db, "cpu", "serving", later(2))
     assert asked is not None
     assert (asked.wanted_by, asked.wanted_at, asked.holder) == ("serving", later(2), "a")
-    ask_back(db, "cpu", "Ada", later(3))
+    request_return(db, "cpu", "Ada", later(3))
     told = heartbeat(db, "cpu", "a", later(4))
     assert (told.wanted_by, told.wanted_at) == ("serving", later(2))
 
 
 @pytest.mark.parametrize(("device", "holder", "ttl"), [("", "a", TTL), ("cpu", "", TTL), ("cpu", "a", TTL * 0)])
 def test_nameless_and_timeless_leases_are_refused(db: Session, device: str, holder: str, ttl: timedelta) -> None:
-    with pytest.raises(ValueError, match="no lease without"):
+    with pytest.raises(ValueError, match="a lease needs a device"):
         acquire(db, device, holder, "train", None, at=later(0), ttl=ttl)
     with pytest.raises(ValueError, match="a name"):
-        ask_back(db, "cpu", "", later(0))
+        request_return(db, "cpu", "", later(0))
 
 
 def test_a_cycle_that_is_not_stored_is_refused(engine: Engine) -> None:
-    with pytest.raises(BrokenReference), session(engine) as opened:
+    with pytest.raises(BrokenReference), write_session(engine) as opened:
         take(opened, "a", 0, cycle_id="c9")
 
 

@@ -15,10 +15,10 @@ from store.database import (
     known_revisions,
     migrate,
     open_store,
-    reading,
+    read_session,
     revision,
-    session,
     sqlite_url,
+    write_session,
 )
 from store.errors import StoreUnavailable, StoreVersionError
 from store.repositories import llm_replies
@@ -59,23 +59,23 @@ def test_models_and_migrations_agree(engine: Engine) -> None:
 
 
 def test_down_and_up_again_with_data(engine: Engine) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
     migrate(engine, "base")
     assert set(inspect(engine).get_table_names()) <= {"alembic_version"}
     migrate(engine)
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
         assert evidence_chain(opened, "date-reasoning@v1").missing == []
 
 
 def test_evidence_outlives_the_loss_of_what_agents_said_of_it(engine: Engine) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
     migrate(engine, "0006")
     assert not {"model_replies", "citations", "faults", "prompt_patches"} & set(inspect(engine).get_table_names())
     migrate(engine)
-    with reading(engine) as opened:
+    with read_session(engine) as opened:
         chain = evidence_chain(opened, "date-reasoning@v1")
         assert (chain.missing, chain.finding) == ([], FINDING)
         assert llm_replies.list_citations(opened, "c1") == []
@@ -90,7 +90,7 @@ def test_the_golden_database_of_each_version_reads_after_an_upgrade(version: str
     path = tmp_path / "old.db"
     restore(version, path)
     engine = open_store(sqlite_url(path), upgrade=True)
-    with reading(engine) as opened:
+    with read_session(engine) as opened:
         chain = evidence_chain(opened, "date-reasoning@v1")
         assert chain.missing == []
         assert chain.finding == FINDING
@@ -124,7 +124,7 @@ def broken_migrations(folder: Path) -> Path:
 
 def test_a_migration_that_fails_half_way_changes_nothing(tmp_path: Path) -> None:
     engine = open_store(sqlite_url(tmp_path / "traced.db"))
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
     before = dump(tmp_path / "traced.db")
     with pytest.raises(StoreUnavailable, match="no such table: no_table"):

@@ -14,7 +14,7 @@ from store.repositories.promotions import (
     put_on_trial,
     roll_back,
     save_approval,
-    shares,
+    canary_shares,
     trials,
 )
 from tests.unit.store.chain import adapter, approval, later, save_chain
@@ -35,7 +35,7 @@ def live(db: Session) -> list[str]:
 
 def put_live(db: Session, name: str, seconds: float) -> None:
     save_approval(db, approval(name, seconds=seconds))
-    promote(db, name, who="Ada", at=later(seconds + 1))
+    promote(db, name, actor="Ada", at=later(seconds + 1))
 
 
 def states(db: Session, name: str) -> list[PromotionState]:
@@ -50,14 +50,14 @@ def test_a_decision_keeps_the_gate_result_it_was_about(db: Session) -> None:
 
 def test_nothing_goes_live_without_approval(db: Session) -> None:
     with pytest.raises(NotApproved, match=f"traced approve {V2}"):
-        promote(db, V2, who="Ada", at=later(20))
+        promote(db, V2, actor="Ada", at=later(20))
     save_approval(db, approval(V2, seconds=20))
     save_approval(db, approval(V2, Decision.REJECTED, seconds=21))
     decided = latest_approval(db, V2)
     assert decided is not None
     assert decided.decision is Decision.REJECTED
     with pytest.raises(NotApproved):
-        promote(db, V2, who="Ada", at=later(22))
+        promote(db, V2, actor="Ada", at=later(22))
     assert live(db) == [V1]
 
 
@@ -70,17 +70,17 @@ def test_a_new_version_supersedes_the_live_one(db: Session) -> None:
 
 def test_promoting_the_live_version_again_changes_nothing(db: Session) -> None:
     before = list_promotions(db, V1)
-    assert promote(db, V1, who="Eve", at=later(20)) == before[-1]
+    assert promote(db, V1, actor="Eve", at=later(20)) == before[-1]
     assert list_promotions(db, V1) == before
 
 
 def test_rolling_back_walks_back_to_the_base_model(db: Session) -> None:
     put_live(db, V2, 20)
     put_live(db, V3, 30)
-    assert roll_back(db, V3, who="Ada", at=later(40), reason="worse") == V2
+    assert roll_back(db, V3, actor="Ada", at=later(40), reason="worse") == V2
     assert live(db) == [V2]
-    assert roll_back(db, V2, who="Ada", at=later(41)) == V1
-    assert roll_back(db, V1, who="Ada", at=later(42)) is None
+    assert roll_back(db, V2, actor="Ada", at=later(41)) == V1
+    assert roll_back(db, V1, actor="Ada", at=later(42)) is None
     assert live(db) == []
     assert states(db, V2)[-3:] == [PromotionState.SUPERSEDED, PromotionState.LIVE, PromotionState.ROLLED_BACK]
     assert list_promotions(db, V3)[-1].reason == "worse"
@@ -90,29 +90,29 @@ def test_rolling_back_passes_over_a_version_that_was_rejected_since(db: Session)
     put_live(db, V2, 20)
     put_live(db, V3, 30)
     save_approval(db, approval(V2, Decision.REJECTED, seconds=35))
-    assert roll_back(db, V3, who="Ada", at=later(40)) == V1
+    assert roll_back(db, V3, actor="Ada", at=later(40)) == V1
     assert live(db) == [V1]
 
 
 def test_a_version_can_go_live_again(db: Session) -> None:
-    roll_back(db, V1, who="Ada", at=later(20))
-    promote(db, V1, who="Ada", at=later(21))
+    roll_back(db, V1, actor="Ada", at=later(20))
+    promote(db, V1, actor="Ada", at=later(21))
     assert live(db) == [V1]
     assert list_promotions(db, V1)[-1].previous is None
 
 
 def test_what_is_not_live_cannot_be_rolled_back(db: Session) -> None:
     with pytest.raises(NotLive, match=V1):
-        roll_back(db, V2, who="Ada", at=later(20))
+        roll_back(db, V2, actor="Ada", at=later(20))
     with pytest.raises(NotFound, match="nothing@v1"):
-        roll_back(db, "nothing@v1", who="Ada", at=later(20))
+        roll_back(db, "nothing@v1", actor="Ada", at=later(20))
 
 
 def test_rolling_back_reaches_the_base_model_where_a_version_was_live_twice(db: Session) -> None:
     put_live(db, V2, 20)
     put_live(db, V1, 30)
-    assert roll_back(db, V1, who="Ada", at=later(40)) == V2
-    assert roll_back(db, V2, who="Ada", at=later(41)) is None  # V1 was rolled back since
+    assert roll_back(db, V1, actor="Ada", at=later(40)) == V2
+    assert roll_back(db, V2, actor="Ada", at=later(41)) is None  # V1 was rolled back since
     assert live(db) == []
 
 
@@ -121,16 +121,16 @@ def test_rolling_back_ends_where_nothing_that_was_live_is_approved(db: Session) 
         put_live(db, name, seconds)
     for name in (V1, V2):
         save_approval(db, approval(name, Decision.REJECTED, seconds=50))
-    assert roll_back(db, V3, who="Ada", at=later(60)) is None
+    assert roll_back(db, V3, actor="Ada", at=later(60)) is None
 
 
 def test_what_a_rollback_passed_over_does_not_come_back(db: Session) -> None:
     put_live(db, V2, 20)
     put_live(db, V3, 30)
     save_approval(db, approval(V2, Decision.REJECTED, seconds=35))
-    assert roll_back(db, V3, who="Ada", at=later(40)) == V1
+    assert roll_back(db, V3, actor="Ada", at=later(40)) == V1
     save_approval(db, approval(V2, seconds=45))
-    assert roll_back(db, V1, who="Ada", at=later(50)) is None
+    assert roll_back(db, V1, actor="Ada", at=later(50)) is None
 
 
 def begin(db: Session, share: float, seconds: float) -> None:
@@ -142,19 +142,19 @@ def test_a_canary_begins_anew_when_its_control_is_rolled_back(db: Session) -> No
     put_live(db, V2, 20)
     begin(db, 0.1, 30)
     begin(db, 0.3, 31)
-    assert list(shares(db, V3).values()) == [0.1, 0.3]
+    assert list(canary_shares(db, V3).values()) == [0.1, 0.3]
     (before,) = trials(db)
-    assert roll_back(db, V2, who="Ada", at=later(40)) == V1
+    assert roll_back(db, V2, actor="Ada", at=later(40)) == V1
     (after,) = trials(db)
     assert (after.promotion.state, after.promotion.share) == (PromotionState.CANARY, 0.3)
     assert (before.promotion.previous, after.promotion.previous) == (V2, V1)
-    assert shares(db, V3) == {after.seq: 0.3}
+    assert canary_shares(db, V3) == {after.seq: 0.3}
     begin(db, 0.6, 45)
-    assert list(shares(db, V3).values()) == [0.3, 0.6]
-    assert roll_back(db, V1, who="Ada", at=later(50)) is None
+    assert list(canary_shares(db, V3).values()) == [0.3, 0.6]
+    assert roll_back(db, V1, actor="Ada", at=later(50)) is None
     (last,) = trials(db)
-    assert (last.promotion.previous, shares(db, V3)) == (None, {last.seq: 0.6})
-    assert roll_back(db, V3, who="Ada", at=later(60)) is None
+    assert (last.promotion.previous, canary_shares(db, V3)) == (None, {last.seq: 0.6})
+    assert roll_back(db, V3, actor="Ada", at=later(60)) is None
     assert trials(db) == []
 
 
@@ -162,5 +162,5 @@ def test_a_canary_that_is_what_a_rollback_brings_back_is_live(db: Session) -> No
     for seconds, name in ((20, V3), (30, V2)):
         put_live(db, name, seconds)
     begin(db, 0.1, 40)
-    assert roll_back(db, V2, who="Ada", at=later(50)) == V3
-    assert (live(db), trials(db), shares(db, V3)) == ([V3], [], {})
+    assert roll_back(db, V2, actor="Ada", at=later(50)) == V3
+    assert (live(db), trials(db), canary_shares(db, V3)) == ([V3], [], {})

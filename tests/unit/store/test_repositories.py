@@ -38,7 +38,7 @@ def test_the_whole_chain_saves_twice_without_a_second_row(db: Session) -> None:
     assert len(capabilities.list_labels(db, "c1")) == 4
     assert len(environments.list_admissions(db, HASH)) == 1
     assert len(promotions.list_gates(db, "date-reasoning@v1")) == 1
-    assert serving.traffic(db) == {"date-reasoning@v1": 1}
+    assert serving.count_routed(db) == {"date-reasoning@v1": 1}
 
 
 def test_cycles(db: Session) -> None:
@@ -147,8 +147,8 @@ def test_the_newest_training_runs_and_where_they_begin_and_end(db: Session) -> N
     assert [run.id for run in training.newest_training_runs(db, limit=2)] == ["r-2", "r-1"]
     told = [IterationMetrics("r-1", number, {"reward": number / 10}) for number in range(1, 6)]
     training.save_iterations(db, told)
-    assert training.list_iterations(db, "r-1", after=2, limit=2) == told[2:4]
-    found = training.stretches(db, ["r-1", "r-2", "r1"])
+    assert training.list_iterations(db, "r-1", after_iteration=2, limit=2) == told[2:4]
+    found = training.iteration_ranges(db, ["r-1", "r-2", "r1"])
     assert (found["r-1"].first, found["r-1"].last, found["r-1"].count) == (told[0], told[-1], 5)
     assert set(found) == {"r-1", "r1"}
     assert adapters.adapters_of_runs(db, ["r1", "r-1"]) == {"r1": "date-reasoning@v1"}

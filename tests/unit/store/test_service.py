@@ -5,10 +5,10 @@ from datetime import timedelta
 from sqlalchemy import Engine, delete
 from sqlmodel import Session
 
-from store.database import session
-from store.records import AuditEntry, Event, TargetStanding
-from store.repositories.cycles import ask_for_cycle, note_start, pause_target, resume_target, target_standing
-from store.repositories.events import list_audit, list_events, save_audit, save_event, span
+from store.database import write_session
+from store.records import AuditEntry, Event, TargetState
+from store.repositories.cycles import get_target_state, pause_target, record_cycle_request, record_start, resume_target
+from store.repositories.events import event_range, list_audit, list_events, save_audit, save_event
 from store.service_tables import EventRow
 from tests.unit.store.chain import T0
 
@@ -20,19 +20,19 @@ def event(kind: str, **values: object) -> Event:
 def test_events_are_read_on_from_a_number(db: Session) -> None:
     numbers = [save_event(db, event(kind, cycle_id=cycle)) for kind, cycle in [("a", "c1"), ("b", "c2"), ("c", "c1")]]
     assert numbers == sorted(set(numbers))
-    assert [one.kind for one in list_events(db, after=numbers[0])] == ["b", "c"]
+    assert [one.kind for one in list_events(db, after_seq=numbers[0])] == ["b", "c"]
     assert [one.kind for one in list_events(db, cycle_id="c1")] == ["a", "c"]
     assert [one.seq for one in list_events(db, limit=2)] == numbers[:2]
-    assert span(db) == (numbers[0], numbers[-1])
+    assert event_range(db) == (numbers[0], numbers[-1])
 
 
 def test_a_number_is_never_given_twice(engine: Engine) -> None:
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         last = [save_event(opened, event("a")) for _ in range(3)][-1]
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         opened.execute(delete(EventRow))
-    with session(engine) as opened:
-        assert span(opened) == (0, 0)
+    with write_session(engine) as opened:
+        assert event_range(opened) == (0, 0)
         assert save_event(opened, event("b")) == last + 1
 
 
@@ -44,19 +44,19 @@ def test_audit_entries_are_listed_newest_first(db: Session) -> None:
 
 
 def test_a_pause_is_kept_until_it_is_taken_back(db: Session) -> None:
-    assert target_standing(db, "desk") == TargetStanding("desk")
-    pause_target(db, "desk", who="Ada", at=T0)
-    again = pause_target(db, "desk", who="Bob", at=T0 + timedelta(days=1))
+    assert get_target_state(db, "desk") == TargetState("desk")
+    pause_target(db, "desk", actor="Ada", at=T0)
+    again = pause_target(db, "desk", actor="Bob", at=T0 + timedelta(days=1))
     assert (again.paused_by, again.paused_at) == ("Ada", T0)
-    assert target_standing(db, "other").paused_at is None
-    note_start(db, "desk", cause="interval", at=T0)
-    assert resume_target(db, "desk") == TargetStanding("desk", None, "", T0, "interval")
+    assert get_target_state(db, "other").paused_at is None
+    record_start(db, "desk", cause="interval", at=T0)
+    assert resume_target(db, "desk") == TargetState("desk", None, "", T0, "interval")
 
 
 def test_what_was_asked_for_is_kept_until_a_cycle_begins(db: Session) -> None:
-    ask_for_cycle(db, "desk", "asked for by Ada")
-    ask_for_cycle(db, "desk", "asked for by Bob")
-    pause_target(db, "desk", who="Ada", at=T0)
+    record_cycle_request(db, "desk", "asked for by Ada")
+    record_cycle_request(db, "desk", "asked for by Bob")
+    pause_target(db, "desk", actor="Ada", at=T0)
     assert resume_target(db, "desk").asked_for == "asked for by Ada"
-    note_start(db, "desk", cause="asked for by Ada", at=T0)
-    assert target_standing(db, "desk") == TargetStanding("desk", None, "", T0, "asked for by Ada")
+    record_start(db, "desk", cause="asked for by Ada", at=T0)
+    assert get_target_state(db, "desk") == TargetState("desk", None, "", T0, "asked for by Ada")

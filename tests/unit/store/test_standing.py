@@ -12,18 +12,24 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlmodel import Session
 
-from store.database import open_store, reading, session, sqlite_url
+from store.database import open_store, read_session, sqlite_url, write_session
 from store.errors import StoreUnavailable, StoreVersionError
 from store.records import AuditEntry, Decision, RoutingChoice, StageEvent, StageState
 from store.repositories import adapters, attempts, cycles, llm_replies, promotions, serving
 from store.repositories import promotions as gates
 from store.repositories.adapters import save_training_run
 from store.repositories.attempts import AttemptState, InputKey
-from store.repositories.cycles import ask_for_cycle, note_cannot_begin, note_start, pause_target, resume_target
+from store.repositories.cycles import (
+    pause_target,
+    record_cycle_request,
+    record_start,
+    record_start_blocker,
+    resume_target,
+)
 from store.repositories.events import save_audit
 from store.repositories.llm_replies import save_patch
 from store.repositories.trajectories import save_trajectories
-from store.status import CYCLES_SHOWN, CostStanding, HeldUp, ParkedStanding, Standing, standing
+from store.status import MAX_CYCLES, StageCostStatus, BlockedStage, QuarantineStatus, StoreStatus, store_status
 from store.types import GateAnswer
 from tests.unit.store.chain import (
     CYCLE,
@@ -51,11 +57,11 @@ def file(tmp_path: Path) -> Path:
 def told_by_repositories(db: Session) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
     live = [promotion.adapter for promotion in promotions.live_adapters(db)]
     shown = []
-    for cycle in cycles.list_cycles(db, limit=CYCLES_SHOWN):
+    for cycle in cycles.list_cycles(db, limit=MAX_CYCLES):
         events = cycles.list_stage_events(db, cycle.id)
         last = f"{events[-1].stage} {events[-1].state}" if events else ""
         shown.append((cycle.id, cycle.target, cycle.model, str(cycle.state), last))
-    versions, traffic = [], serving.traffic(db)
+    versions, traffic = [], serving.count_routed(db)
     for version in adapters.list_adapters(db):
         gate, decided = gates.latest_gate(db, version.name), promotions.latest_approval(db, version.name)
         answer, decision = gate.result.answer.value if gate else "none", decided.decision.value if decided else "none"
@@ -63,7 +69,7 @@ def told_by_repositories(db: Session) -> tuple[list[tuple[object, ...]], list[tu
     return shown, versions, live
 
 
-def told(found: Standing) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
+def told(found: StoreStatus) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]], list[str]]:
     shown = [(one.id, one.target, one.model, one.state, one.last_stage) for one in found.cycles]
     versions = [(one.name, one.gate, one.decision, one.live, one.conversations) for one in found.adapters]
     return shown, versions, found.live
@@ -71,7 +77,7 @@ def told(found: Standing) -> tuple[list[tuple[object, ...]], list[tuple[object, 
 
 def test_the_whole_chain(file: Path) -> None:
     store = open_store(sqlite_url(file))
-    with session(store) as db:
+    with write_session(store) as db:
         save_chain(db)
         for number in range(12):
             cycles.save_cycle(db, replace(CYCLE, id=f"d{number}", created_at=later(number // 2)))
@@ -79,10 +85,10 @@ def test_the_whole_chain(file: Path) -> None:
         cycles.save_stage_event(db, StageEvent("d11", "train", StageState.STARTED, later(-5)))
         save_trajectories(db, [trajectory("t9")])
         serving.save_routing(db, [RoutingChoice("t9", "base", {}, 0.0)])
-    with reading(store) as db:
+    with read_session(store) as db:
         expected = told_by_repositories(db)
     store.dispose()
-    assert told(standing(sqlite_url(file))) == expected
+    assert told(store_status(sqlite_url(file))) == expected
     assert expected[2] == ["date-reasoning@v1"]
     assert expected[0][0][-1] == "train started"
 
@@ -97,8 +103,8 @@ ACTS: list[Act] = [
     ),
     lambda db, name, at: promotions.save_approval(db, approval(name, seconds=at)),
     lambda db, name, at: promotions.save_approval(db, approval(name, Decision.REJECTED, at)),
-    lambda db, name, at: promotions.promote(db, name, who="Ada", at=later(at)),
-    lambda db, name, at: promotions.roll_back(db, name, who="Ada", at=later(at)),
+    lambda db, name, at: promotions.promote(db, name, actor="Ada", at=later(at)),
+    lambda db, name, at: promotions.roll_back(db, name, actor="Ada", at=later(at)),
 ]
 
 
@@ -107,7 +113,7 @@ ACTS: list[Act] = [
 def test_after_any_decisions(file: Path, acts: list[tuple[int, int]]) -> None:
     file.unlink(missing_ok=True)
     store = open_store(sqlite_url(file))
-    with session(store) as db:
+    with write_session(store) as db:
         save_origin(db)
         save_training_run(db, training_run())
         for version in VERSIONS:
@@ -115,14 +121,14 @@ def test_after_any_decisions(file: Path, acts: list[tuple[int, int]]) -> None:
     for at, (act, version) in enumerate(acts, start=10):
         name = f"date-reasoning@v{version}"
         try:
-            with session(store) as db:
+            with write_session(store) as db:
                 ACTS[act](db, name, at)
         except (promotions.NotApproved, promotions.NotLive):
             continue
-    with reading(store) as db:
+    with read_session(store) as db:
         expected = told_by_repositories(db)
     store.dispose()
-    found = standing(sqlite_url(file))
+    found = store_status(sqlite_url(file))
     assert told(found) == expected
     assert found.waiting == [
         name for name, answer, decision, *_ in expected[1] if (answer, decision) == ("pass", "none")
@@ -131,73 +137,73 @@ def test_after_any_decisions(file: Path, acts: list[tuple[int, int]]) -> None:
 
 def test_what_is_held_up_paused_or_asked_for_is_shown_while_it_is(file: Path) -> None:
     store, key = open_store(sqlite_url(file)), InputKey("collect", "", "ab")
-    with session(store) as db:
+    with write_session(store) as db:
         cycles.save_cycle(db, CYCLE)
-        pause_target(db, "desk", who="ann", at=T0)
-        ask_for_cycle(db, "desk", "asked for by bob")
-        note_cannot_begin(db, "desk", "no model")
+        pause_target(db, "desk", actor="ann", at=T0)
+        record_cycle_request(db, "desk", "asked for by bob")
+        record_start_blocker(db, "desk", "no model")
         for detail in ("no Docker engine answers", "no space left"):
             begun = attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
             attempts.end_attempt(db, begun.seq, AttemptState.BLOCKED, at=T0, evidence={"detail": detail})
-    found = standing(sqlite_url(file))
-    assert found.held_up == [HeldUp("c1", "collect", "", "no space left")]
+    found = store_status(sqlite_url(file))
+    assert found.held_up == [BlockedStage("c1", "collect", "", "no space left")]
     assert found.paused == {"desk": "ann"}
     assert found.asked_for == {"desk": "asked for by bob"}
     assert found.cannot_begin == {"desk": "no model"}
-    with session(store) as db:
+    with write_session(store) as db:
         assert [one.evidence["detail"] for one in attempts.blocked_attempts(db)] == ["no space left"]
         resume_target(db, "desk")
-        note_start(db, "desk", cause="asked for by bob", at=T0)
+        record_start(db, "desk", cause="asked for by bob", at=T0)
         attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
         assert attempts.blocked_attempts(db) == []
     store.dispose()
-    found = standing(sqlite_url(file))
+    found = store_status(sqlite_url(file))
     assert (found.held_up, found.paused, found.asked_for, found.cannot_begin) == ([], {}, {}, {})
 
 
 def test_what_is_parked_is_shown_until_it_is_released(file: Path) -> None:
     store, key = open_store(sqlite_url(file)), InputKey("train", "dates", "ab")
-    with session(store) as db:
+    with write_session(store) as db:
         cycles.save_cycle(db, CYCLE)
         for _ in range(3):
             attempts.begin_attempt(db, "c1", key, holder="h", at=T0)
         attempts.begin_attempt(db, "c1", InputKey("train", "dates", "other"), holder="h", at=T0)
-        attempts.park(db, attempts.ParkedInput("p3", "c1", key, "3 attempts failed", {}, T0))
-    assert standing(sqlite_url(file)).parked == [ParkedStanding("p3", "c1", "train", "dates", "3 attempts failed", 3)]
-    with session(store) as db:
-        attempts.release(db, "p3", who="ann", at=T0)
+        attempts.quarantine(db, attempts.QuarantinedInput("p3", "c1", key, "3 attempts failed", {}, T0))
+    assert store_status(sqlite_url(file)).quarantined == [QuarantineStatus("p3", "c1", "train", "dates", "3 attempts failed", 3)]
+    with write_session(store) as db:
+        attempts.release_quarantined(db, "p3", actor="ann", at=T0)
     store.dispose()
-    assert standing(sqlite_url(file)).parked == []
+    assert store_status(sqlite_url(file)).quarantined == []
 
 
 def test_another_schema_and_what_is_no_store_are_told(file: Path) -> None:
     store = open_store(sqlite_url(file))
     for version, said in (("0001", "traced db upgrade"), ("9999", "upgrade traced")):
-        with session(store) as db:
+        with write_session(store) as db:
             db.execute(text(f"UPDATE alembic_version SET version_num = '{version}'"))
         with pytest.raises(StoreVersionError, match=said):
-            standing(sqlite_url(file))
+            store_status(sqlite_url(file))
     store.dispose()
     file.write_bytes(b"this is no database" * 100)
     with pytest.raises(StoreUnavailable, match=r"traced\.db failed: file is not a database"):
-        standing(sqlite_url(file))
+        store_status(sqlite_url(file))
     with closing(sqlite3.connect(file.with_name("empty.db"))) as empty:
         empty.execute("CREATE TABLE other (n INTEGER)")
     with pytest.raises(StoreUnavailable, match="no such table"):
-        standing(sqlite_url(file.with_name("empty.db")))
+        store_status(sqlite_url(file.with_name("empty.db")))
     with pytest.raises(StoreUnavailable, match="unable to open"):
-        standing(sqlite_url(file.with_name("none.db")))
+        store_status(sqlite_url(file.with_name("none.db")))
     assert not file.with_name("none.db").exists()
     with pytest.raises(StoreUnavailable) as refused:
-        standing("postgresql+psycopg://ada:secret@127.0.0.1:9/traced?connect_timeout=2")
+        store_status("postgresql+psycopg://ada:secret@127.0.0.1:9/traced?connect_timeout=2")
     assert "ada:***@127.0.0.1:9/traced" in str(refused.value)
     assert "secret" not in str(refused.value)
 
 
 def test_what_language_models_took_is_added_up_by_stage_in_the_cycles_that_are_shown(file: Path) -> None:
     store = open_store(sqlite_url(file))
-    with session(store) as db:
-        for number in range(CYCLES_SHOWN + 1):
+    with write_session(store) as db:
+        for number in range(MAX_CYCLES + 1):
             cycles.save_cycle(db, replace(CYCLE, id=f"d{number}", created_at=later(number)))
         made = replace(REPLY, prompt_tokens=900, completion_tokens=12, cost=0.5, seconds=1.5)
         told = [
@@ -211,29 +217,29 @@ def test_what_language_models_took_is_added_up_by_stage_in_the_cycles_that_are_s
             one = replace(made, key=key, cycle_id=cycle, stage=stage, capability=capability, estimated=about)
             llm_replies.save_reply(db, one)
     store.dispose()
-    assert standing(sqlite_url(file)).costs == [
-        CostStanding("d2", "analyze", 1, 900, 12, 0.5, 1.5, 0),
-        CostStanding("d1", "synthesize", 2, 1800, 24, 1.0, 3.0, 1),
+    assert store_status(sqlite_url(file)).costs == [
+        StageCostStatus("d2", "analyze", 1, 900, 12, 0.5, 1.5, 0),
+        StageCostStatus("d1", "synthesize", 2, 1800, 24, 1.0, 3.0, 1),
     ]
 
 
 def test_the_newest_patch_of_a_cycles_capability_is_told(file: Path) -> None:
     store = open_store(sqlite_url(file))
-    with session(store) as db:
+    with write_session(store) as db:
         save_chain(db)
-    assert [(one.id, one.enough) for one in standing(sqlite_url(file)).patches] == [(PATCH.id, "")]
-    with session(store) as db:
+    assert [(one.id, one.enough) for one in store_status(sqlite_url(file)).patches] == [(PATCH.id, "")]
+    with write_session(store) as db:
         older = replace(PATCH, text="older", figures={"enough": "neither"}, at=later(13))
         newer = replace(PATCH, text="newer", figures={"enough": "a prompt is enough"}, at=later(14))
         save_patch(db, newer)
         save_patch(db, older)
-    [told] = standing(sqlite_url(file)).patches
+    [told] = store_status(sqlite_url(file)).patches
     assert (told.decision, told.who) == ("none", "")
-    with session(store) as db:
+    with write_session(store) as db:
         for number, (who, action) in enumerate([("ann", "approve-prompt"), ("bob", "reject-prompt")]):
             save_audit(db, AuditEntry(later(15 + number), who, "local", action, newer.id))
         save_audit(db, AuditEntry(later(17), "eve", "local", "release", newer.id))
-    [decided] = standing(sqlite_url(file)).patches
+    [decided] = store_status(sqlite_url(file)).patches
     assert (decided.decision, decided.who) == ("rejected", "bob")
     store.dispose()
     assert (told.id, told.cycle, told.capability) == (newer.id, "c1", "date-reasoning")

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as some
 
-from store.text import REPLACEMENT, in_unicode
+from store.text import REPLACEMENT, replace_surrogates
 
 texts = some.text(some.characters(), max_size=6) | some.sampled_from(["\ud800", "a\udfff", "\ud83d\ude00", "\ud83d"])
 values = some.recursive(
@@ -16,16 +16,16 @@ values = some.recursive(
 
 
 def test_halves_are_replaced_and_pairs_put_together() -> None:
-    assert in_unicode({"a\ud800": ["\ud83d\ude00", ("\udc00b", 1)]}) == {
+    assert replace_surrogates({"a\ud800": ["\ud83d\ude00", ("\udc00b", 1)]}) == {
         f"a{REPLACEMENT}": ["\U0001f600", [f"{REPLACEMENT}b", 1]]
     }
 
 
 @given(values)
 def test_what_comes_out_can_be_sent_and_what_was_sound_stays(value: object) -> None:
-    found = in_unicode(value)
+    found = replace_surrogates(value)
     sent = json.dumps(found, ensure_ascii=False).encode("utf-8")
-    assert in_unicode(json.loads(sent)) == found
+    assert replace_surrogates(json.loads(sent)) == found
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:

@@ -7,13 +7,13 @@ from store.errors import BrokenReference, NotFound
 from store.repositories.capabilities import save_capabilities, save_labels
 from store.repositories.cycles import save_cycle
 from store.repositories.trajectories import (
-    Saved,
+    SaveResult,
     TrajectoryFilter,
     get_trajectory,
     is_stored,
     iterate_ids,
     iterate_trajectories,
-    known_trajectories,
+    judged_ids,
     list_trajectories,
     save_trajectories,
 )
@@ -27,7 +27,7 @@ def cycle(db: Session) -> None:
 
 
 def test_a_trajectory_comes_back_as_it_was(db: Session) -> None:
-    assert save_trajectories(db, [trajectory()]) == Saved(added=1)
+    assert save_trajectories(db, [trajectory()]) == SaveResult(added=1)
     found = get_trajectory(db, "t1")
     assert found == trajectory()
     assert list(found.messages[2]["tool_calls"][0]) == ["z", "a"]  # the order of keys is part of the prompt
@@ -36,13 +36,13 @@ def test_a_trajectory_comes_back_as_it_was(db: Session) -> None:
 
 def test_saving_twice_is_no_error(db: Session) -> None:
     save_trajectories(db, [trajectory(), trajectory("t2")])
-    assert save_trajectories(db, [trajectory(), trajectory("t3")]) == Saved(added=1, same=1)
+    assert save_trajectories(db, [trajectory(), trajectory("t3")]) == SaveResult(added=1, unchanged=1)
     assert len(list_trajectories(db)) == 3
 
 
 def test_the_first_recording_stays_and_the_caller_is_told(db: Session) -> None:
     save_trajectories(db, [trajectory()])
-    assert save_trajectories(db, [replace(trajectory(), reward=0.5)]) == Saved(kept=["t1"])
+    assert save_trajectories(db, [replace(trajectory(), reward=0.5)]) == SaveResult(rejected=["t1"])
     assert get_trajectory(db, "t1").reward == 0.25
 
 
@@ -50,17 +50,17 @@ def test_an_infrastructure_outcome_gives_way_to_a_later_attempt(db: Session) -> 
     broken = trajectory(outcome=Outcome.INFRASTRUCTURE, detail="engine \x00 \udcff died")
     save_trajectories(db, [broken])
     assert get_trajectory(db, "t1").detail == "engine \ufffd \ufffd died"
-    assert known_trajectories(db, ["t1", "t9"]) == set()
-    assert save_trajectories(db, [trajectory()]) == Saved(replaced=["t1"])
+    assert judged_ids(db, ["t1", "t9"]) == set()
+    assert save_trajectories(db, [trajectory()]) == SaveResult(overwritten=["t1"])
     assert get_trajectory(db, "t1") == trajectory()
-    assert known_trajectories(db, ["t1", "t9"]) == {"t1"}
+    assert judged_ids(db, ["t1", "t9"]) == {"t1"}
 
 
 def test_a_cited_infrastructure_outcome_stays(db: Session) -> None:
     save_trajectories(db, [trajectory(outcome=Outcome.INFRASTRUCTURE)])
     save_capabilities(db, "c1", [CAPABILITY])
     save_labels(db, "c1", [Label("t1", CAPABILITY.name, 0, Verdict.NA)])
-    assert save_trajectories(db, [trajectory()]).kept == ["t1"]
+    assert save_trajectories(db, [trajectory()]).rejected == ["t1"]
 
 
 def test_listing_can_leave_token_ids_out(db: Session) -> None:
@@ -111,7 +111,7 @@ def test_the_order_does_not_depend_on_ids(db: Session) -> None:
 def test_more_ids_than_one_statement_takes(db: Session) -> None:
     made = [trajectory(f"t{n:04d}", trial=n) for n in range(1203)]
     assert save_trajectories(db, made).added == 1203
-    assert save_trajectories(db, made).same == 1203
+    assert save_trajectories(db, made).unchanged == 1203
     assert len(list_trajectories(db, tokens=True)) == 1203
 
 
@@ -119,11 +119,11 @@ def test_unknown_ids(db: Session) -> None:
     with pytest.raises(NotFound, match="'t9'"):
         get_trajectory(db, "t9")
     with pytest.raises(NotFound, match="'t9'"):
-        list_trajectories(db, after="t9")
+        list_trajectories(db, after_id="t9")
 
 
 def test_an_unknown_cycle_is_a_broken_reference() -> None:
-    from store.database import open_store, session
+    from store.database import open_store, write_session
 
-    with pytest.raises(BrokenReference, match="save what it refers to"), session(open_store("sqlite://")) as opened:
+    with pytest.raises(BrokenReference, match="save what it refers to"), write_session(open_store("sqlite://")) as opened:
         save_trajectories(opened, [trajectory(cycle_id="c9")])

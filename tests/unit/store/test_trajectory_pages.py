@@ -9,12 +9,12 @@ from sqlmodel import Session
 from store.errors import NotFound
 from store.repositories import capabilities, trajectory_pages
 from store.repositories.trajectories import save_trajectories
-from store.repositories.trajectory_pages import Wanted, first_words, trajectory_page, trials_of
+from store.repositories.trajectory_pages import PageFilter, first_words, trajectory_page, trials_of
 from store.types import Label, Outcome, Verdict
 from tests.unit.store.chain import CAPABILITY, save_origin, trajectory
 
 
-def walked(session: Session, wanted: Wanted, limit: int = 7) -> list[str]:
+def walked(session: Session, wanted: PageFilter, limit: int = 7) -> list[str]:
     """All pages' ids, one page after the other."""
     found, after = list[str](), None
     while True:
@@ -37,39 +37,39 @@ def many(db: Session) -> Session:
 
 @pytest.mark.parametrize("source", ["", "desk"])
 def test_every_row_comes_once_in_the_listings_order(many: Session, source: str) -> None:
-    found = walked(many, Wanted(source=source))
+    found = walked(many, PageFilter(source=source))
     assert len(found) == len(set(found)) == (62 if source else 63)
     assert ("far" in found) is not source
-    assert found == walked(many, Wanted(source=source), limit=200)
+    assert found == walked(many, PageFilter(source=source), limit=200)
 
 
 def test_what_is_saved_meanwhile_hides_nothing(many: Session) -> None:
-    first = trajectory_page(many, Wanted(), limit=10)
+    first = trajectory_page(many, PageFilter(), limit=10)
     save_trajectories(many, [trajectory("early", source="a")])
-    rest = trajectory_page(many, Wanted(), limit=200, after=first.next)
+    rest = trajectory_page(many, PageFilter(), limit=200, after=first.next)
     assert len({row.id for row in [*first.rows, *rest.rows]}) == 63
 
 
 def test_filters_keep_what_fits(many: Session) -> None:
-    assert walked(many, Wanted(outcome=Outcome.SUCCESS)) == ["t2", "far"]
-    assert walked(many, Wanted(text="i am M007")) == ["m007"]
+    assert walked(many, PageFilter(outcome=Outcome.SUCCESS)) == ["t2", "far"]
+    assert walked(many, PageFilter(text="i am M007")) == ["m007"]
     for text in ("GDAŃSK", "gdańsk", "wo ist\ngda"):
-        assert walked(many, Wanted(text=text)) == ["far"]
-    assert walked(many, Wanted(text="m05")) == walked(many, Wanted(text="I am m05"))
+        assert walked(many, PageFilter(text=text)) == ["far"]
+    assert walked(many, PageFilter(text="m05")) == walked(many, PageFilter(text="I am m05"))
     for words in ("role", "assistant", "tool_calls", "content", '"', "%", "_"):
-        assert walked(many, Wanted(text=words)) == []
+        assert walked(many, PageFilter(text=words)) == []
 
 
 def test_labels_are_a_cycles(many: Session) -> None:
     capabilities.save_labels(many, "c1", [Label("m001", CAPABILITY.name, 0, Verdict.PRESENT, 1)])
-    assert walked(many, Wanted(cycle_id="c1")) == ["m001", "t1", "t2"]
-    assert walked(many, Wanted(cycle_id="c1", verdict=Verdict.LACKING)) == ["t1"]
-    found = trajectory_page(many, Wanted(cycle_id="c1", capability=CAPABILITY.name, outcome=Outcome.FAILURE), limit=9)
+    assert walked(many, PageFilter(cycle_id="c1")) == ["m001", "t1", "t2"]
+    assert walked(many, PageFilter(cycle_id="c1", verdict=Verdict.LACKING)) == ["t1"]
+    found = trajectory_page(many, PageFilter(cycle_id="c1", capability=CAPABILITY.name, outcome=Outcome.FAILURE), limit=9)
     assert [(row.id, row.verdicts) for row in found.rows] == [
         ("m001", {Verdict.PRESENT: 1}),
         ("t1", {Verdict.LACKING: 2}),
     ]
-    assert walked(many, Wanted(cycle_id="c0")) == []
+    assert walked(many, PageFilter(cycle_id="c0")) == []
 
 
 @pytest.mark.parametrize("capability", ["", CAPABILITY.name])
@@ -79,10 +79,10 @@ def test_what_a_cycle_has_labelled_is_read_once_however_far_a_page_looks(
     ids = [f"m{number:03d}" for number in range(60)]
     said = [Label(key, CAPABILITY.name, run, Verdict.PRESENT, 1) for key in ids for run in (0, 1)]
     capabilities.save_labels(many, "c1", said)
-    wanted = Wanted(cycle_id="c1", capability=capability, outcome=Outcome.FAILURE, text="m0")
+    wanted = PageFilter(cycle_id="c1", capability=capability, outcome=Outcome.FAILURE, text="m0")
     at_once = walked(many, wanted, limit=200)
     assert set(at_once) == set(ids)
-    monkeypatch.setattr(trajectory_pages, "GROUP", 7)
+    monkeypatch.setattr(trajectory_pages, "SCAN_SIZE", 7)
     plans: list[str] = []
 
     def explain(connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
@@ -98,13 +98,13 @@ def test_what_a_cycle_has_labelled_is_read_once_however_far_a_page_looks(
 
 
 def test_a_search_gives_up_and_goes_on_from_there(many: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trajectory_pages, "LOOKED_AT", 20)
-    monkeypatch.setattr(trajectory_pages, "GROUP", 10)
-    page = trajectory_page(many, Wanted(outcome=Outcome.SUCCESS, source="zoo"), limit=5)
+    monkeypatch.setattr(trajectory_pages, "MAX_SCANNED", 20)
+    monkeypatch.setattr(trajectory_pages, "SCAN_SIZE", 10)
+    page = trajectory_page(many, PageFilter(outcome=Outcome.SUCCESS, source="zoo"), limit=5)
     assert ([row.id for row in page.rows], page.next, page.gave_up) == (["far"], None, False)
-    page = trajectory_page(many, Wanted(text="Gdańsk"), limit=5)
+    page = trajectory_page(many, PageFilter(text="Gdańsk"), limit=5)
     assert (page.rows, page.looked_at, page.gave_up) == ([], 20, True)
-    assert walked(many, Wanted(text="gdańsk")) == ["far"]
+    assert walked(many, PageFilter(text="gdańsk")) == ["far"]
 
 
 def test_the_other_trials_of_a_task(many: Session) -> None:
@@ -112,7 +112,7 @@ def test_the_other_trials_of_a_task(many: Session) -> None:
     with pytest.raises(NotFound):
         trials_of(many, "none", limit=9)
     with pytest.raises(NotFound):
-        trajectory_page(many, Wanted(), limit=9, after="none")
+        trajectory_page(many, PageFilter(), limit=9, after="none")
 
 
 def test_sources_and_cycles_to_filter_by(many: Session) -> None:

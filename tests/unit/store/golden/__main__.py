@@ -6,13 +6,13 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from store.database import open_store, session, sqlite_url
+from store.database import open_store, sqlite_url, write_session
 from tests.unit.store.chain import save_chain
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "chain.db"
     engine = open_store(sqlite_url(path))
-    with session(engine) as opened:
+    with write_session(engine) as opened:
         save_chain(opened)
         revision = opened.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
     engine.dispose()
